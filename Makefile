@@ -1,0 +1,44 @@
+# Shoal: `make demo` and `make test` do all their own set-up; they need Python 3.11 (or newer) and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types bench bench-overhead bench-api docs clean
+
+help:            ## what can be made
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready   ## a virtual environment with everything in it
+
+$(VENV)/.ready: pyproject.toml constraints.txt deploy/setup.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh deploy/setup.sh
+	@touch $@
+
+demo: setup      ## train, lose a worker to SIGKILL, go on, grow back, compare with an undisturbed run
+	@$(BIN)/shoal demo
+
+test: setup      ## the whole test suite
+	@$(BIN)/pytest
+
+lint: setup types ## ruff, mypy strict, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+types: setup     ## mypy strict
+	@$(BIN)/mypy
+
+bench: bench-overhead bench-api ## every benchmark
+
+bench-overhead: setup ## Shoal against the same loop under plain torchrun
+	@$(BIN)/python bench/overhead.py
+
+bench-api: setup ## requests a second, list latency, memory of the control plane
+	@$(BIN)/python bench/api.py
+
+docs: setup      ## regenerate the generated pages
+	@$(BIN)/python docs/generate.py
+
+clean:           ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist

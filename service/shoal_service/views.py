@@ -1,0 +1,302 @@
+"""What the service shows of itself: the resources of the REST API, also used by the Python client. Pure data."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from pydantic import Field
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.spec import JobSpec
+
+T = TypeVar("T")
+
+
+class Condition(Frozen):
+    """One aspect of a job that is true or false, with the reason, in the manner of Kubernetes conditions."""
+
+    type: str
+    """Scheduled, WorkersReady, CheckpointHealthy."""
+    status: bool
+    reason: str
+    message: str
+    since: float
+    """Wall-clock time of the last change of `status`."""
+
+
+class WorkerView(Frozen):
+    """One process of a job."""
+
+    shard_id: str
+    rank: int | None
+    """None: a standby, or a newcomer that is not yet in the group."""
+    state: str
+    """starting, warm, training, stopping."""
+    node_id: str
+    node_ip: str
+    pid: int
+    generation: int
+    phase: str
+    step: int
+
+
+class UserFailure(Frozen):
+    """An exception of the user's code, grouped over the ranks that raised the same."""
+
+    type: str
+    message: str
+    traceback: str
+    phase: str
+    ranks: tuple[int, ...]
+    step: int
+
+
+class JobStatus(Frozen):
+    """The system's side of a job. Only supervisors and the scheduler write it."""
+
+    state: JobState = JobState.QUEUED
+    reason: str = ""
+    """Machine-readable: an EndReason for ended jobs, else what the state waits for."""
+    message: str = ""
+    """For people."""
+    deadline: float | None = None
+    """When a waiting state gives up, wall-clock time."""
+    observed_generation: int = 0
+    """The spec version that the system has acted on."""
+    attempt: int = 0
+    generation: int = 0
+    """The generation of the attempt's group; not to be confused with the spec's version."""
+    workers: int = 0
+    """World size now."""
+    desired_workers: int = 0
+    """World size that the scheduler has granted."""
+    layout: str = ""
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    val_bits_per_byte: float | None = None
+    tokens_per_s: float | None = None
+    tokens: int = 0
+    steps_lost: int = 0
+    incidents: int = 0
+    checkpoint_step: int | None = None
+    """Newest committed checkpoint."""
+    num_parameters: int | None = None
+    eta_s: float | None = None
+    note: str = ""
+    """What a starting job is busy with, for people."""
+    failure: UserFailure | None = None
+    conditions: tuple[Condition, ...] = ()
+
+
+class JobView(Frozen):
+    """A job: the user's spec and the system's status, kept apart."""
+
+    id: str
+    name: str
+    spec: JobSpec
+    spec_version: int
+    """Counts accepted changes of the spec; status.observed_generation follows it."""
+    etag: str
+    created_at: float
+    updated_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    status: JobStatus
+
+
+class JobSummary(Frozen):
+    """A line of the job list."""
+
+    id: str
+    name: str
+    state: JobState
+    reason: str = ""
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    workers: int = 0
+    desired_workers: int = 0
+    priority: int = 0
+    created_at: float
+    updated_at: float
+
+
+class EventView(Frozen):
+    """One entry of a job's gap-free history."""
+
+    seq: int
+    """1, 2, 3 ... per job."""
+    at: float
+    type: str
+    """Dotted, closed set: job.created, job.state, incident.opened, incident.closed, checkpoint.committed ..."""
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class IncidentView(Frozen):
+    """Something that went wrong, and what it cost."""
+
+    id: int
+    cause: IncidentCause
+    witness: str
+    ranks: tuple[int, ...]
+    shard_ids: tuple[str, ...]
+    node_id: str = ""
+    generation: int
+    """The generation that was hit."""
+    at: float
+    from_workers: int
+    to_workers: int | None = None
+    detect_s: float | None = None
+    quiesce_s: float | None = None
+    plan_s: float | None = None
+    form_s: float | None = None
+    restore_s: float | None = None
+    first_step_s: float | None = None
+    recovery_s: float | None = None
+    """From detection to the end of the first completed step of the next generation."""
+    state_source: str | None = None
+    """"checkpoint", "memory" or "initial"."""
+    steps_lost: int | None = None
+    closed: bool = False
+    message: str = ""
+
+
+class CheckpointView(Frozen):
+    step: int
+    url: str
+    state: str
+    """committed, damaged, deleted, failed."""
+    bytes: int = 0
+    seconds: float = 0.0
+    """From the staging of the first rank to the commit."""
+    stall_s: float = 0.0
+    committed_at: float | None = None
+    attempt: int
+    generation: int
+    world_size: int = 0
+    message: str = ""
+
+
+class SeriesPoint(Frozen):
+    """One completed step, or (down-sampled) the mean of several."""
+
+    step: int
+    at: float
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens_per_s: float
+    step_s: float
+    world_size: int
+    generation: int
+    val_loss: float | None = None
+
+
+class LogView(Frozen):
+    seq: int
+    at: float
+    rank: int | None
+    shard_id: str
+    stream: str
+    text: str
+
+
+class NodeView(Frozen):
+    node_id: str
+    ip: str
+    alive: bool
+    cpus: float
+    gpus: float
+    memory_gib: float
+
+
+class ClusterView(Frozen):
+    """What the scheduler sees."""
+
+    connected: bool
+    address: str
+    nodes: tuple[NodeView, ...]
+    cpus_total: float
+    cpus_free: float
+    gpus_total: float
+    gpus_free: float
+    owner: str
+    """The control plane that holds the lease."""
+    epoch: int
+
+
+class Page(Frozen, Generic[T]):
+    items: tuple[T, ...]
+    next_cursor: str | None = None
+    """Opaque; pass it as `cursor` for the next page; None: this was the last."""
+
+
+class JobPatch(Frozen):
+    """What may change of a job that was submitted. Absent keys stay as they are."""
+
+    elasticity: ElasticityPatch | None = None
+    priority: int | None = Field(None, ge=-1000, le=1000)
+
+
+class ElasticityPatch(Frozen):
+    min_workers: int | None = Field(None, ge=1, le=100_000)
+    max_workers: int | None = Field(None, ge=1, le=100_000)
+    standby: int | None = Field(None, ge=0, le=1_000)
+    wait_s: float | None = Field(None, gt=0, le=30 * 86400, allow_inf_nan=False)
+
+
+JobPatch.model_rebuild()
+
+
+class AttemptEnd(Frozen):
+    """How an attempt ended; the last thing that a supervisor says."""
+
+    reason: EndReason
+    message: str
+    step: int
+    failure: UserFailure | None = None
+
+
+class SupervisorNews(Frozen):
+    """Answer of a supervisor's `pull`: everything after a sequence number, to be stored in one transaction.
+
+    `pull(after=n)` also acknowledges everything up to n: the supervisor may forget it.
+    """
+
+    attempt: int
+    seq: int
+    """Number of the last item in here; stored with the items, so each is applied exactly once."""
+    events: tuple[PendingEvent, ...] = ()
+    incidents: tuple[IncidentView, ...] = ()
+    """New or changed ones, whole; stored by id."""
+    checkpoints: tuple[CheckpointView, ...] = ()
+    """New or changed ones, whole; stored by (step, attempt, generation)."""
+    series: tuple[SeriesPoint, ...] = ()
+    """Stored by step: a step that is done again after a rollback overwrites itself."""
+    logs: tuple[PendingLog, ...] = ()
+    status: JobStatus
+    """The newest status, whole."""
+    workers: tuple[WorkerView, ...] = ()
+    end: AttemptEnd | None = None
+
+
+class PendingEvent(Frozen):
+    """An event that the store has not numbered yet."""
+
+    at: float
+    type: str
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class PendingLog(Frozen):
+    at: float
+    rank: int | None
+    shard_id: str
+    stream: str
+    text: str
+
+
+SupervisorNews.model_rebuild()

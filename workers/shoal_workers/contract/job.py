@@ -1,0 +1,61 @@
+"""The states of a job and the closed sets of words around them, as they are spelled on the wire and in metrics."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """QUEUED -> STARTING -> RUNNING <-> RECOVERING | RESIZING | WAITING | PAUSED -> SUCCEEDED | FAILED | CANCELLED."""
+
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    RECOVERING = "RECOVERING"
+    RESIZING = "RESIZING"
+    WAITING = "WAITING"
+    """Fewer than elasticity.min_workers shards are alive; resumes by itself, or fails at its deadline."""
+    PAUSING = "PAUSING"
+    PAUSED = "PAUSED"
+    CANCELLING = "CANCELLING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+    @property
+    def holds_workers(self) -> bool:
+        """A supervisor exists, or should."""
+        return not self.ended and self not in (JobState.QUEUED, JobState.PAUSED)
+
+
+class EndReason(StrEnum):
+    """Why an attempt, and with it perhaps the job, ended."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    USER_ERROR = "user_error"
+    NON_FINITE = "non_finite"
+    CAPACITY_TIMEOUT = "capacity_timeout"
+    RECOVERY_BUDGET = "recovery_budget"
+    STORAGE_FAILED = "storage_failed"
+    START_FAILED = "start_failed"
+    CLUSTER_LOST = "cluster_lost"
+    SUPERVISOR_LOST = "supervisor_lost"
+    INTERNAL = "internal"
+
+
+class IncidentCause(StrEnum):
+    """What happened to a shard or a group."""
+
+    SHARD_DIED = "shard_died"
+    NODE_DIED = "node_died"
+    STUCK = "stuck"
+    """A survivor could not be woken out of its collective within its deadline, and was replaced."""
+    COLLECTIVE_FAILED = "collective_failed"
+    FORM_FAILED = "form_failed"
+    DAMAGED_CHECKPOINT = "damaged_checkpoint"

@@ -1,0 +1,78 @@
+"""Settings of the built-in language model task: its sizes, and the text that it reads."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from shoal_workers.contract.base import Frozen
+
+LM_TASK = "shoal_workers.tasks.lm:LanguageModel"
+STDLIB_CORPUS = "python-stdlib"
+
+
+class LanguageModelConfig(Frozen):
+    """A decoder-only transformer: RMSNorm, RoPE, grouped query attention, SwiGLU."""
+
+    dim: int = Field(256, ge=1, le=1 << 20)
+    """Width of the residual stream."""
+    num_layers: int = Field(4, ge=1, le=10_000)
+    num_heads: int = Field(8, ge=1, le=10_000)
+    """Query heads; must divide `dim`, and dim / num_heads must be even (RoPE rotates pairs)."""
+    num_kv_heads: int | None = Field(None, ge=1, le=10_000)
+    """Key and value heads (grouped query attention); must divide `num_heads`. Default: num_heads."""
+    hidden_dim: int | None = Field(None, ge=1, le=1 << 22)
+    """Width of the SwiGLU layer. Default: 8/3 x dim, rounded up to a multiple of 32."""
+    seq_len: int = Field(256, ge=1, le=1 << 22)
+    """Tokens per sample."""
+    vocab_size: int | None = Field(None, ge=2, le=1 << 24)
+    """Default: the tokenizer's."""
+    tied_head: bool = True
+    """The output head shares the embedding's weights."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    rope_theta: float = Field(10_000.0, gt=0, allow_inf_nan=False)
+    norm_eps: float = Field(1e-5, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _divides(self) -> LanguageModelConfig:
+        if self.dim % self.num_heads:
+            raise ValueError(
+                f"model.dim {self.dim} is not a multiple of model.num_heads {self.num_heads}: "
+                f"{self.dim} = {self.dim // self.num_heads} x {self.num_heads} + {self.dim % self.num_heads}."
+            )
+        if (self.dim // self.num_heads) % 2:
+            raise ValueError(
+                f"model.dim / model.num_heads = {self.dim // self.num_heads} is odd; RoPE rotates pairs. "
+                f"Use a dim of {self.dim + self.num_heads}, or another number of heads."
+            )
+        kv = self.num_kv_heads or self.num_heads
+        if self.num_heads % kv:
+            raise ValueError(f"model.num_kv_heads {kv} does not divide model.num_heads {self.num_heads}.")
+        return self
+
+
+class TextDataConfig(Frozen):
+    """Text -> token shards on local disk, prepared once per node and memory-mapped."""
+
+    corpus: str | None = Field(None, max_length=255)
+    """A corpus by name: "python-stdlib", the running interpreter's own standard library."""
+    paths: tuple[str, ...] = Field((), max_length=10_000)
+    """Text files, globs and directories (read recursively). Every node must see them."""
+    tokenizer: str = Field("bytes", max_length=4096)
+    """"bytes": one token per byte, plus one that ends a document. Or the path of a tokenizers JSON file."""
+    validation_fraction: float = Field(0.05, ge=0, lt=1)
+    """Share of the documents, chosen by the hash of their text, that only validation reads."""
+    max_bytes: int | None = Field(None, ge=1)
+    """Read at most so many bytes of text (whole documents, in path order); default: all."""
+    cache_dir: str | None = Field(None, max_length=4096)
+    """Where token shards are kept. Default: ~/.cache/shoal/data."""
+    encoding_errors: Literal["strict", "replace"] = "replace"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TextDataConfig:
+        if (self.corpus is None) == (not self.paths):
+            raise ValueError('data needs exactly one of corpus and paths, for example data: {corpus: "python-stdlib"}.')
+        if self.corpus is not None and self.corpus != STDLIB_CORPUS:
+            raise ValueError(f'data.corpus {self.corpus!r} is not known; the only one by name is "{STDLIB_CORPUS}".')
+        return self

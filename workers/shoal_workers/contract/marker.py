@@ -1,0 +1,59 @@
+"""The commit marker: a checkpoint exists once this file is in its directory, not before.
+
+    <checkpoint.url>/<job id>/step-000000000120-a1-g3/
+        shard-00000.bin       tensor bytes of rank 0, concatenated
+        shard-00000.json      which slice of which tensor lies where in it, with a checksum each
+        ...
+        COMMIT.json           this marker: written last, by the supervisor, fenced by generation
+
+The name carries attempt and generation, so nobody ever writes into a directory that someone else wrote before.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.messages import SavedFile
+
+MARKER_NAME = "COMMIT.json"
+_DIRECTORY = re.compile(r"^step-(\d{12})-a(\d+)-g(\d+)$")
+
+
+class CommitMarker(Frozen):
+    """Lists every file with its length and checksum. A restore verifies them."""
+
+    format: int = Field(1, ge=1, le=1)
+    job_id: str
+    attempt: int
+    generation: int
+    step: int
+    """Optimizer steps contained in the state; also the loader's position."""
+    world_size: int
+    committed_at: float
+    files: tuple[SavedFile, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CheckpointName:
+    """Directory name of a checkpoint; sorts by step, then by who wrote it last."""
+
+    step: int
+    attempt: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step:012d}-a{self.attempt}-g{self.generation}"
+
+    @staticmethod
+    def parse(name: str) -> CheckpointName | None:
+        """The parsed name, or None for anything else that lies in the directory."""
+        match = _DIRECTORY.match(name)
+        return CheckpointName(*(int(group) for group in match.groups())) if match else None

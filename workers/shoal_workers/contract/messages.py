@@ -1,0 +1,219 @@
+"""The messages between a supervisor and its shards. Every one carries its generation; stale ones are dropped.
+
+supervisor --- run(Assignment) ------------------> shard     one call in flight per shard; answers ShardExit
+supervisor --- interrupt(generation) ------------> shard     control thread: fence, wake the training thread
+supervisor --- request_yield(generation) --------> shard     control thread: stop at the next step boundary
+supervisor --- poll(after) ----------------------> shard     control thread: long poll, answers ShardPoll
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.layout import Layout
+
+
+class ShardInfo(Frozen):
+    """What a shard says of itself once its process is warm: imports done, task class loaded, store listening."""
+
+    shard_id: str
+    node_id: str
+    node_ip: str
+    pid: int
+    store_port: int
+    """Port of this process's own TCPStore. The group of a generation meets at its rank 0's."""
+    device: str
+    """"cpu", or "cuda"."""
+
+
+class Assignment(Frozen):
+    """One shard's part in one generation."""
+
+    job_id: str
+    attempt: int
+    generation: int
+    rank: int
+    layout: Layout
+    store_host: str
+    store_port: int
+    restore_from: str | None
+    """URL of the committed checkpoint directory to load; None: start from the seed at step 0."""
+    store_timeout_s: float = 60.0
+    """Rendezvous; must be longer than `collective_timeout_s`, else the others give up first."""
+    collective_timeout_s: float = 30.0
+    """A collective that makes no progress for so long fails."""
+
+    @property
+    def world_size(self) -> int:
+        return self.layout.world_size
+
+
+class Phase(StrEnum):
+    """What a shard's training thread is doing."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"
+    FORMING = "forming"
+    BUILDING = "building"
+    RESTORING = "restoring"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    SAVING = "saving"
+    VALIDATING = "validating"
+
+
+class StepReport(Frozen):
+    """One completed optimizer step, told by rank 0."""
+
+    generation: int
+    step: int
+    """Optimizer steps completed: the first report of a run is step 1."""
+    at: float
+    """Wall-clock time of completion, seconds since the epoch."""
+    loss: float
+    """Mean over the global batch, before the update."""
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    lr: float
+    tokens: int
+    """Tokens (or samples) of the global batch."""
+    step_s: float
+    """Seconds since the previous step's end, or since training began in this generation."""
+    world_size: int
+
+
+class ValidationReport(Frozen):
+    """Mean validation loss after a step, told by rank 0."""
+
+    generation: int
+    step: int
+    at: float
+    loss: float
+    """Nats per token (or the task's own unit)."""
+    bits_per_byte: float | None
+    """Only for byte-level tasks."""
+    samples: int
+
+
+class Formed(Frozen):
+    """Rank 0 says that the group of a generation is up and restored; the next thing is a step."""
+
+    generation: int
+    at: float
+    start_step: int
+    """Steps already contained in the state: the next completed one is start_step + 1."""
+    total_steps: int
+    form_s: float
+    build_s: float
+    restore_s: float
+    num_parameters: int
+
+
+class SavedFile(Frozen):
+    name: str
+    bytes: int
+    crc32: int
+
+
+class SavedPart(Frozen):
+    """One rank's files of a checkpoint are durable. The supervisor commits once it holds every rank's part."""
+
+    generation: int
+    step: int
+    rank: int
+    world_size: int
+    directory: str
+    """URL of the checkpoint directory."""
+    files: tuple[SavedFile, ...]
+    stall_s: float
+    """Seconds that training stood still for the staging copy."""
+    write_s: float
+
+
+class SaveFailed(Frozen):
+    """One rank could not write its part; training goes on, the checkpoint will not be committed."""
+
+    generation: int
+    step: int
+    rank: int
+    directory: str
+    error: str
+
+
+class LogLine(Frozen):
+    at: float
+    stream: str
+    """"stdout", "stderr" or "shoal"."""
+    text: str
+
+
+class Progress(Frozen):
+    """Where the training thread stands; written by it, read by the control thread."""
+
+    generation: int
+    phase: Phase
+    step: int
+    at: float
+    note: str = ""
+    """For people: what it prepares and how far it is."""
+
+
+ShardNews = StepReport | ValidationReport | Formed | SavedPart | SaveFailed
+
+
+class ShardPoll(Frozen):
+    """Answer of a long poll: everything after the sequence number that was asked for."""
+
+    shard_id: str
+    seq: int
+    """Number of the last item told; ask for `after=seq` next."""
+    news: tuple[ShardNews, ...]
+    logs: tuple[LogLine, ...]
+    progress: Progress
+
+
+class ExitKind(StrEnum):
+    """Why `run` returned."""
+
+    FINISHED = "finished"
+    """The last step is done and the final checkpoint part is durable."""
+    YIELDED = "yielded"
+    """Stopped at a step boundary on request; the checkpoint part of that step is durable."""
+    INTERRUPTED = "interrupted"
+    """Fenced by the supervisor in mid-step; nothing was mutated since the last completed step."""
+    COLLECTIVE_FAILED = "collective_failed"
+    """A collective broke under this rank: a report about *someone else*."""
+    FORM_FAILED = "form_failed"
+    """The group did not come together."""
+    DAMAGED_CHECKPOINT = "damaged_checkpoint"
+    """The checkpoint to restore from failed verification; the supervisor falls back to the previous one."""
+    STORAGE_FAILED = "storage_failed"
+    """The storage could not be read or written where training cannot go on without it."""
+    NON_FINITE = "non_finite"
+    """Loss or gradient norm is not finite."""
+    USER_ERROR = "user_error"
+    """The task's own code raised."""
+    STALE = "stale"
+    """The assignment's generation was already fenced when it arrived."""
+
+
+class ErrorReport(Frozen):
+    """An exception, flattened for the wire."""
+
+    type: str
+    message: str
+    traceback: str
+    phase: Phase
+
+
+class ShardExit(Frozen):
+    """The answer of `run`."""
+
+    generation: int
+    rank: int
+    kind: ExitKind
+    step: int
+    """Optimizer steps that this rank has completed."""
+    error: ErrorReport | None = None

@@ -1,0 +1,255 @@
+"""JobSpec: what a user asks for. Validated once at the edge, then passed, never looked up.
+
+`spec_errors.parse_spec` is the way in: it also checks `model` and `data` of the built-in task.
+Cross-field rules carry their arithmetic in the message.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.lm import LM_TASK
+
+_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+_TASK = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
+
+
+class Precision(StrEnum):
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class CodeSpec(Frozen):
+    """Where the user's own modules come from."""
+
+    working_dir: str | None = Field(None, max_length=4096)
+    """A directory on the machine that submits; packed at submit, so later edits do not change a running job."""
+    archive: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """The sha256 of an archive that was uploaded before (`PUT /v1/code/{sha256}`). The client fills it in."""
+
+
+class BatchSpec(Frozen):
+    """The global batch never changes, whatever the world size."""
+
+    global_size: PositiveInt = 32
+    """Samples per optimizer step, over all ranks."""
+    micro_size: PositiveInt = 4
+    """Samples per forward and backward pass on one rank. Must divide `global_size`."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> BatchSpec:
+        if self.global_size % self.micro_size:
+            below = self.global_size - self.global_size % self.micro_size
+            hint = " or ".join(str(n) for n in (below, below + self.micro_size) if n)
+            raise ValueError(
+                f"batch.global_size {self.global_size} is not a multiple of batch.micro_size {self.micro_size}: "
+                f"{self.global_size} = {self.global_size // self.micro_size} x {self.micro_size} "
+                f"+ {self.global_size % self.micro_size}. Use a global_size of {hint}, or another micro_size."
+            )
+        return self
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches per optimizer step, over all ranks."""
+        return self.global_size // self.micro_size
+
+
+class OptimizerSpec(Frozen):
+    """AdamW (Loshchilov & Hutter 2019). A task that defines `build_optimizer` overrides it."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(3e-4, gt=0, le=1e3, allow_inf_nan=False)
+    """Peak learning rate."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0, le=1)
+    weight_decay: float = Field(0.1, ge=0, le=1e3)
+    """Applied to parameters of two or more dimensions only."""
+    clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
+    """Gradients are scaled down to this global L2 norm; null: never."""
+
+
+class ScheduleSpec(Frozen):
+    """Learning rate over the steps: linear warm-up, then the named decay until the last step."""
+
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: int = Field(10, ge=0, le=2**53)
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """The decay ends at this fraction of the peak learning rate."""
+
+
+class StopSpec(Frozen):
+    """Exactly one of the three."""
+
+    steps: PositiveInt | None = None
+    """Optimizer steps."""
+    tokens: PositiveInt | None = None
+    """Tokens (samples, for a task without tokens) seen; rounded up to whole steps."""
+    epochs: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
+    """Passes over the training split; rounded up to whole steps."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> StopSpec:
+        given = [k for k in ("steps", "tokens", "epochs") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(f"stop needs exactly one of steps, tokens, epochs: it has {' and '.join(given) or 'none'}")
+        return self
+
+
+class ParallelismSpec(Frozen):
+    """Fixed degrees. This version runs the data axes; the others are refused until the engine has them."""
+
+    dp_replicate: PositiveInt = 1
+    dp_shard: PositiveInt | Literal["auto"] = "auto"
+    """Ways to shard fully (FSDP2); "auto" takes what the other degrees leave of the world size."""
+    tp: PositiveInt = 1
+    pp: PositiveInt = 1
+    cp: PositiveInt = 1
+    ep: PositiveInt = 1
+
+    @model_validator(mode="after")
+    def _available(self) -> ParallelismSpec:
+        for axis in ("tp", "pp", "cp", "ep", "dp_replicate"):
+            degree = getattr(self, axis)
+            if degree != 1:
+                raise ValueError(
+                    f"parallelism.{axis} is {degree}: this version runs fully sharded data parallel only. "
+                    f"Leave {axis} out, or set it to 1."
+                )
+        return self
+
+
+class ElasticitySpec(Frozen):
+    """How far the job may shrink and grow."""
+
+    min_workers: int = Field(1, ge=1, le=100_000)
+    """Below this many shards the job does not train; it waits for capacity."""
+    max_workers: int = Field(1, ge=1, le=100_000)
+    """The job never uses more shards than this."""
+    standby: int = Field(0, ge=0, le=1_000)
+    """Warm spare processes kept ready to take a dead rank's place."""
+    wait_s: float = Field(1800.0, gt=0, le=30 * 86400, allow_inf_nan=False)
+    """Seconds that a running job may wait for `min_workers` before it fails with reason capacity_timeout."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ElasticitySpec:
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                f"elasticity.min_workers {self.min_workers} is larger than elasticity.max_workers {self.max_workers}. "
+                f"Set max_workers to at least {self.min_workers}."
+            )
+        return self
+
+
+class WorkerSpec(Frozen):
+    """What one shard reserves."""
+
+    cpus: float = Field(1.0, ge=0, le=4096, allow_inf_nan=False)
+    gpus: int = Field(0, ge=0, le=1)
+    """0: gloo on CPU. 1: NCCL on one GPU."""
+    memory_gib: float = Field(0.0, ge=0, le=65536, allow_inf_nan=False)
+    """Memory reserved in the cluster's scheduler, GiB; 0: not reserved."""
+
+
+class CheckpointSpec(Frozen):
+    """Durable, sharded, asynchronous checkpoints."""
+
+    url: str | None = Field(None, max_length=4096)
+    """An fsspec URL or a directory that every node can reach. Default: under the service's own state directory."""
+    every_steps: PositiveInt | None = 100
+    """Save after every so many steps; null: by time only."""
+    every_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """Save when so many seconds have passed since the last save; null: by steps only."""
+    keep: int = Field(3, ge=1, le=10_000)
+    """Newest committed checkpoints that retention keeps; the newest good one is never deleted."""
+
+
+class ValidationSpec(Frozen):
+    """Loss on the validation split, where the task has one."""
+
+    every_steps: PositiveInt | None = None
+    """Validate after every so many steps; it is always done after the last one."""
+    samples: int = Field(256, ge=0, le=2**53)
+    """At most so many samples, the first ones of the split; 0: never validate."""
+
+
+class RetrySpec(Frozen):
+    """Failures of the user's code or of the job as a whole. A lost worker is not a failure: the group re-forms."""
+
+    max_failures: int = Field(2, ge=0, le=10_000)
+    """Starts again from the newest checkpoint this often, if steps were made since the last failure."""
+    max_recoveries: int = Field(1000, ge=0, le=10**9)
+    """Re-formations after lost workers before the job fails with reason recovery_budget."""
+
+
+class JobSpec(Frozen):
+    """One training job."""
+
+    name: str = Field("job", max_length=63)
+    """Lower-case letters, digits and dashes."""
+    task: str = LM_TASK
+    """`module:Name` of a task class; see docs/tasks.md."""
+    code: CodeSpec = CodeSpec()
+    model: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the task. For the built-in language model: see LanguageModelConfig."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the task. For the built-in language model: see TextDataConfig."""
+    batch: BatchSpec = BatchSpec()
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    precision: Precision = Precision.FP32
+    """fp32, or bf16: parameters and reductions in fp32, forward and backward in bf16."""
+    stop: StopSpec
+    parallelism: Literal["auto"] | ParallelismSpec = "auto"
+    """"auto": the planner chooses the layout for every world size. Or fixed degrees."""
+    elasticity: ElasticitySpec = ElasticitySpec()
+    worker: WorkerSpec = WorkerSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    validation: ValidationSpec = ValidationSpec()
+    retry: RetrySpec = RetrySpec()
+    priority: int = Field(0, ge=-1000, le=1000)
+    """Larger starts first; equal ones first come first served."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Initial weights, sample order and dropout are pure functions of it."""
+    deterministic: bool = False
+    """Use only kernels whose result does not depend on timing."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_label(cls, name: str) -> str:
+        if not _NAME.match(name):
+            raise ValueError(f"name {name!r} must be lower-case letters, digits and inner dashes, at most 63.")
+        return name
+
+    @field_validator("task")
+    @classmethod
+    def _task_is_a_path(cls, task: str) -> str:
+        if not _TASK.match(task):
+            raise ValueError(f'task {task!r} must read "module:Name", for example "{LM_TASK}".')
+        return task
+
+    @model_validator(mode="after")
+    def _crosses(self) -> JobSpec:
+        most = self.elasticity.max_workers
+        if most > self.batch.num_micro_batches:
+            raise ValueError(
+                f"elasticity.max_workers {most} is more than the {self.batch.num_micro_batches} micro-batches a step "
+                f"(batch.global_size {self.batch.global_size} / batch.micro_size {self.batch.micro_size}): "
+                f"{most - self.batch.num_micro_batches} workers would have nothing to do. "
+                f"Lower max_workers to {self.batch.num_micro_batches}, or micro_size to "
+                f"{max(1, self.batch.global_size // most)} or less."
+            )
+        if isinstance(self.parallelism, ParallelismSpec) and self.parallelism.dp_shard != "auto":
+            fixed = self.parallelism.dp_shard
+            if not self.elasticity.min_workers == most == fixed:
+                raise ValueError(
+                    f"parallelism.dp_shard is fixed at {fixed}, but elasticity allows {self.elasticity.min_workers} to "
+                    f'{most} workers. Use dp_shard: "auto", or set min_workers and max_workers to {fixed}.'
+                )
+        return self
