@@ -1,0 +1,95 @@
+"""What the machine wants done: the closed union that the executor performs. Results come back as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal_service.views import AttemptEnd, IncidentView
+from shoal_workers.contract.messages import Assignment, SavedPart
+
+
+@dataclass(frozen=True, slots=True)
+class FindCheckpoint:
+    """Look for the newest committed checkpoint that is not in `excluding`; answer CheckpointFound."""
+
+    excluding: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcess:
+    index: int
+    shard_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillProcess:
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    index: int
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    index: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestYield:
+    index: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Write the commit marker; answer CheckpointCommitted or CommitFailed."""
+
+    name: str
+    parts: tuple[SavedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetDamaged:
+    """A checkpoint failed verification: show it as damaged."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """An entry of the job's history."""
+
+    type: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ShowIncident:
+    incident: IncidentView
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    end: AttemptEnd
+
+
+Command = (
+    FindCheckpoint
+    | StartProcess
+    | KillProcess
+    | Run
+    | Interrupt
+    | RequestYield
+    | Commit
+    | ForgetDamaged
+    | Emit
+    | ShowIncident
+    | End
+)

@@ -1,0 +1,112 @@
+"""What can happen to an attempt: the closed union that `machine.step` consumes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal_service.core.attempt.state import Wanted
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import ErrorReport, ShardExit, ShardInfo, ShardNews
+from shoal_workers.contract.spec import ElasticitySpec
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound:
+    """Answer to FindCheckpoint: the newest usable one, or None."""
+
+    name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUnusable:
+    """The checkpoint URL cannot be read or written at all."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessWarm:
+    index: int
+    info: ShardInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFailedToStart:
+    """The process came up, but the user's code or data cannot be loaded in it."""
+
+    index: int
+    error: ErrorReport
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessLost:
+    """The process is gone, by whatever witness."""
+
+    index: int
+    cause: IncidentCause
+    witness: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunReturned:
+    index: int
+    exit: ShardExit
+
+
+@dataclass(frozen=True, slots=True)
+class NewsArrived:
+    index: int
+    item: ShardNews
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    name: str
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    name: str
+    generation: int
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GrantChanged:
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticityChanged:
+    elasticity: ElasticitySpec
+
+
+@dataclass(frozen=True, slots=True)
+class WantedChanged:
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; deadlines are looked at."""
+
+
+Event = (
+    CheckpointFound
+    | StorageUnusable
+    | ProcessWarm
+    | ProcessFailedToStart
+    | ProcessLost
+    | RunReturned
+    | NewsArrived
+    | CheckpointCommitted
+    | CommitFailed
+    | GrantChanged
+    | ElasticityChanged
+    | WantedChanged
+    | Tick
+)
