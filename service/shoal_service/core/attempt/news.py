@@ -75,7 +75,7 @@ def _formed(turn: Turn, item: Formed) -> None:
                     "steps_lost": lost,
                 }
             ),
-            steps_lost=state.steps_lost + lost,
+            steps_lost=state.steps_lost + lost - (state.incident.steps_lost or 0),
         )
         turn.show_incident()
     turn.set(step=item.start_step, start_step=item.start_step, total_steps=item.total_steps, formed_once=True)

@@ -59,9 +59,8 @@ def replenish(turn: Turn) -> None:
         process = Process(index=index, shard_id=shard_name(state.job_id, state.attempt, index), started_at=turn.now)
         turn.set(processes=(*turn.state.processes, process), next_index=index + 1)
         turn.do(StartProcess(index, process.shard_id))
+    surplus = max(0, len(turn.state.processes) - state.target_processes)
     spare = [p for p in turn.state.processes if not p.in_run]
-    for process in sorted(spare, key=lambda p: (p.warm, -p.index))[
-        : max(0, len(turn.state.processes) - state.target_processes)
-    ]:
+    for process in sorted(spare, key=lambda p: (p.warm, -p.index))[:surplus]:
         turn.emit("worker.released", shard_id=process.shard_id)
         turn.kill(process.index, "more processes than granted")

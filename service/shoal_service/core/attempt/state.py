@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import SavedPart, ShardExit, ShardInfo
@@ -139,14 +141,14 @@ class Attempt(Frozen):
     processes: tuple[Process, ...] = ()
     members: tuple[int, ...] = ()
     """Process indexes in rank order of the current (or last) generation."""
-    exits: dict[int, ShardExit] = {}
+    exits: dict[int, ShardExit] = Field(default_factory=dict)
     """By process index: members of this generation that left `run`."""
     next_index: int = 0
 
     newest: str | None = None
     """Directory name of the newest committed checkpoint."""
     damaged: tuple[str, ...] = ()
-    parts: dict[str, dict[int, SavedPart]] = {}
+    parts: dict[str, dict[int, SavedPart]] = Field(default_factory=dict)
     """By directory URL, then rank: parts of this generation that wait for the others."""
     committing: tuple[str, ...] = ()
     """Directory names whose commit is in flight."""
