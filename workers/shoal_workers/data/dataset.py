@@ -1,0 +1,82 @@
+"""Samples of a split, read straight out of the memory-mapped shards. Keeps no position: sample i is always the same."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal_workers.data.errors import CorpusTooSmallError
+from shoal_workers.data.index import Corpus, Split
+
+
+class TokenDataset(Dataset[Tensor]):
+    """Sample i: tokens i x seq_len .. i x seq_len + seq_len of the split, both ends included: (seq_len + 1,) int64.
+
+    Neighbours share one token: the last target of one is the first input of the next. A sample may cross from one
+    shard into the next.
+    """
+
+    def __init__(self, corpus: Corpus, split: Split, seq_len: int) -> None:
+        """Raises CorpusTooSmallError if the training split has not one sample; a validation split may be empty."""
+        self.seq_len = seq_len
+        self.content_hash = corpus.index.content_hash
+        self._parts = _mapped(corpus, split)
+        self._ends = list(accumulate(len(part) for part in self._parts))
+        num_tokens = self._ends[-1] if self._ends else 0
+        self._num_samples = max(0, (num_tokens - 1) // seq_len)
+        if not self._num_samples and split is Split.TRAIN:
+            raise CorpusTooSmallError(_too_small(corpus, num_tokens, seq_len))
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        if not 0 <= index < self._num_samples:
+            raise IndexError(f"sample {index} of {self._num_samples}")
+        return torch.from_numpy(self._read(index * self.seq_len, self.seq_len + 1).astype(np.int64))
+
+    def _read(self, start: int, length: int) -> NDArray[Any]:
+        pieces = []
+        number = bisect_right(self._ends, start)
+        offset = start - (self._ends[number - 1] if number else 0)
+        while length:
+            piece = self._parts[number][offset : offset + length]
+            pieces.append(piece)
+            length -= len(piece)
+            number, offset = number + 1, 0
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _mapped(corpus: Corpus, split: Split) -> list[NDArray[Any]]:
+    """The split's section of every shard that has one."""
+    dtype = np.dtype(corpus.index.dtype)
+    parts: list[NDArray[Any]] = []
+    for number, entry in enumerate(corpus.index.shards):
+        if entry.num_tokens[split]:
+            first = 0 if split is Split.TRAIN else entry.num_tokens[Split.TRAIN]
+            parts.append(
+                np.memmap(
+                    corpus.shard_path(number),
+                    dtype=dtype,
+                    mode="r",
+                    offset=first * dtype.itemsize,
+                    shape=(entry.num_tokens[split],),
+                )
+            )
+    return parts
+
+
+def _too_small(corpus: Corpus, num_tokens: int, seq_len: int) -> str:
+    held_back = corpus.index.num_tokens(Split.VALIDATION)
+    advice = "set data.validation_fraction: 0, " if held_back else ""
+    return (
+        f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = {seq_len + 1:,} "
+        f"({held_back:,} more tokens are held back for validation). Give more text, {advice}or lower model.seq_len."
+    )

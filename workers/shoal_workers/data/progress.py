@@ -1,0 +1,43 @@
+"""How far a preparation is, as a value and in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+MIB = 1 << 20
+
+
+class PreparePhase(StrEnum):
+    VERIFYING = "verifying"
+    WAITING = "waiting"
+    """Another process of this node prepares the same text."""
+    TOKENISING = "tokenising"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareProgress:
+    """Where a preparation stands."""
+
+    phase: PreparePhase
+    done_bytes: int = 0
+    total_bytes: int = 0
+    done_files: int = 0
+    total_files: int = 0
+
+    def describe(self) -> str:
+        """For people: `tokenising 45 % (12.3 of 27.4 MiB, 1,203 of 2,410 files)`."""
+        match self.phase:
+            case PreparePhase.VERIFYING:
+                return "verifying the token shards"
+            case PreparePhase.WAITING:
+                return "waiting for another process of this node that prepares the text"
+            case PreparePhase.READY:
+                return "text ready"
+            case PreparePhase.TOKENISING:
+                percent = 100 * self.done_bytes // max(1, self.total_bytes)
+                return (
+                    f"tokenising {percent} % ({self.done_bytes / MIB:,.1f} of {self.total_bytes / MIB:,.1f} MiB, "
+                    f"{self.done_files:,} of {self.total_files:,} files)"
+                )

@@ -1,0 +1,89 @@
+"""Text -> token numbers: one per byte, or by a tokenizer that was trained elsewhere (a tokenizers JSON file)."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal_workers.data.errors import TokenizerError
+
+_END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
+
+
+class Tokenizer(Protocol):
+    """What preparation needs of a tokenizer."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the same text could give other tokens."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def end_of_document(self) -> int | None:
+        """The token that follows every document, if the vocabulary has one."""
+
+    def encode(self, text: bytes) -> NDArray[Any]:
+        """UTF-8 text -> tokens, any unsigned integer dtype."""
+
+
+class ByteTokenizer:
+    """256 byte values, and 256 as the end of a document."""
+
+    name = "bytes"
+    fingerprint = "bytes-v1"
+    vocab_size = 257
+    end_of_document: int | None = 256
+
+    def encode(self, text: bytes) -> NDArray[Any]:
+        return np.frombuffer(text, dtype=np.uint8)
+
+
+class JsonTokenizer:
+    """A tokenizer of the `tokenizers` package."""
+
+    def __init__(self, tokenizer: Any, fingerprint: str) -> None:
+        self._tokenizer = tokenizer
+        self.fingerprint = fingerprint
+        self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        ends = (tokenizer.token_to_id(name) for name in _END_NAMES)
+        self.end_of_document: int | None = next((end for end in ends if end is not None), None)
+
+    def encode(self, text: bytes) -> NDArray[Any]:
+        return np.array(self._tokenizer.encode(text.decode(), add_special_tokens=False).ids, dtype=np.uint32)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` names.
+
+    Raises:
+        TokenizerError: no such file, not a tokenizer, or the package that reads it is not installed.
+    """
+    if name == ByteTokenizer.name:
+        return ByteTokenizer()
+    path = Path(name).expanduser()
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TokenizerError(
+            f'data.tokenizer {name!r} cannot be read: {reason}. It must be "bytes" or the path of a tokenizers JSON '
+            f"file that every node can see."
+        ) from error
+    try:
+        import tokenizers  # an optional extra, and slow to import
+    except ImportError as error:
+        raise TokenizerError(
+            f"data.tokenizer {name!r} needs the tokenizers package, which is not installed. "
+            f"Install it on every node: pip install 'shoal[hf]'. Or set data.tokenizer: \"bytes\"."
+        ) from error
+    try:
+        loaded = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the package raises bare Exception for a file that it does not understand
+        raise TokenizerError(f"data.tokenizer {name!r} is not a tokenizers JSON file: {error}") from error
+    return JsonTokenizer(loaded, hashlib.sha256(content).hexdigest())
