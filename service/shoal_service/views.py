@@ -139,6 +139,9 @@ class IncidentView(Frozen):
     """Something that went wrong, and what it cost."""
 
     id: int
+    """Counts within the attempt."""
+    attempt: int = 0
+    """Filled in by the store."""
     cause: IncidentCause
     witness: str
     ranks: tuple[int, ...]

@@ -1,0 +1,150 @@
+"""The life of a job as data: which state follows from which input. Pure; the store commits what this decides.
+
+    QUEUED --begun--> STARTING --reports--> RUNNING <-> RECOVERING | RESIZING | WAITING
+       ^  ^                                    | pause            | cancel
+       |  '----- retry, requeue ---------- PAUSING          CANCELLING
+       |                                       | ended            | ended
+       '-- resume -- PAUSED <------------------'                  '--> CANCELLED | SUCCEEDED | FAILED
+
+Two things make up a job's standing: the state that the system has reached, and what the user desires. A request only
+moves the state where no supervisor has to be asked; everywhere else it moves to PAUSING or CANCELLING, and the end of
+the attempt settles it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.endings import ENDINGS
+from shoal_workers.contract.job import EndReason, JobState
+
+ACTIVE = frozenset(
+    {JobState.STARTING, JobState.RUNNING, JobState.RECOVERING, JobState.RESIZING, JobState.WAITING},
+)
+"""An attempt is under way and nobody wants it to end."""
+ATTEMPT_STATES = ACTIVE | {JobState.PAUSING, JobState.CANCELLING}
+"""An attempt exists: its supervisor may report, and only here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    state: JobState
+    desired: Desired
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The user asks for something."""
+
+    desired: Desired
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegun:
+    """The scheduler gave the job its workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The supervisor of the current attempt says which state it is in."""
+
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """The attempt is over; `again` is `endings.decide_retry`'s word."""
+
+    reason: EndReason
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """The attempt was lost without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedWithoutAttempt:
+    """The control loop ends a job that no supervisor can end."""
+
+    state: JobState
+
+
+JobInput: TypeAlias = Requested | AttemptBegun | Reported | AttemptEnded | Requeued | FinishedWithoutAttempt
+
+
+def step(standing: Standing, event: JobInput) -> Standing | None:
+    """The next standing; the same one where nothing changes; None where the input makes no sense and is refused."""
+    match event:
+        case Requested(desired=desired):
+            return _requested(standing, desired)
+        case AttemptBegun():
+            return Standing(JobState.STARTING, Desired.RUN) if standing.state is JobState.QUEUED else None
+        case Reported(state=reported):
+            return _reported(standing, reported)
+        case AttemptEnded(reason=reason, again=again):
+            if standing.state not in ATTEMPT_STATES:
+                return None
+            return _settled(standing, JobState.QUEUED if again else ENDINGS[reason].state)
+        case Requeued():
+            return _settled(standing, JobState.QUEUED) if standing.state in ATTEMPT_STATES else None
+        case FinishedWithoutAttempt(state=state):
+            return Standing(state, standing.desired) if state.ended and not standing.state.ended else None
+        case _:
+            assert_never(event)
+
+
+REQUESTS: dict[tuple[JobState, Desired], JobState] = {
+    (JobState.QUEUED, Desired.RUN): JobState.QUEUED,
+    (JobState.QUEUED, Desired.PAUSE): JobState.PAUSED,
+    (JobState.QUEUED, Desired.CANCEL): JobState.CANCELLED,
+    (JobState.PAUSED, Desired.RUN): JobState.QUEUED,
+    (JobState.PAUSED, Desired.PAUSE): JobState.PAUSED,
+    (JobState.PAUSED, Desired.CANCEL): JobState.CANCELLED,
+    # A resume overtakes a pause that is still being carried out: the supervisor may take it back and report RUNNING,
+    # or finish it, and then the job goes to the queue instead of PAUSED.
+    (JobState.PAUSING, Desired.RUN): JobState.PAUSING,
+    (JobState.PAUSING, Desired.PAUSE): JobState.PAUSING,
+    (JobState.PAUSING, Desired.CANCEL): JobState.CANCELLING,
+    (JobState.CANCELLING, Desired.CANCEL): JobState.CANCELLING,
+    (JobState.CANCELLED, Desired.CANCEL): JobState.CANCELLED,
+    **{(state, Desired.RUN): state for state in ACTIVE},
+    **{(state, Desired.PAUSE): JobState.PAUSING for state in ACTIVE},
+    **{(state, Desired.CANCEL): JobState.CANCELLING for state in ACTIVE},
+}
+"""Every request that makes sense; all others are conflicts."""
+
+
+def _requested(standing: Standing, desired: Desired) -> Standing | None:
+    state = REQUESTS.get((standing.state, desired))
+    return None if state is None else Standing(state, desired)
+
+
+def _reported(standing: Standing, reported: JobState) -> Standing | None:
+    if standing.state not in ATTEMPT_STATES or reported not in ATTEMPT_STATES:
+        return None
+    if reported is JobState.CANCELLING and standing.desired is not Desired.CANCEL:
+        return None
+    if standing.state is JobState.CANCELLING:
+        return standing  # said before the supervisor heard of the cancel
+    if standing.state is JobState.PAUSING and standing.desired is Desired.PAUSE:
+        return standing  # said before the supervisor heard of the pause
+    return Standing(reported, standing.desired)
+
+
+def _settled(standing: Standing, state: JobState) -> Standing:
+    """Where a job without an attempt stands: what the user desires decides between waiting, pausing and ending."""
+    if state.ended:
+        return Standing(state, standing.desired)
+    match standing.desired:
+        case Desired.RUN:
+            return Standing(JobState.QUEUED, Desired.RUN)
+        case Desired.PAUSE:
+            return Standing(JobState.PAUSED, Desired.PAUSE)
+        case Desired.CANCEL:
+            return Standing(JobState.CANCELLED, Desired.CANCEL)
+        case _:
+            assert_never(standing.desired)

@@ -1,0 +1,116 @@
+"""How a transaction begins on either database: the only file that knows that there are two kinds.
+
+Reads and writes are told apart, because SQLite has one writer: a write begins with BEGIN IMMEDIATE (it waits for the
+lock before it reads, so what it read is still true when it writes), and the threads of one process queue up in front
+of the database instead of waking up by luck inside SQLite's busy handler.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from shoal_service.store.errors import StoreUnavailable
+
+_WRITES = "shoal_writes"
+_BUSY_S = 30
+_POOL = 8
+_POOL_OVERFLOW = 56  # an HTTP server runs up to 40 requests at once
+
+
+class Database:
+    """An engine, and how to begin on it. Safe to share between threads."""
+
+    def __init__(self, url: str) -> None:
+        """Raises StoreUnavailable: for a URL that names no database that Shoal can use."""
+        self.url = _usable(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
+        self._writing = self._engine.execution_options(**{_WRITES: True})
+        self._queue: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A consistent view on SQLite; on PostgreSQL each statement sees what was committed when it began."""
+        with self._engine.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction: committed at the end of the block, rolled back if it raises."""
+        with self._queue, self._writing.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that knows ON CONFLICT, which both databases spell alike."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def _usable(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreUnavailable(
+            "database_url is not a database URL. Use sqlite:////absolute/path/shoal.db or "
+            "postgresql+psycopg://user@host/database."
+        ) from error
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        if not parsed.database or parsed.database == ":memory:":
+            raise StoreUnavailable(f"database_url {url!r} names no file; use sqlite:////absolute/path/shoal.db.")
+        return parsed.set(drivername="sqlite+pysqlite")
+    if backend == "postgresql":
+        return parsed.set(drivername="postgresql+psycopg")
+    raise StoreUnavailable(f"database_url names {backend!r}; Shoal stores jobs in sqlite or postgresql.")
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    assert url.database is not None
+    try:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailable(f"database_url {url.database!r}: its directory cannot be made: {error}.") from error
+    engine = create_engine(
+        url,
+        pool_size=_POOL,
+        max_overflow=_POOL_OVERFLOW,
+        connect_args={"timeout": _BUSY_S, "check_same_thread": False, "cached_statements": 256},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _connected(dbapi: Any, _record: Any) -> None:
+        dbapi.isolation_level = None  # pysqlite must not begin transactions on its own; see _began
+        cursor = dbapi.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = NORMAL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _began(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(_WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgres_engine(url: URL) -> Engine:
+    try:
+        return create_engine(url, pool_size=_POOL, max_overflow=_POOL_OVERFLOW, pool_pre_ping=True)
+    except (ModuleNotFoundError, ImportError, NoSuchModuleError) as error:
+        raise StoreUnavailable(
+            "database_url names PostgreSQL, but its driver is not installed: pip install 'shoal[postgres]'."
+        ) from error

@@ -1,0 +1,164 @@
+"""What the control loop reads and writes. Every write holds the lease first; see `lease.hold`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, FinishedWithoutAttempt, Requeued, step
+from shoal_service.store.edit import JobEdit
+from shoal_service.store.errors import JobEnded, RequestConflict
+from shoal_service.store.records import JobRecord, load, load_spec, record_of
+from shoal_service.store.tables import jobs
+from shoal_service.views import JobStatus
+from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.spec import JobSpec
+
+WAITS_FOR_CAPACITY = "capacity"
+"""JobStatus.reason of a queued job that does not fit."""
+_CACHED_SPECS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriveRow:
+    """A job that the control loop has something to do for."""
+
+    id: str
+    spec: JobSpec
+    spec_version: int
+    state: JobState
+    desired: Desired
+    attempt: int
+    granted_workers: int
+    """World size that the scheduler has granted; 0 without an attempt."""
+    pulled_seq: int
+    created_at: float
+    priority: int
+    status: JobStatus
+
+
+class SpecCache:
+    """Parsed specs by (job, version), which never change; the control loop reads them many times a second."""
+
+    def __init__(self) -> None:
+        self._specs: OrderedDict[tuple[int, int], JobSpec] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, connection: Connection, job: JobRecord) -> JobSpec:
+        key = (job.num, job.spec_version)
+        with self._lock:
+            if key in self._specs:
+                self._specs.move_to_end(key)
+                return self._specs[key]
+        spec = load_spec(connection, *key)
+        with self._lock:
+            self._specs[key] = spec
+            if len(self._specs) > _CACHED_SPECS:
+                self._specs.popitem(last=False)
+        return spec
+
+
+def to_drive(connection: Connection, specs: SpecCache, *, max_queued: int) -> list[DriveRow]:
+    """All jobs with an attempt, oldest first, then the first `max_queued` of the queue in its order."""
+    held = select(jobs).where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES))).order_by(jobs.c.num)
+    queued = (
+        select(jobs)
+        .where(jobs.c.state == JobState.QUEUED.value)
+        .order_by(jobs.c.priority.desc(), jobs.c.num)
+        .limit(max_queued)
+    )
+    records = [record_of(row) for query in (held, queued) for row in connection.execute(query)]
+    return [
+        DriveRow(
+            id=job.id,
+            spec=specs.get(connection, job),
+            spec_version=job.spec_version,
+            state=job.state,
+            desired=job.desired,
+            attempt=job.attempt,
+            granted_workers=job.granted_workers,
+            pulled_seq=job.pulled_seq,
+            created_at=job.created_at,
+            priority=job.priority,
+            status=job.status,
+        )
+        for job in records
+    ]
+
+
+def begin_attempt(connection: Connection, job_id: str, *, workers: int, now: float) -> int:
+    """The new attempt's number. Raises JobNotFound, RequestConflict: the job is not in the queue any more."""
+    assert workers >= 1
+    job = load(connection, job_id, lock=True)
+    standing = step(job.standing, AttemptBegun())
+    if standing is None:
+        raise _conflict(job, "be started")
+    attempt = job.attempt + 1
+    edit = JobEdit(connection, job, now)
+    edit.describe(observed_generation=job.spec_version, generation=0)
+    edit.move(standing, "", f"Starts with {workers} workers.", attempt=attempt, workers=workers)
+    edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers)
+    if job.started_at is None:
+        edit.set(started_at=now)
+    edit.save()
+    return attempt
+
+
+def set_grant(connection: Connection, job_id: str, *, workers: int, reason: str, now: float) -> bool:
+    """Another world size for a job that has an attempt; False: it has none, or has that many already."""
+    job = load(connection, job_id, lock=True)
+    if job.state not in ATTEMPT_STATES or job.granted_workers == workers:
+        return False
+    edit = JobEdit(connection, job, now)
+    edit.set(granted_workers=workers)
+    edit.event("job.granted", {"from": job.granted_workers, "to": workers, "reason": reason})
+    return edit.save()
+
+
+def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: str, now: float) -> bool:
+    """False: the job has no attempt that could be lost."""
+    job = load(connection, job_id, lock=True)
+    standing = step(job.standing, Requeued())
+    if standing is None:
+        return False
+    edit = JobEdit(connection, job, now)
+    edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
+    return edit.save()
+
+
+def finish(
+    connection: Connection, job_id: str, *, state: JobState, reason: EndReason, message: str, now: float
+) -> None:
+    """Raises JobEnded."""
+    job = load(connection, job_id, lock=True)
+    standing = step(job.standing, FinishedWithoutAttempt(state))
+    if standing is None:
+        raise _conflict(job, "be ended")
+    edit = JobEdit(connection, job, now)
+    edit.move(standing, reason.value, message, attempt=job.attempt)
+    edit.save()
+
+
+def record_event(connection: Connection, job_id: str, kind: str, data: dict[str, Any], *, now: float) -> None:
+    edit = JobEdit(connection, load(connection, job_id, lock=True), now)
+    edit.event(kind, data)
+    edit.save()
+
+
+def note(connection: Connection, job_id: str, message: str, *, now: float) -> bool:
+    """Why a queued job waits. No event: it may change with every other job that comes and goes."""
+    job = load(connection, job_id, lock=True)
+    if job.state is not JobState.QUEUED:
+        return False
+    edit = JobEdit(connection, job, now)
+    edit.describe(reason=WAITS_FOR_CAPACITY, message=message)
+    return edit.save()
+
+
+def _conflict(job: JobRecord, asked: str) -> RequestConflict:
+    return (JobEnded if job.state.ended else RequestConflict)(job.id, job.state, asked)

@@ -1,0 +1,86 @@
+"""One transaction's change of one job: the row and its events are written together, or not at all.
+
+The row must have been read with `records.load(..., lock=True)`: event numbers are taken from it, so they are gap-free
+per job, and they become visible in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, insert, update
+
+from shoal_service.core.job_machine import Standing
+from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
+from shoal_service.store.tables import events, jobs
+from shoal_service.views import JobStatus
+from shoal_workers.contract.job import JobState
+
+
+class JobEdit:
+    """Collects columns and events, then saves them."""
+
+    def __init__(self, connection: Connection, job: JobRecord, now: float) -> None:
+        self.connection = connection
+        self.job = job
+        self.now = now
+        self.standing = job.standing
+        self.status: JobStatus = job.status
+        self._columns: dict[str, Any] = {}
+        self._events: list[dict[str, Any]] = []
+
+    def set(self, **columns: Any) -> None:
+        self._columns.update(columns)
+
+    def event(self, kind: str, data: dict[str, Any], *, at: float | None = None) -> None:
+        self._events.append(
+            {
+                "job_num": self.job.num,
+                "seq": self.job.event_seq + len(self._events) + 1,
+                "at": self.now if at is None else at,
+                "type": plain_text(kind)[:64],
+                "data": document_of(data),
+            }
+        )
+
+    def describe(self, **fields: Any) -> None:
+        """Changes fields of the status document."""
+        self.status = self.status.model_copy(update=fields)
+
+    def move(self, to: Standing, reason: str, message: str, **data: Any) -> None:
+        """To another standing; with an event `job.state` if the state is another one."""
+        before = self.standing.state
+        self.standing = to
+        if to.state is before:
+            return
+        self.describe(reason=reason, message=message, deadline=None)
+        if not to.state.holds_workers:
+            self.describe(workers=0, tokens_per_s=None, eta_s=None, note="")
+            self.set(granted_workers=0, workers="[]")
+        if to.state.ended:
+            self.set(ended_at=self.now)
+        if to.state is JobState.SUCCEEDED:
+            self.set(failure=None)
+        self.event(
+            "job.state",
+            {"from": before.value, "to": to.state.value, "reason": reason, "message": message, **data},
+        )
+
+    def save(self) -> bool:
+        """Writes what has changed; False: nothing had."""
+        columns = dict(self._columns)
+        if self.standing.state is not self.job.state:
+            columns["state"] = self.standing.state.value
+        if self.standing.desired is not self.job.desired:
+            columns["desired"] = self.standing.desired.value
+        document = status_document(self.status)
+        if document != self.job.status_document:
+            columns["status"] = document
+        if self._events:
+            columns["event_seq"] = self.job.event_seq + len(self._events)
+            self.connection.execute(insert(events), self._events)
+        if not columns:
+            return False
+        columns["updated_at"] = self.now
+        self.connection.execute(update(jobs).where(jobs.c.num == self.job.num).values(columns))
+        return True

@@ -1,0 +1,138 @@
+"""What the store raises.
+
+    StoreError
+    |-- StoreUnavailable      the database cannot be opened or has no driver
+    |-- NotFound
+    |   `-- JobNotFound
+    |-- InvalidCursor         a page cursor that this service did not make
+    |-- InvalidArchive        a code archive that is too large, or not what its name says
+    |-- Conflict
+    |   |-- IdempotencyConflict   the key was used with another spec
+    |   |-- RequestConflict       the request makes no sense in the job's state
+    |   `-- JobEnded              ... because the job has ended
+    |-- PreconditionFailed    If-Match named another version
+    `-- LeaseLost             somebody else drives the jobs now; whoever gets this must stop writing
+
+Every class has a stable `code`, keeps its data as attributes and survives pickling. HTTP status codes are not known
+here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from shoal_workers.contract.job import JobState
+
+
+class StoreError(Exception):
+    code: ClassVar[str] = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    code: ClassVar[str] = "store_unavailable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class NotFound(StoreError):
+    code: ClassVar[str] = "not_found"
+
+
+class JobNotFound(NotFound):
+    code: ClassVar[str] = "job_not_found"
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"There is no job {self.job_id!r}; `shoal jobs` lists those that there are."
+
+
+class InvalidCursor(StoreError):
+    code: ClassVar[str] = "invalid_cursor"
+
+    def __init__(self, cursor: str) -> None:
+        super().__init__(cursor)
+        self.cursor = cursor
+
+    def __str__(self) -> str:
+        return f"cursor {self.cursor[:80]!r} is not one that this service gave out; leave it out for the first page."
+
+
+class InvalidArchive(StoreError):
+    code: ClassVar[str] = "invalid_archive"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Conflict(StoreError):
+    code: ClassVar[str] = "conflict"
+
+
+class IdempotencyConflict(Conflict):
+    code: ClassVar[str] = "idempotency_conflict"
+
+    def __init__(self, key: str, job_id: str) -> None:
+        super().__init__(key, job_id)
+        self.key = key
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return (
+            f"Idempotency-Key {self.key[:80]!r} was used before with another spec, for job {self.job_id}. "
+            "Send the same spec again, or use another key."
+        )
+
+
+class RequestConflict(Conflict):
+    code: ClassVar[str] = "request_conflict"
+
+    def __init__(self, job_id: str, state: JobState, asked: str) -> None:
+        super().__init__(job_id, state, asked)
+        self.job_id = job_id
+        self.state = state
+        self.asked = asked
+
+    def __str__(self) -> str:
+        return f"Job {self.job_id} is {self.state.value}: it cannot {self.asked}."
+
+
+class JobEnded(RequestConflict):
+    code: ClassVar[str] = "job_ended"
+
+    def __str__(self) -> str:
+        return f"Job {self.job_id} has ended ({self.state.value}): it cannot {self.asked}. Submit it as a new job."
+
+
+class PreconditionFailed(StoreError):
+    code: ClassVar[str] = "precondition_failed"
+
+    def __init__(self, job_id: str, current: str, given: str) -> None:
+        super().__init__(job_id, current, given)
+        self.job_id = job_id
+        self.current = current
+        self.given = given
+
+    def __str__(self) -> str:
+        return (
+            f"Job {self.job_id} has changed: If-Match is {self.given[:80]}, the job's etag is {self.current}. "
+            "Read the job again and repeat the change."
+        )
+
+
+class LeaseLost(StoreError):
+    code: ClassVar[str] = "lease_lost"
+
+    def __init__(self, epoch: int, current_epoch: int, owner: str) -> None:
+        super().__init__(epoch, current_epoch, owner)
+        self.epoch = epoch
+        self.current_epoch = current_epoch
+        self.owner = owner
+
+    def __str__(self) -> str:
+        return f"The lease of epoch {self.epoch} is lost: {self.owner!r} holds it with epoch {self.current_epoch}."

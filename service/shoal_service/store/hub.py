@@ -1,0 +1,75 @@
+"""Tells whoever waits in this process that a job has changed. Only a hint: the tables are the truth.
+
+A reader subscribes first, then reads, then waits; so nothing is missed. Changes that another process commits are not
+heard here: a reader on a control plane that does not hold the lease must also look by itself, every second or so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+log = logging.getLogger(__name__)
+Listener = Callable[[str], None]
+
+
+class Hub:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._subscriptions: dict[str | None, set[Subscription]] = {}
+
+    def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
+        """Calls `listener(job_id)` after each commit about that job (about any job: None), until closed.
+
+        On the committing thread: it must return at once. From asyncio:
+        `hub.subscribe(lambda _: loop.call_soon_threadsafe(event.set), job_id)`.
+        """
+        subscription = Subscription(self, listener, job_id)
+        with self._lock:
+            self._subscriptions.setdefault(job_id, set()).add(subscription)
+        return subscription
+
+    def publish(self, job_id: str) -> None:
+        with self._lock:
+            told = [*self._subscriptions.get(job_id, ()), *self._subscriptions.get(None, ())]
+        for subscription in told:
+            subscription.tell(job_id)
+
+    @property
+    def num_subscriptions(self) -> int:
+        with self._lock:
+            return sum(len(group) for group in self._subscriptions.values())
+
+    def remove(self, subscription: Subscription) -> None:
+        with self._lock:
+            group = self._subscriptions.get(subscription.job_id, set())
+            group.discard(subscription)
+            if not group:
+                self._subscriptions.pop(subscription.job_id, None)
+
+
+class Subscription:
+    """Close it, or use it as a context manager; an open one is kept alive by its hub."""
+
+    def __init__(self, hub: Hub, listener: Listener, job_id: str | None) -> None:
+        self._hub = hub
+        self._listener = listener
+        self.job_id = job_id
+
+    def tell(self, job_id: str) -> None:
+        try:
+            self._listener(job_id)
+        except Exception:  # e.g. the listener's event loop is closed: it must not undo a commit that is done
+            log.exception("subscription.failed", extra={"job": job_id})
+            self.close()
+
+    def close(self) -> None:
+        self._hub.remove(self)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

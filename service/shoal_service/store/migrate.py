@@ -1,0 +1,53 @@
+"""Brings a database to the newest schema: Alembic, in one transaction, under a lock.
+
+Two processes may start on an empty database at once: the second one waits (SQLite: BEGIN IMMEDIATE; PostgreSQL: an
+advisory lock of the transaction) and then finds nothing left to do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from shoal_service.store.database import Database
+from shoal_service.store.errors import StoreUnavailable
+
+_ADVISORY_LOCK = 0x73686F616C  # "shoal"
+
+
+def migrate(database: Database) -> None:
+    """Raises StoreUnavailable: the database cannot be reached, or was migrated by a newer Shoal."""
+    config = _config()
+    try:
+        with database.write() as connection:
+            if not database.is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+            _refuse_newer(ScriptDirectory.from_config(config), MigrationContext.configure(connection))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    except SQLAlchemyError as error:
+        shown = database.url.render_as_string(hide_password=True)
+        raise StoreUnavailable(f"database_url {shown}: {getattr(error, 'orig', None) or error}") from error
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _refuse_newer(scripts: ScriptDirectory, context: MigrationContext) -> None:
+    known = {script.revision for script in scripts.walk_revisions()}
+    unknown = [head for head in context.get_current_heads() if head not in known]
+    if unknown:
+        raise StoreUnavailable(
+            f"The database has schema {', '.join(unknown)}, which this version of Shoal does not know; it was opened "
+            "by a newer one. Use that version, or another database."
+        )

@@ -1,0 +1,189 @@
+"""A job's row as a typed value, and the views made of it. Reads and translates; never writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError, to_json
+from sqlalchemy import Connection, Row, select
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.job_machine import Standing
+from shoal_service.store.errors import JobNotFound
+from shoal_service.store.tables import job_specs, jobs
+from shoal_service.views import JobStatus, JobSummary, JobView, UserFailure, WorkerView
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import JobSpec
+
+_COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure"}
+"""Fields of JobStatus that have columns of their own; the status document leaves them out."""
+_WORKERS = TypeAdapter(tuple[WorkerView, ...])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """The row of a job, as it was when it was read."""
+
+    num: int
+    id: str
+    name: str
+    state: JobState
+    desired: Desired
+    priority: int
+    spec_version: int
+    spec_hash: str
+    attempt: int
+    granted_workers: int
+    pulled_seq: int
+    event_seq: int
+    log_seq: int
+    failures: int
+    failure_step: int
+    created_at: float
+    updated_at: float
+    started_at: float | None
+    ended_at: float | None
+    status: JobStatus
+    status_document: str
+    workers_document: str
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(self.state, self.desired)
+
+
+def load(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord:
+    """The row of a job, locked until the transaction ends if `lock`. Raises JobNotFound."""
+    query = select(jobs).where(jobs.c.id == job_id)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    if row is None:
+        raise JobNotFound(job_id)
+    return record_of(row)
+
+
+def load_spec(connection: Connection, num: int, version: int) -> JobSpec:
+    query = select(job_specs.c.document).where(job_specs.c.job_num == num, job_specs.c.version == version)
+    return JobSpec.model_validate_json(connection.execute(query).scalar_one())
+
+
+def load_view(connection: Connection, job_id: str) -> JobView:
+    """Raises JobNotFound."""
+    query = (
+        select(jobs, job_specs.c.document)
+        .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
+        .where(jobs.c.id == job_id)
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise JobNotFound(job_id)
+    return view_of(record_of(row), JobSpec.model_validate_json(row.document))
+
+
+def record_of(row: Row[Any]) -> JobRecord:
+    return JobRecord(
+        num=row.num,
+        id=row.id,
+        name=row.name,
+        state=JobState(row.state),
+        desired=Desired(row.desired),
+        priority=row.priority,
+        spec_version=row.spec_version,
+        spec_hash=row.spec_hash,
+        attempt=row.attempt,
+        granted_workers=row.granted_workers,
+        pulled_seq=row.pulled_seq,
+        event_seq=row.event_seq,
+        log_seq=row.log_seq,
+        failures=row.failures,
+        failure_step=row.failure_step,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        status=_status_of(row),
+        status_document=row.status,
+        workers_document=row.workers,
+    )
+
+
+def view_of(job: JobRecord, spec: JobSpec) -> JobView:
+    return JobView(
+        id=job.id,
+        name=job.name,
+        spec=spec,
+        spec_version=job.spec_version,
+        etag=etag_of(job),
+        created_at=job.created_at,
+        updated_at=job.updated_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        status=job.status,
+    )
+
+
+def etag_of(job: JobRecord) -> str:
+    """Of the part that a user can change: the spec. A status that moves on does not invalidate an edit."""
+    return f"{job.id}-v{job.spec_version}"
+
+
+SUMMARY_COLUMNS = (
+    jobs.c.num, jobs.c.id, jobs.c.name, jobs.c.state, jobs.c.priority, jobs.c.granted_workers,
+    jobs.c.created_at, jobs.c.updated_at, jobs.c.status,
+)  # fmt: skip
+
+
+def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
+    """From SUMMARY_COLUMNS."""
+    status = json.loads(row.status)
+    return JobSummary(
+        id=row.id,
+        name=row.name,
+        state=JobState(row.state),
+        reason=status.get("reason", ""),
+        step=status.get("step", 0),
+        total_steps=status.get("total_steps"),
+        loss=status.get("loss"),
+        workers=status.get("workers", 0),
+        desired_workers=row.granted_workers,
+        priority=row.priority,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+def status_document(status: JobStatus) -> str:
+    return status.model_dump_json(exclude=_COLUMN_FIELDS, exclude_defaults=True)
+
+
+def workers_document(workers: tuple[WorkerView, ...]) -> str:
+    return _WORKERS.dump_json(workers).decode()
+
+
+def workers_of(document: str) -> list[WorkerView]:
+    return list(_WORKERS.validate_json(document))
+
+
+def document_of(data: dict[str, Any]) -> str:
+    """JSON of an event's data, which may hold what a user's code made up: never fails, never writes NaN."""
+    try:
+        return to_json(data, inf_nan_mode="null", serialize_unknown=True).decode()
+    except (PydanticSerializationError, ValueError):
+        return to_json({"repr": plain_text(repr(data))}).decode()
+
+
+def plain_text(text: str) -> str:
+    """Text that both databases can keep: no NUL (PostgreSQL refuses it), no lone surrogates (UTF-8 has none)."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def _status_of(row: Row[Any]) -> JobStatus:
+    fields = json.loads(row.status)
+    fields["state"] = row.state
+    fields["attempt"] = row.attempt
+    fields["desired_workers"] = row.granted_workers
+    if row.failure is not None:
+        fields["failure"] = UserFailure.model_validate_json(row.failure)
+    return JobStatus.model_validate(fields)

@@ -1,0 +1,244 @@
+"""The store: every job, and everything that a job leaves behind. Thread-safe; synchronous.
+
+Each method is one transaction. Users' methods may be called by any process; those of the control loop take the epoch
+of its lease and raise LeaseLost once another owner has it. After each commit that added something, subscribers of this
+process are told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from shoal_service.core.desired import Desired
+from shoal_service.store import archives, driving, history, submissions
+from shoal_service.store import lease as leases
+from shoal_service.store import news as newsroom
+from shoal_service.store.database import Database
+from shoal_service.store.driving import DriveRow, SpecCache
+from shoal_service.store.hub import Hub, Listener, Subscription
+from shoal_service.store.lease import Lease
+from shoal_service.store.migrate import migrate
+from shoal_service.store.news import Dropped
+from shoal_service.store.records import load_view
+from shoal_service.views import (
+    CheckpointView,
+    EventView,
+    IncidentView,
+    JobPatch,
+    JobSummary,
+    JobView,
+    LogView,
+    Page,
+    SeriesPoint,
+    SupervisorNews,
+    WorkerView,
+)
+from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.spec import JobSpec
+
+
+class Store:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._hub = Hub()
+        self._specs = SpecCache()
+        self._dropped: Counter[Dropped] = Counter()
+        self._dropped_lock = threading.Lock()
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Opens and migrates. Raises StoreUnavailable."""
+        database = Database(url)
+        try:
+            migrate(database)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    def close(self) -> None:
+        self._database.close()
+
+    def ping(self) -> bool:
+        """Whether the database answers."""
+        try:
+            with self._database.read() as tx:
+                tx.execute(text("SELECT 1"))
+        except SQLAlchemyError:
+            return False
+        return True
+
+    def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
+        """See Hub.subscribe: `listener(job_id)` is called on the committing thread."""
+        return self._hub.subscribe(listener, job_id)
+
+    # --- users
+
+    def create_job(self, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
+        """The job, and whether it is new. Raises IdempotencyConflict."""
+        with self._database.write() as tx:
+            job_id, created = submissions.create(tx, spec, idempotency_key=idempotency_key, now=now)
+            view = load_view(tx, job_id)
+        if created:
+            self._hub.publish(job_id)
+        return view, created
+
+    def get_job(self, job_id: str) -> JobView:
+        """Raises JobNotFound."""
+        with self._database.read() as tx:
+            return load_view(tx, job_id)
+
+    def list_jobs(
+        self, *, states: Collection[JobState] = (), limit: int = 50, cursor: str | None = None
+    ) -> Page[JobSummary]:
+        """Newest first; no `states`: all of them. Raises InvalidCursor."""
+        with self._database.read() as tx:
+            return submissions.page(tx, states, limit, cursor)
+
+    def patch_job(self, job_id: str, patch: JobPatch, *, if_match: str | None, now: float) -> JobView:
+        """Raises JobNotFound, PreconditionFailed, JobEnded, SpecError."""
+        with self._database.write() as tx:
+            view = submissions.patch(tx, job_id, patch, if_match=if_match, now=now)
+        self._hub.publish(job_id)
+        return view
+
+    def request(self, job_id: str, desired: Desired, *, now: float) -> JobView:
+        """Raises JobNotFound; RequestConflict (JobEnded) for what makes no sense in the job's state."""
+        with self._database.write() as tx:
+            view, changed = submissions.request(tx, job_id, desired, now=now)
+        if changed:
+            self._hub.publish(job_id)
+        return view
+
+    def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> list[EventView]:
+        with self._database.read() as tx:
+            return history.read_events(tx, job_id, after=after, limit=limit)
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        after: int | None = None,
+        tail: int | None = None,
+        limit: int = 1000,
+    ) -> list[LogView]:
+        with self._database.read() as tx:
+            return history.read_logs(tx, job_id, rank=rank, after=after, tail=tail, limit=limit)
+
+    def series(self, job_id: str, *, after_step: int = 0, max_points: int | None = None) -> list[SeriesPoint]:
+        with self._database.read() as tx:
+            return history.read_series(tx, job_id, after_step=after_step, max_points=max_points)
+
+    def workers(self, job_id: str) -> list[WorkerView]:
+        with self._database.read() as tx:
+            return history.read_workers(tx, job_id)
+
+    def incidents(self, job_id: str) -> list[IncidentView]:
+        with self._database.read() as tx:
+            return history.read_incidents(tx, job_id)
+
+    def checkpoints(self, job_id: str) -> list[CheckpointView]:
+        with self._database.read() as tx:
+            return history.read_checkpoints(tx, job_id)
+
+    def put_code(self, sha256: str, data: bytes, now: float) -> None:
+        """Raises InvalidArchive: too large, or not what its name says."""
+        archives.check(sha256, data)
+        with self._database.write() as tx:
+            archives.put(tx, sha256, data, now=now)
+
+    def has_code(self, sha256: str) -> bool:
+        with self._database.read() as tx:
+            return archives.exists(tx, sha256)
+
+    def get_code(self, sha256: str) -> bytes | None:
+        with self._database.read() as tx:
+            return archives.get(tx, sha256)
+
+    # --- control loop
+
+    def acquire_lease(self, owner: str, *, ttl_s: float, now: float) -> Lease | None:
+        """The lease, new or renewed; None while somebody else holds it."""
+        with self._database.write() as tx:
+            return leases.acquire(tx, owner, ttl_s=ttl_s, now=now)
+
+    def release_lease(self, owner: str) -> None:
+        with self._database.write() as tx:
+            leases.release(tx, owner)
+
+    def current_lease(self) -> Lease | None:
+        with self._database.read() as tx:
+            return leases.current(tx)
+
+    def jobs_to_drive(self, *, max_queued: int = 1000) -> list[DriveRow]:
+        """Every job with an attempt, then the head of the queue in its order."""
+        with self._database.read() as tx:
+            return driving.to_drive(tx, self._specs, max_queued=max_queued)
+
+    def begin_attempt(self, job_id: str, *, workers: int, epoch: int, now: float) -> int:
+        """QUEUED -> STARTING; the attempt's number. Raises RequestConflict: it was paused or cancelled meanwhile."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            attempt = driving.begin_attempt(tx, job_id, workers=workers, now=now)
+        self._hub.publish(job_id)
+        return attempt
+
+    def set_grant(self, job_id: str, *, workers: int, reason: str, epoch: int, now: float) -> None:
+        """Grants a job with an attempt another number of workers, with an event if it is another one."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            changed = driving.set_grant(tx, job_id, workers=workers, reason=reason, now=now)
+        if changed:
+            self._hub.publish(job_id)
+
+    def apply(self, job_id: str, news: SupervisorNews, *, epoch: int, now: float) -> None:
+        """Stores a supervisor's news exactly once; stale and senseless parts are dropped and counted."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            dropped, changed = newsroom.apply(tx, job_id, news, now=now)
+        if dropped:
+            with self._dropped_lock:
+                self._dropped.update(dropped)
+        if changed:
+            self._hub.publish(job_id)
+
+    def requeue(self, job_id: str, *, reason: EndReason, message: str, epoch: int, now: float) -> None:
+        """The attempt is lost: back to the queue (or paused, or cancelled, if that was asked for), steps kept."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            changed = driving.requeue(tx, job_id, reason=reason, message=message, now=now)
+        if changed:
+            self._hub.publish(job_id)
+
+    def finish_without_attempt(
+        self, job_id: str, state: JobState, reason: EndReason, message: str, *, epoch: int, now: float
+    ) -> None:
+        """Raises JobEnded."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            driving.finish(tx, job_id, state=state, reason=reason, message=message, now=now)
+        self._hub.publish(job_id)
+
+    def record_event(self, job_id: str, kind: str, data: dict[str, Any], *, epoch: int, now: float) -> None:
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            driving.record_event(tx, job_id, kind, data, now=now)
+        self._hub.publish(job_id)
+
+    def set_queue_note(self, job_id: str, message: str, *, epoch: int, now: float) -> None:
+        """Why a queued job waits; written only if it says something new. Compare with DriveRow.status.message first."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            driving.note(tx, job_id, message, now=now)
+
+    def dropped(self) -> dict[Dropped, int]:
+        """What `apply` has dropped since this process started."""
+        with self._dropped_lock:
+            return dict(self._dropped)

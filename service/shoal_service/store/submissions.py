@@ -1,0 +1,165 @@
+"""What users ask: submit, list, patch, and requests to run, pause or cancel. Functions of an open transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, select, union_all
+from sqlalchemy import insert as plain_insert
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.job_machine import Requested, step
+from shoal_service.store import cursor as cursors
+from shoal_service.store.database import insert
+from shoal_service.store.edit import JobEdit
+from shoal_service.store.errors import IdempotencyConflict, JobEnded, PreconditionFailed, RequestConflict
+from shoal_service.store.records import (
+    SUMMARY_COLUMNS,
+    document_of,
+    etag_of,
+    load,
+    load_spec,
+    load_view,
+    status_document,
+    summary_of,
+)
+from shoal_service.store.tables import events, job_specs, jobs
+from shoal_service.views import JobPatch, JobStatus, JobSummary, JobView, Page
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec_errors import parse_spec
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_WORDS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}
+_DONE = {
+    Desired.RUN: "Resumed on request.",
+    Desired.PAUSE: "Paused on request.",
+    Desired.CANCEL: "Cancelled on request.",
+}
+_JobPage = Page[JobSummary]
+
+
+def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[str, bool]:
+    """The job's id, and whether it is new. Raises IdempotencyConflict."""
+    document = spec.model_dump_json()
+    spec_hash = hashlib.sha256(document.encode()).hexdigest()
+    key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
+    job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
+    status = JobStatus(message="Waits for the scheduler.")
+    statement = (
+        insert(connection, jobs)
+        .values(
+            id=job_id,
+            name=spec.name,
+            state=JobState.QUEUED.value,
+            desired=Desired.RUN.value,
+            priority=spec.priority,
+            spec_version=1,
+            spec_hash=spec_hash,
+            idempotency_key_hash=key_hash,
+            attempt=0,
+            granted_workers=0,
+            pulled_seq=0,
+            event_seq=1,
+            log_seq=0,
+            failures=0,
+            failure_step=0,
+            created_at=now,
+            updated_at=now,
+            status=status_document(status),
+            workers="[]",
+        )
+        .on_conflict_do_nothing(index_elements=["idempotency_key_hash"])
+        .returning(jobs.c.num)
+    )
+    num = connection.execute(statement).scalar_one_or_none()
+    if num is None:
+        assert idempotency_key is not None
+        known = connection.execute(
+            select(jobs.c.id, jobs.c.spec_hash).where(jobs.c.idempotency_key_hash == key_hash)
+        ).one()
+        if known.spec_hash != spec_hash:
+            raise IdempotencyConflict(idempotency_key, known.id)
+        return known.id, False
+    connection.execute(plain_insert(job_specs).values(job_num=num, version=1, accepted_at=now, document=document))
+    connection.execute(
+        plain_insert(events).values(
+            job_num=num, seq=1, at=now, type="job.created", data=document_of({"name": spec.name, "spec_version": 1})
+        )
+    )
+    return job_id, True
+
+
+def page(connection: Connection, states: Collection[JobState], limit: int, cursor: str | None) -> Page[JobSummary]:
+    """Newest first. Raises InvalidCursor."""
+    after = None if cursor is None else cursors.decode(cursor)
+    query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
+    if after is not None:
+        query = query.where(jobs.c.num < after)
+    if states:  # one index range per state, merged: a rare state among many jobs is found without looking at the others
+        ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
+        merged = union_all(*(select(part) for part in ranges)).subquery()
+        query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
+    rows = connection.execute(query).all()
+    more = len(rows) > limit
+    return _JobPage(
+        items=tuple(summary_of(row) for row in rows[:limit]),
+        next_cursor=cursors.encode(rows[limit - 1].num) if more else None,
+    )
+
+
+def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: str | None, now: float) -> JobView:
+    """Raises JobNotFound, JobEnded, PreconditionFailed, SpecError."""
+    job = load(connection, job_id, lock=True)
+    if if_match is not None and not _matches(if_match, etag_of(job)):
+        raise PreconditionFailed(job_id, etag_of(job), if_match)
+    if job.state.ended:
+        raise JobEnded(job_id, job.state, "be changed")
+    before = load_spec(connection, job.num, job.spec_version)
+    after = _patched(before, changes)
+    if after != before:
+        version = job.spec_version + 1
+        connection.execute(
+            plain_insert(job_specs).values(
+                job_num=job.num, version=version, accepted_at=now, document=after.model_dump_json()
+            )
+        )
+        edit = JobEdit(connection, job, now)
+        edit.set(spec_version=version, priority=after.priority)
+        edit.event("job.patched", {"spec_version": version, **changes.model_dump(mode="json", exclude_none=True)})
+        edit.save()
+    return load_view(connection, job_id)
+
+
+def request(connection: Connection, job_id: str, desired: Desired, *, now: float) -> tuple[JobView, bool]:
+    """The job as it then is, and whether anything changed. Raises JobNotFound, RequestConflict."""
+    job = load(connection, job_id, lock=True)
+    standing = step(job.standing, Requested(desired))
+    if standing is None:
+        error = JobEnded if job.state.ended else RequestConflict
+        raise error(job_id, job.state, _WORDS[desired])
+    changed = standing != job.standing
+    if changed:
+        edit = JobEdit(connection, job, now)
+        edit.event("job.requested", {"desired": desired.value})
+        edit.move(standing, "requested", _DONE[desired] if standing.state is not job.state else "")
+        edit.save()
+    return load_view(connection, job_id), changed
+
+
+def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
+    data: dict[str, Any] = spec.model_dump(mode="json")
+    if changes.elasticity is not None:
+        data["elasticity"] |= changes.elasticity.model_dump(mode="json", exclude_none=True)
+    if changes.priority is not None:
+        data["priority"] = changes.priority
+    return parse_spec(data)
+
+
+def _matches(if_match: str, etag: str) -> bool:
+    """RFC 9110, 13.1.1, and forgiving about the quotes."""
+    given = [part.strip().removeprefix("W/").strip('"') for part in if_match.split(",")]
+    return etag in given or given == ["*"]

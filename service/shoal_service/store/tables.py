@@ -1,0 +1,178 @@
+"""The tables. Only types that SQLite and PostgreSQL share; JSON is kept as text, times are seconds since the epoch.
+
+Everything of a job hangs on `jobs.num`: a small integer that also orders the list (newest first) without ties. What a
+job accumulates (events, logs, series) is keyed by (job_num, number), so that one job's rows lie together.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+_Serial = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _job_num() -> Column[int]:
+    return Column("job_num", BigInteger, ForeignKey("jobs.num", ondelete="CASCADE"), nullable=False)
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("num", _Serial, primary_key=True, autoincrement=True),
+    Column("id", String(32), nullable=False, unique=True),
+    Column("name", String(63), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("desired", String(16), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("spec_version", Integer, nullable=False),
+    Column("spec_hash", String(64), nullable=False),  # of the spec as submitted; what an Idempotency-Key repeats
+    Column("idempotency_key_hash", String(64), nullable=True, unique=True),
+    Column("attempt", Integer, nullable=False),
+    Column("granted_workers", Integer, nullable=False),
+    Column("pulled_seq", BigInteger, nullable=False),  # last news of the current attempt's supervisor
+    Column("event_seq", BigInteger, nullable=False),
+    Column("log_seq", BigInteger, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("failure_step", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("started_at", Double, nullable=True),
+    Column("ended_at", Double, nullable=True),
+    Column("status", Text, nullable=False),  # JobStatus without what the other columns say
+    Column("failure", Text, nullable=True),  # UserFailure: apart, so that lists do not load tracebacks
+    Column("workers", Text, nullable=False),  # the newest WorkerViews, whole
+    Index(None, "state", "num"),
+    Index(None, "state", "priority", "num"),
+)
+
+job_specs = Table(
+    "job_specs",
+    metadata,
+    _job_num(),
+    Column("version", Integer, nullable=False),
+    Column("accepted_at", Double, nullable=False),
+    Column("document", Text, nullable=False),
+    PrimaryKeyConstraint("job_num", "version"),
+    sqlite_with_rowid=False,
+)
+
+events = Table(
+    "events",
+    metadata,
+    _job_num(),
+    Column("seq", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("type", String(64), nullable=False),
+    Column("data", Text, nullable=False),
+    PrimaryKeyConstraint("job_num", "seq"),
+    sqlite_with_rowid=False,
+)
+
+incidents = Table(
+    "incidents",
+    metadata,
+    _job_num(),
+    Column("attempt", Integer, nullable=False),
+    Column("id", BigInteger, nullable=False),
+    Column("cause", String(32), nullable=False),
+    Column("closed", Boolean, nullable=False),
+    Column("steps_lost", BigInteger, nullable=True),
+    Column("detect_s", Double, nullable=True),
+    Column("quiesce_s", Double, nullable=True),
+    Column("plan_s", Double, nullable=True),
+    Column("form_s", Double, nullable=True),
+    Column("restore_s", Double, nullable=True),
+    Column("first_step_s", Double, nullable=True),
+    Column("recovery_s", Double, nullable=True),
+    Column("document", Text, nullable=False),
+    PrimaryKeyConstraint("job_num", "attempt", "id"),
+    sqlite_with_rowid=False,
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    _job_num(),
+    Column("step", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("committed_at", Double, nullable=True),
+    Column("document", Text, nullable=False),
+    PrimaryKeyConstraint("job_num", "step", "attempt", "generation"),
+    sqlite_with_rowid=False,
+)
+
+series = Table(
+    "series",
+    metadata,
+    _job_num(),
+    Column("step", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("loss", Double, nullable=True),  # NULL: not a number, which SQLite cannot keep
+    Column("grad_norm", Double, nullable=True),
+    Column("lr", Double, nullable=False),
+    Column("tokens_per_s", Double, nullable=False),
+    Column("step_s", Double, nullable=False),
+    Column("world_size", Integer, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("val_loss", Double, nullable=True),
+    PrimaryKeyConstraint("job_num", "step"),
+    sqlite_with_rowid=False,
+)
+
+logs = Table(
+    "logs",
+    metadata,
+    _job_num(),
+    Column("seq", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("rank", Integer, nullable=True),
+    Column("shard_id", String(128), nullable=False),
+    Column("stream", String(16), nullable=False),
+    Column("text", Text, nullable=False),
+    PrimaryKeyConstraint("job_num", "seq"),
+    sqlite_with_rowid=False,
+)
+
+code_archives = Table(
+    "code_archives",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+    Column("stored_at", Double, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("num", Integer, primary_key=True, autoincrement=False),  # always 1: one row, put there by the migration
+    Column("owner", String(255), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
