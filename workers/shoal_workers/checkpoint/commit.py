@@ -1,0 +1,78 @@
+"""The commit marker in storage: a checkpoint exists once it is there, not before.
+
+The file holds the marker and the CRC-32 of the marker's canonical JSON, so that a flipped bit in it is seen as surely
+as one in the tensors. Written last, atomically, by whoever knows that every part is durable: the supervisor, or run.py.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+from pydantic import ValidationError
+
+from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.storage import Directory, join, open_directory
+from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
+
+
+def write_marker(directory: str, marker: CommitMarker) -> None:
+    """Atomic and durable: the checkpoint in `directory` exists from here on. OSError when the storage refuses."""
+    open_directory(directory).write(MARKER_NAME, [_encode(marker)])
+
+
+def read_marker(directory: str) -> CommitMarker:
+    """DamagedCheckpoint when there is no whole marker, OSError when the storage cannot be reached."""
+    return marker_in(open_directory(directory))
+
+
+def marker_in(place: Directory) -> CommitMarker:
+    """`read_marker` of a directory that is already open."""
+    try:
+        data = place.read(MARKER_NAME)
+    except FileNotFoundError:
+        raise DamagedCheckpoint(place.url, MARKER_NAME, "is missing: the checkpoint was never committed") from None
+    marker = _decode(place.url, data)
+    written_as = CheckpointName(marker.step, marker.attempt, marker.generation)
+    lies_in = CheckpointName.parse(place.url.rsplit("/", 1)[-1])
+    if lies_in is not None and lies_in != written_as:
+        raise DamagedCheckpoint(place.url, MARKER_NAME, f"belongs to {written_as}, but lies in {lies_in}")
+    return marker
+
+
+def newest_committed(root: str) -> str | None:
+    """URL of the newest checkpoint under `root` whose marker is whole; for callers that have no supervisor."""
+    place = open_directory(root)
+    for name in checkpoint_names(place):
+        try:
+            marker_in(place.child(str(name)))
+        except DamagedCheckpoint:
+            continue
+        return join(root, str(name))
+    return None
+
+
+def checkpoint_names(place: Directory) -> list[CheckpointName]:
+    """Checkpoint directories in a job's directory, committed or not, newest first."""
+    parsed = (CheckpointName.parse(name) for name in place.directories())
+    return sorted((name for name in parsed if name is not None), reverse=True)
+
+
+def _encode(marker: CommitMarker) -> bytes:
+    canonical = marker.model_dump_json()
+    return f'{{"crc32":{zlib.crc32(canonical.encode())},"marker":{canonical}}}\n'.encode()
+
+
+def _decode(url: str, data: bytes) -> CommitMarker:
+    try:
+        parsed: Any = json.loads(data)
+        said = parsed["crc32"]
+        marker = CommitMarker.model_validate(parsed["marker"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        why = "fields do not fit" if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
+        raise DamagedCheckpoint(url, MARKER_NAME, f"is not a commit marker ({why})") from None
+    found = zlib.crc32(marker.model_dump_json().encode())
+    if found != said:
+        raise DamagedCheckpoint(url, MARKER_NAME, f"has crc32 {found:#010x}, and says {said!r} of itself")
+    return marker

@@ -1,0 +1,74 @@
+"""The index of one rank's shard: which slice of which tensor lies where in the .bin file, with a checksum each.
+
+    shard-00002.bin     | embed.weight[2000:3000] | pad | layers.0.wq[...] | pad | ...     raw bytes, 64-byte aligned
+    shard-00002.json    {"items": [{"fqn": "embed.weight", "offsets": [2000, 0], "file_offset": 0, "crc32": ...}, ...],
+                         "extra": {...}, ...}
+
+Pure data, JSON both ways; nothing that lies in storage is ever unpickled. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from shoal_workers.contract.base import Frozen
+
+ALIGNMENT_BYTES = 64
+
+
+class IndexItem(Frozen):
+    """One slice of one tensor."""
+
+    fqn: str
+    dtype: str
+    """As torch spells it, without the prefix: float32, bfloat16 ..."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offsets: tuple[int, ...]
+    """Where the slice begins in the whole tensor, per dim."""
+    sizes: tuple[int, ...]
+    """Extent of the slice, per dim; its bytes are in row-major order."""
+    file_offset: int = Field(ge=0)
+    nbytes: int = Field(ge=0)
+    crc32: int = Field(ge=0, le=0xFFFFFFFF)
+
+
+class ShardIndex(Frozen):
+    """Everything that one rank wrote."""
+
+    format: int = Field(1, ge=1, le=1)
+    rank: int
+    world_size: int
+    generation: int
+    step: int
+    items: tuple[IndexItem, ...]
+    extra: dict[str, Any]
+    """Whatever the engine wants back that is not a tensor; JSON values only."""
+
+    def to_json(self) -> bytes:
+        return self.model_dump_json().encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> ShardIndex:
+        """ValueError, in one line, for anything that is not an index."""
+        try:
+            return ShardIndex.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            raise ValueError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+
+
+def jsonable(extra: Any) -> dict[str, Any]:
+    """`extra` as it will come back: tuples as lists, keys as strings. TypeError or ValueError for what JSON lacks."""
+    return dict(json.loads(json.dumps(dict(extra), allow_nan=False)))
+
+
+def payload_name(rank: int) -> str:
+    return f"shard-{rank:05d}.bin"
+
+
+def index_name(rank: int) -> str:
+    return f"shard-{rank:05d}.json"

@@ -1,0 +1,74 @@
+"""Is a checkpoint what its marker says? Lengths of all files, whole small files, whole big files. Imports no torch."""
+
+from __future__ import annotations
+
+import errno
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.storage import Directory
+from shoal_workers.contract.marker import CommitMarker
+from shoal_workers.contract.messages import SavedFile
+
+_CHUNK_BYTES = 8 << 20
+
+
+def check_lengths(place: Directory, marker: CommitMarker) -> None:
+    """One listing: every file of the marker is there and as long as it says. Other files are nobody's business."""
+    try:
+        found = place.files()
+    except FileNotFoundError:
+        raise DamagedCheckpoint(place.url, marker.files[0].name, "is missing, with the whole directory") from None
+    for file in marker.files:
+        if file.name not in found:
+            raise DamagedCheckpoint(place.url, file.name, f"is missing ({file.bytes} bytes)")
+        if found[file.name] != file.bytes:
+            problem = f"is {found[file.name]} bytes long, the marker says {file.bytes}"
+            raise DamagedCheckpoint(place.url, file.name, problem)
+
+
+def read_checked(place: Directory, file: SavedFile) -> bytes:
+    """A whole small file, verified."""
+    with reading(place, file.name):
+        data = place.read(file.name)
+    if len(data) != file.bytes:
+        raise DamagedCheckpoint(place.url, file.name, f"is {len(data)} bytes long, the marker says {file.bytes}")
+    _compare(place, file, zlib.crc32(data))
+    return data
+
+
+def verify_file(place: Directory, file: SavedFile) -> None:
+    """A whole file of any size, verified in constant memory."""
+    buffer = memoryview(bytearray(min(_CHUNK_BYTES, file.bytes)))
+    crc = offset = 0
+    while offset < file.bytes:
+        wanted = buffer[: file.bytes - offset]
+        with reading(place, file.name):
+            count = place.read_into(file.name, offset, wanted)
+        if count < len(wanted):
+            problem = f"ends at byte {offset + count}, the marker says {file.bytes}"
+            raise DamagedCheckpoint(place.url, file.name, problem)
+        crc = zlib.crc32(wanted, crc)
+        offset += count
+    _compare(place, file, crc)
+
+
+@contextmanager
+def reading(place: Directory, name: str) -> Iterator[None]:
+    """A file that is gone, or whose disk cannot give it back (EIO), is damage; other OSErrors are the storage's."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DamagedCheckpoint(place.url, name, "is missing") from None
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise DamagedCheckpoint(place.url, name, f"cannot be read: {error}") from error
+        raise
+
+
+def _compare(place: Directory, file: SavedFile, found: int) -> None:
+    if found != file.crc32:
+        problem = f"has crc32 {found:#010x}, the marker says {file.crc32:#010x}"
+        raise DamagedCheckpoint(place.url, file.name, problem)

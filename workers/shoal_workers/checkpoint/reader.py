@@ -1,0 +1,128 @@
+"""Loads a checkpoint into a state of any layout, in place, and trusts nothing that it has not checked.
+
+Marker -> lengths of all files -> every index whole -> every slice that this rank needs, each against its CRC-32. Each
+rank reads by itself: no collectives. When it raises, the state's values are neither the old nor the new ones.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import local as ThreadLocal
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+
+from shoal_workers.checkpoint.commit import marker_in
+from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
+from shoal_workers.checkpoint.integrity import check_lengths, read_checked, reading
+from shoal_workers.checkpoint.load_plan import ItemRead, plan_load
+from shoal_workers.checkpoint.storage import Directory, open_directory
+from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
+
+_REMOTE_READS = 16
+"""Requests under way at once to an object store, where each costs tens of milliseconds before the first byte."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def load(state: Mapping[str, torch.Tensor], *, directory: str) -> dict[str, Any]:
+    """Fills `state` (flat, as for `CheckpointWriter.save`) and returns the `extra` that rank 0 saved.
+
+    DamagedCheckpoint: fall back to an older one. StateMismatch: it was saved from something else. OSError: the storage
+    does not answer. Tensors of the checkpoint that the state does not ask for are not read.
+    """
+    place = open_directory(directory)
+    marker = marker_in(place)
+    check_lengths(place, marker)
+    indexes = _read_indexes(place, marker)
+    lengths = {file.name: file.bytes for file in marker.files}
+    reads = plan_load(state, indexes, directory=place.url)
+    scratch = _Scratch()
+    for read in reads:
+        if read.item.file_offset + read.item.nbytes > lengths[read.file]:
+            problem = f"is {lengths[read.file]} bytes long, its index puts {read.item.fqn} beyond that"
+            raise DamagedCheckpoint(place.url, read.file, problem)
+    _for_each(place, lambda read: _fill(place, read, scratch), reads)
+    return indexes[0].extra
+
+
+def _read_indexes(place: Directory, marker: CommitMarker) -> list[ShardIndex]:
+    files = {file.name: file for file in marker.files}
+    for rank in range(marker.world_size):
+        for name in (payload_name(rank), index_name(rank)):
+            if name not in files:
+                raise DamagedCheckpoint(place.url, MARKER_NAME, f"does not list {name}")
+
+    def read(rank: int) -> ShardIndex:
+        name = index_name(rank)
+        try:
+            index = ShardIndex.from_json(read_checked(place, files[name]))
+        except ValueError as error:
+            raise DamagedCheckpoint(place.url, name, f"is not an index ({error})") from None
+        says = index.rank, index.world_size, index.generation, index.step
+        ought = rank, marker.world_size, marker.generation, marker.step
+        if says != ought:
+            problem = f"is of rank, world size, generation, step {says}; the marker says {ought}"
+            raise DamagedCheckpoint(place.url, name, problem)
+        return index
+
+    return _for_each(place, read, range(marker.world_size))
+
+
+def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
+    """Reads one slice whole, checks it, and hands its boxes out; straight into the state where it fits exactly."""
+    item = read.item
+    direct = _is_whole(read)
+    memory = read.fills[0].target.reshape(-1).view(torch.uint8) if direct else scratch.take(item.nbytes)
+    buffer = memory.numpy().data
+    with reading(place, read.file):
+        count = place.read_into(read.file, item.file_offset, buffer)
+    if count < item.nbytes:
+        problem = f"ends {item.nbytes - count} bytes before the end of {item.fqn}"
+        raise DamagedCheckpoint(place.url, read.file, problem)
+    found = zlib.crc32(buffer)
+    if found != item.crc32:
+        problem = (
+            f"has crc32 {found:#010x} for {item.fqn} (bytes {item.file_offset} to {item.file_offset + item.nbytes}), "
+            f"its index says {item.crc32:#010x}"
+        )
+        raise DamagedCheckpoint(place.url, read.file, problem)
+    if not direct:
+        whole = memory.view(read.dtype).view(item.sizes)
+        for fill in read.fills:
+            fill.target.copy_(narrow_tensor_by_index(whole, fill.source_offsets, fill.lengths))
+
+
+def _is_whole(read: ItemRead) -> bool:
+    """The slice fills one contiguous piece of CPU memory from its first to its last byte."""
+    target = read.fills[0].target
+    return (
+        len(read.fills) == 1
+        and read.fills[0].lengths == read.item.sizes
+        and target.device.type == "cpu"
+        and target.is_contiguous()
+    )
+
+
+class _Scratch(ThreadLocal):
+    """Memory for slices that are not wanted as they are; reused, so that its pages are warm. One per thread."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        if self._memory.numel() < num_bytes:
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._memory[:num_bytes]
+
+
+def _for_each(place: Directory, function: Callable[[T], R], values: Iterable[T]) -> list[R]:
+    if place.is_local:
+        return [function(value) for value in values]
+    with ThreadPoolExecutor(_REMOTE_READS, thread_name_prefix="checkpoint-read") as pool:
+        return list(pool.map(function, values))

@@ -1,0 +1,96 @@
+"""A directory of anything that fsspec can open: an object store, or memory:// in tests.
+
+An object store has no rename and needs none: a PUT, also one in parts, becomes visible whole or not at all. Its
+libraries raise families of their own (botocore's are no OSErrors) and remember listings: both end here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+
+_PART_BYTES = 32 << 20
+"""Bytes per part of an upload; S3 allows 10,000 parts, so a file may have 312 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteDirectory:
+    url: str
+    path: str
+    filesystem: Any
+    is_local: bool = False
+
+    @staticmethod
+    def open(url: str) -> RemoteDirectory:
+        with _as_os_error(url):
+            filesystem, path = fsspec.core.url_to_fs(url)
+        return RemoteDirectory(url.rstrip("/"), path.rstrip("/"), filesystem)
+
+    def child(self, name: str) -> RemoteDirectory:
+        return RemoteDirectory(f"{self.url}/{name}", f"{self.path}/{name}", self.filesystem)
+
+    def create(self) -> None:
+        with _as_os_error(self.url):
+            self.filesystem.makedirs(self.path, exist_ok=True)
+
+    def files(self) -> Mapping[str, int]:
+        return {posixpath.basename(e["name"]): int(e["size"]) for e in self._entries() if e["type"] == "file"}
+
+    def directories(self) -> list[str]:
+        try:
+            return [posixpath.basename(e["name"].rstrip("/")) for e in self._entries() if e["type"] == "directory"]
+        except FileNotFoundError:
+            return []
+
+    def write(self, name: str, chunks: Iterable[memoryview | bytes]) -> None:
+        path = f"{self.path}/{name}"
+        with _as_os_error(f"{self.url}/{name}"):
+            file = self.filesystem.open(path, "wb", block_size=_PART_BYTES)
+            try:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.close()
+            except BaseException:
+                with contextlib.suppress(Exception):  # closing would publish the half that was written
+                    file.discard()
+                file.closed = True
+                raise
+
+    def read(self, name: str) -> bytes:
+        with _as_os_error(f"{self.url}/{name}"):
+            return bytes(self.filesystem.cat_file(f"{self.path}/{name}"))
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
+        with _as_os_error(f"{self.url}/{name}"):
+            data = self.filesystem.cat_file(f"{self.path}/{name}", start=offset, end=offset + len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def remove(self, name: str) -> None:
+        with _as_os_error(f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
+            self.filesystem.rm_file(f"{self.path}/{name}")
+
+    def remove_tree(self) -> None:
+        with _as_os_error(self.url), contextlib.suppress(FileNotFoundError):
+            self.filesystem.invalidate_cache()
+            self.filesystem.rm(self.path, recursive=True)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        with _as_os_error(self.url):
+            self.filesystem.invalidate_cache()
+            return [e for e in self.filesystem.ls(self.path, detail=True) if e["name"].rstrip("/") != self.path]
+
+
+@contextlib.contextmanager
+def _as_os_error(url: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{url}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,104 @@
+"""Which slices of which tensors this rank writes, and where in its file they lie. Decided without communication.
+
+    DTensor      every rank its own slice, by torch.distributed.checkpoint's planner; along the mesh axes on which it is
+                 replicated only the rank with coordinate 0 writes
+    plain        replicated: written by the ranks that say `owns_replicated`; a reader takes the lowest rank's copy
+    empty slice  not written (uneven shards leave some ranks without any); a tensor that is empty as a whole is
+
+Must never need a collective: ranks that are about to be lost cannot be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.tensor import DTensor
+
+from shoal_workers.checkpoint.index import ALIGNMENT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedItem:
+    """One slice that this rank writes: all of the local tensor of `fqn`."""
+
+    fqn: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file_offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    items: tuple[PlannedItem, ...]
+    total_bytes: int
+    """Length of the file."""
+
+
+def plan_save(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> SavePlan:
+    """In the order of `state`. ValueError for what cannot be saved: a Partial DTensor, a tensor without storage."""
+    mine = {fqn: tensor for fqn, tensor in state.items() if _is_writer(fqn, tensor, owns_replicated)}
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(mine, is_coordinator=True)
+    items: list[PlannedItem] = []
+    end = 0
+    for write_item in planner.create_local_plan().items:
+        item = _place(write_item, -(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+        if item.nbytes or 0 in item.shape:
+            items.append(item)
+            end = item.file_offset + item.nbytes
+    return SavePlan(tuple(items), end)
+
+
+def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> Hashable:
+    """Equal keys, equal plans; a small part of the cost of planning, which a save would otherwise pay every time.
+
+    Meshes compare equal across ranks and generations, so the coordinate is part of the key.
+    """
+    return owns_replicated, tuple((fqn, *_layout(tensor)) for fqn, tensor in state.items())
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    if not isinstance(tensor, DTensor):
+        return tensor.shape, tensor.dtype
+    mesh = tensor.device_mesh
+    return tensor.shape, tensor.dtype, tensor.placements, mesh, tuple(mesh.get_coordinate() or ())
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that lies in this process, without its gradient history."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _is_writer(fqn: str, tensor: torch.Tensor, owns_replicated: bool) -> bool:
+    if tensor.device.type == "meta":
+        raise ValueError(f"{fqn} is on the meta device: it has no values to save or to load into")
+    if not isinstance(tensor, DTensor):
+        return owns_replicated
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError(f"{fqn} has placements {tensor.placements}: a partial sum has no value of its own to save")
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:  # this rank is not in the tensor's mesh
+        return False
+    return all(at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
+
+
+def _place(write_item: WriteItem, file_offset: int) -> PlannedItem:
+    data = write_item.tensor_data
+    assert data is not None, f"{write_item.index.fqn} is not a tensor"
+    dtype = data.properties.dtype
+    return PlannedItem(
+        fqn=write_item.index.fqn,
+        dtype=dtype,
+        shape=tuple(data.size),
+        offsets=tuple(data.chunk.offsets),
+        sizes=tuple(data.chunk.sizes),
+        file_offset=file_offset,
+        nbytes=data.chunk.sizes.numel() * dtype.itemsize,
+    )

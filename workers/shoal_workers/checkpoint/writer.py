@@ -1,0 +1,194 @@
+"""Writes one rank's part of a checkpoint: a blocking copy into warm memory, everything else behind training's back.
+
+    training thread   | wait for the write before | copy | ------------- training goes on -------------->
+    writer thread                                        | crc32 | .bin + fsync | .json + fsync | on_done
+
+No collectives: each rank speaks only for itself, and the checkpoint exists once somebody who has heard of every part
+has written the commit marker. Must never raise for a storage problem: training goes on without the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import zlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shoal_workers.checkpoint.crc import combine
+from shoal_workers.checkpoint.index import IndexItem, ShardIndex, index_name, jsonable, payload_name
+from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
+from shoal_workers.checkpoint.staging import StagingBuffer
+from shoal_workers.checkpoint.storage import Directory, open_directory
+from shoal_workers.contract.messages import SavedFile, SavedPart, SaveFailed
+
+_WRITE_BYTES = 16 << 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What the writer thread needs to know of a save."""
+
+    directory: str
+    rank: int
+    world_size: int
+    generation: int
+    step: int
+    extra: dict[str, Any]
+
+
+class CheckpointWriter:
+    """One per process; called from the training thread only. Outlives generations: its memory stays warm."""
+
+    def __init__(self) -> None:
+        self._staging = StagingBuffer()
+        self._plan = SavePlan((), 0)
+        self._plan_key: Hashable = None
+        self._thread: threading.Thread | None = None
+
+    def warm(self, state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> None:
+        """Plans and takes the memory before the first save has to; while the process has nothing better to do."""
+        self.wait()
+        key = plan_key(state, owns_replicated=owns_replicated)
+        if key != self._plan_key:
+            self._plan, self._plan_key = plan_save(state, owns_replicated=owns_replicated), key
+        self._staging.prepare(self._plan, pinned=any(tensor.is_cuda for tensor in state.values()))
+
+    def save(
+        self,
+        state: Mapping[str, torch.Tensor],
+        *,
+        directory: str,
+        rank: int,
+        world_size: int,
+        generation: int,
+        step: int,
+        extra: Mapping[str, Any],
+        on_done: Callable[[SavedPart | SaveFailed], None],
+        owns_replicated: bool | None = None,
+    ) -> float:
+        """Returns the stall: seconds of the blocking part, after which `state` and `extra` may change.
+
+        `state`: flat, fully qualified name -> DTensor or plain tensor, on any device. `extra`: JSON values; a reader
+        gets rank 0's. `on_done` is called exactly once, from the writer thread, when the part is durable or has failed.
+        `owns_replicated`: this rank writes the plain tensors; default: rank 0 does. Where ranks hold different plain
+        tensors (pipeline stages), one rank per stage has to own them.
+        TypeError or ValueError for what can never be saved (see `plan_save`); nothing for what storage does.
+        """
+        start = time.perf_counter()
+        self.warm(state, owns_replicated=rank == 0 if owns_replicated is None else owns_replicated)
+        part = _Part(directory, rank, world_size, generation, step, jsonable(extra))
+        self._staging.copy_in(state)
+        stall_s = time.perf_counter() - start
+        plan, data = self._plan, self._staging.bytes()
+
+        def write() -> None:
+            on_done(_write(part, plan, data, stall_s))
+
+        self._thread = threading.Thread(target=write, name=f"checkpoint-write-{step}", daemon=True)
+        self._thread.start()
+        return stall_s
+
+    def wait(self) -> None:
+        """Until the last save has told its outcome."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Waits, and gives the memory back."""
+        self.wait()
+        self._staging, self._plan, self._plan_key = StagingBuffer(), SavePlan((), 0), None
+
+
+def _write(part: _Part, plan: SavePlan, data: memoryview, stall_s: float) -> SavedPart | SaveFailed:
+    start = time.perf_counter()
+    try:
+        files = _write_files(open_directory(part.directory), part, plan, data)
+    except Exception as error:  # the boundary of the writer thread: whatever it was, the part is not there
+        _log.warning(
+            "checkpoint.part_failed",
+            extra={"step": part.step, "generation": part.generation, "rank": part.rank, "directory": part.directory},
+            exc_info=True,
+        )
+        _remove_files(part)
+        return SaveFailed(
+            generation=part.generation,
+            step=part.step,
+            rank=part.rank,
+            directory=part.directory,
+            error=f"{type(error).__name__}: {error}",
+        )
+    return SavedPart(
+        generation=part.generation,
+        step=part.step,
+        rank=part.rank,
+        world_size=part.world_size,
+        directory=part.directory,
+        files=files,
+        stall_s=stall_s,
+        write_s=time.perf_counter() - start,
+    )
+
+
+def _write_files(place: Directory, part: _Part, plan: SavePlan, data: memoryview) -> tuple[SavedFile, ...]:
+    items, payload_crc = _checksums(plan, data)
+    index = ShardIndex(
+        rank=part.rank,
+        world_size=part.world_size,
+        generation=part.generation,
+        step=part.step,
+        items=items,
+        extra=part.extra,
+    ).to_json()
+    place.create()
+    place.write(payload_name(part.rank), _chunks(data))
+    place.write(index_name(part.rank), [index])
+    return (
+        SavedFile(name=payload_name(part.rank), bytes=len(data), crc32=payload_crc),
+        SavedFile(name=index_name(part.rank), bytes=len(index), crc32=zlib.crc32(index)),
+    )
+
+
+def _checksums(plan: SavePlan, data: memoryview) -> tuple[tuple[IndexItem, ...], int]:
+    """Of each item, and of the whole file; reads every byte once."""
+    items: list[IndexItem] = []
+    whole = end = 0
+    for item in plan.items:
+        whole = zlib.crc32(data[end : item.file_offset], whole)
+        end = item.file_offset + item.nbytes
+        crc = zlib.crc32(data[item.file_offset : end])
+        whole = combine(whole, crc, item.nbytes)
+        items.append(
+            IndexItem(
+                fqn=item.fqn,
+                dtype=str(item.dtype).removeprefix("torch."),
+                shape=item.shape,
+                offsets=item.offsets,
+                sizes=item.sizes,
+                file_offset=item.file_offset,
+                nbytes=item.nbytes,
+                crc32=crc,
+            )
+        )
+    return tuple(items), whole
+
+
+def _chunks(data: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(data), _WRITE_BYTES):
+        yield data[start : start + _WRITE_BYTES]
+
+
+def _remove_files(part: _Part) -> None:
+    try:
+        place = open_directory(part.directory)
+        for name in (payload_name(part.rank), index_name(part.rank)):
+            place.remove(name)
+    except Exception:  # storage that could not be written may not be able to delete either; retention comes by later
+        _log.info("checkpoint.part_left_behind", extra={"directory": part.directory, "rank": part.rank}, exc_info=True)
