@@ -1,0 +1,72 @@
+"""`demo`, `doctor` and `version`: does it work, will it work, what is it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
+
+
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a language model, kill a worker, watch it go on, and compare with an undisturbed run. Two minutes."""
+    with command(DEFAULT_URL, as_json) as session:
+        from shoal_api.demo.show import run_demo
+
+        if not run_demo(session.output, keep=keep):
+            raise typer.Exit(ExitCode.FAILED)
+
+
+def doctor(
+    database_url: Annotated[
+        str | None, typer.Option("--database-url", help="Try this database instead of the configured one.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Check this machine and the server; exit code 1 when something would keep jobs from running."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.doctor.findings import Finding, Verdict, worst
+        from shoal_api.cli.doctor.probes import examine
+
+        colours = {Verdict.OK: "good", Verdict.WARN: "warn", Verdict.FAIL: "bad"}
+        findings: list[Finding] = []
+        for finding in examine(url, database_url):
+            findings.append(finding)
+            if not as_json:
+                session.output.line(
+                    finding, f"{finding.verdict:<5} {finding.check}: {finding.message}", colours[finding.verdict]
+                )
+                if finding.hint:
+                    session.output.line(finding, f"      {finding.hint}", "dim")
+        verdict = worst(findings)
+        session.output.document(
+            {"verdict": verdict, "findings": findings},
+            lambda: "jobs will not run here" if verdict is Verdict.FAIL else "everything that jobs need is here",
+        )
+        if verdict is Verdict.FAIL:
+            raise typer.Exit(ExitCode.FAILED)
+
+
+def version(as_json: JsonFlag = False) -> None:
+    """Print the versions of Shoal and of what it stands on."""
+    with command(DEFAULT_URL, as_json) as session:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as installed
+
+        versions: dict[str, str | None] = {}
+        for name in ("shoal", "ray", "torch"):
+            try:
+                versions[name] = installed(name)
+            except PackageNotFoundError:
+                versions[name] = None
+        versions["python"] = sys.version.split()[0]
+        session.output.document(
+            versions, lambda: "\n".join(f"{name} {number or 'not installed'}" for name, number in versions.items())
+        )

@@ -1,0 +1,65 @@
+"""Commands that change a job: scale, pause, resume, cancel. Each prints the job as the server sees it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, UrlOption, command
+
+if TYPE_CHECKING:
+    from shoal_api.client import Client
+    from shoal_service.views import JobView
+
+
+def scale(
+    job: JobArgument,
+    least: Annotated[int | None, typer.Option("--min", min=1, help="elasticity.min_workers")] = None,
+    most: Annotated[int | None, typer.Option("--max", min=1, help="elasticity.max_workers")] = None,
+    standby: Annotated[int | None, typer.Option("--standby", min=0, help="elasticity.standby")] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change how far a job may shrink and grow. It follows at its next step boundary, without losing a step."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
+
+        asked = {"min_workers": least, "max_workers": most, "standby": standby}
+        given = {key: value for key, value in asked.items() if value is not None}
+        if not given:
+            raise CliError("scale changes nothing without --min, --max or --standby", hint=f"shoal scale {job} --max 4")
+        _change(session, job, lambda client, job_id: client.scale(job_id, **given))
+
+
+def pause(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Save a checkpoint, and give the workers back until `resume`."""
+    with command(url, as_json) as session:
+        _change(session, job, lambda client, job_id: client.pause(job_id))
+
+
+def resume(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Put a paused job back into the queue."""
+    with command(url, as_json) as session:
+        _change(session, job, lambda client, job_id: client.resume(job_id))
+
+
+def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """End a job. Its checkpoints stay."""
+    with command(url, as_json) as session:
+        _change(session, job, lambda client, job_id: client.cancel(job_id))
+
+
+def _change(session: Session, reference: str, change: Callable[[Client, str], JobView]) -> None:
+    with session.open_client() as client:
+        view = change(client, session.job_id(client, reference))
+    elastic = view.spec.elasticity
+    session.output.document(
+        view,
+        lambda: (
+            f"{view.id}  {view.name}  {view.status.state}  "
+            f"workers {view.status.workers} (min {elastic.min_workers}, max {elastic.max_workers}, "
+            f"standby {elastic.standby})"
+        ),
+    )

@@ -1,0 +1,141 @@
+"""Commands that only look: jobs, show, logs, events, workers, incidents, checkpoints, cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
+
+if TYPE_CHECKING:
+    from shoal_api.client import Client
+    from shoal_service.views import LogView
+
+FollowFlag = Annotated[bool, typer.Option("--follow", "-f", help="Go on as more comes, until the job ends.")]
+
+
+def jobs(
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help="Only jobs in this state, e.g. RUNNING; may be repeated.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, newest first.")] = 100,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """List jobs, newest first."""
+    with command(url, as_json) as session:
+        from itertools import islice
+
+        from shoal_api.cli.tables import jobs_table
+
+        states = _states(state or [])
+        with session.open_client() as client:
+            found = list(islice(client.jobs(state=states), limit))
+        session.output.document(found, lambda: jobs_table(found, time.time()))
+
+
+def show(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Show a job: state, progress, loss, and what it waits for or why it failed."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.tables import job_page
+
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            view = client.job(job_id)
+            series = [] if as_json else client.series(job_id)
+        session.output.document(view, lambda: job_page(view, series))
+
+
+def logs(
+    job: JobArgument,
+    follow: FollowFlag = False,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print what the shards wrote. With --json: one list, or one line each with --follow."""
+    with command(url, as_json) as session:
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            lines = client.logs(job_id, rank=rank, tail=tail, follow=follow)
+            if as_json and not follow:
+                session.output.document(list(lines), str)
+                return
+            for line in lines:
+                session.output.line(line, _log_text(line), "dim" if line.stream == "shoal" else "plain")
+
+
+def events(
+    job: JobArgument, follow: FollowFlag = False, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False
+) -> None:
+    """Print a job's history. With --json: one list, or one line each with --follow."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.narrate import severity
+        from shoal_api.cli.progress import event_text
+
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            history = client.events(job_id, follow=follow)
+            if as_json and not follow:
+                session.output.document(list(history), str)
+                return
+            for event in history:
+                session.output.line(event, event_text(event), severity(event))
+
+
+def workers(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """List the processes of a job: rank, node, pid, phase."""
+    from shoal_api.cli.tables import workers_table
+
+    _list(job, url, as_json, lambda client, job_id: client.workers(job_id), workers_table)
+
+
+def incidents(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """List what went wrong, and what it cost."""
+    from shoal_api.cli.tables import incidents_table
+
+    _list(job, url, as_json, lambda client, job_id: client.incidents(job_id), incidents_table)
+
+
+def checkpoints(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """List the checkpoints of a job."""
+    from shoal_api.cli.tables import checkpoints_table
+
+    _list(job, url, as_json, lambda client, job_id: client.checkpoints(job_id), checkpoints_table)
+
+
+def cluster(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Show the cluster as the scheduler sees it."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.tables import cluster_page
+
+        with session.open_client() as client:
+            view = client.cluster()
+        session.output.document(view, lambda: cluster_page(view))
+
+
+def _list(job: str, url: str, as_json: bool, fetch: Callable[[Client, str], Any], table: Callable[[Any], Any]) -> None:
+    with command(url, as_json) as session:
+        with session.open_client() as client:
+            rows = fetch(client, session.job_id(client, job))
+        session.output.document(rows, lambda: table(rows))
+
+
+def _states(names: list[str]) -> list[Any]:
+    from shoal_api.cli.errors import CliError
+    from shoal_workers.contract.job import JobState
+
+    known = {state.value: state for state in JobState}
+    for name in names:
+        if name.upper() not in known:
+            raise CliError(f"--state {name!r} is no state of a job", hint=f"one of {', '.join(known)}")
+    return [known[name.upper()] for name in names]
+
+
+def _log_text(line: LogView) -> str:
+    who = "-" if line.rank is None else str(line.rank)
+    return f"[{who}] {line.text.rstrip()}"

@@ -1,0 +1,48 @@
+"""`serve`: turns options into settings and hands over to the composition root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal_api.cli.session import DEFAULT_URL, command
+
+
+def serve(
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option("--state-dir", help="Database, checkpoints and code live here.")
+    ] = None,
+    database_url: Annotated[
+        str | None, typer.Option("--database-url", help="postgresql://... or sqlite:///FILE")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Join this Ray cluster instead of starting one.")
+    ] = None,
+    num_cpus: Annotated[
+        int | None, typer.Option("--num-cpus", min=1, help="Logical CPUs of the started cluster.")
+    ] = None,
+    num_gpus: Annotated[int | None, typer.Option("--num-gpus", min=0, help="GPUs of the started cluster.")] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Ray nodes to start on this machine.")] = None,
+    keep_cluster: Annotated[
+        bool | None, typer.Option("--keep-cluster", help="Leave the started cluster running when the server ends.")
+    ] = None,
+) -> None:
+    """Run the server: REST API, scheduler, and a local Ray cluster unless --ray-address is given.
+
+    Options that are not given come from the environment (SHOAL_...), then from the defaults.
+    """
+    with command(DEFAULT_URL, False):
+        from shoal_service.settings import Settings
+
+        from shoal_api.serve import run_server
+
+        given = {
+            "host": host, "port": port, "state_dir": state_dir, "database_url": database_url,
+            "ray_address": ray_address, "num_cpus": num_cpus, "num_gpus": num_gpus, "nodes": nodes,
+            "keep_cluster": keep_cluster,
+        }  # fmt: skip
+        run_server(Settings(**{key: value for key, value in given.items() if value is not None}))

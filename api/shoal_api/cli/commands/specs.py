@@ -1,0 +1,102 @@
+"""Commands around the spec that need no server: validate, schema, data prepare."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.session import DEFAULT_URL, JsonFlag, SpecArgument, command
+
+if TYPE_CHECKING:
+    from shoal_workers.contract.spec import JobSpec
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
+]
+
+
+def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag = False) -> None:
+    """Check a spec without a server, and say what each world size would compute."""
+    with command(DEFAULT_URL, as_json) as session:
+        from shoal_api.cli.spec_file import load_spec
+        from shoal_workers.contract.spec_errors import SpecError, parse_spec
+
+        try:
+            parsed = parse_spec(load_spec(spec, assignments or ()))
+        except SpecError as error:
+            if not as_json:
+                raise
+            session.output.document({"valid": False, "errors": list(error.problems)}, str)
+            raise typer.Exit(ExitCode.USAGE) from None
+        session.output.document({"valid": True, "errors": [], "spec": parsed}, lambda: describe_spec(parsed))
+
+
+def schema(as_json: JsonFlag = False) -> None:
+    """Print the JSON Schema of a job spec: every key with its meaning, unit and default."""
+    with command(DEFAULT_URL, True) as session:
+        from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
+        from shoal_workers.contract.spec import JobSpec
+
+        document = JobSpec.model_json_schema()
+        document.setdefault("$defs", {}).update(
+            {model.__name__: model.model_json_schema() for model in (LanguageModelConfig, TextDataConfig)}
+        )
+        session.output.document(document, str)
+
+
+def data() -> None:
+    """Prepare training data."""
+
+
+def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag = False) -> None:
+    """Turn the spec's text into token shards on this machine, ahead of the training. Resumes where it was stopped."""
+    with command(DEFAULT_URL, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_api.cli.spec_file import load_spec
+        from shoal_workers.contract.lm import LM_TASK
+        from shoal_workers.contract.spec_errors import parse_spec
+
+        document = load_spec(spec, assignments or ())
+        parsed = parse_spec(document)
+        if parsed.task != LM_TASK:
+            raise CliError(
+                f"task {parsed.task!r} reads its own data", hint="only the built-in language model has shards"
+            )
+        code = _run_data_module(document, as_json)
+        if code:
+            raise CliError("the data could not be prepared", hint="see the lines above", exit_code=ExitCode.FAILED)
+        session.output.say("data is ready", "good")
+
+
+def describe_spec(spec: JobSpec) -> str:
+    """The spec is fine: what will happen at every world size it allows."""
+    from shoal_workers.contract.deal import deal
+
+    num_micro = spec.batch.num_micro_batches
+    lines = [f"{spec.name}: the spec is valid", f"  task {spec.task}", f"  {num_micro} micro-batches a step"]
+    sizes = range(spec.elasticity.min_workers, spec.elasticity.max_workers + 1)
+    for world_size in [*sizes][:8]:
+        per_rank = len(deal(num_micro, 0, world_size))
+        filler = per_rank * world_size - num_micro
+        lines.append(
+            f"  {world_size} workers: {per_rank} micro-batches each" + (f", {filler} of them filler" if filler else "")
+        )
+    if len(sizes) > 8:
+        lines.append(f"  ... up to {sizes[-1]} workers")
+    return "\n".join(lines)
+
+
+def _run_data_module(document: dict[str, Any], as_json: bool) -> int:
+    """In a process of its own, because the command line never loads the training side."""
+    with tempfile.TemporaryDirectory(prefix="shoal-spec-") as folder:
+        path = Path(folder) / "spec.json"
+        path.write_text(json.dumps(document))
+        command_line = [sys.executable, "-m", "shoal_workers.data", str(path), *(["--json"] if as_json else [])]
+        return subprocess.run(command_line, check=False).returncode

@@ -1,0 +1,104 @@
+"""`submit` and `watch`: start a job, and look on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.session import (
+    DEFAULT_URL,
+    JobArgument,
+    JsonFlag,
+    Session,
+    SpecArgument,
+    UrlOption,
+    command,
+    exit_code_of,
+)
+
+if TYPE_CHECKING:
+    from shoal_service.views import JobView
+
+
+def submit(
+    spec: SpecArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch it until it ends; Ctrl-C detaches.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait silently until it ends.")] = False,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The job's name.")] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Submit a job. With --follow or --wait the exit code is the job's: 0 succeeded, 1 failed or cancelled."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.spec_file import load_spec
+        from shoal_workers.contract.spec_errors import parse_spec
+
+        document = load_spec(spec, assignments or (), name)
+        parse_spec(document)
+        with session.open_client() as client:
+            job = client.submit(document)
+        output = session.output
+        if not follow and not wait:
+            output.document(job, lambda: f"{job.id}  {job.name}  {job.status.state}\nshoal watch {job.id}")
+            return
+        output.say(f"submitted {job.id} ({job.name})", "dim")
+        ended = _look_on(session, job.id) if follow else _wait(session, job.id)
+        _finish(session, ended, one_line=follow)
+
+
+def watch(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Watch a job until it ends, from its first event on. Ctrl-C detaches; the job goes on."""
+    with command(url, as_json) as session:
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+        _finish(session, _look_on(session, job_id), one_line=True)
+
+
+def _look_on(session: Session, job_id: str) -> JobView:
+    from shoal_api.cli.follow import follow_job
+    from shoal_api.cli.progress import screen_for
+
+    try:
+        return follow_job(session.open_client, job_id, screen_for(session.output))
+    except KeyboardInterrupt:
+        _detached(session, job_id)
+        raise
+
+
+def _wait(session: Session, job_id: str) -> JobView:
+    try:
+        with session.open_client() as client:
+            return client.wait(job_id)
+    except KeyboardInterrupt:
+        _detached(session, job_id)
+        raise
+
+
+def _detached(session: Session, job_id: str) -> None:
+    option = "" if session.url == DEFAULT_URL else f" --url {session.url}"
+    session.output.say(
+        f"\ndetached; the job goes on. Look on again: shoal watch {job_id}{option}\n"
+        f"End it: shoal cancel {job_id}{option}",
+        "warn",
+    )
+
+
+def _finish(session: Session, job: JobView, *, one_line: bool) -> None:
+    from shoal_api.cli.tables import job_page
+
+    if session.output.as_json and one_line:
+        session.output.line(job, "")
+    elif session.output.as_json:
+        session.output.document(job, str)
+    else:
+        with session.open_client() as client:
+            series = client.series(job.id)
+        session.output.document(job, lambda: job_page(job, series))
+    code = exit_code_of(job.status.state)
+    if code is not ExitCode.OK:
+        raise typer.Exit(code)

@@ -1,0 +1,92 @@
+"""What the doctor says, and the judgements that need nothing but numbers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from shoal_api.cli.narrate import size_text
+from shoal_workers.contract.base import Frozen
+
+GIB = 1024**3
+OLDEST_PYTHON = (3, 11)
+_WANTED = {"torch": "2.13", "ray": "2.60"}
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    """Works, but somebody should know."""
+    FAIL = "fail"
+    """Jobs will not run here."""
+
+
+class Finding(Frozen):
+    """One line of the report."""
+
+    check: str
+    verdict: Verdict
+    message: str
+    hint: str = ""
+    """The way out; empty when there is nothing to do."""
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    order = [Verdict.OK, Verdict.WARN, Verdict.FAIL]
+    return max((finding.verdict for finding in findings), key=order.index, default=Verdict.OK)
+
+
+def judge_python(version: tuple[int, int], shown: str) -> Finding:
+    if version < OLDEST_PYTHON:
+        return Finding(
+            check="python", verdict=Verdict.FAIL, message=f"Python {shown}", hint="Shoal needs 3.11 or newer"
+        )
+    return Finding(check="python", verdict=Verdict.OK, message=f"Python {shown}")
+
+
+def judge_space(
+    check: str, what: str, free_bytes: int, *, fail_below_gib: float, warn_below_gib: float, hint: str
+) -> Finding:
+    """Memory, disk or shared memory that is free, against two limits."""
+    message = f"{size_text(free_bytes)} free {what}"
+    if free_bytes < fail_below_gib * GIB:
+        return Finding(
+            check=check, verdict=Verdict.FAIL, message=message, hint=f"{hint} (needs {fail_below_gib:g} GiB)"
+        )
+    if free_bytes < warn_below_gib * GIB:
+        return Finding(check=check, verdict=Verdict.WARN, message=message, hint=hint)
+    return Finding(check=check, verdict=Verdict.OK, message=message)
+
+
+def judge_library(name: str, version: str | None, problem: str) -> Finding:
+    """A library that was imported in a process of its own; `version` is None when that failed."""
+    wanted = _WANTED[name]
+    if version is None:
+        return Finding(
+            check=name, verdict=Verdict.FAIL, message=f"{name} cannot be imported: {problem}",
+            hint="install Shoal with its dependencies again: `make setup`, or `pip install shoal`",
+        )  # fmt: skip
+    if not f"{version}.".startswith(f"{wanted}."):
+        return Finding(
+            check=name, verdict=Verdict.FAIL, message=f"{name} {version}",
+            hint=f"Shoal is made for {name} {wanted}.x; its internals differ from version to version",
+        )  # fmt: skip
+    return Finding(check=name, verdict=Verdict.OK, message=f"{name} {version}")
+
+
+def judge_ray_auth(mode: str | None, token_source: str | None) -> Finding:
+    """`token_source`: where a token was found. Ray 2.60 demands one from everybody who joins a protected cluster."""
+    if mode == "token" and token_source is None:
+        return Finding(
+            check="ray auth", verdict=Verdict.FAIL, message="RAY_AUTH_MODE=token, but there is no token",
+            hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or make one: ray get-auth-token --generate",
+        )  # fmt: skip
+    if mode is None:
+        return Finding(
+            check="ray auth", verdict=Verdict.OK,
+            message=f"RAY_AUTH_MODE is not set; token {'from ' + token_source if token_source else 'none'}",
+            hint="for a protected cluster (serve --ray-address) set RAY_AUTH_MODE=token and the token's path",
+        )  # fmt: skip
+    return Finding(
+        check="ray auth", verdict=Verdict.OK, message=f"RAY_AUTH_MODE={mode}, token {token_source or 'not needed'}"
+    )

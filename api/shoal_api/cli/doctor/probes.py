@@ -1,0 +1,195 @@
+"""Measures what the doctor judges. torch, Ray and gloo are tried in processes of their own: a broken one must not take
+the doctor down with it, and the command line never loads them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shoal_api.cli.doctor.findings import (
+    Finding,
+    Verdict,
+    judge_library,
+    judge_python,
+    judge_ray_auth,
+    judge_space,
+)
+
+_IMPORT_TIMEOUT_S = 120.0
+_GLOO_TIMEOUT_S = 90.0
+_GLOO_RANK = """
+import datetime, sys, torch, torch.distributed as dist
+rank, path = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+limit = datetime.timedelta(seconds=30)
+dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2, timeout=limit)
+value = torch.ones(1) * (rank + 1)
+dist.all_reduce(value)
+assert value.item() == 3.0, value
+dist.destroy_process_group()
+"""
+
+
+def examine(url: str, database_url: str | None) -> Iterator[Finding]:
+    """Every check in turn, as it is done; the slow ones last."""
+    checks: list[Callable[[], Finding]] = [
+        _python,
+        _memory,
+        _disk,
+        _shared_memory,
+        _port,
+        _ray_auth,
+        lambda: _database(database_url),
+        lambda: _server(url),
+        lambda: _library("ray"),
+        lambda: _library("torch"),
+        _gloo,
+    ]
+    for check in checks:
+        yield check()
+
+
+def _python() -> Finding:
+    return judge_python((sys.version_info.major, sys.version_info.minor), sys.version.split()[0])
+
+
+def _memory() -> Finding:
+    return judge_space(
+        "memory", "memory", _available_memory(), fail_below_gib=1.0, warn_below_gib=4.0,
+        hint="a shard needs about 0.5 GiB besides its model; the demo has four",
+    )  # fmt: skip
+
+
+def _disk() -> Finding:
+    folder = tempfile.gettempdir()
+    return judge_space(
+        "disk", f"in {folder}", shutil.disk_usage(folder).free, fail_below_gib=0.5, warn_below_gib=4.0,
+        hint="make room, or point TMPDIR to a larger disk; Ray stops writing when a disk is 95 % full",
+    )  # fmt: skip
+
+
+def _shared_memory() -> Finding:
+    if not Path("/dev/shm").is_dir():
+        return Finding(check="shared memory", verdict=Verdict.OK, message="no /dev/shm on this system; Ray uses files")
+    return judge_space(
+        "shared memory", "in /dev/shm", shutil.disk_usage("/dev/shm").free, fail_below_gib=0.05, warn_below_gib=1.0,
+        hint="in a container give it more: docker run --shm-size=2g",
+    )  # fmt: skip
+
+
+def _port() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                return Finding(check="ports", verdict=Verdict.OK, message=f"loopback works (tried port {port})")
+    except OSError as error:
+        return Finding(
+            check="ports", verdict=Verdict.FAIL, message=f"no connection over 127.0.0.1: {error}",
+            hint="a firewall or a sandbox is in the way",
+        )  # fmt: skip
+
+
+def _ray_auth() -> Finding:
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    source = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(path) if path.is_file() else None
+    return judge_ray_auth(os.environ.get("RAY_AUTH_MODE"), source)
+
+
+def _database(url: str | None) -> Finding:
+    from shoal_api.cli.doctor.database import try_database
+
+    return try_database(url)
+
+
+def _server(url: str) -> Finding:
+    import httpx
+
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/readyz", timeout=5.0)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        return Finding(
+            check="server", verdict=Verdict.WARN, message=f"no server at {url} ({error})",
+            hint="start one with `shoal serve`, or give its address with --url or SHOAL_URL",
+        )  # fmt: skip
+    if answer.status_code != 200:
+        return Finding(
+            check="server", verdict=Verdict.WARN, message=f"{url} answers, but is not ready ({answer.status_code})",
+            hint=_detail(answer),
+        )  # fmt: skip
+    return Finding(check="server", verdict=Verdict.OK, message=f"{url} is ready")
+
+
+def _detail(answer: object) -> str:
+    import httpx
+
+    assert isinstance(answer, httpx.Response)
+    try:
+        return str(answer.json().get("detail", ""))
+    except (ValueError, AttributeError):
+        return "is it a Shoal server?"
+
+
+def _library(name: str) -> Finding:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import {name}; print({name}.__version__)"],
+            capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return judge_library(name, None, f"the import took longer than {_IMPORT_TIMEOUT_S:g} s")
+    if done.returncode:
+        return judge_library(name, None, _last_line(done.stderr) or f"exit code {done.returncode}")
+    return judge_library(name, _last_line(done.stdout), "")
+
+
+def _gloo() -> Finding:
+    """Two ranks on this machine add a number up, as a job's shards would."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="shoal-doctor-") as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", _GLOO_RANK, str(rank), f"{folder}/store"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+        try:
+            problems = [_last_line(rank.communicate(timeout=_GLOO_TIMEOUT_S)[1]) for rank in ranks]
+        except subprocess.TimeoutExpired:
+            problems = [f"not done after {_GLOO_TIMEOUT_S:g} s"]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.communicate()
+    if any(rank.returncode for rank in ranks):
+        return Finding(
+            check="gloo", verdict=Verdict.FAIL, message=f"two ranks cannot add up: {next(filter(None, problems), '')}",
+            hint="if the host name does not resolve, set GLOO_SOCKET_IFNAME=lo",
+        )  # fmt: skip
+    return Finding(
+        check="gloo", verdict=Verdict.OK, message=f"two ranks added up ({time.monotonic() - began:.1f} s with imports)"
+    )
+
+
+def _available_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

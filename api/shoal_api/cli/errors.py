@@ -1,0 +1,93 @@
+"""Errors as a person reads them: one short sentence, and the way out. `explain` is the only place that translates.
+
+CliError
+  raised by the command line itself, and made by `explain` from
+    SpecError              a spec that is refused             -> exit code 2
+    client.ApiError        a problem document of the server   -> 4 (404), 2 (other 4xx), 1 (5xx)
+    client.Disconnected    nobody answers                     -> 3
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal_api.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from shoal_api.client import ApiError
+
+
+class CliError(Exception):
+    """Ends the command with an exit code; `details` are further lines, one per problem."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", exit_code: ExitCode = ExitCode.USAGE, details: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.exit_code = exit_code
+        self.details = details
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "error": {
+                "message": self.message,
+                "details": list(self.details),
+                "hint": self.hint,
+                "exit_code": int(self.exit_code),
+            }
+        }
+
+
+def explain(error: Exception, url: str) -> CliError | None:
+    """The error for people, or None for one that nobody foresaw (a bug: `main` says how to see the traceback)."""
+    import httpx
+
+    from shoal_api.client import ApiError, Disconnected
+    from shoal_workers.contract.spec_errors import SpecError
+
+    match error:
+        case CliError():
+            return error
+        case SpecError():
+            return CliError(
+                "the spec is refused",
+                details=tuple(str(error).splitlines()),
+                hint="`shoal schema` prints every key with its meaning and default",
+            )
+        case ApiError():
+            return _from_problem(error)
+        case Disconnected():
+            return unreachable(url, error.cause)
+        case httpx.UnsupportedProtocol() | httpx.InvalidURL():
+            return CliError(f"{url!r} is not the address of a server", hint="for example: --url http://127.0.0.1:8470")
+        case _:
+            return None
+
+
+def _from_problem(error: ApiError) -> CliError:
+    problem = error.problem
+    if problem.status == 404:
+        exit_code, hint = ExitCode.NOT_FOUND, "`shoal jobs` lists the jobs"
+    elif problem.status < 500:
+        exit_code, hint = ExitCode.USAGE, ""
+    else:
+        exit_code, hint = ExitCode.FAILED, "the server's log says more"
+        if problem.error_id:
+            hint += f"; look for {problem.error_id}"
+    return CliError(
+        f"{problem.title}: {problem.detail}",
+        hint=hint,
+        exit_code=exit_code,
+        details=tuple(f"{one.path}: {one.message}" if one.path else one.message for one in problem.errors),
+    )
+
+
+def unreachable(url: str, why: str) -> CliError:
+    return CliError(
+        f"no Shoal server answers at {url} ({why or 'connection failed'})",
+        hint="start one with `shoal serve`, or give its address with --url or SHOAL_URL",
+        exit_code=ExitCode.UNREACHABLE,
+    )

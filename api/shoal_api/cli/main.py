@@ -1,0 +1,53 @@
+"""The console script `shoal`: puts the commands together. `python -m shoal_api.cli.main` is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from shoal_api.cli.commands import check, control, inspect, serve, specs, submit
+
+_HELP = """Elastic training on Ray: jobs survive dead workers and finish with the undisturbed run's model.
+
+`shoal demo` shows it. `shoal serve` starts a server, `shoal submit SPEC --follow` trains on it.
+"""
+
+_SPECS = "Specs and data"
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Jobs": (
+        submit.submit, submit.watch, inspect.jobs, inspect.show, inspect.logs, inspect.events,
+        control.scale, control.pause, control.resume, control.cancel,
+        inspect.workers, inspect.incidents, inspect.checkpoints,
+    ),
+    _SPECS: (specs.validate, specs.schema),
+    "Server": (serve.serve, inspect.cluster, check.demo, check.doctor, check.version),
+}  # fmt: skip
+
+
+def main() -> None:
+    """Run the command line; ends the process with one of `ExitCode`."""
+    build_app()(prog_name="shoal")
+
+
+def build_app() -> typer.Typer:
+    """The commands, in the order in which the help shows them."""
+    app = typer.Typer(
+        help=_HELP,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for panel, functions in _PANELS.items():
+        for function in functions:
+            app.command(rich_help_panel=panel)(function)
+    data = typer.Typer(help="Prepare training data.", no_args_is_help=True)
+    data.callback()(specs.data)
+    data.command()(specs.prepare)
+    app.add_typer(data, name="data", rich_help_panel=_SPECS)
+    return app
+
+
+if __name__ == "__main__":
+    main()

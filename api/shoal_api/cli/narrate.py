@@ -1,0 +1,119 @@
+"""One line of plain words for each event of a job. Pure; used by `events`, `submit --follow` and the demo.
+
+An event type that is not known here is still shown, with its data: an older command line must not hide what a newer
+server has to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal_service.views import EventView
+
+Data = Mapping[str, Any]
+
+
+def narrate(event: EventView) -> str:
+    """What happened, in one line without control characters."""
+    describe = _WORDS.get(event.type)
+    text = describe(event.data) if describe else f"{event.type} {_pairs(event.data)}"
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def severity(event: EventView) -> str:
+    """The colour of the line: "good", "bad", "warn" or "plain"."""
+    if event.type == "job.state":
+        return {"SUCCEEDED": "good", "FAILED": "bad", "CANCELLED": "warn", "WAITING": "warn", "RECOVERING": "warn"}.get(
+            str(event.data.get("to")), "plain"
+        )
+    if event.type in ("incident.opened", "worker.lost", "checkpoint.damaged", "checkpoint.failed"):
+        return "bad"
+    return "good" if event.type in ("incident.closed", "generation.formed") else "plain"
+
+
+def _state(data: Data) -> str:
+    reason = f" ({data['reason']})" if data.get("reason") else ""
+    message = f": {data['message']}" if data.get("message") else ""
+    return f"job {data.get('from', '?')} -> {data.get('to', '?')}{reason}{message}"
+
+
+def _formed(data: Data) -> str:
+    workers = data.get("workers", "?")
+    layout = f" as {data['layout']}" if data.get("layout") else ""
+    return (
+        f"generation {data.get('generation', '?')}: {workers} workers{layout}, from step {data.get('start_step', '?')}"
+    )
+
+
+def _incident_opened(data: Data) -> str:
+    ranks = ", ".join(str(rank) for rank in data.get("ranks") or ())
+    where = f" rank {ranks}" if ranks else ""
+    message = f": {data['message']}" if data.get("message") else ""
+    return f"incident: {data.get('cause', 'unknown cause')}{where}{message}"
+
+
+def _incident_closed(data: Data) -> str:
+    parts = [
+        f"{data.get('from_workers', '?')} -> {data.get('to_workers', '?')} workers",
+        f"detected in {seconds(data.get('detect_s'))}",
+        f"recovered in {seconds(data.get('recovery_s'))}",
+        f"{data.get('steps_lost', '?')} steps lost",
+    ]
+    return f"incident closed: {', '.join(part for part in parts if '?' not in part)}"
+
+
+def _committed(data: Data) -> str:
+    size = f", {size_text(data['bytes'])}" if data.get("bytes") else ""
+    took = f" in {seconds(data['seconds'])}" if data.get("seconds") is not None else ""
+    return f"checkpoint of step {data.get('step', '?')} committed{took}{size}"
+
+
+def _worker(verb: str) -> Callable[[Data], str]:
+    def describe(data: Data) -> str:
+        rank = f" rank {data['rank']}" if data.get("rank") is not None else ""
+        pid = f" (pid {data['pid']})" if data.get("pid") else ""
+        reason = f": {data['reason']}" if data.get("reason") else ""
+        return f"worker {data.get('shard_id', '')}{rank} {verb}{pid}{reason}"
+
+    return describe
+
+
+_WORDS: dict[str, Callable[[Data], str]] = {
+    "job.created": lambda data: f"job created{' as ' + str(data['name']) if data.get('name') else ''}",
+    "job.state": _state,
+    "generation.formed": _formed,
+    "incident.opened": _incident_opened,
+    "incident.closed": _incident_closed,
+    "checkpoint.committed": _committed,
+    "worker.started": _worker("started"),
+    "worker.lost": _worker("lost"),
+}
+
+
+def seconds(value: Any) -> str:
+    """`0.02 s`, `1.3 s`, `42 s`, `3 min 20 s`, `2 h 05 min`; "?" when there is none."""
+    if not isinstance(value, int | float) or value < 0:
+        return "?"
+    if value < 0.1:
+        return f"{value * 1000:.0f} ms"
+    if value < 10:
+        return f"{value:.1f} s"
+    if value < 120:
+        return f"{value:.0f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size_text(num_bytes: float) -> str:
+    """Binary units: `12.5 MiB`."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def _pairs(data: Data) -> str:
+    return " ".join(f"{key}={value}" for key, value in data.items())

@@ -1,0 +1,48 @@
+"""JOB on the command line: an id, the beginning of an id that only one job has, or a name that only one job has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_service.views import JobSummary
+
+_SHOWN = 5
+
+
+def match_job(reference: str, jobs: Iterable[JobSummary]) -> JobSummary:
+    """The one job that is meant. An exact id wins over names, an exact name over beginnings of ids.
+
+    Raises CliError when no job fits (exit code 4) or several do (exit code 2); it lists them.
+    """
+    known = list(jobs)
+    for candidates in (
+        [job for job in known if job.id == reference],
+        [job for job in known if job.name == reference],
+        [job for job in known if reference and job.id.startswith(reference)],
+    ):
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates:
+            raise _ambiguous(reference, candidates)
+    near = difflib.get_close_matches(reference, [job.name for job in known], n=1)
+    raise CliError(
+        f"there is no job {reference!r}",
+        hint=f"did you mean {near[0]!r}? " * bool(near) + "`shoal jobs` lists them",
+        exit_code=ExitCode.NOT_FOUND,
+    )
+
+
+def _ambiguous(reference: str, candidates: list[JobSummary]) -> CliError:
+    newest = sorted(candidates, key=lambda job: job.created_at, reverse=True)
+    more = len(newest) - _SHOWN
+    return CliError(
+        f"{reference!r} fits {len(newest)} jobs",
+        details=(
+            *(f"{job.id}  {job.name}  {job.state}" for job in newest[:_SHOWN]),
+            *((f"... and {more} more",) if more > 0 else ()),
+        ),
+        hint="use an id (the first one is the newest)",
+    )

@@ -1,0 +1,63 @@
+"""Reads a spec from a YAML or JSON file, or from standard input, and makes it ready to submit.
+
+Paths in `code.working_dir` are taken relative to the file that names them, as everybody expects who has moved a spec.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.overrides import apply_overrides
+
+_MAX_BYTES = 4 * 1024 * 1024
+
+
+def load_spec(source: str, assignments: Iterable[str] = (), name: str | None = None) -> dict[str, Any]:
+    """The decoded document of `source` ("-": standard input), with `--set` and `--name` applied. Not yet validated."""
+    text = sys.stdin.read(_MAX_BYTES + 1) if source == "-" else _read(Path(source))
+    if len(text) > _MAX_BYTES:
+        raise CliError(f"the spec {source} is larger than {_MAX_BYTES} bytes", hint="is it really a job spec?")
+    document = decode_spec(text, source)
+    if source != "-":
+        document = _with_absolute_code(document, Path(source).resolve().parent)
+    document = apply_overrides(document, assignments)
+    return {**document, "name": name} if name is not None else document
+
+
+def decode_spec(text: str, source: str) -> dict[str, Any]:
+    """Decode YAML (JSON is a part of it); the error names the line."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        problem = getattr(error, "problem", None) or "it cannot be decoded"
+        raise CliError(f"{source} is not YAML or JSON: {problem}{where}", hint="check the indentation there") from None
+    if not isinstance(document, dict):
+        shown = "empty" if document is None else f"a {type(document).__name__}"
+        raise CliError(f"{source} is {shown}, not a job spec", hint="start from an example: examples/byte-lm.yaml")
+    return document
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="give the spec's path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"cannot read {path}: {error}", hint="give a readable YAML or JSON file") from None
+
+
+def _with_absolute_code(document: dict[str, Any], base: Path) -> dict[str, Any]:
+    code = document.get("code")
+    if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str):
+        return document
+    return {**document, "code": {**code, "working_dir": str((base / code["working_dir"]).resolve())}}

@@ -1,0 +1,126 @@
+"""What the demo found out, and whether that is what Shoal promises. Pure: series and events in, a verdict out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_service.views import EventView, IncidentView, SeriesPoint
+from shoal_workers.contract.job import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class LossComparison:
+    """Two runs, step by step."""
+
+    num_steps: int
+    """Steps that both runs have."""
+    missing: tuple[int, ...]
+    """Steps that only one of them has."""
+    max_abs_diff: float | None
+    """None: no step in common, or a loss that is not finite."""
+    worst_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOutcome:
+    """The last line of `shoal demo --json`, and the numbers behind the table."""
+
+    state: JobState
+    steps: int
+    world_sizes: tuple[int, ...]
+    incidents: tuple[IncidentView, ...]
+    comparison: LossComparison
+    val_bits_per_byte: float | None
+    tokens_per_s: float | None
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "state": str(self.state),
+            "steps": self.steps,
+            "world_sizes": list(self.world_sizes),
+            "incidents": [_incident(incident) for incident in self.incidents],
+            "max_abs_loss_diff": self.comparison.max_abs_diff,
+            "val_bits_per_byte": self.val_bits_per_byte,
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+
+def broken_promises(outcome: DemoOutcome, *, workers: int, tolerance: float) -> tuple[str, ...]:
+    """Everything that the run should have shown and did not; empty: the demo passed."""
+    broken = []
+    expected = (workers, workers - 1, workers)
+    if outcome.state != JobState.SUCCEEDED:
+        broken.append(f"the disturbed job ended as {outcome.state}, not SUCCEEDED")
+    if not contains_in_order(outcome.world_sizes, expected):
+        broken.append(f"the world sizes were {arrows(outcome.world_sizes)}; {arrows(expected)} was expected in them")
+    if not outcome.incidents:
+        broken.append("no incident was recorded, although a shard was killed")
+    diff = outcome.comparison.max_abs_diff
+    if outcome.comparison.missing:
+        steps = ", ".join(str(step) for step in outcome.comparison.missing[:5])
+        broken.append(f"{len(outcome.comparison.missing)} steps are in one run only: {steps} ...")
+    if diff is None:
+        broken.append("the losses of the two runs cannot be compared")
+    elif not diff <= tolerance:
+        broken.append(
+            f"the losses differ by {diff:.3g} at step {outcome.comparison.worst_step}; at most {tolerance:g} is allowed"
+        )
+    return tuple(broken)
+
+
+def compare_losses(disturbed: Iterable[SeriesPoint], undisturbed: Iterable[SeriesPoint]) -> LossComparison:
+    """The largest absolute difference of the losses over the steps that both runs have."""
+    ours = {point.step: point.loss for point in disturbed}
+    theirs = {point.step: point.loss for point in undisturbed}
+    common = sorted(ours.keys() & theirs.keys())
+    missing = tuple(sorted(ours.keys() ^ theirs.keys()))
+    diffs = {step: abs(ours[step] - theirs[step]) for step in common}
+    if not diffs or not all(math.isfinite(diff) for diff in diffs.values()):
+        return LossComparison(len(common), missing, None, None)
+    worst = max(diffs, key=lambda step: (diffs[step], -step))
+    return LossComparison(len(common), missing, diffs[worst], worst)
+
+
+def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
+    """The world sizes over the run, each once for as long as it lasted: one entry per change."""
+    sizes: list[int] = []
+    for event in sorted(events, key=lambda event: event.seq):
+        if event.type == "generation.formed" and (not sizes or sizes[-1] != event.data["workers"]):
+            sizes.append(int(event.data["workers"]))
+    return tuple(sizes)
+
+
+def contains_in_order(sizes: Sequence[int], expected: Sequence[int]) -> bool:
+    """Whether `expected` is a subsequence of `sizes`."""
+    rest = iter(sizes)
+    return all(size in rest for size in expected)
+
+
+def mean_tokens_per_s(series: Sequence[SeriesPoint], tokens_per_step: int) -> float | None:
+    """Throughput between the ends of the first and of the last step, recoveries included."""
+    ordered = sorted(series, key=lambda point: point.step)
+    if len(ordered) < 2 or ordered[-1].at <= ordered[0].at:
+        return None
+    return tokens_per_step * (ordered[-1].step - ordered[0].step) / (ordered[-1].at - ordered[0].at)
+
+
+def tokens_per_step(spec: Mapping[str, Any]) -> int:
+    return int(spec["batch"]["global_size"]) * int(spec["model"]["seq_len"])
+
+
+def arrows(sizes: Iterable[int]) -> str:
+    return " -> ".join(str(size) for size in sizes) or "none"
+
+
+def _incident(incident: IncidentView) -> dict[str, Any]:
+    return {
+        "cause": str(incident.cause),
+        "detect_s": incident.detect_s,
+        "recovery_s": incident.recovery_s,
+        "steps_lost": incident.steps_lost,
+        "from_workers": incident.from_workers,
+        "to_workers": incident.to_workers,
+    }

@@ -1,0 +1,60 @@
+"""Waits until the demo's server is ready, and says what it is waiting for."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import httpx
+
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.output import Output
+from shoal_api.demo.processes import ServerProcess
+
+_LIMIT_S = 120.0
+_POLL_S = 0.2
+
+
+def await_ready(server: ServerProcess, url: str, output: Output) -> None:
+    """Return once /readyz says so. Raises CliError with the end of the server's log when it dies or takes too long."""
+    began = time.monotonic()
+    spinner: Any = output.stdout.status("") if output.live else nullcontext()
+    with spinner as status:
+        while True:
+            waits_for = _waits_for(url)
+            if waits_for is None:
+                break
+            if status is not None:
+                status.update(f"waiting for {waits_for} ({time.monotonic() - began:.0f} s)")
+            if server.exit_code() is not None:
+                raise _failed(server, f"the server ended with exit code {server.exit_code()} before it was ready")
+            if time.monotonic() - began > _LIMIT_S:
+                raise _failed(server, f"the server was not ready after {_LIMIT_S:g} s: it waits for {waits_for}")
+            server.wait(_POLL_S)
+    text = f"ready after {time.monotonic() - began:.1f} s"
+    output.say(text, "dim") if output.as_json else output.line(None, text, "dim")
+
+
+def _waits_for(url: str) -> str | None:
+    """What is not there yet; None: everything is."""
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=5.0, trust_env=False)
+    except httpx.TransportError:
+        return "the server to start"
+    if answer.status_code == 200:
+        return None
+    try:
+        return str(answer.json().get("detail") or "the server to be ready")
+    except (ValueError, AttributeError):
+        return "the server to be ready"
+
+
+def _failed(server: ServerProcess, message: str) -> CliError:
+    return CliError(
+        message,
+        details=server.log_tail(),
+        hint="`shoal doctor` looks for the cause",
+        exit_code=ExitCode.FAILED,
+    )

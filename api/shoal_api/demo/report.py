@@ -1,0 +1,115 @@
+"""The demo's last screen: the table, the two curves, the verdict. Pure: an outcome in, something to print out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from shoal_api.cli.narrate import seconds
+from shoal_api.demo.outcome import DemoOutcome, arrows
+from shoal_api.demo.plot import plot_losses
+from shoal_service.views import SeriesPoint
+
+_PLOT_WIDTH = 64
+_PLOT_HEIGHT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One of the two jobs, with what the report needs of it."""
+
+    job_id: str
+    series: tuple[SeriesPoint, ...]
+    val_bits_per_byte: float | None
+    tokens_per_s: float | None
+    wall_s: float | None
+    checkpoint_url: str
+
+
+def report(
+    outcome: DemoOutcome, disturbed: Run, undisturbed: Run, broken: Sequence[str], *, url: str, tolerance: float
+) -> list[RenderableType]:
+    """Everything to print at the end."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_column()
+    table.add_row("", Text("with SIGKILL", style="bold"), Text("undisturbed", style="bold"))
+    for label, left, right in _rows(outcome, disturbed, undisturbed):
+        table.add_row(label, left, right)
+    return [
+        Text(),
+        Panel(Group(table, Text(), _verdict(outcome, broken, tolerance)), title="shoal demo", border_style="cyan"),
+        Group(*(Text(line, style="cyan") for line in _curves(outcome, disturbed, undisturbed))),
+        Text("loss of both runs: ● the same, ▲ only with SIGKILL, ▽ only undisturbed; ✗ the kill, ↑ the regrowth"),
+        Text(f"jobs          {url}/v1/jobs/{disturbed.job_id}  {url}/v1/jobs/{undisturbed.job_id}", style="dim"),
+        Text(f"checkpoints   {disturbed.checkpoint_url}", style="dim"),
+    ]
+
+
+def _rows(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[tuple[str, str, str]]:
+    rows = [
+        ("steps", str(outcome.steps), str(max((point.step for point in undisturbed.series), default=0))),
+        ("world size", arrows(outcome.world_sizes), arrows(sizes_of(undisturbed.series))),
+    ]
+    for incident in outcome.incidents:
+        to_workers = "?" if incident.to_workers is None else incident.to_workers
+        ranks = ", ".join(str(rank) for rank in incident.ranks)
+        rows += [
+            ("incident", f"{incident.cause}, rank {ranks}: {incident.from_workers} -> {to_workers} workers", "none"),
+            ("  detected in", seconds(incident.detect_s), ""),
+            ("  training again in", seconds(incident.recovery_s), ""),
+            ("  steps lost", "?" if incident.steps_lost is None else str(incident.steps_lost), "0"),
+        ]
+    runs = (disturbed, undisturbed)
+    last = [f"{run.series[-1].loss:.6f}" if run.series else "?" for run in runs]
+    bits = [f"{run.val_bits_per_byte:.4f}" if run.val_bits_per_byte is not None else "?" for run in runs]
+    speed = [f"{run.tokens_per_s:,.0f}" if run.tokens_per_s is not None else "?" for run in runs]
+    rows += [
+        ("last loss", last[0], last[1]),
+        ("validation, bits per byte", bits[0], bits[1]),
+        ("tokens/s, recovery included", speed[0], speed[1]),
+        ("wall clock", seconds(disturbed.wall_s), seconds(undisturbed.wall_s)),
+    ]
+    return rows
+
+
+def _verdict(outcome: DemoOutcome, broken: Sequence[str], tolerance: float) -> Text:
+    if broken:
+        return Text("\n".join(f"✗ {line}" for line in broken), style="bold red")
+    diff = outcome.comparison.max_abs_diff
+    return Text(
+        f"✓ the same model: over {outcome.comparison.num_steps} steps the losses differ by at most {diff:.1e} "
+        f"(allowed: {tolerance:g})",
+        style="bold green",
+    )
+
+
+def _curves(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[str]:
+    marks: dict[int, str] = {}
+    for before, after in itertools.pairwise(disturbed.series):
+        if after.world_size != before.world_size:
+            marks[after.step] = "✗" if after.world_size < before.world_size else "↑"
+    return plot_losses(
+        {point.step: point.loss for point in disturbed.series},
+        {point.step: point.loss for point in undisturbed.series},
+        marks=marks,
+        width=_PLOT_WIDTH,
+        height=_PLOT_HEIGHT,
+    )
+
+
+def sizes_of(series: Sequence[SeriesPoint]) -> tuple[int, ...]:
+    """World sizes in the order of the steps, one entry per change."""
+    sizes: list[Any] = []
+    for point in series:
+        if not sizes or sizes[-1] != point.world_size:
+            sizes.append(point.world_size)
+    return tuple(sizes)

@@ -1,0 +1,188 @@
+"""Runs the demo: serve, submit, kill, watch, run again undisturbed, compare, report, clean up.
+
+With `--json` the report is one line on standard output, and everything else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal_api.cli.follow import follow_job
+from shoal_api.cli.output import Output
+from shoal_api.cli.progress import LiveScreen, PlainScreen, Screen
+from shoal_api.client import Client
+from shoal_api.demo.outcome import (
+    DemoOutcome,
+    broken_promises,
+    compare_losses,
+    mean_tokens_per_s,
+    tokens_per_step,
+    world_sizes,
+)
+from shoal_api.demo.processes import ServerProcess
+from shoal_api.demo.ready import await_ready
+from shoal_api.demo.report import Run, report
+from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS
+from shoal_service.views import JobView
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+def run_demo(output: Output, *, keep: bool) -> bool:
+    """True when the run showed everything that it should. Nothing stays behind, except with `keep`."""
+    folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
+    kept = False
+    server: ServerProcess | None = None
+    with _sigterm_as_interrupt():
+        try:
+            url = f"http://127.0.0.1:{free_port()}"
+            _tell(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
+            server = ServerProcess(_serve_command(url, folder), _environment(), folder / "serve.log", outlive=keep)
+            await_ready(server, url, output)
+            passed = _show(output, server, url)
+            kept = keep
+            if keep:
+                _tell(output, f"the server stays: {url} (docs: {url}/docs). Look: shoal jobs --url {url}")
+                _tell(output, f"stop it: kill {server.pid} && rm -r {folder}")
+            return passed
+        finally:
+            if not kept:
+                scratch = _ray_scratch(folder)
+                if server is not None:
+                    server.stop()
+                for leftover in (scratch, folder):
+                    if leftover is not None:
+                        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _show(output: Output, server: ServerProcess, url: str) -> bool:
+    disturbed = _train(output, url, {**DEMO_SPEC}, on_tick=lambda screen: _Saboteur(server, url, screen).look)
+    undisturbed = _train(output, url, {**DEMO_SPEC, "name": f"{DEMO_SPEC['name']}-undisturbed"})
+    with Client(url) as client:
+        runs = [_collect(client, job) for job in (disturbed, undisturbed)]
+        outcome = DemoOutcome(
+            state=disturbed.status.state,
+            steps=disturbed.status.step,
+            world_sizes=world_sizes(client.events(disturbed.id)),
+            incidents=tuple(client.incidents(disturbed.id)),
+            comparison=compare_losses(runs[0].series, runs[1].series),
+            val_bits_per_byte=disturbed.status.val_bits_per_byte,
+            tokens_per_s=runs[0].tokens_per_s,
+        )
+    broken = broken_promises(outcome, workers=WORKERS, tolerance=TOLERANCE)
+    if output.as_json:
+        for line in broken:
+            output.say(line, "bad")
+        output.line(outcome.document(), "")
+    else:
+        output.document(None, lambda: report(outcome, runs[0], runs[1], broken, url=url, tolerance=TOLERANCE))
+    return not broken
+
+
+def _train(
+    output: Output, url: str, spec: dict[str, Any], on_tick: Callable[[Screen], Callable[[JobView], None]] | None = None
+) -> JobView:
+    with Client(url) as client:
+        job = client.submit(spec)
+    _tell(output, f"\njob {job.id}: {spec['name']}, {WORKERS} workers, {spec['stop']['steps']} steps")
+    screen: Screen = (
+        LiveScreen(output.stdout) if output.live else PlainScreen(lambda text, style: _tell(output, text, style))
+    )
+    return follow_job(lambda: Client(url), job.id, screen, on_tick=on_tick(screen) if on_tick else None)
+
+
+class _Saboteur:
+    """Kills one shard, once, when the run has come far enough."""
+
+    def __init__(self, server: ServerProcess, url: str, screen: Screen) -> None:
+        self._server = server
+        self._url = url
+        self._screen = screen
+        self._done = False
+
+    def look(self, job: JobView) -> None:
+        if self._done or job.status.step < KILL_AT_STEP or job.status.state.ended:
+            return
+        with Client(self._url) as client:
+            victims = [worker for worker in client.workers(job.id) if worker.rank == KILL_RANK]
+        if not victims or not self._server.owns(victims[0].pid):
+            return
+        os.kill(victims[0].pid, signal.SIGKILL)
+        self._done = True
+        self._screen.notice(
+            f"          SIGKILL shard rank {KILL_RANK} (pid {victims[0].pid}) at step {job.status.step}", "bad"
+        )
+
+
+def _collect(client: Client, job: JobView) -> Run:
+    series = tuple(sorted(client.series(job.id), key=lambda point: point.step))
+    committed = [one for one in client.checkpoints(job.id) if one.state == "committed"]
+    wall_s = job.ended_at - job.started_at if job.ended_at and job.started_at else None
+    return Run(
+        job_id=job.id,
+        series=series,
+        val_bits_per_byte=job.status.val_bits_per_byte,
+        tokens_per_s=mean_tokens_per_s(series, tokens_per_step(DEMO_SPEC)),
+        wall_s=wall_s,
+        checkpoint_url=max(committed, key=lambda one: one.step).url if committed else "none",
+    )
+
+
+def _ray_scratch(folder: Path) -> Path | None:
+    """Where the embedded cluster keeps its sockets and logs; the server removes it, unless it has to be killed."""
+    try:
+        note = json.loads((folder / "state" / "embedded-cluster.json").read_text())
+        return Path(str(note["temp_dir"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _serve_command(url: str, folder: Path) -> list[str]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return [
+        sys.executable, "-m", "shoal_api.cli.main", "serve", "--host", host, "--port", port,
+        "--state-dir", str(folder / "state"), "--num-cpus", str(WORKERS),
+    ]  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    """The demo is the same on every machine: no setting of the user's own server or cluster reaches it."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_") and key != "RAY_ADDRESS"}
+    return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _tell(output: Output, text: str, style: str = "plain") -> None:
+    if output.as_json:
+        output.say(text, style)
+    else:
+        output.line(None, text, style)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """A demo that is told to end cleans up as after Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
