@@ -19,12 +19,17 @@ from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMar
 
 def write_marker(directory: str, marker: CommitMarker) -> None:
     """Atomic and durable: the checkpoint in `directory` exists from here on. OSError when the storage refuses."""
-    open_directory(directory).write(MARKER_NAME, [_encode(marker)])
+    write_marker_in(open_directory(directory), marker)
 
 
 def read_marker(directory: str) -> CommitMarker:
     """DamagedCheckpoint when there is no whole marker, OSError when the storage cannot be reached."""
     return marker_in(open_directory(directory))
+
+
+def write_marker_in(place: Directory, marker: CommitMarker) -> None:
+    """`write_marker` to a directory that is already open."""
+    place.write(MARKER_NAME, [_encode(marker)])
 
 
 def marker_in(place: Directory) -> CommitMarker:

@@ -1,7 +1,8 @@
 """Which saved slices fill which part of the state: any layout from any layout.
 
-Decided by torch.distributed.checkpoint's planner; the `Metadata` that it wants is put together from the ranks' indexes
-here, in memory. A slice that several ranks wrote is read from the lowest. Unlike the planner alone, this refuses a state that the saved slices do not cover.
+Decided by torch.distributed.checkpoint's planner; the `Metadata` that it wants is put together here, in memory, from
+the ranks' indexes. A slice that several ranks wrote is read from the lowest. Unlike the planner alone, this refuses a
+state that the saved slices do not cover.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Saved:
 
 
 def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], *, directory: str) -> list[ItemRead]:
-    """In the order in which the slices lie in their files. StateMismatch where the checkpoint lacks part of the state."""
+    """In the order in which the slices lie in their files. StateMismatch where the checkpoint lacks part of it."""
     saved = _collect(indexes, directory)
     _refuse_mismatch(state, saved.metadata, directory)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)

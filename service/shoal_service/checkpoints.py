@@ -1,0 +1,156 @@
+"""One job's checkpoints in durable storage: commit, find, verify, retire. Imports no torch, opens no tensor.
+
+    <checkpoint.url>/<job id>/          the root of a catalog
+        step-000000000120-a1-g3/        a checkpoint, once COMMIT.json is in it
+
+Every call talks to the storage and may block: the supervisor calls from a thread. OSError means that the storage does
+not answer; nothing here takes that for "there is no checkpoint", since a job would start again from step 0.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Collection, Sequence
+
+from shoal_service.core.retention import choose_deletions
+from shoal_workers.checkpoint.commit import checkpoint_names, marker_in, write_marker_in
+from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
+from shoal_workers.checkpoint.integrity import check_lengths, verify_file
+from shoal_workers.checkpoint.storage import Directory, join, open_directory
+from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
+from shoal_workers.contract.messages import SavedPart
+
+_log = logging.getLogger(__name__)
+
+
+class CheckpointCatalog:
+    """Stateless: two catalogs of one root see the same. `root` includes the job's id; plain path or fsspec URL."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def url(self, name: CheckpointName) -> str:
+        return join(self._root, str(name))
+
+    def check_writable(self) -> None:
+        """Writes, reads and deletes a small file. StorageUnusable says why that fails, and what can be done."""
+        probe = f"write-probe-{uuid.uuid4().hex}"
+        try:
+            place = open_directory(self._root)
+            place.create()
+            place.write(probe, [probe.encode()])
+            found = place.read(probe)
+            place.remove(probe)
+        except OSError as error:
+            raise StorageUnusable(self._root, _in_one_line(error), _way_out(self._root)) from error
+        if found != probe.encode():
+            reason = f"{len(probe)} bytes were written, {len(found)} other ones were read back"
+            raise StorageUnusable(self._root, reason, _way_out(self._root))
+
+    def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
+        """Makes the parts of all ranks a checkpoint. Repeating it is harmless.
+
+        DamagedCheckpoint when a part is not there as told: with a directory that is not shared, each node sees its own.
+        """
+        name = _complete(parts, attempt)
+        place = self._open(name)
+        files = [file for part in sorted(parts, key=lambda part: part.rank) for file in part.files]
+        marker = CommitMarker(
+            job_id=job_id,
+            attempt=attempt,
+            generation=name.generation,
+            step=name.step,
+            world_size=len(parts),
+            committed_at=now,
+            files=tuple(files),
+        )
+        check_lengths(place, marker)
+        write_marker_in(place, marker)
+        return marker
+
+    def newest(
+        self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
+    ) -> CheckpointName | None:
+        """The newest checkpoint with a whole marker; `before`: older than that one."""
+        for name in self._names():
+            if (before is None or name < before) and name not in excluding and self._marker(name) is not None:
+                return name
+        return None
+
+    def markers(self) -> list[tuple[CheckpointName, CommitMarker]]:
+        """Every committed checkpoint, newest first; those whose marker is damaged are left out."""
+        found = ((name, self._marker(name)) for name in self._names())
+        return [(name, marker) for name, marker in found if marker is not None]
+
+    def verify(self, name: CheckpointName) -> None:
+        """Reads everything. DamagedCheckpoint names the first file that is not as it was written."""
+        place = self._open(name)
+        marker = marker_in(place)
+        check_lengths(place, marker)
+        for file in marker.files:
+            verify_file(place, file)
+
+    def retain(
+        self, keep: int, *, damaged: Collection[CheckpointName], in_flight: Collection[CheckpointName]
+    ) -> list[CheckpointName]:
+        """Deletes what `choose_deletions` chooses; returns what is gone. What cannot be deleted is left for next time.
+
+        The marker goes first, so that a deletion that is cut short leaves something that nobody takes for a checkpoint.
+        """
+        names = self._names()
+        committed = [name for name, _ in self.markers()]
+        uncommitted = [name for name in names if name not in committed]
+        gone = []
+        for deletion in choose_deletions(committed, uncommitted, keep=keep, damaged=damaged, in_flight=in_flight):
+            place = self._open(deletion.name)
+            try:
+                place.remove(MARKER_NAME)
+                place.remove_tree()
+            except OSError:
+                _log.warning("checkpoint.delete_failed", extra={"directory": place.url}, exc_info=True)
+                continue
+            _log.info("checkpoint.deleted", extra={"directory": place.url, "reason": deletion.reason})
+            gone.append(deletion.name)
+        return gone
+
+    def _open(self, name: CheckpointName) -> Directory:
+        return open_directory(self._root).child(str(name))
+
+    def _names(self) -> list[CheckpointName]:
+        return checkpoint_names(open_directory(self._root))
+
+    def _marker(self, name: CheckpointName) -> CommitMarker | None:
+        try:
+            return marker_in(self._open(name))
+        except DamagedCheckpoint:
+            return None
+
+
+def _complete(parts: Sequence[SavedPart], attempt: int) -> CheckpointName:
+    """The name of the checkpoint that these parts make up. Completeness is the caller's duty, hence assertions."""
+    assert parts, "no parts to commit"
+    first = parts[0]
+    name = CheckpointName(first.step, attempt, first.generation)
+    for part in parts:
+        assert (part.generation, part.step, part.world_size) == (first.generation, first.step, first.world_size), part
+        assert part.directory.rstrip("/").rsplit("/", 1)[-1] == str(name), f"{part.directory} is not {name}"
+    ranks = sorted(part.rank for part in parts)
+    assert ranks == list(range(first.world_size)), f"parts of ranks {ranks}, world size {first.world_size}"
+    return name
+
+
+def _in_one_line(error: OSError) -> str:
+    reason = " ".join(str(error).split())
+    return reason if type(error) is OSError else f"{type(error).__name__}: {reason}"
+
+
+def _way_out(root: str) -> str:
+    if "://" in root and not root.startswith("file://"):
+        return (
+            "Check that the bucket exists, that the credentials in the environment of every node may read, write and "
+            "delete there, and that the protocol's library is installed (for s3:// the extra: shoal[s3])."
+        )
+    return (
+        "Use a directory that the user who runs the cluster may write, and that every node reaches under the same path."
+    )

@@ -1,0 +1,61 @@
+"""Which checkpoints may go. Pure: names in, names and reasons out; the catalog deletes.
+
+    keep = 2      step-30 (torn, newest writer)   stays: may still become a checkpoint
+                  step-20  good                   stays
+                  step-15  damaged                stays: fewer than 2 good ones are newer
+                  step-10  good                   stays
+                  step-05  good or damaged        goes
+                  step-12  torn, older writer     goes: a later generation has committed
+
+The newest good checkpoint is never chosen, nor is anything that is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shoal_workers.contract.marker import CheckpointName
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """One checkpoint directory that may go, and why."""
+
+    name: CheckpointName
+    reason: str
+
+
+def choose_deletions(
+    committed: Collection[CheckpointName],
+    uncommitted: Collection[CheckpointName],
+    *,
+    keep: int,
+    damaged: Collection[CheckpointName],
+    in_flight: Collection[CheckpointName],
+) -> tuple[Deletion, ...]:
+    """Oldest first.
+
+    `committed`: directories with a marker. `uncommitted`: those without. `damaged`: committed ones that failed
+    verification; they do not count towards `keep`. `in_flight`: being written, committed or read; never chosen.
+    """
+    assert keep >= 1, f"keep is {keep}; the newest checkpoint is always kept"
+    good = sorted(set(committed) - set(damaged), reverse=True)
+    deletions = [
+        Deletion(name, f"{num_newer} good checkpoints are newer, {keep} are kept")
+        for name in committed
+        if name not in in_flight and (num_newer := sum(other > name for other in good)) >= keep
+    ]
+    newest_writer = max(good, key=_written_order, default=None)
+    if newest_writer is not None:
+        deletions += [
+            Deletion(name, f"never committed, and {newest_writer} was written later")
+            for name in uncommitted
+            if name not in in_flight and _written_order(name) < _written_order(newest_writer)
+        ]
+    return tuple(sorted(deletions, key=lambda deletion: deletion.name))
+
+
+def _written_order(name: CheckpointName) -> tuple[int, int, int]:
+    """When it was written: generations follow each other, and may repeat the steps of the one before."""
+    return name.attempt, name.generation, name.step
