@@ -1,0 +1,46 @@
+"""What can end a generation, as exceptions that unwind the training thread. They never leave `ShardEngine.run`.
+
+Exception
+├── EngineError
+│   ├── TaskFailed          the user's own code raised; carries the ErrorReport
+│   ├── FormFailed          the group did not come together
+│   ├── Fenced              the supervisor fenced this generation
+│   ├── NonFinite           loss or gradient norm is not finite
+│   └── StorageFailed       storage could not be read or written where training cannot go on without it
+└── (torch) RuntimeError, DistError: a broken collective, told apart in `endings`
+"""
+
+from __future__ import annotations
+
+from shoal_workers.contract.messages import ErrorReport
+
+
+class EngineError(Exception):
+    """Root of the tree above."""
+
+
+class TaskFailed(EngineError):
+    """Code of the task raised. `report` is what the user reads."""
+
+    def __init__(self, report: ErrorReport) -> None:
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return f"{self.report.type} while {self.report.phase}: {self.report.message}"
+
+
+class FormFailed(EngineError):
+    """The members of a generation did not meet in time, or the store could not be reached."""
+
+
+class Fenced(EngineError):
+    """The generation is over by the supervisor's word; the training thread leaves as fast as it can."""
+
+
+class NonFinite(EngineError):
+    """Raised after the vote and before any mutation, on every rank in the same step."""
+
+
+class StorageFailed(EngineError):
+    """The checkpoint storage failed where going on would lose the run."""

@@ -1,0 +1,156 @@
+"""The process group of one generation: made, woken, and taken down without a trace, any number of times per process.
+
+    training thread   form() ........ collectives ........ dissolve()
+    control thread            wake() wake() wake() ...
+
+The training thread owns it; only `wake` may be called from another thread. Nothing of a generation may outlive
+dissolve: a mesh, a model or a cache that still points to the old group keeps its sockets and threads alive, and may
+make DTensor resolve a group by a name that by then means another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed import DistError
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _redistribute as redistribute
+
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.engine.errors import FormFailed
+from shoal_workers.engine.gloo_sockets import Address, GlooSockets
+from shoal_workers.engine.meeting import Meeting
+from shoal_workers.engine.mesh import build_mesh
+
+_PARTING_S = 2.0
+_SWEEP_S = 0.02
+
+
+class Group:
+    """One generation's membership in one process."""
+
+    def __init__(self, assignment: Assignment, device: torch.device, check: Callable[[], None]) -> None:
+        self._assignment = assignment
+        self._device = device
+        self._meeting = Meeting(assignment, check)
+        self._sockets = GlooSockets()
+        self._is_aborted = False
+        self.is_formed = False
+
+    def form(self) -> DeviceMesh:
+        """Meet the other members and make all groups.
+
+        Raises:
+            FormFailed: somebody is missing, or the store is.
+            Fenced: the supervisor gave this generation up meanwhile.
+        """
+        a = self._assignment
+        _choose_interface(a.store_host)
+        self._sockets.watch_store(self._meeting.addresses())
+        self._meeting.connect()
+        # All must be here before torch begins to connect them: its own waits cannot be interrupted.
+        self._meeting.gather("here", str(os.getpid()))
+        self._sockets.before_groups()
+        try:
+            dist.init_process_group(
+                "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=PrefixStore("groups", self._meeting.store),
+                rank=a.rank,
+                world_size=a.world_size,
+                timeout=timedelta(seconds=a.collective_timeout_s),
+            )
+            mesh = build_mesh(a.layout, self._device.type, a.collective_timeout_s)
+        except RuntimeError as error:
+            raise FormFailed(f"the process group of {a.world_size} ranks did not come up: {error}") from error
+        listening = self._meeting.gather("listening", json.dumps(sorted(self._sockets.after_groups())))
+        self._sockets.learn_peers(_addresses(listening))
+        self.is_formed = True
+        return mesh
+
+    def wake(self) -> None:
+        """Any thread: free the training thread from whatever collective or store call it waits in. Call it again."""
+        self._sockets.sweep()
+        if self._device.type == "cuda" and self.is_formed and not self._is_aborted:
+            self._is_aborted = True
+            _abort_nccl()
+
+    def part(self) -> None:
+        """At a clean end, all ranks: nobody closes a connection that another still reads from."""
+        try:
+            self._meeting.gather("parting", "", timeout_s=_PARTING_S)
+        except (FormFailed, DistError):  # the others are gone, which is what we were waiting for
+            pass
+
+    def dissolve(self, *, is_clean: bool) -> None:
+        """Training thread, after every end, once nothing on its stack holds the model any more."""
+        if dist.is_initialized():
+            if is_clean:
+                dist.destroy_process_group()
+            else:
+                with _Sweeping(self.wake):  # destroy waits for outstanding operations until their timeout
+                    dist.destroy_process_group()
+        self._meeting.close()
+        _forget_meshes()
+        gc.collect()
+
+
+class _Sweeping:
+    """Wakes from a thread of its own for as long as the block runs."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._sweep, name="shoal-dissolve", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self._thread.join()
+
+    def _sweep(self) -> None:
+        while True:
+            self._wake()
+            if self._left.wait(_SWEEP_S):
+                return
+
+
+def _choose_interface(store_host: str) -> None:
+    """A group that meets on loopback stays on it: gloo would take the address of the host's name, reachable or not."""
+    if store_host in ("127.0.0.1", "localhost", "::1"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def _addresses(said: list[str]) -> frozenset[Address]:
+    return frozenset((str(host), int(port)) for line in said for host, port in json.loads(line))
+
+
+def _abort_nccl() -> None:
+    for group in list(dist.distributed_c10d._world.pg_map):
+        group._get_backend(torch.device("cuda")).abort()
+
+
+def _forget_meshes() -> None:
+    """DTensor caches by mesh, and a mesh equals the next generation's though its groups are other ones.
+
+    The sharding caches are per thread, so this must run on the thread that trains.
+    """
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    propagator._propagate_tensor_meta_cached.cache_clear()
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    redistribute.clear_redistribute_planner_cache()
+    for value in vars(redistribute).values():
+        if isinstance(value, functools._lru_cache_wrapper):
+            value.cache_clear()

@@ -1,0 +1,81 @@
+"""Mean loss over the first samples of the validation split: exact, and equal for every world size.
+
+The samples are cut into the same micro-batches whatever the world size; ranks take turns, and those that have none left
+run the first one again with weight zero, so that everybody's collectives match.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shoal_workers.contract.deal import randomness_seed
+from shoal_workers.contract.messages import Assignment, Phase, ValidationReport
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.batches import Batches
+from shoal_workers.engine.position import Position
+from shoal_workers.engine.randomness import seed_everything
+from shoal_workers.engine.task import LoadedTask
+from shoal_workers.engine.user_code import UserCode
+from shoal_workers.engine.validation_slices import validation_slices
+
+_STREAM = 0x56414C49
+"""Set apart from the training's randomness; the same draws in every validation, so that they can be compared."""
+
+
+class Validation:
+    """Validates one generation's model."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        assignment: Assignment,
+        task: LoadedTask,
+        model: nn.Module,
+        batches: Batches,
+        position: Position,
+        check: Callable[[], None],
+    ) -> None:
+        self._spec = spec
+        self._generation = assignment.generation
+        self._task = task
+        self._model = model
+        self._batches = batches
+        self._position = position
+        self._check = check
+        self._user_code = UserCode(lambda: position.phase)
+        self._num_samples = min(spec.validation.samples, batches.num_samples)
+        self._slices = validation_slices(
+            self._num_samples, spec.batch.micro_size, assignment.rank, assignment.world_size
+        )
+
+    def run(self, step: int, device: torch.device) -> ValidationReport:
+        """All ranks; the report is the same on each."""
+        self._position.enter(Phase.VALIDATING)
+        self._model.eval()
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        with torch.no_grad():
+            for samples, weight in self._slices:
+                self._check()
+                with self._user_code:
+                    seed_everything(randomness_seed(self._spec.seed ^ _STREAM, 0, samples.start))
+                    loss = self._task.loss(self._model, self._batches.of(list(samples)))
+                if weight:
+                    total += loss.detach().double() * weight
+        self._model.train()
+        dist.all_reduce(total)
+        loss_value = total.item() / self._num_samples
+        per_byte = self._task.bytes_per_token
+        return ValidationReport(
+            generation=self._generation,
+            step=step,
+            at=time.time(),
+            loss=loss_value,
+            bits_per_byte=loss_value / math.log(2) / per_byte if per_byte else None,
+            samples=self._num_samples,
+        )
