@@ -1,0 +1,102 @@
+"""Answers of the REST API that are not resources of the service: pages of histories, checks, problems. Pure data.
+
+Used by the HTTP edge to write them and by the Python client to read them, so it may import neither.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shoal_service.views import EventView, LogView
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec_errors import SpecProblem
+
+
+class EventPage(Frozen):
+    """Part of a job's gap-free history, oldest first."""
+
+    items: tuple[EventView, ...]
+    next_after: int
+    """Pass it as `after` to go on: the number of the last event in here, or the `after` that was asked for."""
+    ended: bool
+    """The job has ended and `items` reaches the end of its history: nothing follows."""
+
+
+class LogPage(Frozen):
+    """Part of a job's log, oldest first."""
+
+    items: tuple[LogView, ...]
+    next_after: int
+    """Pass it as `after` to go on."""
+
+
+class SpecCheck(Frozen):
+    """What `POST /v1/specs/validate` found."""
+
+    valid: bool
+    errors: tuple[SpecProblem, ...] = ()
+
+
+class CodeStored(Frozen):
+    """A code archive that a spec may name as `code.archive`."""
+
+    sha256: str
+    bytes: int
+
+
+class Health(Frozen):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+    version: str
+
+
+class Readiness(Frozen):
+    """The service can accept and run jobs."""
+
+    ready: Literal[True] = True
+    store: str
+    cluster: str
+    owner: str
+    """The control plane that holds the lease; empty: nobody does."""
+    epoch: int
+    """The lease's fencing token."""
+
+
+class Problem(Frozen):
+    """An error, as RFC 9457 has it."""
+
+    type: str
+    """A stable relative URI, for example /problems/job-not-found. Programs may compare it."""
+    title: str
+    """The same for every problem of this type."""
+    status: int
+    """The HTTP status."""
+    detail: str
+    """What happened this time, and the way out."""
+    instance: str
+    """The path of the request."""
+    code: str
+    """The last part of `type`."""
+    errors: tuple[SpecProblem, ...] = ()
+    """For documents that are refused: everything that is wrong at once."""
+    error_id: str | None = None
+    """For 500 only: the id under which the service's log holds the cause."""
+
+
+class ProblemType(Frozen):
+    """One entry of the catalogue of problems."""
+
+    type: str
+    title: str
+    status: int
+    meaning: str = Field(max_length=1000)
+
+
+class StreamEnd(Frozen):
+    """Data of the `end` event, the last one of a stream: the job has ended and everything has been sent."""
+
+    state: JobState

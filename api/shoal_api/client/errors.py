@@ -1,0 +1,109 @@
+"""What the client raises.
+
+ClientError
+|-- Disconnected            the service cannot be reached, after retries
+|-- WaitTimeout             `wait` reached its time-out; carries the job as it was last seen
+`-- ApiError                the service answered with a problem document
+    |-- BadRequest              400, 403, 413, 415, 422
+    |   `-- InvalidSpec         `problem.errors` says everything that is wrong
+    |-- NotFound                404
+    |-- Conflict                409
+    |-- PreconditionFailed      412
+    `-- ServerError             5xx
+"""
+
+from __future__ import annotations
+
+import httpx
+
+from shoal_api.answers import Problem
+from shoal_service.views import JobView
+
+
+class ClientError(Exception):
+    """Root of everything that the client raises by itself."""
+
+
+class Disconnected(ClientError):
+    def __init__(self, url: str, cause: str) -> None:
+        super().__init__(url, cause)
+        self.url = url
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"The service at {self.url} cannot be reached ({self.cause}). Is it running? `shoal serve` starts one."
+
+
+class WaitTimeout(ClientError):
+    def __init__(self, job: JobView, timeout_s: float) -> None:
+        super().__init__(job, timeout_s)
+        self.job = job
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return f"Job {self.job.id} is still {self.job.status.state} after {self.timeout_s:g} s."
+
+
+class ApiError(ClientError):
+    """`problem` is the whole document; `code` is stable and made to be compared."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+    @property
+    def code(self) -> str:
+        return self.problem.code
+
+    def __str__(self) -> str:
+        lines = [f"{self.problem.title}: {self.problem.detail}"]
+        lines += [f"  {e.path}: {e.message}" if e.path else f"  {e.message}" for e in self.problem.errors]
+        return "\n".join(lines)
+
+
+class BadRequest(ApiError):
+    pass
+
+
+class InvalidSpec(BadRequest):
+    pass
+
+
+class NotFound(ApiError):
+    pass
+
+
+class Conflict(ApiError):
+    pass
+
+
+class PreconditionFailed(ApiError):
+    pass
+
+
+class ServerError(ApiError):
+    pass
+
+
+def error_of(response: httpx.Response) -> ApiError:
+    """The exception for an answer of 400 or more; its body has been read."""
+    problem = _problem_of(response)
+    if problem.code == "invalid-spec":
+        return InvalidSpec(problem)
+    if problem.status >= 500:
+        return ServerError(problem)
+    return {404: NotFound, 409: Conflict, 412: PreconditionFailed}.get(problem.status, BadRequest)(problem)
+
+
+def _problem_of(response: httpx.Response) -> Problem:
+    try:
+        return Problem.model_validate_json(response.content)
+    except ValueError:  # not from the service itself: a proxy, or the HTTP server below it
+        return Problem(
+            type="about:blank",
+            title=response.reason_phrase or "HTTP error",
+            status=response.status_code,
+            detail=f"The answer is no problem document: {response.text[:200]!r}",
+            instance=response.url.path,
+            code=f"http-{response.status_code}",
+        )

@@ -1,0 +1,112 @@
+"""Requests over one pooled HTTP connection set, with retries where a repeated request cannot do harm.
+
+A request is repeated when the connection failed or the service said 503, with exponential back-off and jitter. POSTs
+are repeated only when the caller says that they are idempotent. Thread-safe, as httpx.Client is.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from shoal_api.client.errors import Disconnected, error_of
+
+_UNAVAILABLE = 503
+_LONG_POLL_MARGIN_S = 10.0
+_STREAM_SILENCE_S = 45.0
+"""The service sends a heartbeat every 15 s; a stream that is silent for longer has lost its peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often an idempotent request is repeated, and how long to wait before: `first_s` x 2^n, at most `most_s`."""
+
+    num_retries: int = 5
+    first_s: float = 0.1
+    most_s: float = 3.0
+
+    def delay_s(self, failures: int, spread: float) -> float:
+        """Before the next try after so many failures in a row; `spread` in [0, 1) keeps clients apart."""
+        return min(self.most_s, self.first_s * 2.0**failures) * (0.5 + spread / 2)
+
+
+DEFAULT_RETRY = RetryPolicy()
+
+
+class Transport:
+    def __init__(self, base_url: str, timeout_s: float, retry: RetryPolicy) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._retry = retry
+        self._http = httpx.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False)
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._http.close()
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        idempotent: bool = True,
+        wait_s: float = 0.0,
+    ) -> httpx.Response:
+        """The answer, if it is below 400.
+
+        Raises:
+            ApiError: the service refused.
+            Disconnected: no answer, after retries.
+        """
+        timeout_s = max(self._timeout_s, wait_s + _LONG_POLL_MARGIN_S) if wait_s else self._timeout_s
+        failures = 0
+        while True:
+            try:
+                response = self._http.request(
+                    method, path, params=_given(params), headers=headers, content=content, timeout=timeout_s
+                )
+            except httpx.TransportError as error:
+                if not (idempotent or isinstance(error, httpx.ConnectError)) or failures >= self._retry.num_retries:
+                    raise Disconnected(self.base_url, _cause(error)) from error
+            else:
+                if response.status_code < 400:
+                    return response
+                if not (idempotent and response.status_code == _UNAVAILABLE and failures < self._retry.num_retries):
+                    raise error_of(response)
+            self.back_off(failures)
+            failures += 1
+
+    @contextmanager
+    def stream(self, path: str, params: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """An open stream; a connection that fails raises httpx.TransportError, at the start or while it is read."""
+        timeout = httpx.Timeout(self._timeout_s, read=_STREAM_SILENCE_S)
+        with self._http.stream("GET", path, params=_given(params), headers=headers, timeout=timeout) as response:
+            if response.status_code >= 400:
+                response.read()
+                raise error_of(response)
+            yield response
+
+    def back_off(self, failures: int) -> None:
+        """Wait before a repetition; ends early when the client is closed."""
+        self._closed.wait(self._retry.delay_s(failures, random.random()))
+
+    def gives_up(self, failures: int) -> bool:
+        return failures > self._retry.num_retries or self._closed.is_set()
+
+
+def _given(params: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: value for key, value in (params or {}).items() if value is not None}
+
+
+def _cause(error: httpx.TransportError) -> str:
+    return str(error) or type(error).__name__

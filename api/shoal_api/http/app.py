@@ -1,0 +1,66 @@
+"""Builds the application: routes, error handlers, the outer ring. Importing this module does nothing.
+
+`create_app` is called by the composition root (`shoal serve`), by tests and by benchmarks; each call makes an
+application of its own. Serve it with `serving.make_server`, so that open streams end when the server stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from shoal_api.http import code, histories, jobs, operations, pages, problems
+from shoal_api.http.context import ClusterSource, Context
+from shoal_api.http.edge import Edge, RequestObserver
+from shoal_api.http.openapi import build_openapi
+from shoal_api.http.streams import DEFAULT_PACE, Pace
+from shoal_service.store import Store
+
+_DESCRIPTION = (
+    "Elastic training service on Ray. Errors are RFC 9457 problem documents. Times are seconds since the epoch, "
+    "durations end in `_s`."
+)
+
+
+def create_app(
+    *,
+    store: Store,
+    cluster: ClusterSource,
+    registry: CollectorRegistry,
+    version: str,
+    observe: RequestObserver = lambda method, route, status, seconds: None,
+    pace: Pace = DEFAULT_PACE,
+) -> FastAPI:
+    """One application. `observe` is told of every finished request.
+
+    `app.state.changes.close()` ends all streams; `make_server` calls it when the server is told to stop."""
+    context = Context(store=store, cluster=cluster, registry=registry, version=version, pace=pace)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        context.changes.open()
+        with store.subscribe(context.changes.notify):
+            yield
+        context.changes.close()
+
+    app = FastAPI(
+        title="Shoal",
+        version=version,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.state.changes = context.changes
+    app.openapi = partial(build_openapi, app)  # type: ignore[method-assign]
+    problems.install(app)
+    for router in (jobs.routes(context), histories.routes(context), code.routes(context), operations.routes(context)):
+        app.include_router(router)
+    app.include_router(pages.routes())
+    app.add_middleware(Edge, observe=observe)
+    return app

@@ -1,0 +1,91 @@
+"""Lets coroutines wait until a job has changed, without a thread or a database connection while they wait.
+
+The store calls `notify` after each commit, from whatever thread committed. Another process may write as well, so
+whoever waits reads again after a second at the latest. To miss nothing: arm, read, then wait.
+
+    with changes.watching(job_id) as watch:
+        while not changes.closing:
+            watch.arm()
+            ... read the store ...
+            await watch.wait(timeout_s)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Changes:
+    """One per application; belongs to the event loop that serves it."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watches: dict[str | None, set[Watch]] = {}
+        self._closed = False
+
+    def open(self) -> None:
+        """Called on the serving loop before the first request."""
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Ends every stream and long poll. Called on the serving loop; later waits return at once."""
+        self._closed = True
+        for watches in self._watches.values():
+            for watch in watches:
+                watch.wake()
+
+    @property
+    def closing(self) -> bool:
+        return self._closed
+
+    def notify(self, job_id: str) -> None:
+        """Thread-safe: the job has changed, and the change is committed."""
+        if self._watches and self._loop is not None and not self._loop.is_closed():
+            try:
+                self._loop.call_soon_threadsafe(self._wake, job_id)
+            except RuntimeError:  # closed between the look and the call: nobody waits any more
+                pass
+
+    @contextmanager
+    def watching(self, job_id: str | None) -> Iterator[Watch]:
+        """Watch one job, or all of them (None)."""
+        watch = Watch(self)
+        self._watches.setdefault(job_id, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            watches = self._watches[job_id]
+            watches.remove(watch)
+            if not watches:
+                del self._watches[job_id]
+
+    def _wake(self, job_id: str) -> None:
+        for key in (job_id, None):
+            for watch in self._watches.get(key, ()):
+                watch.wake()
+
+
+class Watch:
+    """One waiter's memory of whether something has happened since it was armed."""
+
+    def __init__(self, changes: Changes) -> None:
+        self._changes = changes
+        self._event = asyncio.Event()
+
+    def arm(self) -> None:
+        self._event.clear()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until the next change after `arm`, the time-out, or the closing of the application."""
+        if self._changes.closing or timeout_s <= 0:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,46 @@
+"""What every route needs, made once by `create_app` and passed; there is no global state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+
+from fastapi import Path, Request
+from prometheus_client import CollectorRegistry
+
+from shoal_api.http.changes import Changes
+from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
+from shoal_service.store import Store
+from shoal_service.views import ClusterView
+
+JobId = Annotated[
+    str,
+    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="The id that the job was given at its submission."),
+]
+MAX_SEQ = 2**63 - 1
+
+
+class ClusterSource(Protocol):
+    """Where the API learns about the cluster. Called on worker threads; must answer from memory, and never raise."""
+
+    def snapshot(self) -> ClusterView: ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that routes use."""
+
+    store: Store
+    cluster: ClusterSource
+    registry: CollectorRegistry
+    version: str
+    pace: Pace = DEFAULT_PACE
+    clock: Callable[[], float] = time.time
+    changes: Changes = field(default_factory=Changes)
+
+
+def wants_events(request: Request) -> bool:
+    """The client asks for server-sent events."""
+    return EVENT_STREAM in request.headers.get("accept", "")

@@ -1,0 +1,90 @@
+"""The outermost ring of the application, pure ASGI and cheap: what holds for every request, whatever its route.
+
+Catches what nobody expected (500 with an id, the cause goes to the log), refuses changes that come from a web page of
+another origin (the service has no passwords: a visited page must not be able to cancel jobs on localhost), adds
+security headers, and counts and times requests. It reads no body and buffers nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import problem_response
+
+logger = logging.getLogger(__name__)
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_METHODS = _SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
+
+RequestObserver = Callable[[str, str, int, float], None]
+"""(method, route template, status, seconds)"""
+
+
+class Edge:
+    def __init__(self, app: ASGIApp, observe: RequestObserver) -> None:
+        self._app = app
+        self._observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_mono = time.monotonic()
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        try:
+            if _is_cross_origin_change(scope):
+                detail = "This request changes something and comes from a web page of another origin."
+                refusal = problem_response(Kind.CROSS_ORIGIN, detail=detail, instance=scope["path"])
+                await refusal(scope, receive, send_with_headers)
+            else:
+                await self._app(scope, receive, send_with_headers)
+        except Exception:
+            error_id = uuid.uuid4().hex
+            logger.exception("http.unexpected_error error_id=%s method=%s path=%r", error_id, *_what(scope))
+            if status:
+                raise  # too late for an answer: the server closes the connection, so that nobody takes it for complete
+            await _unexpected(scope, error_id)(scope, receive, send_with_headers)
+        finally:
+            route = getattr(scope.get("route"), "path", "unmatched")
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._observe(method, route, status, time.monotonic() - started_mono)
+
+
+def _is_cross_origin_change(scope: Scope) -> bool:
+    if scope["method"] in _SAFE_METHODS:
+        return False
+    headers = dict(scope["headers"])
+    origin = headers.get(b"origin")
+    if origin is None:
+        return False
+    try:
+        return bool(urlsplit(origin).netloc.lower() != headers.get(b"host", b"").lower())
+    except ValueError:
+        return True
+
+
+def _what(scope: Scope) -> tuple[str, str]:
+    return scope["method"], scope["path"]
+
+
+def _unexpected(scope: Scope, error_id: str) -> Response:
+    detail = f"Something went wrong inside the service. Its log holds the cause under {error_id}."
+    return problem_response(Kind.INTERNAL, detail=detail, instance=scope["path"], error_id=error_id)

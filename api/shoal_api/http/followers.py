@@ -1,0 +1,117 @@
+"""What the streams follow: a job's events, its log, the job itself, or the list of jobs. See `streams.Follower`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal_api.answers import StreamEnd
+from shoal_api.http.long_poll import read_events
+from shoal_api.http.streams import Batch, sse_event
+from shoal_service.store import Store
+from shoal_service.views import LogView
+from shoal_workers.contract.job import JobState
+
+_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class LogSelection:
+    """Which lines of a job's log."""
+
+    rank: int | None = None
+    """None: all ranks, and the lines that belong to none."""
+    after: int = 0
+    tail: int | None = None
+    """Begin with the last so many lines."""
+
+
+class EventFollower:
+    """Every event after a number, gap-free, with the number as the SSE id."""
+
+    def __init__(self, store: Store, job_id: str, after: int) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._after = after
+
+    def read(self) -> Batch:
+        page = read_events(self._store, self._job_id, self._after, _BATCH)
+        self._after = page.next_after
+        chunks = [sse_event(event.model_dump_json(), event_id=event.seq) for event in page.items]
+        if page.ended:
+            chunks.append(_end(self._store, self._job_id))
+        return Batch(tuple(chunks), more=len(page.items) == _BATCH, ended=page.ended)
+
+
+class LogFollower:
+    """Every line of the log after a number, as server-sent events or as plain text."""
+
+    def __init__(self, store: Store, job_id: str, lines: LogSelection, *, plain: bool) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._lines = lines
+        self._after = lines.after
+        self._tail = lines.tail
+        self._plain = plain
+
+    def read(self) -> Batch:
+        state = self._store.get_job(self._job_id).status.state
+        logs = self._store.logs(self._job_id, rank=self._lines.rank, after=self._after, tail=self._tail, limit=_BATCH)
+        more = self._tail is None and len(logs) == _BATCH
+        if logs:
+            self._tail = None
+            self._after = logs[-1].seq
+        ended = state.ended and not more
+        if self._plain:
+            return Batch(tuple(plain_line(line).encode() for line in logs), more=more, ended=ended)
+        chunks = [sse_event(line.model_dump_json(), event_id=line.seq) for line in logs]
+        return Batch((*chunks, _end(self._store, self._job_id)) if ended else tuple(chunks), more=more, ended=ended)
+
+
+class JobFollower:
+    """The job itself whenever it has changed; events `job`."""
+
+    def __init__(self, store: Store, job_id: str) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._sent = ""
+
+    def read(self) -> Batch:
+        job = self._store.get_job(self._job_id)
+        body = job.model_dump_json()
+        state = job.status.state
+        chunks = [] if body == self._sent else [sse_event(body, event="job")]
+        self._sent = body
+        if state.ended:
+            chunks.append(_end(self._store, self._job_id))
+        return Batch(tuple(chunks), ended=state.ended)
+
+
+class JobListFollower:
+    """One page of the job list whenever it has changed; events `jobs`."""
+
+    def __init__(self, store: Store, states: tuple[JobState, ...], limit: int, cursor: str | None) -> None:
+        self._store = store
+        self._states = states
+        self._limit = limit
+        self._cursor = cursor
+        self._sent = ""
+
+    def read(self) -> Batch:
+        page = self._store.list_jobs(states=self._states, limit=self._limit, cursor=self._cursor)
+        body = page.model_dump_json()
+        if body == self._sent:
+            return Batch(())
+        self._sent = body
+        return Batch((sse_event(body, event="jobs"),))
+
+
+def plain_line(line: LogView) -> str:
+    """One line of a log for people; the text comes from the user's code, so control characters are taken out."""
+    who = "-" if line.rank is None else str(line.rank)
+    text = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line.text.rstrip("\r\n"))
+    return f"[{who}] {text}\n"
+
+
+def _end(store: Store, job_id: str) -> bytes:
+    state = store.get_job(job_id).status.state
+    return sse_event(StreamEnd(state=state).model_dump_json(), event="end")

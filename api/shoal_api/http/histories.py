@@ -1,0 +1,114 @@
+"""Routes of what a job went through and is made of: events, logs, series, workers, incidents, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from shoal_api.answers import EventPage, LogPage
+from shoal_api.http.context import MAX_SEQ, Context, JobId, wants_events
+from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line
+from shoal_api.http.long_poll import EventQuery, poll_events
+from shoal_api.http.streams import sse_response, text_response
+from shoal_service.views import CheckpointView, IncidentView, Page, SeriesPoint, WorkerView
+
+After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only what comes after this number.")]
+LastEventId = Annotated[
+    str | None,
+    Header(alias="Last-Event-ID", pattern=r"^[0-9]{0,18}$", description="Number of the last event that was received."),
+]
+_SSE = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
+_SSE_OR_TEXT = {"content": _SSE["content"] | {"text/plain": {"schema": {"type": "string"}}}}
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["histories"])
+    store = context.store
+
+    @router.get("/events", response_model=EventPage, summary="A job's events", responses={200: _SSE})
+    async def events(
+        request: Request,
+        job_id: JobId,
+        after: After = 0,
+        wait: Annotated[
+            float, Query(ge=0, le=60, allow_inf_nan=False, description="Seconds to wait if there is none yet.")
+        ] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 500,
+        last_event_id: LastEventId = None,
+    ) -> Response:
+        """Gap-free: 1, 2, 3 ... With `wait`: a long poll, which answers as soon as there is an event, or the job has
+        ended. With `Accept: text/event-stream`: all events after `Last-Event-ID` (or `after`), as they happen, and one
+        `end` event when the job has ended.
+        """
+        if wants_events(request):
+            await run_in_threadpool(store.get_job, job_id)
+            follower = EventFollower(store, job_id, int(last_event_id or after))
+            return sse_response(context.changes, job_id, follower, context.pace)
+        page = await poll_events(context, request, EventQuery(job_id, after, limit, wait))
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    @router.get("/logs", response_model=LogPage, summary="A job's log", responses={200: _SSE_OR_TEXT})
+    async def logs(
+        request: Request,
+        job_id: JobId,
+        rank: Annotated[int | None, Query(ge=0, le=10_000_000, description="Only this rank's lines.")] = None,
+        after: After = 0,
+        tail: Annotated[int | None, Query(ge=1, le=10_000, description="Only the last so many lines.")] = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        follow: Annotated[bool, Query(description="Go on with new lines until the job has ended.")] = False,
+        last_event_id: LastEventId = None,
+    ) -> Response:
+        """Standard output and standard error of the shards. JSON, or by `Accept`: `text/plain`, or (with `follow`)
+        `text/event-stream`. `follow` alone gives plain text.
+        """
+        lines = LogSelection(rank, int(last_event_id or after), None if last_event_id else tail)
+        as_text = "text/plain" in request.headers.get("accept", "")
+        if follow or wants_events(request):
+            await run_in_threadpool(store.get_job, job_id)
+            plain = not wants_events(request)
+            follower = LogFollower(store, job_id, lines, plain=plain)
+            if plain:
+                return text_response(context.changes, job_id, follower, context.pace)
+            return sse_response(context.changes, job_id, follower, context.pace)
+        found = await run_in_threadpool(
+            store.logs, job_id, rank=lines.rank, after=lines.after, tail=lines.tail, limit=limit
+        )
+        if as_text:
+            return Response("".join(map(plain_line, found)), media_type="text/plain")
+        page = LogPage(items=tuple(found), next_after=found[-1].seq if found else after)
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    @router.get("/series", response_model=Page[SeriesPoint], summary="Loss, speed and world size over the steps")
+    async def series(
+        job_id: JobId,
+        max_points: Annotated[int, Query(ge=1, le=20_000, description="Longer series are down-sampled.")] = 1000,
+        after_step: Annotated[int, Query(ge=-1, le=MAX_SEQ, description="Only later steps.")] = -1,
+    ) -> Response:
+        """One point per completed step, or the mean of several. Values that are not finite are null."""
+        return await _page(Page[SeriesPoint], store.series, job_id, after_step=after_step, max_points=max_points)
+
+    @router.get("/workers", response_model=Page[WorkerView], summary="A job's processes")
+    async def workers(job_id: JobId) -> Response:
+        """Rank, node, pid, generation and state of each."""
+        return await _page(Page[WorkerView], store.workers, job_id)
+
+    @router.get("/incidents", response_model=Page[IncidentView], summary="What went wrong, and what it cost")
+    async def incidents(job_id: JobId) -> Response:
+        """Oldest first."""
+        return await _page(Page[IncidentView], store.incidents, job_id)
+
+    @router.get("/checkpoints", response_model=Page[CheckpointView], summary="A job's durable checkpoints")
+    async def checkpoints(job_id: JobId) -> Response:
+        """Oldest first; damaged and deleted ones are listed too."""
+        return await _page(Page[CheckpointView], store.checkpoints, job_id)
+
+    return router
+
+
+async def _page(page: type[Page[Any]], read: Callable[..., Any], job_id: str, **arguments: int | None) -> Response:
+    items = await run_in_threadpool(read, job_id, **arguments)
+    return Response(page.model_construct(items=tuple(items)).model_dump_json(), media_type="application/json")

@@ -1,0 +1,59 @@
+"""The long poll for events: answers when there is something to say, and ends when nobody listens any more."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from shoal_api.answers import EventPage
+from shoal_api.http.context import Context
+from shoal_service.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class EventQuery:
+    job_id: str
+    after: int
+    limit: int
+    wait_s: float
+
+
+async def poll_events(context: Context, request: Request, query: EventQuery) -> EventPage:
+    """The events after a number; waits up to `wait_s` for the first one.
+
+    Raises:
+        JobNotFound
+    """
+    loop = asyncio.get_running_loop()
+    deadline_mono = loop.time() + query.wait_s
+    with context.changes.watching(query.job_id) as watch:
+        gone = loop.create_task(_until_gone(request)) if query.wait_s else None
+        if gone is not None:
+            gone.add_done_callback(lambda _: watch.wake())
+        try:
+            while True:
+                watch.arm()
+                page = await run_in_threadpool(read_events, context.store, query.job_id, query.after, query.limit)
+                left_s = deadline_mono - loop.time()
+                if page.items or page.ended or left_s <= 0 or context.changes.closing or gone is None or gone.done():
+                    return page
+                await watch.wait(min(left_s, context.pace.reread_s))
+        finally:
+            if gone is not None:
+                gone.cancel()
+
+
+def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
+    """One reading. The state is read before the events: the event that ended the job is then among them."""
+    ended = store.get_job(job_id).status.state.ended
+    events = tuple(store.events(job_id, after=after, limit=limit))
+    next_after = events[-1].seq if events else after
+    return EventPage(items=events, next_after=next_after, ended=ended and len(events) < limit)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,55 @@
+"""The OpenAPI document: FastAPI's, plus the bodies that routes decode themselves, and problems for all errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from shoal_api.answers import Problem
+from shoal_api.http.problem_types import Kind
+from shoal_service.views import JobPatch
+from shoal_workers.contract.spec import JobSpec
+
+_REF = "#/components/schemas/{model}"
+_TAGS = [
+    {"name": "jobs", "description": "Submit, list, show, change, pause, resume and cancel training jobs."},
+    {"name": "histories", "description": "What a job has been through and what it is made of."},
+    {"name": "specs", "description": "Job specs and the code that they name."},
+    {"name": "operations", "description": "For whoever runs the service."},
+]
+
+
+def body_of(model: str, media_types: tuple[str, ...]) -> dict[str, Any]:
+    """`openapi_extra` of a route that decodes its body itself."""
+    schema = {"schema": {"$ref": _REF.format(model=model)}}
+    return {"requestBody": {"required": True, "content": dict.fromkeys(media_types, schema)}}
+
+
+def build_openapi(app: FastAPI) -> dict[str, Any]:
+    """Built once, on the first request for it."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes, tags=_TAGS
+        )
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.pop("HTTPValidationError", None)
+        schemas.pop("ValidationError", None)
+        _, extra = models_json_schema(
+            [(model, "validation") for model in (Problem, JobSpec, JobPatch)], ref_template=_REF
+        )
+        for name, schema in extra["$defs"].items():
+            schemas.setdefault(name, schema)
+        problem = {
+            "description": "A problem document; `type` is one of " + ", ".join(f"`{kind.uri}`" for kind in Kind) + ".",
+            "content": {"application/problem+json": {"schema": {"$ref": _REF.format(model="Problem")}}},
+        }
+        document["components"]["responses"] = {"Problem": problem}
+        for operations in document["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                operation["responses"]["default"] = {"$ref": "#/components/responses/Problem"}
+        app.openapi_schema = document
+    return app.openapi_schema

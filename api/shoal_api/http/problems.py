@@ -1,0 +1,124 @@
+"""Turns every error into an RFC 9457 problem document. Never shows a traceback or an internal message to a client.
+
+ProblemError                raised by routes
+errors of the service       mapped by `_OF_SERVICE`, the one place where they meet HTTP statuses
+FastAPI's and Starlette's   unknown route, wrong method, invalid parameters
+anything else               500 with an `error_id`; answered by `edge.Edge`, which logs the cause under that id
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from shoal_api.answers import Problem
+from shoal_api.http.problem_types import Kind
+from shoal_service.code_archive import CodeArchiveError
+from shoal_service.store.errors import (
+    IdempotencyConflict,
+    InvalidArchive,
+    InvalidCursor,
+    JobEnded,
+    JobNotFound,
+    PreconditionFailed,
+    RequestConflict,
+    StoreUnavailable,
+)
+from shoal_service.submission import CodeUnknown
+from shoal_workers.contract.spec_errors import SpecError, SpecProblem
+
+PROBLEM_JSON = "application/problem+json"
+_MAX_ERRORS = 100
+_OF_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED}
+_OF_SERVICE: dict[type[Exception], Kind] = {
+    JobNotFound: Kind.JOB_NOT_FOUND,
+    InvalidCursor: Kind.INVALID_CURSOR,
+    IdempotencyConflict: Kind.IDEMPOTENCY_CONFLICT,
+    PreconditionFailed: Kind.PRECONDITION_FAILED,
+    JobEnded: Kind.JOB_ENDED,
+    RequestConflict: Kind.REQUEST_CONFLICT,
+    StoreUnavailable: Kind.STORE_UNAVAILABLE,
+    CodeUnknown: Kind.CODE_UNKNOWN,
+    InvalidArchive: Kind.CODE_MISMATCH,
+    CodeArchiveError: Kind.INVALID_SPEC,
+    SpecError: Kind.INVALID_SPEC,
+}
+
+
+class ProblemError(Exception):
+    """Raised by routes: answered as a problem document of the given kind."""
+
+    def __init__(self, kind: Kind, detail: str, errors: tuple[SpecProblem, ...] = ()) -> None:
+        super().__init__(kind, detail, errors)
+        self.kind = kind
+        self.detail = detail
+        self.errors = errors
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers of all expected errors."""
+    app.add_exception_handler(ProblemError, _problem_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(RequestValidationError, _invalid_parameters)
+    for known in _OF_SERVICE:
+        app.add_exception_handler(known, _service_error)
+
+
+def problem_response(
+    kind: Kind,
+    *,
+    detail: str,
+    instance: str,
+    errors: tuple[SpecProblem, ...] = (),
+    error_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    problem = Problem(
+        type=kind.uri,
+        title=kind.title,
+        status=kind.status,
+        detail=detail,
+        instance=instance,
+        code=kind.code,
+        errors=errors[:_MAX_ERRORS],
+        error_id=error_id,
+    )
+    body = problem.model_dump_json(exclude_none=True)
+    return Response(body, status_code=kind.status, media_type=PROBLEM_JSON, headers=headers)
+
+
+async def _problem_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return problem_response(error.kind, detail=error.detail, instance=request.url.path, errors=error.errors)
+
+
+async def _service_error(request: Request, error: Exception) -> Response:
+    kind = next(_OF_SERVICE[known] for known in type(error).__mro__ if known in _OF_SERVICE)
+    if isinstance(error, SpecError):
+        detail = f"The job spec is not valid: {len(error.problems)} problem(s); see errors."
+        return problem_response(kind, detail=detail, instance=request.url.path, errors=error.problems)
+    return problem_response(kind, detail=str(error), instance=request.url.path)
+
+
+async def _http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = _OF_STATUS.get(error.status_code, Kind.BAD_REQUEST)
+    detail = {
+        Kind.NOT_FOUND: "Nothing is here; /docs lists every route.",
+        Kind.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible here.",
+    }.get(kind, http.HTTPStatus(error.status_code).phrase)
+    return problem_response(kind, detail=detail, instance=request.url.path, headers=error.headers)
+
+
+async def _invalid_parameters(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = tuple(
+        SpecProblem(path=".".join(map(str, detail["loc"])), message=str(detail["msg"])) for detail in error.errors()
+    )
+    detail = "; ".join(f"{problem.path}: {problem.message}" for problem in errors[:3])
+    return problem_response(Kind.INVALID_REQUEST, detail=detail, instance=request.url.path, errors=errors)

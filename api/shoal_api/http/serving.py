@@ -1,0 +1,44 @@
+"""The uvicorn server that knows how to stop: open streams are ended before uvicorn waits for its connections.
+
+uvicorn runs the application's shutdown only after the last connection has gone, so an open event stream would hold it
+for ever. Whoever serves the application uses `make_server`; `--factory` runs need `--timeout-graceful-shutdown`.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from shoal_api.http.changes import Changes
+
+_GRACE_S = 5
+_BACKLOG = 2048
+
+
+def make_server(app: FastAPI, *, host: str, port: int, log_level: str = "warning") -> uvicorn.Server:
+    """A server for an application made by `create_app`; `run()` it on the main thread, or await `serve()`."""
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level=log_level,
+        access_log=False,
+        backlog=_BACKLOG,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        lifespan="on",
+        ws="none",
+    )
+    return _Server(config, app.state.changes)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, changes: Changes) -> None:
+        super().__init__(config)
+        self._changes = changes
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._changes.close()
+        await super().shutdown(sockets)

@@ -1,0 +1,135 @@
+"""Packs a user's directory into a zip archive that is a pure function of its files: same files, same sha256.
+
+Left out: version control, caches and virtual environments. Symbolic links are followed to files inside the directory
+and refused when they lead out of it (they would be somebody else's files). Called by the HTTP edge for a `working_dir`
+on the service's machine, and by the Python client for one on the user's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_ARCHIVE_BYTES = 64 << 20
+MAX_FILES = 20_000
+EXCLUDED_NAMES = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".DS_Store"}
+)
+_EXCLUDED_SUFFIXES = (".pyc", ".pyo")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_NUM_LARGEST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CodeArchive:
+    sha256: str
+    data: bytes
+
+
+class CodeArchiveError(ValueError):
+    """A directory that cannot be packed, or an archive that cannot be accepted; the message says why."""
+
+    code = "code_archive"
+
+
+def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> CodeArchive:
+    """Pack a directory.
+
+    Raises:
+        CodeArchiveError: not a directory, a link that leads out of it, too many files, or too large; then the largest
+            files are named.
+    """
+    root = Path(working_dir)
+    if not root.is_dir():
+        raise CodeArchiveError(f"code.working_dir {str(working_dir)!r} is not a directory on this machine.")
+    try:
+        files = _files_of(root)
+        _require_small({name: path.stat().st_size for name, path in files.items()}, root, max_bytes)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+            for name, path in files.items():
+                archive.writestr(_entry(name, path), path.read_bytes())
+    except OSError as error:
+        raise CodeArchiveError(f"code.working_dir {str(working_dir)!r} cannot be read: {error}.") from error
+    data = buffer.getvalue()
+    return CodeArchive(hashlib.sha256(data).hexdigest(), data)
+
+
+def check(sha256: str, data: bytes) -> None:
+    """Verify an archive that somebody uploads under a name.
+
+    Raises:
+        CodeArchiveError: another content than named, not a sound zip, or entries that would land outside of its root.
+    """
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != sha256:
+        raise CodeArchiveError(f"the body's sha256 is {actual}, not {sha256}.")
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if len(entries) > MAX_FILES:
+                raise CodeArchiveError(f"the archive has {len(entries)} entries; {MAX_FILES} are allowed.")
+            unpacked_bytes = sum(entry.file_size for entry in entries)
+            if unpacked_bytes > 16 * MAX_ARCHIVE_BYTES:
+                raise CodeArchiveError(f"the archive unpacks to {unpacked_bytes} bytes, more than 1 GiB.")
+            for entry in entries:
+                parts = entry.filename.replace("\\", "/").split("/")
+                if entry.filename.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
+                    raise CodeArchiveError(f"the entry {entry.filename!r} would land outside of the archive's root.")
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+        if isinstance(error, CodeArchiveError):
+            raise
+        raise CodeArchiveError(f"the body is not a sound zip archive: {error}.") from None
+    if damaged is not None:
+        raise CodeArchiveError(f"the entry {damaged!r} is damaged.")
+
+
+def _files_of(root: Path) -> dict[str, Path]:
+    """Regular files by their name in the archive, sorted; the order must not depend on the file system."""
+    inside = root.resolve()
+    found: dict[str, Path] = {}
+    for folder, subfolders, names in os.walk(root, followlinks=False):
+        subfolders[:] = sorted(name for name in subfolders if name not in EXCLUDED_NAMES)
+        for name in names + [name for name in subfolders if (Path(folder) / name).is_symlink()]:
+            path = Path(folder) / name
+            if name in EXCLUDED_NAMES or name.endswith(_EXCLUDED_SUFFIXES):
+                continue
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise CodeArchiveError(
+                    f"{path.relative_to(root)} is a link to {path.resolve()}, outside of code.working_dir. "
+                    "Replace it by a copy, or remove it."
+                )
+            if path.is_symlink() and path.is_dir():
+                raise CodeArchiveError(f"{path.relative_to(root)} is a link to a directory; replace it by a copy.")
+            if path.is_file():
+                found[path.relative_to(root).as_posix()] = path
+        if len(found) > MAX_FILES:
+            raise CodeArchiveError(f"code.working_dir {str(root)!r} has more than {MAX_FILES} files.")
+    return dict(sorted(found.items()))
+
+
+def _require_small(sizes: dict[str, int], root: Path, max_bytes: int) -> None:
+    total_bytes = sum(sizes.values())
+    if total_bytes <= max_bytes:
+        return
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:_NUM_LARGEST_NAMED]
+    named = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in largest)
+    raise CodeArchiveError(
+        f"code.working_dir {str(root)!r} holds {total_bytes / 2**20:.1f} MiB; {max_bytes / 2**20:.0f} MiB are allowed. "
+        f"Largest files: {named}. Move data out of the directory and name it in `data`."
+    )
+
+
+def _entry(name: str, path: Path) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(name, _EPOCH)
+    executable = bool(path.stat().st_mode & 0o100)
+    entry.external_attr = (0o100755 if executable else 0o100644) << 16
+    entry.create_system = 3
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
