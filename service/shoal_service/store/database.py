@@ -16,7 +16,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import TimeoutError as SqlTimeoutError
 
 from shoal_service.store.errors import StoreUnavailable
 
@@ -40,17 +41,27 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A consistent view on SQLite; on PostgreSQL each statement sees what was committed when it began."""
-        with self._engine.connect() as connection:
+        with _reachable(), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """One transaction: committed at the end of the block, rolled back if it raises."""
-        with self._queue, self._writing.begin() as connection:
+        with _reachable(), self._queue, self._writing.begin() as connection:
             yield connection
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+@contextmanager
+def _reachable() -> Iterator[None]:
+    """What can go wrong outside the program (no server, full disk, lock held too long) leaves as StoreUnavailable."""
+    try:
+        yield
+    except (OperationalError, InterfaceError, SqlTimeoutError) as error:
+        reason = error.orig if isinstance(error, OperationalError | InterfaceError) else error
+        raise StoreUnavailable(f"The database does not answer: {reason}") from error
 
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 log = logging.getLogger(__name__)
-Listener = Callable[[str], None]
+Listener = Callable[[str], object]
 
 
 class Hub:

@@ -31,7 +31,7 @@ def migrate(database: Database) -> None:
             _refuse_newer(ScriptDirectory.from_config(config), MigrationContext.configure(connection))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, StoreUnavailable) as error:
         shown = database.url.render_as_string(hide_password=True)
         raise StoreUnavailable(f"database_url {shown}: {getattr(error, 'orig', None) or error}") from error
 

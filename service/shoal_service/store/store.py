@@ -13,7 +13,6 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 
 from shoal_service.core.desired import Desired
 from shoal_service.store import archives, driving, history, submissions
@@ -65,14 +64,10 @@ class Store:
     def close(self) -> None:
         self._database.close()
 
-    def ping(self) -> bool:
-        """Whether the database answers."""
-        try:
-            with self._database.read() as tx:
-                tx.execute(text("SELECT 1"))
-        except SQLAlchemyError:
-            return False
-        return True
+    def ping(self) -> None:
+        """Raises StoreUnavailable: the database does not answer."""
+        with self._database.read() as tx:
+            tx.execute(text("SELECT 1"))
 
     def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
         """See Hub.subscribe: `listener(job_id)` is called on the committing thread."""

@@ -1,0 +1,100 @@
+"""Settings of a control plane: SHOAL_... in the environment, or keyword arguments, which win.
+
+The only file of the service that reads the environment. Made once by the composition root, then passed.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+_MIN_LEASE_TTL_S = 3.0
+"""The control loop looks around every second and renews after a third of the time to live: one pass may be late."""
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class SettingsError(ValueError):
+    """Settings that cannot work; the message names each one, its value and where it came from."""
+
+    code = "invalid_settings"
+
+
+class Settings(BaseSettings):
+    """Frozen; unknown keyword arguments are refused. Durations in seconds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="SHOAL_", frozen=True, extra="forbid", use_attribute_docstrings=True, env_ignore_empty=True
+    )
+
+    state_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "state" / "shoal")
+    """Database, checkpoints, code and the embedded cluster's notes live below it, unless other settings say so."""
+    database_url: str = Field(default_factory=lambda given: f"sqlite:///{_below_state(given, 'shoal.db')}")
+    """sqlite:////absolute/path or postgresql://user@host/database. Default: shoal.db in state_dir."""
+    host: str = "127.0.0.1"
+    """Address to listen on. The API has no authentication: anything but loopback needs a proxy that has."""
+    port: int = Field(8470, ge=0, le=65535)
+    """0: a free one."""
+    log_level: LogLevel = LogLevel.INFO
+
+    ray_address: str | None = None
+    """host:port of the Ray cluster to join; unset: start one on this machine."""
+    num_cpus: int | None = Field(None, ge=1, le=4096)
+    """CPUs of the embedded cluster, over all its nodes. Default: those of this machine."""
+    num_gpus: int = Field(0, ge=0, le=1024)
+    """GPUs of the embedded cluster."""
+    nodes: int = Field(1, ge=1, le=64)
+    """Ray nodes that the embedded cluster pretends to have."""
+    keep_cluster: bool = False
+    """Leave the embedded cluster running when the server ends; the next one adopts it."""
+
+    checkpoint_url: str = Field(default_factory=lambda given: str(_below_state(given, "checkpoints")))
+    """Where jobs without a checkpoint.url keep theirs. Default: checkpoints/ in state_dir."""
+
+    lease_ttl_s: float = Field(10.0, ge=_MIN_LEASE_TTL_S, le=3600, allow_inf_nan=False)
+    """A lease on the jobs that was not renewed for so long goes to another control plane."""
+
+    @field_validator("state_dir")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _one_cluster(self) -> Self:
+        if self.ray_address is not None and (self.num_cpus is not None or self.num_gpus or self.nodes != 1):
+            raise ValueError(
+                f"ray_address {self.ray_address!r} joins a cluster; num_cpus, num_gpus and nodes describe the one "
+                "that is started without it. Give one or the other."
+            )
+        return self
+
+
+def load_settings(**given: object) -> Settings:
+    """Raises SettingsError."""
+    try:
+        return Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        lines = []
+        for detail in error.errors(include_url=False):
+            name = ".".join(str(part) for part in detail["loc"])
+            shown = f"{name} {detail['input']!r}: " if name else ""
+            lines.append(shown + str(detail["msg"]).removeprefix("Value error, "))
+        raise SettingsError(
+            "\n".join(lines) + "\nSettings come from options and from the environment (SHOAL_<NAME>)."
+        ) from error
+
+
+def _below_state(given: dict[str, Any], name: str) -> Path:
+    """`given` are the fields validated so far; state_dir is not among them if it is wrong, and then nothing is made."""
+    state_dir: Path = given.get("state_dir", Path())
+    return state_dir / name
