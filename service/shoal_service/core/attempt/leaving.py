@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal_service.core.attempt import forming, processes
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, Interrupt, KillProcess
-from shoal_service.core.attempt.state import Incident, Stage, Wanted
+from shoal_service.core.attempt.state import Incident, Process, Stage, Wanted
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.views import UserFailure
 from shoal_workers.contract.job import EndReason, IncidentCause
@@ -29,7 +29,7 @@ def process_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mes
     if not process.warm:
         processes.start_died(turn, process, message)
     elif process.in_run and turn.state.group_active:
-        _lose(turn, cause, witness, message, index)
+        _lose(turn, cause, witness, message, process)
         judge_when_all_left(turn)
 
 
@@ -45,6 +45,9 @@ def run_returned(turn: Turn, index: int, shard_exit: ShardExit) -> None:
         if shard_exit.kind in _SUSPICIONS:
             _lose(turn, _SUSPICIONS[shard_exit.kind], witness, detail, None)
         else:
+            if shard_exit.kind is ExitKind.STORAGE_FAILED:
+                turn.emit("checkpoint.failed", rank=shard_exit.rank, step=shard_exit.step, message=detail)
+                turn.set(grow_not_before=turn.now + 60.0)
             _quiesce(turn)
     judge_when_all_left(turn)
 
@@ -68,7 +71,7 @@ def evict_stuck(turn: Turn) -> None:
             message=message,
         )
         turn.do(KillProcess(index, message))
-        _lose(turn, IncidentCause.STUCK, "deadline", message, index, shard_id=process.shard_id)
+        _lose(turn, IncidentCause.STUCK, "deadline", message, process)
     judge_when_all_left(turn)
 
 
@@ -133,13 +136,16 @@ def _go_on(turn: Turn, kind: ExitKind) -> None:
         forming.plan_next(turn)
 
 
-def _lose(
-    turn: Turn, cause: IncidentCause, witness: str, message: str, index: int | None, *, shard_id: str | None = None
-) -> None:
-    """Open the incident, or add to the one that is open; from then on the group is quiescing."""
+def _lose(turn: Turn, cause: IncidentCause, witness: str, message: str, process: Process | None) -> None:
+    """Open the incident, or add to the one that is open; from then on the group is quiescing.
+
+    `process`: the one that is gone; None where the group broke and nobody is known to be gone.
+    """
     state = turn.state
-    ranks = () if index is None else ((state.members.index(index),) if index in state.members else ())
-    names = () if index is None else (shard_id or _shard_id(turn, index),)
+    rank = None if process is None else state.rank_of(process.index)
+    ranks = () if rank is None else (rank,)
+    names = () if process is None else (process.shard_id,)
+    node_id = process.info.node_id if process is not None and process.info is not None else ""
     if state.incident is None:
         incident = Incident(
             id=state.num_incidents + 1,
@@ -147,6 +153,7 @@ def _lose(
             witness=witness,
             ranks=ranks,
             shard_ids=names,
+            node_id=node_id,
             generation=state.generation,
             at=turn.now,
             from_workers=len(state.members),
@@ -160,13 +167,14 @@ def _lose(
         )  # fmt: skip
     else:
         known = state.incident
-        suspicion = known.cause in (IncidentCause.COLLECTIVE_FAILED, IncidentCause.FORM_FAILED) and index is not None
+        verdict = {"cause": cause, "witness": witness, "message": message, "node_id": node_id}
+        suspicion = known.cause in (IncidentCause.COLLECTIVE_FAILED, IncidentCause.FORM_FAILED) and process is not None
         turn.set(
             incident=known.model_copy(
                 update={
                     "ranks": tuple(sorted({*known.ranks, *ranks})),
                     "shard_ids": tuple(dict.fromkeys((*known.shard_ids, *names))),
-                    **({"cause": cause, "witness": witness, "message": message} if suspicion else {}),
+                    **(verdict if suspicion else {}),
                 }
             )
         )
@@ -229,11 +237,6 @@ def _fall_back(turn: Turn, shard_exit: ShardExit) -> None:
 def _still_in_run(turn: Turn) -> list[int]:
     in_run = {p.index for p in turn.state.processes if p.in_run}
     return [index for index in turn.state.members if index in in_run]
-
-
-def _shard_id(turn: Turn, index: int) -> str:
-    process = turn.state.process(index)
-    return process.shard_id if process else f"shard-{index}"
 
 
 def _grouped(exits: list[ShardExit]) -> UserFailure:

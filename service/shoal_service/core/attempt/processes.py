@@ -11,7 +11,7 @@ from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ErrorReport, ShardInfo
 
 _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
-"""Not while a group re-forms: a starting process would take CPU time from the recovery of the survivors."""
+"""Not while a group re-forms, nor before its first step: a starting process would slow the survivors down."""
 
 
 def warm(turn: Turn, index: int, info: ShardInfo) -> None:
@@ -53,6 +53,8 @@ def replenish(turn: Turn) -> None:
     """Start what is missing to the target; drop what is beyond it, newest first, never a member."""
     state = turn.state
     if state.stage not in _REPLENISHING or (state.failed_starts and turn.now < state.grow_not_before):
+        return
+    if state.stage is Stage.RUNNING and state.incident is not None:
         return
     for _ in range(state.target_processes - len(state.processes)):
         index = turn.state.next_index

@@ -1,0 +1,108 @@
+"""The composition root of the control plane: store + control loop + HTTP edge, and a Ray cluster if none was given.
+
+HTTP answers at once; the cluster comes up behind it, and /readyz says when everything is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from shoal_api.http.app import create_app
+from shoal_api.http.serving import make_server
+from shoal_service.cluster import Cluster
+from shoal_service.control_loop import ControlLoop, LoopConfig
+from shoal_service.embedded_cluster import EmbeddedCluster
+from shoal_service.settings import Settings
+from shoal_service.store.store import Store
+
+_log = logging.getLogger(__name__)
+
+
+def run_server(settings: Settings) -> None:
+    """Serve until SIGINT or SIGTERM. Prints one line `listening on URL` to stderr once requests are accepted."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    store = await asyncio.to_thread(Store.open, settings.database_url)
+    embedded = None if settings.ray_address else _embedded(settings)
+    cluster = Cluster()
+    loop_config = LoopConfig(
+        owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+        lease_ttl_s=settings.lease_ttl_s,
+        checkpoint_url=settings.checkpoint_url,
+    )
+    control = ControlLoop(store, cluster, loop_config)
+    registry = CollectorRegistry()
+    app = create_app(store=store, cluster=control, registry=registry, version=version("shoal"))
+    stop = asyncio.Event()
+    with _listen(settings.host, settings.port) as listener:
+        host, port = listener.getsockname()[:2]
+        server = make_server(app, host=host, port=port)
+        acting = asyncio.create_task(_act(settings, cluster, embedded, control, stop))
+        sys.stderr.write(f"listening on http://{host}:{port}\n")
+        sys.stderr.flush()
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            stop.set()
+            await asyncio.gather(acting, return_exceptions=True)
+            await asyncio.to_thread(cluster.disconnect)
+            if embedded is not None and not settings.keep_cluster:
+                await asyncio.to_thread(embedded.stop)
+            store.close()
+
+
+async def _act(
+    settings: Settings, cluster: Cluster, embedded: EmbeddedCluster | None, control: ControlLoop, stop: asyncio.Event
+) -> None:
+    """Bring the cluster up, then run the control loop until told to stop."""
+    while not stop.is_set():
+        try:
+            if embedded is not None:
+                address = await asyncio.to_thread(embedded.start)
+                await asyncio.to_thread(cluster.connect, address, token_path=embedded.token_path)
+            else:
+                assert settings.ray_address is not None
+                await asyncio.to_thread(cluster.connect, settings.ray_address)
+            break
+        except Exception:
+            _log.exception("no cluster yet; trying again")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), timeout=5.0)
+    if not stop.is_set():
+        await control.run(stop)
+
+
+def _embedded(settings: Settings) -> EmbeddedCluster:
+    return EmbeddedCluster(
+        Path(settings.state_dir),
+        num_cpus=settings.num_cpus or os.cpu_count() or 1,
+        num_gpus=settings.num_gpus,
+        num_nodes=settings.nodes,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bound before anything else is started, so that a taken port costs nothing."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise SystemExit(f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port.") from error
+    listener.listen(2048)
+    return listener

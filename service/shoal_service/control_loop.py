@@ -1,0 +1,196 @@
+"""ControlLoop: the half of the control plane that acts. Holds the lease, starts queued jobs, follows supervisors.
+
+    lease (renewed)  ->  one pass: the store's jobs + the cluster's nodes  ->  scheduling.decide  ->  store, drivers
+                         one driver task per attempt: supervisor.pull -> store.apply, one transaction per answer
+
+Training never depends on it: supervisors and shards go on without a control plane, and whoever holds the lease next
+finds them by name. Everything that it writes is guarded by the lease's epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from shoal_service.cluster import Cluster, ClusterUnreachable
+from shoal_service.core.desired import Desired
+from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide
+from shoal_service.driver import Driver
+from shoal_service.store.driving import DriveRow
+from shoal_service.store.errors import LeaseLost, RequestConflict
+from shoal_service.store.lease import Lease
+from shoal_service.store.store import Store
+from shoal_service.views import ClusterView
+from shoal_workers.contract.job import JobState
+
+_log = logging.getLogger(__name__)
+_PASS_S = 1.0
+"""At least so often the cluster is looked at; changes in the store wake the loop at once."""
+_MIN_PASS_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopConfig:
+    owner: str
+    """Unique per control plane process."""
+    lease_ttl_s: float
+    checkpoint_url: str
+    """Where jobs without a checkpoint.url of their own save."""
+
+
+class ControlLoop:
+    """`run` until told to stop. `snapshot` may be read from any thread."""
+
+    def __init__(self, store: Store, cluster: Cluster, config: LoopConfig) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._config = config
+        self._lease: Lease | None = None
+        self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
+        self._notes: dict[str, str] = {}
+        self._view = ClusterView(
+            connected=False, address=cluster.address, nodes=(), cpus_total=0, cpus_free=0, gpus_total=0, gpus_free=0,
+            owner="", epoch=0,
+        )  # fmt: skip
+
+    def snapshot(self) -> ClusterView:
+        """The cluster as the last pass saw it."""
+        return self._view
+
+    async def run(self, stop: asyncio.Event) -> None:
+        woken = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with self._store.subscribe(lambda _: loop.call_soon_threadsafe(woken.set)):
+            while not stop.is_set():
+                try:
+                    await self._pass()
+                except LeaseLost as error:
+                    _log.warning("lease lost", extra={"error": str(error)})
+                    await self._let_go()
+                except ClusterUnreachable as error:
+                    _log.warning("cluster unreachable", extra={"error": str(error)})
+                except Exception:
+                    _log.exception("control pass failed")  # the loop outlives a bad pass: the next one starts afresh
+                await _first_of(stop, woken, timeout_s=_PASS_S)
+                woken.clear()
+        await self._let_go()
+        if self._lease is not None:
+            await asyncio.to_thread(self._store.release_lease, self._config.owner)
+
+    async def _pass(self) -> None:
+        now = time.time()
+        if self._lease is None or now > self._lease.expires_at - 2 * self._config.lease_ttl_s / 3:
+            self._lease = await asyncio.to_thread(
+                self._store.acquire_lease, self._config.owner, ttl_s=self._config.lease_ttl_s, now=now
+            )
+        await self._look_at_cluster()
+        if self._lease is None:
+            await self._let_go()
+            return
+        rows = await asyncio.to_thread(self._store.jobs_to_drive)
+        await self._schedule(rows, self._lease)
+        self._forget_ended()
+
+    async def _look_at_cluster(self) -> None:
+        nodes, free = await asyncio.to_thread(lambda: (self._cluster.nodes(), self._cluster.free()))
+        alive = [n for n in nodes if n.alive]
+        lease = self._lease or await asyncio.to_thread(self._store.current_lease)
+        self._view = ClusterView(
+            connected=self._cluster.connected,
+            address=self._cluster.address,
+            nodes=nodes,
+            cpus_total=sum(n.cpus for n in alive),
+            cpus_free=free.get("CPU", 0.0),
+            gpus_total=sum(n.gpus for n in alive),
+            gpus_free=free.get("GPU", 0.0),
+            owner=lease.owner if lease else "",
+            epoch=lease.epoch if lease else 0,
+        )
+
+    async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
+        by_id = {row.id: row for row in rows}
+        decisions = decide([_demand(row) for row in rows], self._capacity())
+        for decision in decisions:
+            await self._carry_out(decision, by_id[decision.job_id], lease)
+        for row in await asyncio.to_thread(self._store.jobs_to_drive) if decisions else rows:
+            if row.state is not JobState.QUEUED:
+                self._drive(row, lease)
+
+    async def _carry_out(self, decision: Decision, row: DriveRow, lease: Lease) -> None:
+        now = time.time()
+        match decision:
+            case Start(job_id=job_id, workers=workers):
+                self._notes.pop(job_id, None)
+                try:
+                    await asyncio.to_thread(
+                        self._store.begin_attempt, job_id, workers=workers, epoch=lease.epoch, now=now
+                    )
+                except RequestConflict:
+                    pass  # paused or cancelled since the decision
+            case Grant(job_id=job_id, workers=workers, reason=reason):
+                await asyncio.to_thread(
+                    self._store.set_grant, job_id, workers=workers, reason=reason, epoch=lease.epoch, now=now
+                )
+            case Wait(job_id=job_id, reason=reason):
+                if row.status.message != reason and self._notes.get(job_id) != reason:
+                    self._notes[job_id] = reason
+                    await asyncio.to_thread(self._store.set_queue_note, job_id, reason, epoch=lease.epoch, now=now)
+
+    def _capacity(self) -> list[NodeCapacity]:
+        return [
+            NodeCapacity(node_id=n.node_id, cpus=n.cpus, gpus=n.gpus, memory_gib=n.memory_gib)
+            for n in self._view.nodes
+            if n.alive
+        ]
+
+    def _drive(self, row: DriveRow, lease: Lease) -> None:
+        """A driver per attempt; an existing one is told what is wanted now."""
+        key = (row.id, row.attempt)
+        if key not in self._drivers:
+            url = self._config.checkpoint_url
+            driver = Driver(self._store, self._cluster, row, epoch=lease.epoch, checkpoint_url=url)
+            task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")
+            self._drivers[key] = (driver, task)
+        self._drivers[key][0].want(row)
+
+    def _forget_ended(self) -> None:
+        for key, (_, task) in list(self._drivers.items()):
+            if task.done():
+                del self._drivers[key]
+                error = None if task.cancelled() else task.exception()
+                if isinstance(error, LeaseLost):
+                    raise error
+                if error is not None:
+                    _log.error("driver failed; the next pass starts another", exc_info=error, extra={"job": key[0]})
+
+    async def _let_go(self) -> None:
+        """Without the lease nothing is driven; supervisors go on by themselves."""
+        self._lease = None
+        tasks = [task for _, task in self._drivers.values()]
+        self._drivers.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _demand(row: DriveRow) -> JobDemand:
+    worker, elasticity = row.spec.worker, row.spec.elasticity
+    return JobDemand(
+        job_id=row.id,
+        priority=row.priority,
+        created_at=row.created_at,
+        min_workers=elasticity.min_workers,
+        max_workers=elasticity.max_workers,
+        need=WorkerNeed(cpus=worker.cpus, gpus=worker.gpus, memory_gib=worker.memory_gib),
+        granted_workers=row.granted_workers if row.state is not JobState.QUEUED else 0,
+        leaving=row.desired is not Desired.RUN,
+    )
+
+
+async def _first_of(*events: asyncio.Event, timeout_s: float) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()

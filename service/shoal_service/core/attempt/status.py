@@ -1,0 +1,157 @@
+"""What an attempt looks like from outside: JobStatus and WorkerView from state and last readings. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shoal_service.core.attempt.state import Attempt, Process, Stage, Wanted
+from shoal_service.views import Condition, JobStatus, WorkerView
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import Phase, Progress, StepReport, ValidationReport
+
+_EMA = 0.1
+
+
+@dataclass(slots=True)
+class Readings:
+    """The last that was measured; kept by the executor, never decided upon."""
+
+    step: StepReport | None = None
+    validation: ValidationReport | None = None
+    step_s: float | None = None
+    """Moving average of the seconds of a step at the current world size."""
+    num_parameters: int | None = None
+    layout: str = ""
+    progress: dict[int, Progress] = field(default_factory=dict)
+    checkpoint_error: str | None = None
+    checkpoint_error_since: float = 0.0
+
+    def add(self, report: StepReport) -> None:
+        fresh = self.step is None or self.step.generation != report.generation or self.step_s is None
+        self.step_s = report.step_s if fresh else (1 - _EMA) * (self.step_s or 0.0) + _EMA * report.step_s
+        self.step = report
+
+
+def status_of(state: Attempt, readings: Readings, *, spec_version: int) -> JobStatus:
+    report, validation = readings.step, readings.validation
+    left = None if state.total_steps is None else max(0, state.total_steps - state.step)
+    newest = CheckpointName.parse(state.newest) if state.newest else None
+    return JobStatus(
+        state=job_state(state),
+        reason=_reason(state),
+        message=_message(state),
+        deadline=state.since + state.spec.elasticity.wait_s if state.stage is Stage.WAITING else None,
+        observed_generation=spec_version,
+        attempt=state.attempt,
+        generation=state.generation,
+        workers=len(state.members) if state.group_active else 0,
+        desired_workers=state.granted,
+        layout=readings.layout,
+        step=state.step,
+        total_steps=state.total_steps,
+        loss=report.loss if report else None,
+        val_loss=validation.loss if validation else None,
+        val_bits_per_byte=validation.bits_per_byte if validation else None,
+        tokens_per_s=report.tokens / readings.step_s if report and readings.step_s else None,
+        tokens=report.tokens * state.step if report else 0,
+        steps_lost=state.steps_lost,
+        incidents=state.num_incidents,
+        checkpoint_step=newest.step if newest else None,
+        num_parameters=readings.num_parameters,
+        eta_s=left * readings.step_s if left is not None and readings.step_s else None,
+        note=_note(state, readings),
+        conditions=_conditions(state, readings),
+    )
+
+
+def job_state(state: Attempt) -> JobState:
+    """The job state that a user sees, from the stage of the attempt."""
+    if state.wanted is Wanted.PAUSE and state.stage is not Stage.ENDED:
+        return JobState.PAUSING
+    match state.stage:
+        case Stage.WAITING if state.formed_once:
+            return JobState.WAITING
+        case Stage.OPENING | Stage.STARTING | Stage.WAITING:
+            return JobState.STARTING
+        case Stage.QUIESCING | Stage.FALLING_BACK:
+            return JobState.RECOVERING
+        case Stage.SWITCHING | Stage.COMMITTING:
+            return JobState.RESIZING if state.wanted is Wanted.RUN and not _finishing(state) else JobState.RUNNING
+        case Stage.FORMING if state.incident is not None:
+            return JobState.RECOVERING
+        case Stage.FORMING:
+            return JobState.RESIZING if state.formed_once else JobState.STARTING
+        case Stage.RUNNING | Stage.ENDED:
+            return JobState.RUNNING
+
+
+def workers_of(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
+    return tuple(_worker(state, readings, process) for process in state.processes)
+
+
+def _worker(state: Attempt, readings: Readings, process: Process) -> WorkerView:
+    progress = readings.progress.get(process.index)
+    info = process.info
+    return WorkerView(
+        shard_id=process.shard_id,
+        rank=state.rank_of(process.index) if state.group_active else None,
+        state="training" if process.in_run else ("warm" if process.warm else "starting"),
+        node_id=info.node_id if info else "",
+        node_ip=info.node_ip if info else "",
+        pid=info.pid if info else 0,
+        generation=state.generation if process.in_run else 0,
+        phase=progress.phase if progress else Phase.IDLE,
+        step=progress.step if progress else 0,
+    )
+
+
+def _finishing(state: Attempt) -> bool:
+    return state.total_steps is not None and state.step >= state.total_steps
+
+
+def _reason(state: Attempt) -> str:
+    match state.stage:
+        case Stage.WAITING:
+            return "min_workers_unreachable" if len(state.warm) < state.min_workers else "backing_off"
+        case _:
+            return str(state.incident.cause) if state.incident else ""
+
+
+def _message(state: Attempt) -> str:
+    warm = len(state.warm)
+    match state.stage:
+        case Stage.STARTING:
+            return f"{warm} of {state.granted} workers are ready (at least {state.min_workers} needed)"
+        case Stage.WAITING:
+            return f"{warm} of at least {state.min_workers} workers are ready; waiting for capacity"
+        case _:
+            return state.incident.message if state.incident else ""
+
+
+def _note(state: Attempt, readings: Readings) -> str:
+    """What the slowest process is busy with, while nothing trains yet."""
+    if state.stage not in (Stage.STARTING, Stage.WAITING, Stage.FORMING):
+        return ""
+    notes = [p.note for index, p in readings.progress.items() if p.note and state.process(index) is not None]
+    return notes[0] if notes else ""
+
+
+def _conditions(state: Attempt, readings: Readings) -> tuple[Condition, ...]:
+    have = len(state.members) if state.group_active else 0
+    return (
+        Condition(
+            type="WorkersReady",
+            status=have >= state.granted,
+            reason="AllWorkers" if have >= state.granted else "FewerThanGranted",
+            message=f"{have} of {state.granted} granted workers are in the group",
+            since=state.since,
+        ),
+        Condition(
+            type="CheckpointHealthy",
+            status=readings.checkpoint_error is None,
+            reason="Saving" if readings.checkpoint_error is None else "SaveFailed",
+            message=readings.checkpoint_error or "",
+            since=readings.checkpoint_error_since,
+        ),
+    )

@@ -1,0 +1,173 @@
+"""EmbeddedCluster: a local Ray cluster that `shoal serve` starts when it is given none.
+
+Its processes are children in sessions of their own, so they outlive a control plane that is killed; the next control
+plane finds them by the note in the state directory. A control plane that stops in an orderly way stops them, by pid.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shoal_workers.contract.base import Frozen
+
+_STARTED = "Ray runtime started"
+_START_TIMEOUT_S = 120.0
+
+
+class _Note(Frozen):
+    """What the next control plane must know of the cluster."""
+
+    address: str
+    pids: tuple[int, ...]
+    """Leaders of the process groups, the head's first."""
+    temp_dir: str
+
+
+class EmbeddedClusterFailed(Exception):
+    """Ray did not start; the message holds the end of what it printed."""
+
+
+class EmbeddedCluster:
+    """One head and any number of further raylets on this machine, all bound to 127.0.0.1.
+
+    `num_cpus` and `num_gpus` are those of all nodes together.
+    """
+
+    def __init__(self, state_dir: Path, *, num_cpus: int, num_gpus: int = 0, num_nodes: int = 1) -> None:
+        self._state_dir = state_dir
+        self._note_path = state_dir / "embedded-cluster.json"
+        self.token_path = state_dir / "ray-token"
+        self._num_cpus = num_cpus // num_nodes
+        self._num_gpus = num_gpus // num_nodes
+        self._num_nodes = num_nodes
+        self.address = ""
+        self.adopted = False
+        """True: the cluster was already running."""
+
+    def start(self) -> str:
+        """Adopt the cluster that an earlier control plane left behind, or start one. Returns its address."""
+        self._state_dir.mkdir(parents=True, exist_ok=True)
+        note = self._read_note()
+        if note is not None and all(_alive(pid) for pid in note.pids):
+            self.address, self.adopted = note.address, True
+            return self.address
+        self.stop()
+        if not self.token_path.exists():
+            self.token_path.touch(mode=0o600)
+            self.token_path.write_text(secrets.token_hex(32))
+        port = _free_port()
+        self.address = f"127.0.0.1:{port}"
+        temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")  # short: Ray puts Unix sockets below it
+        pids = [self._launch(["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"], 0)]
+        self._write_note(pids, temp_dir)
+        for node in range(1, self._num_nodes):
+            pids.append(self._launch([f"--address={self.address}"], node))
+            self._write_note(pids, temp_dir)
+        return self.address
+
+    def stop(self) -> None:
+        """End the processes of the note, and what they started; remove their temporary files."""
+        note = self._read_note()
+        if note is None:
+            return
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            groups = [pid for pid in note.pids if _group_alive(pid)]
+            for pid in reversed(groups):
+                _signal_group(pid, signal_number)
+            if all(_wait_gone(pid, 10.0) for pid in groups):
+                break
+        shutil.rmtree(note.temp_dir, ignore_errors=True)
+        self._note_path.unlink(missing_ok=True)
+
+    def _launch(self, arguments: list[str], node: int) -> int:
+        """One `ray start --block`, the leader of its own session; returns when Ray says that it has started."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address=127.0.0.1",
+                   f"--num-cpus={self._num_cpus}", f"--num-gpus={self._num_gpus}", "--disable-usage-stats",
+                   f"--object-store-memory={100 << 20}", *arguments]  # fmt: skip
+        log_path = self._state_dir / f"ray-node-{node}.log"
+        environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_path)}
+        if node == 0:
+            store = self._state_dir / f"gcs-{secrets.token_hex(4)}"
+            environment |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(store)}
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                start_new_session=True, env=environment,
+            )  # fmt: skip
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while _STARTED not in log_path.read_text(errors="replace"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                _signal_group(process.pid, signal.SIGKILL)
+                tail = log_path.read_text(errors="replace")[-2000:]
+                raise EmbeddedClusterFailed(f"`ray start` did not come up; {log_path} ends with:\n{tail}")
+            time.sleep(0.05)  # Ray offers nothing to wait for but its output
+        return process.pid
+
+    def _read_note(self) -> _Note | None:
+        try:
+            return _Note.model_validate_json(self._note_path.read_text())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def _write_note(self, pids: list[int], temp_dir: str) -> None:
+        """Written after every process, so that a control plane killed in mid-start leaves nothing unknown behind."""
+        text = _Note(address=self.address, pids=tuple(pids), temp_dir=temp_dir).model_dump_json()
+        temporary = self._note_path.with_suffix(".tmp")
+        temporary.write_text(text)
+        temporary.replace(self._note_path)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _alive(pid: int) -> bool:
+    """The process exists and is Ray's: a pid may have been given to somebody else since."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"ray.scripts" in command
+
+
+def _group_alive(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _wait_gone(pid: int, timeout_s: float) -> bool:
+    """Reaps the child if it is ours; True once no process of its group is left."""
+    deadline = time.monotonic() + timeout_s
+    while _group_alive(pid):
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            pass  # started by an earlier control plane
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

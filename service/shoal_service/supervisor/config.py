@@ -1,0 +1,46 @@
+"""What a supervisor is born with, and what the control plane tells it later. Pure data."""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt.state import Timeouts, Wanted
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+
+
+class SupervisorConfig(Frozen):
+    """Arguments of the actor; Ray passes the same ones again when it restarts the process."""
+
+    job_id: str
+    attempt: int
+    spec: JobSpec
+    checkpoint_root: str
+    """URL of this job's checkpoint directory."""
+    granted: int
+    epoch: int
+    """Lease epoch of the control plane that started it."""
+    spec_version: int
+    code_uri: str | None = None
+    """`gcs://...zip`, for the runtime environment of the shards."""
+    timeouts: Timeouts = Timeouts()
+
+
+class Directive(Frozen):
+    """What the control plane wants, whole: level-triggered, so a repeated or late one does no harm."""
+
+    epoch: int
+    granted: int
+    wanted: Wanted
+    elasticity: ElasticitySpec
+    spec_version: int
+
+
+class StaleEpoch(Exception):
+    """The caller's lease is over: another control plane owns the jobs now."""
+
+    def __init__(self, epoch: int, current: int) -> None:
+        super().__init__(epoch, current)
+        self.epoch = epoch
+        self.current = current
+
+    def __str__(self) -> str:
+        return f"lease epoch {self.epoch} is over; the current one is {self.current}"

@@ -1,0 +1,104 @@
+"""Reporter: turns what an executor sees into what the control plane stores and users read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import assert_never
+
+from shoal_service.core.attempt.commands import Emit, End, ShowIncident
+from shoal_service.core.attempt.state import Attempt
+from shoal_service.core.attempt.status import Readings, status_of, workers_of
+from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.newsdesk import Newsdesk
+from shoal_service.views import CheckpointView, PendingEvent, PendingLog, SeriesPoint
+from shoal_workers.contract.messages import Formed, ShardNews, ShardPoll, StepReport, ValidationReport
+
+
+class Reporter:
+    """Called on the executor's loop only."""
+
+    def __init__(self, newsdesk: Newsdesk, config: SupervisorConfig) -> None:
+        self._newsdesk = newsdesk
+        self.spec_version = config.spec_version
+        self._readings = Readings()
+
+    def note(self, item: ShardNews, state: Attempt) -> None:
+        """News of the current generation, before the machine decides upon them."""
+        if item.generation != state.generation:
+            return
+        if isinstance(item, StepReport):
+            self._readings.add(item)
+            self._newsdesk.tell(_point(item, None))
+        elif isinstance(item, ValidationReport):
+            self._readings.validation = item
+            event = PendingEvent(
+                at=item.at,
+                type="validation",
+                data={"step": item.step, "loss": item.loss, "bits_per_byte": item.bits_per_byte},
+            )
+            last = self._readings.step
+            point = (_point(last, item.loss),) if last is not None and last.step == item.step else ()
+            self._newsdesk.tell(event, *point)
+        elif isinstance(item, Formed):
+            self._readings.num_parameters = item.num_parameters
+
+    def heard(self, index: int, poll: ShardPoll, state: Attempt) -> None:
+        """Logs and progress of one process."""
+        self._readings.progress[index] = poll.progress
+        process = state.process(index)
+        shard_id = process.shard_id if process else poll.shard_id
+        rank = state.rank_of(index)
+        self._newsdesk.tell(
+            *(
+                PendingLog(at=line.at, rank=rank, shard_id=shard_id, stream=line.stream, text=line.text)
+                for line in poll.logs
+            )
+        )
+
+    def tell(self, items: Sequence[Emit | ShowIncident | End], state: Attempt) -> None:
+        for item in items:
+            match item:
+                case Emit(type_, data):
+                    if type_ == "generation.forming":
+                        self._readings.layout = str(data["layout"])
+                    if type_ == "checkpoint.failed":
+                        self._readings.checkpoint_error = str(data["message"])
+                        self._readings.checkpoint_error_since = time.time()
+                    elif type_ == "checkpoint.committed" and self._readings.checkpoint_error is not None:
+                        self._readings.checkpoint_error = None
+                        self._readings.checkpoint_error_since = time.time()
+                    self.event(type_, data)
+                case ShowIncident(incident):
+                    self._newsdesk.tell(incident)
+                case End(end):
+                    self.show(state)
+                    self._newsdesk.end(end)
+                case _:
+                    assert_never(item)
+
+    def event(self, type_: str, data: dict[str, object]) -> None:
+        self._newsdesk.tell(PendingEvent(at=time.time(), type=type_, data=data))
+
+    def checkpoint(self, view: CheckpointView) -> None:
+        self._newsdesk.tell(view)
+
+    def show(self, state: Attempt) -> None:
+        self._newsdesk.show(
+            status_of(state, self._readings, spec_version=self.spec_version), workers_of(state, self._readings)
+        )
+
+
+def _point(report: StepReport, val_loss: float | None) -> SeriesPoint:
+    return SeriesPoint(
+        step=report.step,
+        at=report.at,
+        loss=report.loss,
+        grad_norm=report.grad_norm,
+        lr=report.lr,
+        tokens_per_s=report.tokens / max(report.step_s, 1e-9),
+        step_s=report.step_s,
+        world_size=report.world_size,
+        generation=report.generation,
+        val_loss=val_loss,
+    )

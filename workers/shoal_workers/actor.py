@@ -1,0 +1,163 @@
+"""ShardActor: the Ray shell around one ShardEngine. Two kinds of threads, and no decisions.
+
+    training thread  (one)    prepare, run             blocks in user code and collectives
+    control threads  (some)   poll, interrupt, join    never touch the model, answer at once
+
+Created, and spoken to, by the job's supervisor only. A detached, named actor: it outlives whoever made it, and a
+supervisor that was restarted finds it again by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, TextIO
+
+import ray
+from shoal_workers.contract.messages import (
+    Assignment,
+    ErrorReport,
+    ExitKind,
+    LogLine,
+    Phase,
+    Progress,
+    ShardExit,
+    ShardInfo,
+    ShardPoll,
+)
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.outbox import Outbox
+
+if TYPE_CHECKING:
+    from shoal_workers.engine.shard import ShardEngine
+
+CONCURRENCY_GROUPS = {"train": 1, "control": 8}
+
+
+class ShardActor:
+    """One process, one shard. Every call names the generation that it means."""
+
+    def __init__(self, spec: JobSpec, job_id: str, shard_id: str, checkpoint_root: str) -> None:
+        self._spec = spec
+        self._job_id = job_id
+        self._shard_id = shard_id
+        self._checkpoint_root = checkpoint_root
+        self._outbox = Outbox(shard_id)
+        self._engine: ShardEngine | None = None
+        self._fenced = 0
+        self._exits: dict[int, ShardExit] = {}
+        self._exited = threading.Condition()
+        sys.stdout = _Tee(sys.stdout, "stdout", self._outbox)
+        sys.stderr = _Tee(sys.stderr, "stderr", self._outbox)
+
+    @ray.method(concurrency_group="train")
+    def prepare(self) -> ShardInfo | ErrorReport:
+        """Become warm: imports, task class, data, rendezvous store. Idempotent; the user's errors are an answer."""
+        try:
+            engine = self._load_engine()
+            engine.prepare()
+        except Exception as error:
+            report = getattr(error, "report", None)
+            if isinstance(report, ErrorReport):
+                return report
+            return ErrorReport(
+                type=type(error).__name__,
+                message=str(error),
+                traceback=traceback.format_exc(),
+                phase=Phase.PREPARING,
+            )
+        return ShardInfo(
+            shard_id=self._shard_id,
+            node_id=ray.get_runtime_context().get_node_id(),
+            node_ip=ray.util.get_node_ip_address(),
+            pid=os.getpid(),
+            store_port=engine.store_port,
+            device="cuda" if self._spec.worker.gpus else "cpu",
+        )
+
+    @ray.method(concurrency_group="train")
+    def run(self, assignment: Assignment) -> ShardExit:
+        """Train one generation. The failing of this very call is how a supervisor learns that the process died."""
+        if assignment.generation <= self._fenced:
+            shard_exit = ShardExit(generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0)
+        else:
+            shard_exit = self._load_engine().run(assignment)
+        with self._exited:
+            self._exits = {assignment.generation: shard_exit}
+            self._exited.notify_all()
+        return shard_exit
+
+    @ray.method(concurrency_group="control")
+    def join(self, generation: int) -> ShardExit:
+        """The answer of `run(generation)`, for a supervisor that was restarted and lost the original call."""
+        with self._exited:
+            self._exited.wait_for(lambda: any(g >= generation for g in self._exits))
+            found = self._exits.get(generation)
+        return found or ShardExit(generation=generation, rank=0, kind=ExitKind.STALE, step=0)
+
+    @ray.method(concurrency_group="control")
+    def interrupt(self, generation: int) -> None:
+        """Fence every generation up to this one, and wake the training thread out of its collective."""
+        self._fenced = max(self._fenced, generation)
+        if self._engine is not None:
+            self._engine.interrupt(generation)
+
+    @ray.method(concurrency_group="control")
+    def request_yield(self, generation: int) -> None:
+        """Stop after the step that the next vote agrees on."""
+        if self._engine is not None:
+            self._engine.request_yield(generation)
+
+    @ray.method(concurrency_group="control")
+    def poll(self, after: int, wait_s: float) -> ShardPoll:
+        """Everything told since sequence number `after`; waits up to `wait_s` seconds for the first of it."""
+        return self._outbox.poll(after, wait_s, self._progress)
+
+    def _progress(self) -> Progress:
+        if self._engine is not None:
+            return self._engine.progress
+        return Progress(generation=0, phase=Phase.PREPARING, step=0, at=time.time(), note="importing torch")
+
+    def _load_engine(self) -> ShardEngine:
+        """On the training thread: importing torch takes seconds, during which the control threads answer."""
+        if self._engine is None:
+            import torch  # here, not at the top: the supervisor imports this module, and has no use for torch
+
+            from shoal_workers.engine.shard import ShardEngine
+
+            torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
+            self._engine = ShardEngine(
+                self._spec,
+                job_id=self._job_id,
+                shard_id=self._shard_id,
+                checkpoint_root=self._checkpoint_root,
+                outbox=self._outbox,
+            )
+            if self._fenced:
+                self._engine.interrupt(self._fenced)
+        return self._engine
+
+
+class _Tee:
+    """A text stream that also tells whole lines to the outbox, so that `shoal logs` shows what user code prints."""
+
+    def __init__(self, stream: TextIO, name: str, outbox: Outbox) -> None:
+        self._stream = stream
+        self._name = name
+        self._outbox = outbox
+        self._partial = ""
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._partial = (self._partial + text).split("\n")
+        for line in lines:
+            if line:
+                self._outbox.log(LogLine(at=time.time(), stream=self._name, text=line[:4000]))
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
