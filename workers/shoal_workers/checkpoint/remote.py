@@ -1,7 +1,8 @@
 """A directory of anything that fsspec can open: an object store, or memory:// in tests.
 
-An object store has no rename and needs none: a PUT, also one in parts, becomes visible whole or not at all. Its
-libraries raise families of their own (botocore's are no OSErrors) and remember listings: both end here.
+An object store has no rename and needs none: a PUT, also one in parts, becomes visible whole or not at all. (memory:// is
+the exception: what was written before a failure stays.) The libraries raise families of their own (botocore's are no
+OSErrors) and remember listings: both end here.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ class RemoteDirectory:
                     file.write(chunk)
                 file.close()
             except BaseException:
-                with contextlib.suppress(Exception):  # closing would publish the half that was written
+                with contextlib.suppress(Exception):  # the first failure is the one to tell
                     file.discard()
-                file.closed = True
+                with contextlib.suppress(AttributeError):  # else the garbage collector closes it, which publishes it
+                    file.closed = True
                 raise
 
     def read(self, name: str) -> bytes:

@@ -1,0 +1,94 @@
+"""Any layout loads into any other, bit for bit: plain, FSDP2 at 1 to 4 ranks, HSDP, FSDP x TP; uneven and empty."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal_workers.checkpoint.index import ShardIndex
+
+pytestmark = pytest.mark.dist
+
+_PROGRAM = Path(__file__).with_name("checkpoint_layouts.py")
+_LAYOUTS = ("plain", "fsdp1", "fsdp2", "fsdp3", "fsdp4", "hsdp2x2", "fsdp2xtp2")
+_WORLD = 4
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def differing(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What every pair of layouts got wrong, as the four processes saw it."""
+    meeting_point = tmp_path_factory.mktemp("store") / "store"
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(_PROGRAM), str(rank), str(_WORLD), str(meeting_point), str(root)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(_WORLD)
+    ]
+    try:
+        told = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * _WORLD, "\n".join(error for _, error in told)
+    return dict(json.loads(told[0][0].splitlines()[-1]))
+
+
+@pytest.mark.parametrize(("saved", "loaded"), list(itertools.product(_LAYOUTS, _LAYOUTS)))
+def test_state_is_bit_equal_after_resharding(differing: dict[str, list[str]], saved: str, loaded: str) -> None:
+    assert differing[f"{saved}->{loaded}"] == []
+
+
+def test_every_pair_was_tried(differing: dict[str, list[str]]) -> None:
+    assert len(differing) == len(_LAYOUTS) ** 2
+
+
+@pytest.mark.parametrize("layout", [layout for layout in _LAYOUTS if "tp" not in layout])
+def test_every_element_is_written_exactly_once(differing: dict[str, list[str]], root: Path, layout: str) -> None:
+    written, wanted = _elements_written(root / layout)
+    assert written == wanted
+    assert "optimizer.up.weight.exp_avg" in wanted
+
+
+def test_only_tensors_on_a_submesh_are_written_more_than_once(differing: dict[str, list[str]], root: Path) -> None:
+    written, wanted = _elements_written(root / "fsdp2xtp2")
+    unsplit = {fqn for fqn in wanted if "scale" in fqn or "shift" in fqn or fqn in ("model.seen", "model.table")}
+    assert all(written[fqn] == wanted[fqn] for fqn in wanted.keys() - unsplit)
+    assert all(wanted[fqn] <= written[fqn] <= 2 * wanted[fqn] for fqn in unsplit)
+
+
+def test_a_shard_may_be_empty(differing: dict[str, list[str]], root: Path) -> None:
+    by_rank = [
+        {item.fqn for item in ShardIndex.from_json(path.read_bytes()).items}
+        for path in sorted((root / "fsdp4").glob("*/shard-*.json"))
+    ]
+    assert "model.shift" in by_rank[0]
+    assert all("model.shift" not in fqns for fqns in by_rank[1:])
+
+
+def _elements_written(directory: Path) -> tuple[dict[str, int], dict[str, int]]:
+    """Per tensor: elements in all ranks' files, and elements of the whole."""
+    written: dict[str, int] = {}
+    wanted: dict[str, int] = {}
+    for path in sorted(directory.glob("*/shard-*.json")):
+        for item in ShardIndex.from_json(path.read_bytes()).items:
+            written[item.fqn] = written.get(item.fqn, 0) + math.prod(item.sizes)
+            wanted[item.fqn] = math.prod(item.shape)
+    return written, wanted

@@ -1,0 +1,209 @@
+"""The catalog of a job's checkpoints: commit, find, verify, retire; on every kind of storage, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal_service.checkpoints import CheckpointCatalog
+from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
+from shoal_workers.checkpoint.storage import open_directory
+from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
+from shoal_workers.contract.messages import SavedPart
+
+WriteParts = Callable[..., list[SavedPart]]
+
+
+@pytest.fixture
+def catalog(root: str) -> CheckpointCatalog:
+    return CheckpointCatalog(root)
+
+
+@pytest.fixture
+def commit(catalog: CheckpointCatalog, write_parts: WriteParts) -> Callable[..., CheckpointName]:
+    def write_and_commit(step: int, attempt: int = 1, generation: int = 1) -> CheckpointName:
+        parts = write_parts(step, attempt, generation)
+        catalog.commit(parts, job_id="job", attempt=attempt, now=float(step))
+        return CheckpointName(step, attempt, generation)
+
+    return write_and_commit
+
+
+Commit = Callable[..., CheckpointName]
+
+
+def test_empty_root_has_no_checkpoint(catalog: CheckpointCatalog) -> None:
+    assert catalog.newest() is None
+    assert catalog.markers() == []
+    assert catalog.retain(1, damaged=(), in_flight=()) == []
+
+
+def test_parts_alone_are_no_checkpoint(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
+    write_parts(10)
+    assert catalog.newest() is None
+
+
+def test_committed_parts_are_a_checkpoint(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
+    parts = write_parts(10, generation=3)
+    marker = catalog.commit(parts, job_id="job", attempt=1, now=5.0)
+    name = CheckpointName(10, 1, 3)
+    assert catalog.newest() == name
+    assert catalog.markers() == [(name, marker)]
+    assert (marker.world_size, marker.committed_at, len(marker.files)) == (2, 5.0, 4)
+    catalog.verify(name)
+
+
+def test_parts_may_arrive_in_any_order(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
+    parts = write_parts(10)
+    assert catalog.commit(parts[::-1], job_id="job", attempt=1, now=5.0) == catalog.commit(
+        parts, job_id="job", attempt=1, now=5.0
+    )
+
+
+@pytest.mark.parametrize("spoil", ["missing rank", "other step", "other directory", "same rank twice"])
+def test_incomplete_parts_are_a_programming_error(
+    catalog: CheckpointCatalog, write_parts: WriteParts, spoil: str
+) -> None:
+    parts = write_parts(10)
+    spoilt = {
+        "missing rank": parts[:1],
+        "other step": [parts[0], parts[1].model_copy(update={"step": 11})],
+        "other directory": [parts[0], parts[1].model_copy(update={"directory": "/elsewhere/step-1"})],
+        "same rank twice": [parts[0], parts[0]],
+    }[spoil]
+    with pytest.raises(AssertionError):
+        catalog.commit(spoilt, job_id="job", attempt=1, now=5.0)
+    assert catalog.newest() is None
+
+
+def test_part_that_the_committer_cannot_see_is_not_committed(
+    catalog: CheckpointCatalog, write_parts: WriteParts, root: str
+) -> None:
+    parts = write_parts(10)
+    open_directory(root).child(str(CheckpointName(10, 1, 1))).remove("shard-00001.bin")
+    with pytest.raises(DamagedCheckpoint, match=r"shard-00001\.bin is missing \(2000 bytes\)"):
+        catalog.commit(parts, job_id="job", attempt=1, now=5.0)
+    assert catalog.newest() is None
+
+
+def test_newest_is_by_step_then_by_writer(catalog: CheckpointCatalog, commit: Commit) -> None:
+    commit(10, generation=1)
+    commit(20, generation=1)
+    newest = commit(20, generation=2)
+    assert catalog.newest() == newest
+    assert catalog.newest(excluding=[newest]) == CheckpointName(20, 1, 1)
+    assert catalog.newest(before=CheckpointName(20, 1, 1)) == CheckpointName(10, 1, 1)
+    assert catalog.newest(before=CheckpointName(10, 1, 1)) is None
+
+
+def test_damaged_marker_is_skipped(catalog: CheckpointCatalog, commit: Commit, root: str) -> None:
+    older, newer = commit(10), commit(20)
+    open_directory(root).child(str(newer)).write(MARKER_NAME, [b'{"crc32": 0, "marker": {}}'])
+    assert catalog.newest() == older
+    assert [name for name, _ in catalog.markers()] == [older]
+
+
+@pytest.mark.parametrize("file", ["shard-00000.bin", "shard-00001.bin", "shard-00001.json"])
+def test_verify_finds_a_flipped_byte(catalog: CheckpointCatalog, commit: Commit, root: str, file: str) -> None:
+    name = commit(10)
+    place = open_directory(root).child(str(name))
+    content = bytearray(place.read(file))
+    content[len(content) // 2] ^= 1
+    place.write(file, [bytes(content)])
+    with pytest.raises(DamagedCheckpoint, match=rf"{file} has crc32 0x[0-9a-f]+, the marker says 0x[0-9a-f]+"):
+        catalog.verify(name)
+
+
+def test_verify_finds_a_short_and_a_long_file(catalog: CheckpointCatalog, commit: Commit, root: str) -> None:
+    name = commit(10)
+    place = open_directory(root).child(str(name))
+    content = place.read("shard-00000.bin")
+    for spoilt in (content[:-1], content + b"x"):
+        place.write("shard-00000.bin", [spoilt])
+        with pytest.raises(DamagedCheckpoint, match=rf"is {len(spoilt)} bytes long, the marker says {len(content)}"):
+            catalog.verify(name)
+
+
+def test_verify_ignores_extra_files(catalog: CheckpointCatalog, commit: Commit, root: str) -> None:
+    name = commit(10)
+    open_directory(root).child(str(name)).write("shard-00009.bin", [b"of nobody"])
+    catalog.verify(name)
+
+
+def test_retain_deletes_the_oldest_and_the_torn(
+    catalog: CheckpointCatalog, commit: Commit, write_parts: WriteParts, root: str
+) -> None:
+    write_parts(5)
+    names = [commit(step) for step in (10, 20, 30)]
+    write_parts(40)
+    assert catalog.retain(2, damaged=(), in_flight=()) == [CheckpointName(5, 1, 1), names[0]]
+    assert sorted(open_directory(root).directories()) == [str(CheckpointName(step, 1, 1)) for step in (20, 30, 40)]
+    catalog.verify(names[1])
+
+
+def test_retain_leaves_damaged_good_and_in_flight_ones(
+    catalog: CheckpointCatalog, commit: Commit, write_parts: WriteParts
+) -> None:
+    write_parts(5)
+    first, second, third = commit(10), commit(20), commit(30)
+    assert catalog.retain(1, damaged=[third, second], in_flight=[CheckpointName(5, 1, 1)]) == []
+    assert catalog.newest(excluding=[third, second]) == first
+
+
+def test_half_deleted_checkpoint_is_none_and_goes_next_time(
+    catalog: CheckpointCatalog, commit: Commit, root: str
+) -> None:
+    first, second = commit(10), commit(20)
+    open_directory(root).child(str(first)).remove(MARKER_NAME)
+    assert catalog.newest(before=second) is None
+    assert catalog.retain(5, damaged=(), in_flight=()) == [first]
+
+
+def test_other_directories_are_left_alone(catalog: CheckpointCatalog, commit: Commit, root: str) -> None:
+    for name in ("notes", "step-1", "step-000000000001-a1-g1.bak"):
+        place = open_directory(root).child(name)
+        place.create()
+        place.write("x", [b"x"])
+    commit(10)
+    commit(20)
+    catalog.retain(1, damaged=(), in_flight=())
+    assert {"notes", "step-1", "step-000000000001-a1-g1.bak"} <= set(open_directory(root).directories())
+
+
+def test_writable_root_passes_and_stays_clean(catalog: CheckpointCatalog, root: str) -> None:
+    catalog.check_writable()
+    assert dict(open_directory(root).files()) == {}
+
+
+def test_unwritable_root_says_what_and_why_and_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageUnusable) as caught:
+        CheckpointCatalog(f"{tmp_path}/file/job").check_writable()
+    assert f"'{tmp_path}/file/job'" in str(caught.value)
+    assert "NotADirectoryError" in caught.value.reason or "FileExistsError" in caught.value.reason
+    assert "every node reaches under the same path" in caught.value.way_out
+
+
+def test_read_only_root_is_unusable() -> None:
+    with pytest.raises(StorageUnusable, match="/proc/self/checkpoints"):  # not even root may write there
+        CheckpointCatalog("/proc/self/checkpoints").check_writable()
+
+
+def test_unknown_protocol_is_unusable() -> None:
+    with pytest.raises(StorageUnusable, match="nosuch"):
+        CheckpointCatalog("nosuch://bucket/job").check_writable()
+
+
+def test_storage_that_does_not_answer_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="Not a directory"):
+        CheckpointCatalog(f"{tmp_path}/file/job").newest()
+
+
+def test_the_catalog_needs_no_torch() -> None:
+    program = "import sys, shoal_service.checkpoints; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

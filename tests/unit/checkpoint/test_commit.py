@@ -1,0 +1,102 @@
+"""The marker: a checkpoint exists once it is there, and only as it was written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal_workers.checkpoint.commit import newest_committed, read_marker, write_marker
+from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.storage import open_directory
+from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
+from shoal_workers.contract.messages import SavedFile
+
+
+def _marker(step: int = 7) -> CommitMarker:
+    files = (SavedFile(name="shard-00000.bin", bytes=5, crc32=0xDEADBEEF),)
+    return CommitMarker(
+        job_id="job-ü", attempt=1, generation=2, step=step, world_size=1, committed_at=1e9 / 3, files=files
+    )
+
+
+def _commit(root: str, step: int) -> str:
+    directory = f"{root}/{CheckpointName(step, 1, 2)}"
+    open_directory(directory).create()
+    write_marker(directory, _marker(step))
+    return directory
+
+
+def test_marker_reads_back(root: str) -> None:
+    assert read_marker(_commit(root, 7)) == _marker()
+
+
+def test_missing_marker_is_damage(root: str) -> None:
+    with pytest.raises(DamagedCheckpoint, match=r"COMMIT\.json is missing: the checkpoint was never committed"):
+        read_marker(f"{root}/{CheckpointName(7, 1, 2)}")
+
+
+def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
+    directory = _commit(str(tmp_path), 7)
+    path = Path(directory) / MARKER_NAME
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << bit
+            path.write_bytes(damaged)
+            try:
+                assert read_marker(directory) == _marker(), f"byte {position} bit {bit}"  # white space may differ
+            except DamagedCheckpoint:
+                pass
+
+
+def test_no_truncated_marker_is_accepted(tmp_path: Path) -> None:
+    directory = _commit(str(tmp_path), 7)
+    path = Path(directory) / MARKER_NAME
+    whole = path.read_bytes().rstrip()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(DamagedCheckpoint):
+            read_marker(directory)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"crc32": 1, "marker": 3}'])
+def test_anything_else_is_not_a_marker(tmp_path: Path, content: bytes) -> None:
+    directory = _commit(str(tmp_path), 7)
+    (Path(directory) / MARKER_NAME).write_bytes(content)
+    with pytest.raises(DamagedCheckpoint, match="is not a commit marker"):
+        read_marker(directory)
+
+
+def test_marker_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
+    directory = _commit(str(tmp_path), 7)
+    other = Path(directory).rename(tmp_path / str(CheckpointName(8, 1, 2)))
+    with pytest.raises(
+        DamagedCheckpoint, match="belongs to step-000000000007-a1-g2, but lies in step-000000000008-a1-g2"
+    ):
+        read_marker(str(other))
+
+
+def test_unreadable_storage_is_not_damage(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(OSError, match="Not a directory"):
+        read_marker(str(tmp_path / "file" / "below"))
+
+
+def test_newest_committed_skips_torn_and_damaged(root: str) -> None:
+    assert newest_committed(root) is None
+    oldest = _commit(root, 5)
+    assert newest_committed(root) == oldest
+    torn = open_directory(f"{root}/{CheckpointName(9, 1, 2)}")
+    torn.create()
+    torn.write("shard-00000.bin", [b"half"])
+    open_directory(_commit(root, 8)).write(MARKER_NAME, [b"{}"])
+    newest = _commit(root, 7)
+    assert newest_committed(root) == newest
+
+
+def test_marker_is_json_that_people_can_read(tmp_path: Path) -> None:
+    content = json.loads((Path(_commit(str(tmp_path), 7)) / MARKER_NAME).read_text())
+    assert content["marker"]["step"] == 7

@@ -1,0 +1,28 @@
+"""A checksum put together from its pieces' checksums is the checksum of the whole."""
+
+from __future__ import annotations
+
+import zlib
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_workers.checkpoint.crc import combine
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_combined_crc_is_the_crc_of_both(first: bytes, second: bytes) -> None:
+    assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+def test_long_pieces_combine_too() -> None:
+    first, second = b"ab" * 70_001, bytes(5_000_003)
+    assert combine(zlib.crc32(first), zlib.crc32(second), len(second)) == zlib.crc32(first + second)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=10))
+def test_any_number_of_pieces_combine(pieces: list[bytes]) -> None:
+    crc = 0
+    for piece in pieces:
+        crc = combine(crc, zlib.crc32(piece), len(piece))
+    assert crc == zlib.crc32(b"".join(pieces))

@@ -1,0 +1,100 @@
+"""Retention never deletes the newest good checkpoint, whatever lies around it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_service.core.retention import choose_deletions
+from shoal_workers.contract.marker import CheckpointName
+
+_NAMES = st.builds(CheckpointName, st.integers(0, 30), st.integers(1, 3), st.integers(1, 3))
+_SETS = st.sets(_NAMES, max_size=15)
+
+
+def _chosen(
+    committed: set[CheckpointName],
+    uncommitted: set[CheckpointName] = frozenset(),  # type: ignore[assignment]
+    *,
+    keep: int = 2,
+    damaged: set[CheckpointName] = frozenset(),  # type: ignore[assignment]
+    in_flight: set[CheckpointName] = frozenset(),  # type: ignore[assignment]
+) -> list[CheckpointName]:
+    return [d.name for d in choose_deletions(committed, uncommitted, keep=keep, damaged=damaged, in_flight=in_flight)]
+
+
+def _name(step: int, generation: int = 1, attempt: int = 1) -> CheckpointName:
+    return CheckpointName(step, attempt, generation)
+
+
+@given(_SETS, _SETS, st.integers(1, 5), _SETS, _SETS)
+def test_the_newest_good_ones_stay(
+    committed: set[CheckpointName],
+    others: set[CheckpointName],
+    keep: int,
+    damaged: set[CheckpointName],
+    in_flight: set[CheckpointName],
+) -> None:
+    chosen = _chosen(committed, others - committed, keep=keep, damaged=damaged, in_flight=in_flight)
+    good = sorted(committed - damaged, reverse=True)
+    assert not set(good[:keep]) & set(chosen)
+    assert len([name for name in good if name not in chosen]) >= min(keep, len(good))
+
+
+@given(_SETS, _SETS, st.integers(1, 5), _SETS, _SETS)
+def test_nothing_in_flight_and_nothing_unknown_is_chosen(
+    committed: set[CheckpointName],
+    others: set[CheckpointName],
+    keep: int,
+    damaged: set[CheckpointName],
+    in_flight: set[CheckpointName],
+) -> None:
+    chosen = _chosen(committed, others - committed, keep=keep, damaged=damaged, in_flight=in_flight)
+    assert not set(chosen) & in_flight
+    assert set(chosen) <= committed | others
+    assert len(chosen) == len(set(chosen))
+
+
+@given(_SETS, _SETS, st.integers(1, 5), _SETS)
+def test_choosing_again_after_the_deletions_chooses_nothing(
+    committed: set[CheckpointName], others: set[CheckpointName], keep: int, damaged: set[CheckpointName]
+) -> None:
+    uncommitted = others - committed
+    gone = set(_chosen(committed, uncommitted, keep=keep, damaged=damaged))
+    assert _chosen(committed - gone, uncommitted - gone, keep=keep, damaged=damaged) == []
+
+
+@given(_SETS, _SETS, st.integers(1, 5))
+def test_without_a_good_one_nothing_goes(
+    committed: set[CheckpointName], others: set[CheckpointName], keep: int
+) -> None:
+    assert _chosen(committed, others - committed, keep=keep, damaged=committed) == []
+
+
+def test_only_the_newest_keep_remain() -> None:
+    assert _chosen({_name(1), _name(2), _name(3)}, keep=2) == [_name(1)]
+
+
+def test_damaged_ones_do_not_count() -> None:
+    committed = {_name(1), _name(2), _name(3), _name(4)}
+    assert _chosen(committed, keep=2, damaged={_name(3)}) == [_name(1)]
+
+
+def test_damaged_one_goes_once_enough_good_ones_are_newer() -> None:
+    assert _chosen({_name(1), _name(2), _name(3)}, keep=2, damaged={_name(1)}) == [_name(1)]
+
+
+def test_torn_one_of_a_lost_generation_goes_even_when_its_step_is_higher() -> None:
+    assert _chosen({_name(10, generation=2)}, {_name(12, generation=1)}) == [_name(12, generation=1)]
+
+
+def test_one_that_may_still_be_being_written_stays() -> None:
+    assert _chosen({_name(10)}, {_name(20), _name(5, generation=2)}) == []
+
+
+def test_reason_holds_the_numbers() -> None:
+    deletions = choose_deletions({_name(1), _name(2)}, {_name(1, attempt=0)}, keep=1, damaged=(), in_flight=())
+    assert [deletion.reason for deletion in deletions] == [
+        "never committed, and step-000000000002-a1-g1 was written later",
+        "1 good checkpoints are newer, 1 are kept",
+    ]

@@ -1,0 +1,115 @@
+"""Every kind of storage keeps the same promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal_workers.checkpoint.storage import join, open_directory
+
+
+def test_written_file_reads_back(root: str) -> None:
+    place = open_directory(root)
+    place.create()
+    place.write("a", [b"hello ", memoryview(b"world")])
+    assert place.read("a") == b"hello world"
+    assert place.files() == {"a": 11}
+
+
+def test_writing_again_replaces(root: str) -> None:
+    place = open_directory(root)
+    place.create()
+    place.write("a", [b"long content"])
+    place.write("a", [b"short"])
+    assert place.read("a") == b"short"
+    assert place.files() == {"a": 5}
+
+
+def test_write_that_fails_midway_leaves_the_old_content(tmp_path: Path) -> None:
+    place = open_directory(f"{tmp_path}/job")
+    place.create()
+    place.write("a", [b"old"])
+    with pytest.raises(OSError, match="out of chunks"):
+        place.write("a", _failing_chunks())
+    assert place.read("a") == b"old"
+    assert place.files() == {"a": 3}
+
+
+def test_range_is_read_into_a_buffer(root: str) -> None:
+    place = open_directory(root)
+    place.create()
+    place.write("a", [bytes(range(100))])
+    buffer = bytearray(10)
+    assert place.read_into("a", 30, memoryview(buffer)) == 10
+    assert bytes(buffer) == bytes(range(30, 40))
+
+
+def test_range_beyond_the_end_is_short(root: str) -> None:
+    place = open_directory(root)
+    place.create()
+    place.write("a", [bytes(range(100))])
+    assert place.read_into("a", 95, memoryview(bytearray(10))) == 5
+
+
+def test_missing_file_is_file_not_found(root: str) -> None:
+    place = open_directory(root)
+    place.create()
+    with pytest.raises(FileNotFoundError):
+        place.read("a")
+    with pytest.raises(FileNotFoundError):
+        place.read_into("a", 0, memoryview(bytearray(1)))
+
+
+def test_removing_what_is_not_there_is_no_error(root: str) -> None:
+    place = open_directory(root)
+    place.remove_tree()
+    place.create()
+    place.remove("a")
+    assert place.directories() == []
+
+
+def test_directories_and_files_are_told_apart(root: str) -> None:
+    place = open_directory(root)
+    place.create()
+    place.write("file", [b"x"])
+    child = place.child("below")
+    child.create()
+    child.write("deep", [b"y"])
+    assert place.directories() == ["below"]
+    assert place.files() == {"file": 1}
+    assert open_directory(join(root, "below")).read("deep") == b"y"
+    child.remove_tree()
+    assert place.directories() == []
+    assert place.read("file") == b"x"
+
+
+def test_listing_a_missing_directory(root: str) -> None:
+    place = open_directory(root)
+    assert place.directories() == []
+    with pytest.raises(FileNotFoundError):
+        place.files()
+
+
+def test_full_device_is_an_os_error_that_leaves_nothing(tmp_path: Path) -> None:
+    place = open_directory(str(tmp_path))
+    (tmp_path / "a.writing").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        place.write("a", [b"x" * 100_000])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_protocol_is_an_os_error() -> None:
+    with pytest.raises(OSError, match="nosuch"):
+        open_directory("nosuch://bucket/x")
+
+
+def test_opening_touches_nothing(tmp_path: Path) -> None:
+    open_directory(f"{tmp_path}/a/b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _failing_chunks() -> Iterator[bytes]:
+    yield b"half"
+    raise OSError("out of chunks")
