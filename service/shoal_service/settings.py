@@ -12,7 +12,6 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-
 _MIN_LEASE_TTL_S = 3.0
 """The control loop looks around every second and renews after a third of the time to live: one pass may be late."""
 

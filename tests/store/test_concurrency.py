@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from shoal_service.store import IdempotencyConflict, Lease, LeaseLost, Store
+from shoal_service.views import PendingEvent, SeriesPoint
+from shoal_workers.contract.spec import JobSpec
+
+Submit = Callable[..., str]
+
+
+def test_events_written_by_many_threads_are_gap_free_and_in_order(
+    store: Store, lease: Lease, submit: Submit, spec: JobSpec
+) -> None:
+    jobs = [submit() for _ in range(2)]
+    done = threading.Event()
+    broken: list[str] = []
+
+    def create(number: int) -> None:
+        for _ in range(10):
+            store.create_job(spec, idempotency_key=None, now=1.0)
+
+    def append(number: int) -> None:
+        for i in range(25):
+            store.record_event(jobs[i % 2], f"e{number}", {"i": i}, epoch=lease.epoch, now=2.0)
+
+    def follow() -> None:
+        """A reader that asks for what is after the last number it saw must see every number."""
+        seen = 0
+        while not done.is_set() or store.events(jobs[0], after=seen):
+            for event in store.events(jobs[0], after=seen):
+                if event.seq != seen + 1:
+                    broken.append(f"{seen} -> {event.seq}")
+                seen = event.seq
+
+    with ThreadPoolExecutor(13) as pool:
+        reader = pool.submit(follow)
+        for work in [*(pool.submit(create, n) for n in range(8)), *(pool.submit(append, n) for n in range(4))]:
+            work.result()
+        done.set()
+        reader.result()
+    assert broken == []
+    for number, count in zip(jobs, (52, 48), strict=True):
+        assert [event.seq for event in store.events(number)] == list(range(1, count + 2))
+    assert len(store.list_jobs(limit=100).items) == 82
+
+
+def test_one_of_many_owners_gets_the_lease_and_epochs_only_rise(store: Store) -> None:
+    clock = iter(range(10_000))
+    lock = threading.Lock()
+    won: list[tuple[int, str]] = []
+
+    def fight(owner: str) -> None:
+        for _ in range(40):
+            with lock:
+                now = float(next(clock))
+            taken = store.acquire_lease(owner, ttl_s=1.5, now=now)
+            if taken is not None:
+                won.append((taken.epoch, owner))
+
+    with ThreadPoolExecutor(4) as pool:
+        for work in [pool.submit(fight, f"owner-{n}") for n in range(4)]:
+            work.result()
+    owners_by_epoch: dict[int, set[str]] = {}
+    for epoch, owner in won:
+        owners_by_epoch.setdefault(epoch, set()).add(owner)
+    assert all(len(owners) == 1 for owners in owners_by_epoch.values())
+    assert sorted(owners_by_epoch) == list(range(1, len(owners_by_epoch) + 1))
+
+
+def test_after_a_change_of_owner_the_loser_writes_nothing_more(store: Store, submit: Submit) -> None:
+    job_id = submit()
+    lock = threading.Lock()
+    now = 0.0
+    written: list[int] = []
+    lost = 0
+
+    def drive(owner: str, rounds: random.Random) -> int:
+        nonlocal now
+        misses = 0
+        for _ in range(15):
+            with lock:
+                now += 1.0
+                mine = store.acquire_lease(owner, ttl_s=0.5, now=now)
+            assert mine is not None
+            for _ in range(rounds.randrange(1, 4)):
+                try:
+                    store.record_event(job_id, "drive", {"epoch": mine.epoch}, epoch=mine.epoch, now=now)
+                except LeaseLost as error:
+                    assert error.current_epoch > mine.epoch
+                    misses += 1
+                    break
+        return misses
+
+    with ThreadPoolExecutor(2) as pool:
+        for work in [pool.submit(drive, f"owner-{n}", random.Random(n)) for n in range(2)]:
+            lost += work.result()
+    written = [event.data["epoch"] for event in store.events(job_id) if event.type == "drive"]
+    assert written == sorted(written)
+
+
+def test_many_submissions_with_one_key_make_one_job(store: Store, spec: JobSpec) -> None:
+    start = threading.Barrier(8)
+
+    def post(number: int) -> tuple[str, bool]:
+        start.wait()
+        job, created = store.create_job(spec, idempotency_key="one", now=1.0)
+        return job.id, created
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(post, range(8)))
+    assert len({job_id for job_id, _ in answers}) == 1
+    assert [created for _, created in answers].count(True) == 1
+    assert len(store.list_jobs().items) == 1
+
+
+def test_of_two_specs_with_one_key_one_wins(store: Store, spec: JobSpec) -> None:
+    start = threading.Barrier(6)
+
+    def post(number: int) -> str:
+        start.wait()
+        try:
+            changed = spec.model_copy(update={"seed": number % 2})
+            return store.create_job(changed, idempotency_key="one", now=1.0)[0].id
+        except IdempotencyConflict as error:
+            return f"conflict with {error.job_id}"
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(post, range(6)))
+    (winner,) = {answer for answer in answers if not answer.startswith("conflict")}
+    assert sorted(answers) == sorted([f"conflict with {winner}"] * 3 + [winner] * 3)
+
+
+def test_a_job_is_started_or_cancelled_never_both(store: Store, lease: Lease, submit: Submit) -> None:
+    from shoal_service.core.desired import Desired
+    from shoal_service.store import RequestConflict
+    from shoal_workers.contract.job import JobState
+
+    for _ in range(10):
+        job_id = submit()
+        start = threading.Barrier(2)
+
+        def begin(job_id: str = job_id, start: threading.Barrier = start) -> bool:
+            start.wait()
+            try:
+                store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=2.0)
+            except RequestConflict:
+                return False
+            return True
+
+        def cancel(job_id: str = job_id, start: threading.Barrier = start) -> None:
+            start.wait()
+            store.request(job_id, Desired.CANCEL, now=2.0)
+
+        with ThreadPoolExecutor(2) as pool:
+            began, cancelled = pool.submit(begin), pool.submit(cancel)
+            cancelled.result()
+            expected = JobState.CANCELLING if began.result() else JobState.CANCELLED
+        assert store.get_job(job_id).status.state is expected
+
+
+def test_readers_see_whole_transactions_only(store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
+    job_id = submit()
+    attempt = begin(job_id)
+    done = threading.Event()
+
+    def write() -> None:
+        for step in range(1, 60):
+            point = SeriesPoint(
+                step=step, at=1.0, loss=1.0, grad_norm=1.0, lr=1.0, tokens_per_s=1.0, step_s=1.0, world_size=1,
+                generation=1,
+            )  # fmt: skip
+            attempt.tell(status_step=step, series=(point,), events=(PendingEvent(at=1.0, type="step"),))
+        done.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(write)
+        while not done.is_set() and not writer.done():
+            step = store.get_job(job_id).status.step
+            assert len(store.series(job_id)) >= step
+            assert sum(event.type == "step" for event in store.events(job_id)) >= step
+        writer.result()
+
+
+def test_two_processes_that_open_an_empty_database_at_once_both_get_it(store_url: str) -> None:
+    program = (
+        "import sys; from shoal_service.store import Store; sys.stdin.readline(); "
+        "s = Store.open(sys.argv[1]); print(s.current_lease(), len(s.list_jobs().items)); s.close()"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", program, store_url],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60) for process in processes]
+    assert [(out.strip(), err) for out, err in answers] == [("None 0", "")] * 3

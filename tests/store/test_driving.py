@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.desired import Desired
+from shoal_service.store import JobEnded, Lease, LeaseLost, RequestConflict, Store
+from shoal_service.views import JobPatch
+from shoal_workers.contract.job import EndReason, JobState
+
+Submit = Callable[..., str]
+Begin = Callable[..., Any]
+
+
+class TestLease:
+    def test_one_owner_holds_it_and_renews_it_with_the_same_epoch(self, store: Store) -> None:
+        first = store.acquire_lease("a", ttl_s=10, now=100)
+        assert first is not None
+        assert (first.owner, first.epoch, first.expires_at) == ("a", 1, 110)
+        assert store.acquire_lease("b", ttl_s=10, now=109) is None
+        renewed = store.acquire_lease("a", ttl_s=10, now=109)
+        assert renewed is not None
+        assert (renewed.epoch, renewed.expires_at) == (1, 119)
+        assert store.current_lease() == renewed
+
+    def test_an_expired_lease_changes_hands_with_a_higher_epoch(self, store: Store) -> None:
+        store.acquire_lease("a", ttl_s=10, now=100)
+        taken = store.acquire_lease("b", ttl_s=10, now=110)
+        assert taken is not None
+        assert taken.epoch == 2
+        assert store.acquire_lease("a", ttl_s=10, now=111) is None
+
+    def test_a_late_renewal_keeps_the_epoch_if_nobody_came_between(self, store: Store) -> None:
+        store.acquire_lease("a", ttl_s=10, now=100)
+        late = store.acquire_lease("a", ttl_s=10, now=500)
+        assert late is not None
+        assert late.epoch == 1
+
+    def test_a_released_lease_is_free_at_once_and_its_epoch_is_never_used_again(self, store: Store) -> None:
+        store.acquire_lease("a", ttl_s=10, now=100)
+        store.release_lease("b")
+        assert store.current_lease() is not None
+        store.release_lease("a")
+        assert store.current_lease() is None
+        back = store.acquire_lease("a", ttl_s=10, now=101)
+        assert back is not None
+        assert back.epoch == 2
+
+    def test_every_write_of_a_former_owner_is_refused(self, store: Store, lease: Lease, submit: Submit) -> None:
+        job_id = submit()
+        store.release_lease(lease.owner)
+        taken = store.acquire_lease("owner-2", ttl_s=10, now=1.0)
+        assert taken is not None
+        before = (store.get_job(job_id), store.events(job_id))
+        old = {"epoch": lease.epoch, "now": 2.0}
+        writes: list[Callable[[], Any]] = [
+            lambda: store.begin_attempt(job_id, workers=1, **old),
+            lambda: store.set_grant(job_id, workers=2, reason="", **old),
+            lambda: store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", **old),
+            lambda: store.finish_without_attempt(job_id, JobState.FAILED, EndReason.START_FAILED, "", **old),
+            lambda: store.record_event(job_id, "x", {}, **old),
+            lambda: store.set_queue_note(job_id, "why", **old),
+        ]
+        for write in writes:
+            with pytest.raises(LeaseLost) as error:
+                write()
+            assert (error.value.epoch, error.value.current_epoch, error.value.owner) == (1, 2, "owner-2")
+        assert (store.get_job(job_id), store.events(job_id)) == before
+
+
+class TestAttempts:
+    def test_beginning_one_grants_workers_and_follows_the_spec(
+        self, store: Store, lease: Lease, submit: Submit
+    ) -> None:
+        job_id = submit(elasticity={"max_workers": 4})
+        store.patch_job(job_id, JobPatch(priority=3), if_match=None, now=2.0)
+        assert store.begin_attempt(job_id, workers=4, epoch=lease.epoch, now=5.0) == 1
+        job = store.get_job(job_id)
+        assert job.status.state is JobState.STARTING
+        assert (job.status.attempt, job.status.desired_workers, job.status.observed_generation) == (1, 4, 2)
+        assert job.started_at == 5.0
+        assert store.events(job_id)[-1].data["to"] == "STARTING"
+
+    @pytest.mark.parametrize("desired", [Desired.PAUSE, Desired.CANCEL])
+    def test_a_job_that_left_the_queue_is_not_started(
+        self, store: Store, lease: Lease, submit: Submit, desired: Desired
+    ) -> None:
+        job_id = submit()
+        store.request(job_id, desired, now=2.0)
+        with pytest.raises(RequestConflict):
+            store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=3.0)
+
+    def test_a_lost_attempt_goes_back_to_the_queue_with_its_steps(
+        self, store: Store, lease: Lease, submit: Submit, begin: Begin
+    ) -> None:
+        job_id = submit()
+        begin(job_id).tell(status_step=40, status_workers=1)
+        store.requeue(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", epoch=lease.epoch, now=9.0)
+        status = store.get_job(job_id).status
+        assert (status.state, status.step, status.workers, status.desired_workers) == (JobState.QUEUED, 40, 0, 0)
+        assert (status.reason, status.message) == ("supervisor_lost", "gone")
+        assert begin(job_id).number == 2
+
+    @pytest.mark.parametrize(
+        ("desired", "state"), [(Desired.PAUSE, JobState.PAUSED), (Desired.CANCEL, JobState.CANCELLED)]
+    )
+    def test_what_the_user_wants_decides_where_a_lost_attempt_goes(
+        self, store: Store, lease: Lease, submit: Submit, begin: Begin, desired: Desired, state: JobState
+    ) -> None:
+        job_id = submit()
+        begin(job_id)
+        store.request(job_id, desired, now=6.0)
+        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=9.0)
+        assert store.get_job(job_id).status.state is state
+
+    def test_requeueing_a_job_without_an_attempt_does_nothing(self, store: Store, lease: Lease, submit: Submit) -> None:
+        job_id = submit()
+        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=9.0)
+        assert len(store.events(job_id)) == 1
+
+    def test_a_grant_is_an_event_only_when_it_is_another_one(
+        self, store: Store, lease: Lease, submit: Submit, begin: Begin
+    ) -> None:
+        job_id = submit(elasticity={"max_workers": 4})
+        begin(job_id, workers=2)
+        for _ in range(2):
+            store.set_grant(job_id, workers=3, reason="room", epoch=lease.epoch, now=6.0)
+        assert store.get_job(job_id).status.desired_workers == 3
+        granted = [event.data for event in store.events(job_id) if event.type == "job.granted"]
+        assert granted == [{"from": 2, "to": 3, "reason": "room"}]
+
+    def test_finishing_ends_a_job_once(self, store: Store, lease: Lease, submit: Submit) -> None:
+        job_id = submit()
+        store.finish_without_attempt(job_id, JobState.FAILED, EndReason.START_FAILED, "no", epoch=lease.epoch, now=3.0)
+        job = store.get_job(job_id)
+        assert (job.status.state, job.status.reason, job.ended_at) == (JobState.FAILED, "start_failed", 3.0)
+        with pytest.raises(JobEnded):
+            store.finish_without_attempt(
+                job_id, JobState.CANCELLED, EndReason.CANCELLED, "", epoch=lease.epoch, now=4.0
+            )
+
+
+class TestQueue:
+    def test_jobs_to_drive_are_those_with_an_attempt_then_the_queue_in_its_order(
+        self, store: Store, lease: Lease, submit: Submit, begin: Begin
+    ) -> None:
+        low, running, high, paused, ended = submit(), submit(), submit(priority=5), submit(), submit()
+        begin(running)
+        store.request(paused, Desired.PAUSE, now=2.0)
+        store.request(ended, Desired.CANCEL, now=2.0)
+        rows = store.jobs_to_drive()
+        assert [row.id for row in rows] == [running, high, low]
+        assert [row.granted_workers for row in rows] == [1, 0, 0]
+        assert [row.id for row in store.jobs_to_drive(max_queued=1)] == [running, high]
+
+    def test_a_patched_spec_is_what_is_driven(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        assert store.jobs_to_drive()[0].spec.priority == 0
+        store.patch_job(job_id, JobPatch(priority=4), if_match=None, now=2.0)
+        row = store.jobs_to_drive()[0]
+        assert (row.spec.priority, row.spec_version, row.priority) == (4, 2, 4)
+
+    def test_a_queue_note_says_why_and_is_no_event(self, store: Store, lease: Lease, submit: Submit) -> None:
+        job_id = submit()
+        store.set_queue_note(job_id, "needs 2, has 1", epoch=lease.epoch, now=3.0)
+        store.set_queue_note(job_id, "needs 2, has 1", epoch=lease.epoch, now=4.0)
+        job = store.get_job(job_id)
+        assert (job.status.reason, job.status.message, job.updated_at) == ("capacity", "needs 2, has 1", 3.0)
+        assert len(store.events(job_id)) == 1
+
+    def test_a_late_queue_note_does_not_touch_a_started_job(
+        self, store: Store, lease: Lease, submit: Submit, begin: Begin
+    ) -> None:
+        job_id = submit()
+        begin(job_id)
+        store.set_queue_note(job_id, "late", epoch=lease.epoch, now=6.0)
+        assert store.get_job(job_id).status.message == "Starts with 1 workers."

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from shoal_service.core.desired import Desired
+from shoal_service.store import Lease, Store
+from shoal_service.store.hub import Hub
+
+Submit = Callable[..., str]
+
+
+def test_subscribers_hear_of_commits_of_their_job_until_they_close(store: Store, submit: Submit) -> None:
+    one, other = submit(), submit()
+    heard_one: list[str] = []
+    heard_all: list[str] = []
+    with store.subscribe(heard_one.append, one), store.subscribe(heard_all.append):
+        store.request(one, Desired.PAUSE, now=2.0)
+        store.request(one, Desired.PAUSE, now=2.0)  # changes nothing: nobody is told
+        store.request(other, Desired.PAUSE, now=2.0)
+    store.request(one, Desired.RUN, now=3.0)
+    assert heard_one == [one]
+    assert heard_all == [one, other]
+
+
+def test_what_was_told_is_committed(store: Store, lease: Lease, submit: Submit) -> None:
+    job_id = submit()
+    seen: list[int] = []
+    with store.subscribe(lambda told: seen.append(len(store.events(told))), job_id):
+        store.record_event(job_id, "x", {}, epoch=lease.epoch, now=2.0)
+    assert seen == [2]
+
+
+def test_closed_subscriptions_leave_nothing_behind() -> None:
+    hub = Hub()
+    subscriptions = [hub.subscribe(lambda _: None, f"job-{i}") for i in range(10)]
+    assert hub.num_subscriptions == 10
+    for subscription in subscriptions:
+        subscription.close()
+        subscription.close()
+    assert hub.num_subscriptions == 0
+
+
+def test_a_listener_that_fails_is_dropped_and_others_still_hear(caplog: pytest.LogCaptureFixture) -> None:
+    hub = Hub()
+    loop = asyncio.new_event_loop()
+    loop.close()
+    hub.subscribe(lambda _: loop.call_soon_threadsafe(print), "job")
+    heard: list[str] = []
+    hub.subscribe(heard.append, "job")
+    hub.publish("job")
+    assert heard == ["job"]
+    assert hub.num_subscriptions == 1
+    assert "subscription.failed" in caplog.text
+
+
+def test_an_asyncio_reader_wakes_up(store: Store, submit: Submit) -> None:
+    job_id = submit()
+
+    async def wait() -> None:
+        woken = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with store.subscribe(lambda _: loop.call_soon_threadsafe(woken.set), job_id):
+            await asyncio.to_thread(store.request, job_id, Desired.PAUSE, now=2.0)
+            await asyncio.wait_for(woken.wait(), timeout=10)
+
+    asyncio.run(wait())

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.desired import Desired
+from shoal_service.store import Lease, Store
+from shoal_service.store import news as newsroom
+from shoal_service.store.news import Dropped
+from shoal_service.views import (
+    AttemptEnd,
+    CheckpointView,
+    IncidentView,
+    PendingEvent,
+    PendingLog,
+    SeriesPoint,
+    UserFailure,
+    WorkerView,
+)
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+
+Submit = Callable[..., str]
+Begin = Callable[..., Any]
+
+
+def _point(step: int, loss: float = 1.0, **fields: Any) -> SeriesPoint:
+    values: dict[str, Any] = {
+        "at": float(step), "grad_norm": 1.0, "lr": 0.1, "tokens_per_s": 10.0, "step_s": 0.5, "world_size": 2,
+        "generation": 1,
+    }  # fmt: skip
+    return SeriesPoint(step=step, loss=loss, **(values | fields))
+
+
+def _line(text: str, rank: int | None = 0) -> PendingLog:
+    return PendingLog(at=1.0, rank=rank, shard_id="shard-0", stream="stdout", text=text)
+
+
+def _incident(number: int = 1, **fields: Any) -> IncidentView:
+    values: dict[str, Any] = {
+        "cause": IncidentCause.SHARD_DIED, "witness": "reference", "ranks": (1,), "shard_ids": ("s-1",),
+        "generation": 1, "at": 3.0, "from_workers": 4,
+    }  # fmt: skip
+    return IncidentView(id=number, **(values | fields))
+
+
+def _end(reason: EndReason, step: int, failure: UserFailure | None = None) -> AttemptEnd:
+    return AttemptEnd(reason=reason, message="said", step=step, failure=failure)
+
+
+@pytest.fixture
+def job_id(submit: Submit) -> str:
+    return submit()
+
+
+@pytest.fixture
+def attempt(begin: Begin, job_id: str) -> Any:
+    return begin(job_id)
+
+
+class TestExactlyOnce:
+    def test_everything_told_is_stored(self, store: Store, job_id: str, attempt: Any) -> None:
+        worker = WorkerView(
+            shard_id="s-0", rank=0, state="training", node_id="n", node_ip="1.2.3.4", pid=7, generation=1,
+            phase="forward", step=3,
+        )  # fmt: skip
+        checkpoint = CheckpointView(step=2, url="/c", state="committed", bytes=9, attempt=1, generation=1)
+        attempt.tell(
+            events=(PendingEvent(at=2.0, type="group.formed", data={"workers": 1}),),
+            incidents=(_incident(),), checkpoints=(checkpoint,), series=(_point(1), _point(2)), logs=(_line("hello"),),
+            workers=(worker,), status_step=2, status_loss=1.0, status_message="trains",
+        )  # fmt: skip
+        status = store.get_job(job_id).status
+        assert (status.state, status.step, status.loss, status.message) == (JobState.RUNNING, 2, 1.0, "trains")
+        assert [e.type for e in store.events(job_id)][2:] == ["group.formed", "job.state"]
+        assert store.events(job_id)[2].at == 2.0
+        assert store.incidents(job_id) == [_incident(attempt=1)]
+        assert store.checkpoints(job_id) == [checkpoint]
+        assert store.series(job_id) == [_point(1), _point(2)]
+        assert [(line.seq, line.text) for line in store.logs(job_id)] == [(1, "hello")]
+        assert store.workers(job_id) == [worker]
+
+    def test_repeated_news_only_refresh_status_and_workers(self, store: Store, job_id: str, attempt: Any) -> None:
+        items: dict[str, Any] = {"events": (PendingEvent(at=2.0, type="x"),), "logs": (_line("once"),)}
+        attempt.tell(**items, status_step=1)
+        attempt.repeat(**items, status_step=2)
+        assert [e.type for e in store.events(job_id)].count("x") == 1
+        assert len(store.logs(job_id)) == 1
+        assert store.get_job(job_id).status.step == 2
+        assert store.dropped() == {Dropped.DUPLICATE: 1}
+
+    def test_news_of_another_attempt_are_dropped_whole_and_counted(
+        self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
+    ) -> None:
+        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
+        attempt.tell(logs=(_line("ghost, queued"),))
+        begin(job_id)
+        attempt.tell(logs=(_line("ghost"),), status_step=99)
+        assert store.logs(job_id) == []
+        assert store.get_job(job_id).status.step == 0
+        assert store.dropped() == {Dropped.STALE_ATTEMPT: 2}
+
+    def test_a_new_attempt_counts_its_news_from_one_again(
+        self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
+    ) -> None:
+        for _ in range(3):
+            attempt.tell(logs=(_line("first"),))
+        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
+        begin(job_id).tell(logs=(_line("second"),))
+        assert [line.text for line in store.logs(job_id)] == ["first"] * 3 + ["second"]
+
+    def test_a_step_that_is_done_again_replaces_itself(self, store: Store, job_id: str, attempt: Any) -> None:
+        attempt.tell(series=(_point(1, 5.0), _point(2, 4.0)))
+        attempt.tell(series=(_point(2, 3.5, generation=2),))
+        assert [(p.step, p.loss, p.generation) for p in store.series(job_id)] == [(1, 5.0, 1), (2, 3.5, 2)]
+
+    def test_incidents_and_checkpoints_are_updated_in_place(self, store: Store, job_id: str, attempt: Any) -> None:
+        attempt.tell(incidents=(_incident(),))
+        attempt.tell(incidents=(_incident(closed=True, recovery_s=2.0, steps_lost=3), _incident(2, steps_lost=1)))
+        assert [(i.id, i.closed, i.recovery_s) for i in store.incidents(job_id)] == [(1, True, 2.0), (2, False, None)]
+        status = store.get_job(job_id).status
+        assert (status.incidents, status.steps_lost) == (2, 4)
+
+    def test_incidents_of_different_attempts_are_kept_apart_and_add_up(
+        self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
+    ) -> None:
+        attempt.tell(incidents=(_incident(steps_lost=2),))
+        store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
+        second = begin(job_id)
+        second.tell(incidents=(_incident(steps_lost=5),))
+        second.tell(status_steps_lost=5, status_incidents=1)
+        assert [(i.attempt, i.id) for i in store.incidents(job_id)] == [(1, 1), (2, 1)]
+        status = store.get_job(job_id).status
+        assert (status.incidents, status.steps_lost) == (2, 7)
+
+
+class TestStates:
+    def test_each_change_is_one_event(self, store: Store, job_id: str, attempt: Any) -> None:
+        for state in (JobState.RUNNING, JobState.RUNNING, JobState.RECOVERING, JobState.RUNNING):
+            attempt.tell(state)
+        moves = [(e.data["from"], e.data["to"]) for e in store.events(job_id) if e.type == "job.state"]
+        assert moves == [
+            ("QUEUED", "STARTING"), ("STARTING", "RUNNING"), ("RUNNING", "RECOVERING"), ("RECOVERING", "RUNNING"),
+        ]  # fmt: skip
+
+    def test_a_report_that_crosses_a_cancel_does_not_undo_it(self, store: Store, job_id: str, attempt: Any) -> None:
+        attempt.tell(status_message="trains")
+        store.request(job_id, Desired.CANCEL, now=6.0)
+        attempt.tell(status_step=5, status_message="still trains")
+        status = store.get_job(job_id).status
+        assert (status.state, status.step) == (JobState.CANCELLING, 5)
+        assert status.message == "Cancelled on request."
+        assert store.dropped() == {}
+
+    @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.SUCCEEDED, JobState.CANCELLED, JobState.CANCELLING])
+    def test_a_state_that_makes_no_sense_is_refused_and_counted(
+        self, store: Store, job_id: str, attempt: Any, state: JobState
+    ) -> None:
+        attempt.tell(JobState.RUNNING)
+        attempt.tell(state, status_step=7)
+        status = store.get_job(job_id).status
+        assert (status.state, status.step) == (JobState.RUNNING, 7)
+        assert store.dropped() == {Dropped.REFUSED_STATE: 1}
+
+    def test_the_grant_is_the_schedulers_word_not_the_supervisors(
+        self, store: Store, job_id: str, attempt: Any
+    ) -> None:
+        attempt.tell(status_desired_workers=9)
+        assert store.get_job(job_id).status.desired_workers == 1
+
+    def test_waiting_shows_its_deadline_and_running_again_removes_it(
+        self, store: Store, job_id: str, attempt: Any
+    ) -> None:
+        attempt.tell(JobState.WAITING, status_deadline=99.0, status_reason="capacity")
+        assert store.get_job(job_id).status.deadline == 99.0
+        attempt.tell(JobState.RUNNING)
+        assert store.get_job(job_id).status.deadline is None
+
+
+class TestEnds:
+    def test_a_finished_job_keeps_its_numbers_and_gives_back_its_workers(
+        self, store: Store, job_id: str, attempt: Any
+    ) -> None:
+        attempt.tell(status_step=100, status_loss=0.5, status_workers=1, end=_end(EndReason.FINISHED, 100), now=50.0)
+        job = store.get_job(job_id)
+        assert (job.status.state, job.status.reason, job.ended_at) == (JobState.SUCCEEDED, "finished", 50.0)
+        assert (job.status.step, job.status.loss) == (100, 0.5)
+        assert (job.status.workers, job.status.desired_workers) == (0, 0)
+        assert store.workers(job_id) == []
+        assert store.jobs_to_drive() == []
+
+    def test_an_end_that_comes_with_repeated_news_still_counts(self, store: Store, job_id: str, attempt: Any) -> None:
+        attempt.tell()
+        attempt.repeat(end=_end(EndReason.FINISHED, 100))
+        attempt.repeat(end=_end(EndReason.INTERNAL, 100))
+        assert store.get_job(job_id).status.state is JobState.SUCCEEDED
+
+    @pytest.mark.parametrize("step", [0])
+    def test_an_error_before_the_first_step_is_done_is_final(
+        self, store: Store, job_id: str, attempt: Any, step: int
+    ) -> None:
+        failure = UserFailure(type="E", message="m", traceback="t", phase="building", ranks=(0, 1), step=step)
+        attempt.tell(end=_end(EndReason.USER_ERROR, step, failure))
+        status = store.get_job(job_id).status
+        assert (status.state, status.reason, status.failure) == (JobState.FAILED, "user_error", failure)
+        assert "said" in status.message and "no step was made" in status.message
+
+    def test_an_error_later_is_tried_again_until_it_comes_back_at_the_same_step(
+        self, store: Store, job_id: str, attempt: Any, begin: Begin
+    ) -> None:
+        attempt.tell(end=_end(EndReason.USER_ERROR, 49))
+        assert store.get_job(job_id).status.state is JobState.QUEUED
+        begin(job_id).tell(end=_end(EndReason.USER_ERROR, 49))
+        assert store.get_job(job_id).status.state is JobState.FAILED
+
+    def test_the_budget_of_failures_ends(self, store: Store, job_id: str, attempt: Any, begin: Begin) -> None:
+        attempt.tell(end=_end(EndReason.INTERNAL, 10))
+        begin(job_id).tell(end=_end(EndReason.NON_FINITE, 20))
+        begin(job_id).tell(end=_end(EndReason.INTERNAL, 30))
+        status = store.get_job(job_id).status
+        assert status.state is JobState.FAILED
+        assert "retry.max_failures 2" in status.message
+
+    def test_a_pause_ends_the_attempt_and_a_resume_begins_another(
+        self, store: Store, job_id: str, attempt: Any, begin: Begin
+    ) -> None:
+        attempt.tell()
+        assert store.request(job_id, Desired.PAUSE, now=6.0).status.state is JobState.PAUSING
+        attempt.tell(JobState.PAUSING, status_step=8, end=_end(EndReason.PAUSED, 8))
+        assert store.get_job(job_id).status.state is JobState.PAUSED
+        store.request(job_id, Desired.RUN, now=8.0)
+        assert begin(job_id).number == 2
+        assert store.get_job(job_id).status.step == 8
+
+    def test_a_job_that_fails_while_it_is_cancelled_is_not_tried_again(
+        self, store: Store, job_id: str, attempt: Any
+    ) -> None:
+        attempt.tell()
+        store.request(job_id, Desired.CANCEL, now=6.0)
+        attempt.tell(JobState.CANCELLING, end=_end(EndReason.USER_ERROR, 50))
+        assert store.get_job(job_id).status.state is JobState.CANCELLED
+
+    def test_a_success_after_a_retry_forgets_the_failure(
+        self, store: Store, job_id: str, attempt: Any, begin: Begin
+    ) -> None:
+        failure = UserFailure(type="E", message="m", traceback="t" * 100_000, phase="forward", ranks=(0,), step=5)
+        attempt.tell(end=_end(EndReason.USER_ERROR, 5, failure))
+        stored = store.get_job(job_id).status.failure
+        assert stored is not None and len(stored.traceback) == newsroom.MAX_TRACEBACK_CHARS
+        begin(job_id).tell(end=_end(EndReason.FINISHED, 100))
+        assert store.get_job(job_id).status.failure is None
+
+
+class TestHostileValues:
+    def test_losses_that_are_not_finite_are_kept(self, store: Store, job_id: str, attempt: Any) -> None:
+        points = (_point(1, math.nan, grad_norm=math.nan, val_loss=math.nan), _point(2, math.inf))
+        attempt.tell(series=points, status_loss=math.nan, events=(PendingEvent(at=1, type="x", data={"a": math.nan}),))
+        first, second = store.series(job_id)
+        assert math.isnan(first.loss) and math.isnan(first.grad_norm) and first.val_loss is None
+        assert second.loss == math.inf
+        assert store.get_job(job_id).status.loss is None
+        assert store.events(job_id)[2].data == {"a": None}
+
+    def test_log_lines_that_a_database_cannot_keep_are_made_so(self, store: Store, job_id: str, attempt: Any) -> None:
+        long = "x" * 100_000
+        attempt.tell(logs=(_line("a\x00b"), _line(long)))
+        first, second = store.logs(job_id)
+        assert first.text == "a\N{REPLACEMENT CHARACTER}b"
+        assert len(second.text) == newsroom.MAX_LOG_LINE_CHARS
+
+    def test_an_event_may_hold_anything(self, store: Store, job_id: str, attempt: Any) -> None:
+        data = {"bad": "\udc80", "nul": "\x00", "deep": {"x": [1, None]}}
+        attempt.tell(events=(PendingEvent(at=1.0, type="user", data=data),))
+        assert store.events(job_id)[2].type == "user"
+
+
+class TestHistory:
+    def test_logs_can_be_followed_tailed_and_filtered_by_rank(self, store: Store, job_id: str, attempt: Any) -> None:
+        attempt.tell(logs=tuple(_line(str(i), rank=i % 3 if i < 9 else None) for i in range(10)))
+
+        def texts(**query: Any) -> list[str]:
+            return [line.text for line in store.logs(job_id, **query)]
+
+        assert texts(limit=3) == ["0", "1", "2"]
+        assert texts(after=7) == ["7", "8", "9"]
+        assert texts(tail=2) == ["8", "9"]
+        assert texts(rank=1) == ["1", "4", "7"]
+        assert texts(rank=1, tail=2) == ["4", "7"]
+        assert texts(tail=5, limit=2) == ["8", "9"]
+
+    def test_only_the_newest_lines_are_kept(self, store: Store, job_id: str, attempt: Any) -> None:
+        most = newsroom.MAX_LOG_LINES
+        attempt.tell(logs=tuple(_line(str(i)) for i in range(most)))
+        attempt.tell(logs=tuple(_line(str(most + i)) for i in range(10)))
+        assert store.logs(job_id, limit=1)[0].text == "10"
+        assert store.logs(job_id, tail=1)[0].seq == most + 10
+        attempt.tell(logs=tuple(_line(str(i)) for i in range(most + 5)))
+        assert [line.text for line in store.logs(job_id, limit=1)] == ["5"]
+
+    def test_events_are_paged_by_number(self, store: Store, job_id: str, attempt: Any) -> None:
+        attempt.tell(events=tuple(PendingEvent(at=1.0, type=f"e{i}") for i in range(5)))
+        assert [e.seq for e in store.events(job_id, after=3, limit=2)] == [4, 5]
+
+    def test_a_long_series_is_sampled_down_to_its_means(self, store: Store, job_id: str, attempt: Any) -> None:
+        attempt.tell(series=tuple(_point(i, float(i)) for i in range(1, 101)))
+        points = store.series(job_id, max_points=10)
+        assert [(p.step, p.loss) for p in points] == [(10 * i, 10 * i - 4.5) for i in range(1, 11)]
+        assert len(store.series(job_id, max_points=100)) == 100
+        assert [p.step for p in store.series(job_id, after_step=98)] == [99, 100]
+        assert store.series(job_id, after_step=100, max_points=5) == []

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+
+from shoal_service.store import Store, StoreUnavailable
+from shoal_service.store.database import Database
+from shoal_service.store.migrate import migrate
+from shoal_service.store.tables import metadata
+from shoal_workers.contract.spec import JobSpec
+
+
+def test_the_migrations_make_exactly_the_tables(store_url: str) -> None:
+    database = Database(store_url)
+    migrate(database)
+    with database.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+    database.close()
+
+
+def test_opening_a_second_time_keeps_everything(store_url: str, spec: JobSpec) -> None:
+    first = Store.open(store_url)
+    job, _ = first.create_job(spec, idempotency_key=None, now=1.0)
+    first.close()
+    second = Store.open(store_url)
+    assert second.get_job(job.id) == job
+    second.close()
+
+
+def test_a_database_of_a_newer_version_is_refused(store_url: str) -> None:
+    Store.open(store_url).close()
+    database = Database(store_url)
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    database.close()
+    with pytest.raises(StoreUnavailable, match="9999, which this version of Shoal does not know"):
+        Store.open(store_url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nonsense", "is not a database URL"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("mysql://localhost/db", "names 'mysql'"),
+        ("postgresql://nobody:secret@127.0.0.1:1/db", "refused"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_named_without_its_password(url: str, message: str) -> None:
+    with pytest.raises(StoreUnavailable, match=message) as error:
+        Store.open(url)
+    assert "secret" not in str(error.value)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shoal.db"
+    path.write_bytes(b"this is no database, but it is long enough to be read as one" * 20)
+    with pytest.raises(StoreUnavailable, match="not a database"):
+        Store.open(f"sqlite:///{path}")
+
+
+def test_sqlite_runs_with_write_ahead_log_and_foreign_keys(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "directory" / "shoal.db"
+    store = Store.open(f"sqlite:///{path}")
+    store.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    database = Database(f"sqlite:///{path}")
+    with database.read() as read:
+        assert read.execute(text("PRAGMA foreign_keys")).scalar_one() == 1
+        assert read.execute(text("PRAGMA synchronous")).scalar_one() == 1
+    database.close()
+    connection.close()

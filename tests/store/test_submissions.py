@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.desired import Desired
+from shoal_service.store import (
+    IdempotencyConflict,
+    InvalidCursor,
+    JobEnded,
+    JobNotFound,
+    PreconditionFailed,
+    RequestConflict,
+    Store,
+)
+from shoal_service.store import errors as store_errors
+from shoal_service.views import ElasticityPatch, JobPatch
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec_errors import SpecError, parse_spec
+
+Submit = Callable[..., str]
+
+
+def test_a_new_job_is_queued_and_has_an_event(store: Store, spec: JobSpec) -> None:
+    job, created = store.create_job(spec, idempotency_key=None, now=5.0)
+
+    assert created
+    assert store.get_job(job.id) == job
+    assert (job.status.state, job.spec, job.spec_version, job.created_at) == (JobState.QUEUED, spec, 1, 5.0)
+    assert [(e.seq, e.type, e.at) for e in store.events(job.id)] == [(1, "job.created", 5.0)]
+
+
+def test_a_spec_comes_back_as_it_was_submitted(store: Store) -> None:
+    data = {"stop": {"epochs": 0.5}, "task": "my.task:Own", "model": {"a": [1, {"ü": None}], "b": "\U0001f41f"}}
+    spec = parse_spec(data)
+    job, _ = store.create_job(spec, idempotency_key=None, now=1.0)
+    assert store.get_job(job.id).spec == spec
+
+
+def test_a_job_that_does_not_exist_is_not_found_whatever_is_asked(store: Store) -> None:
+    asks: list[Callable[[], Any]] = [
+        lambda: store.get_job("job-x"), lambda: store.events("job-x"), lambda: store.logs("job-x"),
+        lambda: store.series("job-x"), lambda: store.workers("job-x"), lambda: store.incidents("job-x"),
+        lambda: store.checkpoints("job-x"), lambda: store.request("job-x", Desired.PAUSE, now=1.0),
+        lambda: store.patch_job("job-x", JobPatch(), if_match=None, now=1.0),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(JobNotFound):
+            ask()
+
+
+class TestIdempotency:
+    def test_the_same_key_and_spec_give_the_same_job(self, store: Store, spec: JobSpec) -> None:
+        first, created = store.create_job(spec, idempotency_key="k", now=1.0)
+        again, created_again = store.create_job(spec, idempotency_key="k", now=2.0)
+        assert (created, created_again) == (True, False)
+        assert again == first
+
+    def test_the_key_still_holds_after_the_job_was_patched(self, store: Store, spec: JobSpec) -> None:
+        first, _ = store.create_job(spec, idempotency_key="k", now=1.0)
+        store.patch_job(first.id, JobPatch(priority=5), if_match=None, now=2.0)
+        again, created = store.create_job(spec, idempotency_key="k", now=3.0)
+        assert (again.id, again.spec.priority, created) == (first.id, 5, False)
+
+    def test_the_same_key_with_another_spec_is_a_conflict(self, store: Store, spec: JobSpec) -> None:
+        first, _ = store.create_job(spec, idempotency_key="k", now=1.0)
+        with pytest.raises(IdempotencyConflict) as error:
+            store.create_job(spec.model_copy(update={"seed": 7}), idempotency_key="k", now=2.0)
+        assert error.value.job_id == first.id
+
+    def test_without_a_key_every_submission_is_a_new_job(self, store: Store, spec: JobSpec) -> None:
+        jobs = {store.create_job(spec, idempotency_key=None, now=1.0)[0].id for _ in range(3)}
+        assert len(jobs) == 3
+
+
+class TestList:
+    def test_pages_are_newest_first_and_end(self, store: Store, submit: Submit) -> None:
+        made = [submit(now=float(i)) for i in range(7)]
+        seen: list[str] = []
+        cursor = None
+        sizes = []
+        while True:
+            page = store.list_jobs(limit=3, cursor=cursor)
+            sizes.append(len(page.items))
+            seen += [item.id for item in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert seen == made[::-1]
+        assert sizes == [3, 3, 1]
+
+    def test_a_full_last_page_has_no_cursor(self, store: Store, submit: Submit) -> None:
+        for _ in range(2):
+            submit()
+        assert store.list_jobs(limit=2).next_cursor is None
+
+    def test_jobs_inserted_meanwhile_neither_repeat_nor_displace_others(self, store: Store, submit: Submit) -> None:
+        made = [submit() for _ in range(6)]
+        seen: list[str] = []
+        cursor = None
+        while True:
+            page = store.list_jobs(limit=2, cursor=cursor)
+            seen += [item.id for item in page.items]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+            submit()
+        assert seen == made[::-1]
+
+    def test_states_filter_across_pages(self, store: Store, submit: Submit) -> None:
+        made = [submit() for _ in range(9)]
+        for job_id in made[::3]:
+            store.request(job_id, Desired.CANCEL, now=2.0)
+        for job_id in made[1::3]:
+            store.request(job_id, Desired.PAUSE, now=2.0)
+        states = [JobState.CANCELLED, JobState.PAUSED]
+        first = store.list_jobs(states=states, limit=4)
+        second = store.list_jobs(states=states, limit=4, cursor=first.next_cursor)
+        expected = [job_id for i, job_id in enumerate(made) if i % 3 != 2][::-1]
+        assert [item.id for item in (*first.items, *second.items)] == expected
+        assert {item.state for item in first.items} == set(states)
+        assert store.list_jobs(states=[JobState.RUNNING]).items == ()
+
+    @pytest.mark.parametrize("cursor", ["", "x", "!!!!", "am9iczo", "am9iczotMQ", "am9iczoxCg", "é", "A" * 5000])
+    def test_a_cursor_of_somebody_else_is_refused(self, store: Store, cursor: str) -> None:
+        with pytest.raises(InvalidCursor):
+            store.list_jobs(cursor=cursor)
+
+
+class TestPatch:
+    def test_a_patch_makes_a_new_version_and_keeps_the_rest(self, store: Store, submit: Submit) -> None:
+        job_id = submit(elasticity={"min_workers": 2, "max_workers": 4})
+        before = store.get_job(job_id)
+        patch = JobPatch(elasticity=ElasticityPatch(max_workers=3), priority=9)
+        after = store.patch_job(job_id, patch, if_match=before.etag, now=8.0)
+
+        assert (after.spec.elasticity.min_workers, after.spec.elasticity.max_workers, after.spec.priority) == (2, 3, 9)
+        assert (after.spec_version, after.updated_at) == (2, 8.0)
+        assert after.etag != before.etag
+        assert store.events(job_id, after=1)[0].data == {
+            "spec_version": 2, "elasticity": {"max_workers": 3}, "priority": 9,
+        }  # fmt: skip
+        assert store.list_jobs().items[0].priority == 9
+
+    def test_a_patch_that_changes_nothing_makes_no_version(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        assert store.patch_job(job_id, JobPatch(priority=0), if_match=None, now=8.0).spec_version == 1
+        assert len(store.events(job_id)) == 1
+
+    def test_an_old_etag_is_refused(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        old = store.get_job(job_id).etag
+        store.patch_job(job_id, JobPatch(priority=1), if_match=old, now=2.0)
+        with pytest.raises(PreconditionFailed):
+            store.patch_job(job_id, JobPatch(priority=2), if_match=old, now=3.0)
+
+    @pytest.mark.parametrize("wrap", ["{}", '"{}"', 'W/"{}"', '"other", "{}"'])
+    def test_if_match_may_be_written_as_a_header(self, store: Store, submit: Submit, wrap: str) -> None:
+        job_id = submit()
+        etag = store.get_job(job_id).etag
+        assert store.patch_job(job_id, JobPatch(priority=1), if_match=wrap.format(etag), now=2.0).spec_version == 2
+        assert store.patch_job(job_id, JobPatch(priority=2), if_match="*", now=2.0).spec_version == 3
+
+    def test_a_status_that_moves_on_does_not_change_the_etag(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        before = store.get_job(job_id).etag
+        assert store.request(job_id, Desired.PAUSE, now=2.0).etag == before
+
+    def test_the_whole_spec_is_checked_again(self, store: Store, submit: Submit) -> None:
+        job_id = submit(elasticity={"min_workers": 2, "max_workers": 4})
+        with pytest.raises(SpecError, match="min_workers 2 is larger than"):
+            store.patch_job(job_id, JobPatch(elasticity=ElasticityPatch(max_workers=1)), if_match=None, now=2.0)
+        assert store.get_job(job_id).spec_version == 1
+
+    def test_an_ended_job_cannot_be_patched(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        store.request(job_id, Desired.CANCEL, now=2.0)
+        with pytest.raises(JobEnded):
+            store.patch_job(job_id, JobPatch(priority=1), if_match=None, now=3.0)
+
+
+class TestRequests:
+    def test_cancelling_a_queued_job_ends_it(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        job = store.request(job_id, Desired.CANCEL, now=2.0)
+        assert (job.status.state, job.ended_at) == (JobState.CANCELLED, 2.0)
+        assert [e.type for e in store.events(job_id)] == ["job.created", "job.requested", "job.state"]
+
+    def test_a_queued_job_can_be_paused_and_resumed(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        assert store.request(job_id, Desired.PAUSE, now=2.0).status.state is JobState.PAUSED
+        assert store.jobs_to_drive() == []
+        assert store.request(job_id, Desired.RUN, now=3.0).status.state is JobState.QUEUED
+        assert [row.id for row in store.jobs_to_drive()] == [job_id]
+
+    def test_a_repeated_request_changes_nothing(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        assert store.request(job_id, Desired.RUN, now=2.0).updated_at == 1.0
+        assert len(store.events(job_id)) == 1
+
+    def test_pausing_an_ended_job_is_a_conflict(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        store.request(job_id, Desired.CANCEL, now=2.0)
+        with pytest.raises(JobEnded, match="has ended"):
+            store.request(job_id, Desired.PAUSE, now=3.0)
+        assert store.request(job_id, Desired.CANCEL, now=3.0).ended_at == 2.0
+
+    def test_a_cancel_cannot_be_taken_back(self, store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
+        job_id = submit()
+        begin(job_id)
+        assert store.request(job_id, Desired.CANCEL, now=6.0).status.state is JobState.CANCELLING
+        with pytest.raises(RequestConflict, match="CANCELLING"):
+            store.request(job_id, Desired.RUN, now=7.0)
+
+
+def test_every_error_survives_pickling() -> None:
+    made: list[store_errors.StoreError] = [
+        store_errors.StoreUnavailable("m"), JobNotFound("j"), InvalidCursor("c"), store_errors.InvalidArchive("m"),
+        IdempotencyConflict("k", "j"), RequestConflict("j", JobState.PAUSED, "be started"),
+        JobEnded("j", JobState.FAILED, "be paused"), PreconditionFailed("j", "a", "b"),
+        store_errors.LeaseLost(1, 2, "o"),
+    ]  # fmt: skip
+    assert len({error.code for error in made}) == len(made)
+    for error in made:
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
