@@ -22,10 +22,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from shoal_workers.checkpoint.commit import write_marker
+from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.writer import CheckpointWriter
-from shoal_workers.contract.marker import CheckpointName, CommitMarker
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import SavedPart, SaveFailed
 
 LAYOUTS = ("plain", "fsdp1", "fsdp2", "fsdp3", "fsdp4", "hsdp2x2", "fsdp2xtp2")
@@ -110,16 +110,8 @@ def save(state: Mapping[str, torch.Tensor], directory: str, rank: int, world: in
     if rank == 0:
         parts = [part for outcome in everyones for part in outcome]
         assert all(isinstance(part, SavedPart) for part in parts), parts
-        marker = CommitMarker(
-            job_id="job",
-            attempt=1,
-            generation=1,
-            step=2,
-            world_size=world,
-            committed_at=0.0,
-            files=tuple(file for part in parts if isinstance(part, SavedPart) for file in part.files),
-        )
-        write_marker(directory, marker)
+        whole = [part for part in parts if isinstance(part, SavedPart)]
+        write_marker(directory, marker_of(whole, job_id="job", attempt=1, now=0.0))
     dist.barrier()
 
 

@@ -26,6 +26,17 @@ class Outbox:
         self._news: deque[tuple[int, ShardNews]] = deque()
         self._logs: deque[tuple[int, LogLine]] = deque()
         self._num_dropped = 0
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        """Nothing more will come: polls answer at once from now on, also with nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
     def tell(self, item: ShardNews) -> None:
         """Any thread."""
@@ -57,7 +68,7 @@ class Outbox:
             for queue in (self._news, self._logs):
                 while queue and queue[0][0] <= after:
                     queue.popleft()
-            self._changed.wait_for(lambda: self._seq > after, timeout=wait_s)
+            self._changed.wait_for(lambda: self._seq > after or self._is_closed, timeout=wait_s)
             logs = [line for _, line in self._logs]
             if self._num_dropped:
                 note = f"{self._num_dropped} log lines were dropped here: they came faster than they were read."

@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.optimizer import adamw
+from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.shard_units import default_shard_units
 
 
@@ -94,7 +95,7 @@ class LoadedTask:
 
     def build_model(self) -> nn.Module:
         """The same weights in every process: the RNG is seeded first."""
-        torch.manual_seed(self._spec.seed)
+        seed_everything(self._spec.seed)
         model = self._task.build_model()
         if not isinstance(model, nn.Module):
             raise TypeError(f"build_model() returned {type(model).__name__}, not a torch.nn.Module.")

@@ -1,0 +1,117 @@
+"""A shard process of the tests: the main thread trains, a second thread obeys what comes over the connection.
+
+Strikes are faults at an exact place: (phase, completed steps, how many times the phase was entered) -> what happens.
+"""
+
+import faulthandler
+import os
+import queue
+import signal
+import threading
+from multiprocessing.connection import Client
+from pathlib import Path
+
+from shoal_workers.contract.messages import Phase
+from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.engine.errors import TaskFailed
+from shoal_workers.engine.outbox import Outbox
+from shoal_workers.engine.shard import ShardEngine
+
+faulthandler.enable()
+
+
+class ShardProcess:
+    def __init__(self, connection):
+        self.connection = connection
+        self.sending = threading.Lock()
+        self.assignments = queue.Queue()
+        self.go = threading.Event()
+        self.strikes = {}
+        self.entered = {}
+        self.outbox = Outbox("shard-under-test")
+        self.engine = None
+
+    def send(self, kind, value):
+        with self.sending:
+            self.connection.send((kind, value))
+
+    def on_phase(self, phase, step):
+        key = (str(phase), step)
+        self.entered[key] = self.entered.get(key, 0) + 1
+        action = self.strikes.pop((*key, self.entered[key]), None)
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "stop":
+            self.send("reached", key)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif action == "hold":
+            self.go.clear()
+            self.send("reached", key)
+            self.go.wait()
+
+    def obey(self):
+        try:
+            while True:
+                name, arguments = self.connection.recv()
+                self.send("reply", getattr(self, f"do_{name}")(*arguments))
+        except EOFError:
+            self.assignments.put(None)
+
+    def do_create(self, spec, checkpoint_root):
+        self.engine = ShardEngine(
+            parse_spec(spec),
+            job_id="job",
+            shard_id="shard-under-test",
+            checkpoint_root=checkpoint_root,
+            outbox=self.outbox,
+            on_phase=self.on_phase,
+        )
+        return self.engine.store_port
+
+    def do_strike(self, phase, step, action, count):
+        assert phase in list(Phase)
+        self.strikes[phase, step, count] = action
+
+    def do_run(self, assignment):
+        self.assignments.put(assignment)
+
+    def do_prepare(self):
+        try:
+            self.engine.prepare()
+        except TaskFailed as error:
+            return error.report
+        return None
+
+    def do_interrupt(self, generation):
+        return self.engine.interrupt(generation)
+
+    def do_request_yield(self, generation):
+        return self.engine.request_yield(generation)
+
+    def do_poll(self, after):
+        return self.outbox.poll(after, 0.0, self.engine.progress)
+
+    def do_go(self):
+        self.go.set()
+
+    def do_census(self):
+        """Open descriptors and threads."""
+        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+    def train(self):
+        while (assignment := self.assignments.get()) is not None:
+            try:
+                self.send("exit", self.engine.run(assignment))
+            except Exception as error:
+                self.send("exit", error)
+                raise
+
+
+def main(address):
+    process = ShardProcess(Client(address, family="AF_UNIX"))
+    process.send("pid", os.getpid())
+    threading.Thread(target=process.obey, daemon=True).start()
+    process.train()
+
+
+main(ADDRESS)  # noqa: F821 - given by the zygote

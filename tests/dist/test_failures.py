@@ -1,0 +1,211 @@
+"""What dies, dies at an exact phase and step; the survivors leave at once, re-form, and end with the plain losses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_workers.contract.messages import ExitKind, Formed, SaveFailed
+
+STEPS = 8
+SPEC: dict[str, Any] = {
+    "batch": {"global_size": 8, "micro_size": 2},
+    "optimizer": {"lr": 0.02},
+    "schedule": {"warmup_steps": 2},
+    "stop": {"steps": STEPS},
+    "checkpoint": {"every_steps": 3},
+    "validation": {"samples": 0},
+    "elasticity": {"max_workers": 4},
+    "seed": 3,
+}
+LEFT = (ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_survivors_of_a_killed_rank_re_form_and_end_with_the_plain_losses(
+    make_job: Any, reference: Any, phase: str
+) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(4)
+    victim, survivors = shards[1], [shards[0], *shards[2:]]
+    shards[0].strike("forward", 4, "hold")
+    job.start(shards)
+    shards[0].reached()
+    job.wait_until_committed(shards, 3)
+    victim.strike(phase, 5, "kill")
+    shards[0].call("go")
+    assert victim.gone.wait(30)
+    exits, seconds = job.interrupt(survivors)
+    assert {e.kind for e in exits} <= set(LEFT)
+    assert seconds < 2
+    assert {e.step for e in exits} <= ({5, 6} if phase == "optimizer" else {5})
+    assert [e.kind for e in job.run(survivors)] == [ExitKind.FINISHED] * 3
+    assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+    assert job.told(survivors, Formed)[-1].start_step == 3
+
+
+def test_a_stopped_rank_does_not_keep_the_others(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(3)
+    shards[2].strike("backward", 2, "stop")
+    job.start(shards)
+    shards[2].reached()
+    exits, seconds = job.interrupt(shards[:2])
+    assert [e.kind for e in exits] == [ExitKind.INTERRUPTED] * 2
+    assert seconds < 2
+    assert [e.step for e in exits] == [2, 2]
+    shards[2].kill(signal.SIGCONT)  # a zombie that wakes up later ends by itself: nobody answers it any more
+    assert shards[2].exit().kind is ExitKind.COLLECTIVE_FAILED
+
+
+def test_a_yield_stops_all_after_the_same_step_and_another_world_goes_on(make_job: Any, reference: Any) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(2)
+    shards[0].strike("forward", 4, "hold")
+    generation = job.start(shards)
+    shards[0].reached()
+    shards[1].call("request_yield", generation)
+    shards[0].call("go")
+    exits = [shard.exit() for shard in shards]
+    assert [(e.kind, e.step) for e in exits] == [(ExitKind.YIELDED, 5)] * 2
+    job.commit(shards)
+    larger = shards + job.shards(2)
+    assert [e.kind for e in job.run(larger)] == [ExitKind.FINISHED] * 4
+    assert job.told(larger, Formed)[-1].start_step == 5
+    assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_a_member_that_never_comes_does_not_keep_those_who_wait(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(2)
+    shards[0].strike("forming", 0, "hold")
+    job.start(shards, world_size=3)
+    shards[0].reached()
+    shards[0].call("go")
+    exits, seconds = job.interrupt(shards)
+    assert [e.kind for e in exits] == [ExitKind.INTERRUPTED] * 2
+    assert seconds < 2
+    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2
+
+
+def test_a_missing_member_is_named_when_the_time_is_over(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(2)
+    exits = job.run(shards, world_size=3, store_timeout_s=0.6)
+    assert [e.kind for e in exits] == [ExitKind.FORM_FAILED] * 2
+    assert "rank 2" in exits[0].error.message
+
+
+def test_a_store_that_is_gone_fails_the_forming(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    gone, survivor = job.shards(2)
+    gone.kill()
+    (end,) = job.run([survivor], store_port=gone.store_port, store_timeout_s=0.5)
+    assert end.kind is ExitKind.FORM_FAILED
+    assert str(gone.store_port) in end.error.message
+
+
+def test_a_fenced_generation_is_not_even_begun(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(1)
+    assert shards[0].call("interrupt", 1) is False
+    assert job.run(shards)[0].kind is ExitKind.STALE
+    assert job.run(shards)[0].kind is ExitKind.FINISHED
+
+
+def test_twenty_generations_in_the_same_processes_leak_neither_descriptors_nor_threads(make_job: Any) -> None:
+    job = make_job(**{**SPEC, "stop": {"steps": 1000}, "checkpoint": {"every_steps": None}})
+    shards = job.shards(2)
+    counts = []
+    for _ in range(20):
+        shards[0].strike("backward", 1, "hold", count=len(counts) + 1)
+        job.start(shards)
+        shards[0].reached()
+        shards[0].call("go")
+        exits, seconds = job.interrupt(shards)
+        assert {e.kind for e in exits} <= set(LEFT)
+        assert seconds < 2
+        counts.append([shard.call("census") for shard in shards])
+    assert counts[-1] == counts[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "phase", "error"),
+    [
+        ({"fail": "prepare"}, "preparing", "FileNotFoundError"),
+        ({"fail": "build"}, "building", "ValueError"),
+        ({"fail": "loss", "on": 17}, "forward", "ZeroDivisionError"),
+    ],
+)
+def test_a_user_s_error_comes_with_the_user_s_own_traceback(
+    make_job: Any, model: dict[str, Any], phase: str, error: str
+) -> None:
+    job = make_job(task="tiny_tasks:Failing", **{**SPEC, "model": model})
+    shards = job.shards(1)
+    (end,) = job.run(shards)
+    assert end.kind is ExitKind.USER_ERROR
+    assert (end.error.type, end.error.phase) == (error, phase)
+    assert "tiny_tasks.py" in end.error.traceback
+    assert f"engine{os.sep}" not in end.error.traceback.split("tiny_tasks.py")[0]
+
+
+def test_one_rank_s_user_error_leaves_the_others_to_be_interrupted(make_job: Any) -> None:
+    job = make_job(task="tiny_tasks:Failing", **{**SPEC, "model": {"fail": "loss", "on": 17}})
+    shards = job.shards(4)
+    job.start(shards)
+    job.wait_for_an_exit()
+    exits, _ = job.interrupt(shards)
+    kinds = [e.kind for e in exits]
+    assert kinds.count(ExitKind.USER_ERROR) == 1
+    assert set(kinds) <= {ExitKind.USER_ERROR, *LEFT}
+
+
+def test_a_loss_that_is_not_finite_ends_every_rank_before_anything_is_updated(make_job: Any) -> None:
+    job = make_job(task="tiny_tasks:Failing", **{**SPEC, "model": {"fail": "nan", "on": 17}})
+    shards = job.shards(3)
+    exits = job.run(shards)
+    assert [e.kind for e in exits] == [ExitKind.NON_FINITE] * 3
+    assert len({e.step for e in exits}) == 1
+    assert "nan" in exits[0].error.message
+
+
+def test_a_failed_periodic_save_does_not_stop_training(make_job: Any, reference: Any) -> None:
+    job = make_job(**SPEC)
+    blocked = Path(job.root) / "step-000000000003-a1-g1"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where a directory should be")
+    shards = job.shards(2)
+    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2
+    assert {f.step for f in job.told(shards, SaveFailed)} == {3}
+    assert job.losses(shards) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_a_failed_final_save_is_not_a_finished_run(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    blocked = Path(job.root) / f"step-{STEPS:012d}-a1-g1"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where a directory should be")
+    shards = job.shards(2)
+    exits = job.run(shards)
+    assert [e.kind for e in exits] == [ExitKind.STORAGE_FAILED] * 2
+    assert exits[0].step == STEPS
+
+
+def test_a_damaged_checkpoint_is_refused_and_named(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(1)
+    job.run(shards)
+    newest = Path(job.committed[-1])
+    payload = bytearray((newest / "shard-00000.bin").read_bytes())
+    payload[len(payload) // 2] ^= 1
+    (newest / "shard-00000.bin").write_bytes(payload)
+    (end,) = job.run(shards, restore_from=str(newest))
+    assert end.kind is ExitKind.DAMAGED_CHECKPOINT
+    assert "shard-00000.bin" in end.error.message
+    older = job.committed[-2]
+    (end,) = job.run(shards, restore_from=older)
+    assert (end.kind, end.step) == (ExitKind.FINISHED, STEPS)

@@ -1,0 +1,105 @@
+"""Small tasks of the kind that a user writes; nothing here imports Shoal."""
+
+import random
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, dim, dropout):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 3 * dim)
+        self.down = nn.Linear(3 * dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class NextToken(nn.Module):
+    def __init__(self, vocab, dim, layers, dropout):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.blocks = nn.ModuleList(Block(dim, dropout) for _ in range(layers))
+        self.head = nn.Linear(dim, vocab, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens).cumsum(1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).float()
+
+
+class Sequences(torch.utils.data.Dataset):
+    """Noisy counting: sample i begins at i and goes up by i % 3 + 1."""
+
+    def __init__(self, length, vocab, seq_len):
+        self.length, self.vocab, self.seq_len = length, vocab, seq_len
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        return (torch.arange(self.seq_len + 1) * (index % 3 + 1) + index) % self.vocab
+
+
+class Counting:
+    """The plain case: dropout, tied weights, layer norms, an odd width that no world size divides."""
+
+    tokens_per_sample = 8
+    bytes_per_token = 1.0
+
+    def __init__(self, model, data, seed):
+        self.model, self.data, self.seed = model, data, seed
+
+    def build_model(self):
+        return NextToken(29, self.model.get("dim", 21), self.model.get("layers", 2), self.model.get("dropout", 0.1))
+
+    def build_dataset(self, split):
+        return Sequences(self.data.get("length", 50) if split == "train" else 11, 29, 8)
+
+    def loss(self, model, batch):
+        logits = model(batch[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+
+
+class Augmenting(Counting):
+    """Draws from Python's and torch's generators while it reads samples, and uses SGD with momentum."""
+
+    def build_dataset(self, split):
+        class Shifted(Sequences):
+            def __getitem__(self, index):
+                return (super().__getitem__(index) + random.randrange(3) + int(torch.randint(2, ()))) % self.vocab
+
+        return Shifted(40, 29, 8) if split == "train" else None
+
+    def build_optimizer(self, model, settings):
+        return torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=0.9)
+
+
+class Failing(Counting):
+    """Raises where `model.fail` says, on the sample that `model.on` names."""
+
+    def prepare(self, progress):
+        progress("half way")
+        if self.model.get("fail") == "prepare":
+            raise FileNotFoundError("no such corpus: the-corpus")
+
+    def build_model(self):
+        if self.model.get("fail") == "build":
+            raise ValueError("dim must be even")
+        return super().build_model()
+
+    def loss(self, model, batch):
+        if self.model.get("fail") == "loss" and bool((batch[:, 0] == self.model["on"]).any()):
+            raise ZeroDivisionError("the user's own mistake")
+        loss = super().loss(model, batch)
+        if self.model.get("fail") == "nan" and bool((batch[:, 0] == self.model["on"]).any()):
+            return loss * float("nan")
+        return loss

@@ -1,0 +1,76 @@
+"""Commits checkpoints where there is no supervisor: ranks announce their parts in a store, rank 0 writes the marker.
+
+Used by run.py only. A checkpoint of which a part never comes is never committed, and costs nothing but its space.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import DistError
+
+from shoal_workers.checkpoint.commit import write_marker
+from shoal_workers.contract.marker import CommitMarker
+from shoal_workers.contract.messages import SavedPart
+
+_PATIENCE = timedelta(seconds=120)
+
+
+class PartCollector:
+    """On every rank `add` announces; on rank 0 a thread of its own waits for the others and commits, in step order."""
+
+    def __init__(self, job_id: str, attempt: int, rank: int, store: Store) -> None:
+        self._job_id = job_id
+        self._attempt = attempt
+        self._rank = rank
+        self._store = store
+        self._num_committed = 0
+        self._own: queue.Queue[SavedPart | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._commit_all, name="shoal-commit", daemon=True)
+        if rank == 0:
+            self._thread.start()
+
+    def add(self, part: SavedPart) -> None:
+        """This rank's part of a checkpoint is durable."""
+        self._store.set(_key(part.step, self._rank), part.model_dump_json())
+        if self._rank == 0:
+            self._own.put(part)
+
+    def close(self) -> int:
+        """Waits for what is still to be committed; returns how many checkpoints were, on rank 0."""
+        if self._rank == 0:
+            self._own.put(None)
+            self._thread.join()
+        return self._num_committed
+
+    def _commit_all(self) -> None:
+        while (own := self._own.get()) is not None:
+            keys = [_key(own.step, rank) for rank in range(own.world_size)]
+            try:
+                self._store.wait(keys, _PATIENCE)
+                parts = [SavedPart.model_validate_json(self._store.get(key)) for key in keys]
+                write_marker(own.directory, self._marker(parts))
+                self._num_committed += 1
+            except (DistError, OSError) as error:
+                sys.stderr.write(f"the checkpoint of step {own.step} was not committed: {error}\n")
+
+    def _marker(self, parts: list[SavedPart]) -> CommitMarker:
+        first = parts[0]
+        return CommitMarker(
+            job_id=self._job_id,
+            attempt=self._attempt,
+            generation=first.generation,
+            step=first.step,
+            world_size=first.world_size,
+            committed_at=time.time(),
+            files=tuple(file for part in parts for file in part.files),
+        )
+
+
+def _key(step: int, rank: int) -> str:
+    return f"part/{step}/{rank}"

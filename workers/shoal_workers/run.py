@@ -1,0 +1,210 @@
+"""Trains a job spec on one machine without Ray: `torchrun --nproc-per-node N -m shoal_workers.run spec.yaml`.
+
+The same engine as under the service; this is how it is debugged, profiled and measured. Rank 0 prints one line per step
+and ends in one line of JSON. There is no supervisor: a rank that dies ends the run (torchrun may start it again, which
+resumes from the newest committed checkpoint), and rank 0 commits the checkpoints once it has heard of every part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import threading
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import yaml
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
+from shoal_workers.checkpoint.storage import open_directory
+from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.messages import (
+    Assignment,
+    ExitKind,
+    Formed,
+    SavedPart,
+    SaveFailed,
+    ShardExit,
+    ShardNews,
+    StepReport,
+    ValidationReport,
+)
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec_errors import SpecError, parse_spec
+from shoal_workers.engine.outbox import Outbox
+from shoal_workers.engine.parts import PartCollector
+from shoal_workers.engine.shard import ShardEngine
+
+_GENERATION = 1
+_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where torchrun put this process; a single process when it did not start it."""
+
+    rank: int
+    world_size: int
+    host: str
+    port: int | None
+    restart: int
+    """How often torchrun has started this run again."""
+
+    @staticmethod
+    def from_environment() -> Place:
+        port = os.environ.get("MASTER_PORT")
+        return Place(
+            rank=int(os.environ.get("RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            host=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+            port=int(port) if port else None,
+            restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        )
+
+
+@dataclass(slots=True)
+class Summary:
+    """What the last line of the output says."""
+
+    steps: int = 0
+    loss: float | None = None
+    val_loss: float | None = None
+    val_bits_per_byte: float | None = None
+    rates: list[float] = field(default_factory=list)
+    num_checkpoints: int = 0
+
+    def to_json(self, kind: ExitKind) -> str:
+        return json.dumps(
+            {
+                "end": kind,
+                "steps": self.steps,
+                "loss": self.loss,
+                "val_loss": self.val_loss,
+                "val_bits_per_byte": self.val_bits_per_byte,
+                "tokens_per_s": statistics.median(self.rates) if self.rates else None,
+                "checkpoints": self.num_checkpoints,
+            }
+        )
+
+
+def main() -> int:
+    """Exit status 0 if the last step was reached."""
+    arguments = _arguments()
+    spec = _read_spec(arguments.spec)
+    place = Place.from_environment()
+    if spec.worker.gpus:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    root = arguments.checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints"
+    outbox = Outbox(f"rank-{place.rank}")
+    engine = ShardEngine(
+        spec, job_id=spec.name, shard_id=f"rank-{place.rank}", checkpoint_root=str(root), outbox=outbox
+    )
+    port = place.port or engine.store_port
+    store = PrefixStore(
+        f"{spec.name}/{place.restart}/run",
+        TCPStore(place.host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300)),
+    )
+    if place.rank == 0:
+        store.set("attempt", str(_next_attempt(str(root))))
+        store.set("restore_from", newest_committed(str(root)) or "")
+    attempt = int(store.get("attempt"))
+    assignment = Assignment(
+        job_id=spec.name,
+        attempt=attempt,
+        generation=_GENERATION,
+        rank=place.rank,
+        layout=fully_sharded(place.world_size),
+        store_host=place.host,
+        store_port=port,
+        restore_from=store.get("restore_from").decode() or None,
+    )
+    summary = Summary()
+    parts = PartCollector(spec.name, attempt, place.rank, store)
+    reader = threading.Thread(target=_read_news, args=(engine, outbox, summary, parts), name="shoal-news")
+    reader.start()
+    try:
+        ended = engine.run(assignment)
+    finally:
+        engine.close()
+        outbox.close()
+        reader.join()
+        summary.num_checkpoints = parts.close()
+    return _conclude(ended, place, summary)
+
+
+def _next_attempt(root: str) -> int:
+    """One more than whoever wrote here before, so that no directory is ever written twice."""
+    return 1 + max((name.attempt for name in checkpoint_names(open_directory(root))), default=0)
+
+
+def _read_news(engine: ShardEngine, outbox: Outbox, summary: Summary, parts: PartCollector) -> None:
+    """The control thread: prints, and hands checkpoint parts on, until the outbox is closed and empty."""
+    after = 0
+    while True:
+        poll = outbox.poll(after, _POLL_S, lambda: engine.progress)
+        after = poll.seq
+        for item in poll.news:
+            if isinstance(item, SavedPart):
+                parts.add(item)
+            _show(item, summary)
+        if outbox.is_closed and not poll.news:
+            return
+
+
+def _show(item: ShardNews, summary: Summary) -> None:
+    match item:
+        case Formed():
+            origin = "from the seed" if item.start_step == 0 else f"from step {item.start_step}"
+            _say(f"formed in {item.form_s:.2f} s, {item.num_parameters:,} parameters, {origin} to {item.total_steps}")
+        case StepReport():
+            rate = item.tokens / item.step_s
+            summary.steps, summary.loss = item.step, item.loss
+            summary.rates.append(rate)
+            _say(
+                f"step {item.step}  loss {item.loss:.6f}  norm {item.grad_norm:.4f}  lr {item.lr:.3g}  "
+                f"{rate:,.0f} tokens/s  {item.step_s * 1000:.1f} ms"
+            )
+        case ValidationReport():
+            summary.val_loss, summary.val_bits_per_byte = item.loss, item.bits_per_byte
+            _say(f"validation after step {item.step}: loss {item.loss:.6f} on {item.samples} samples")
+        case SaveFailed():
+            _say(f"rank {item.rank} could not save step {item.step}: {item.error}")
+        case SavedPart():
+            pass
+
+
+def _conclude(ended: ShardExit, place: Place, summary: Summary) -> int:
+    if ended.error is not None:
+        sys.stderr.write(f"rank {ended.rank}: {ended.kind} after step {ended.step}\n{ended.error.traceback}")
+    if place.rank == 0:
+        _say(summary.to_json(ended.kind))
+    return 0 if ended.kind is ExitKind.FINISHED else 1
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m shoal_workers.run", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("spec", type=Path, help="job spec, YAML or JSON")
+    parser.add_argument("--checkpoint-dir", help="directory or URL of this job's checkpoints (default: checkpoint.url)")
+    return parser.parse_args()
+
+
+def _read_spec(path: Path) -> JobSpec:
+    try:
+        return parse_spec(yaml.safe_load(path.read_text()))
+    except SpecError as error:
+        raise SystemExit(f"{path} cannot be used:\n{error}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
