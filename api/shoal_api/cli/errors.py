@@ -43,9 +43,8 @@ class CliError(Exception):
 
 def explain(error: Exception, url: str) -> CliError | None:
     """The error for people, or None for one that nobody foresaw (a bug: `main` says how to see the traceback)."""
-    import httpx
-
     from shoal_api.client import ApiError, Disconnected
+    from shoal_service.code_archive import CodeArchiveError
     from shoal_workers.contract.spec_errors import SpecError
 
     match error:
@@ -59,10 +58,10 @@ def explain(error: Exception, url: str) -> CliError | None:
             )
         case ApiError():
             return _from_problem(error)
+        case CodeArchiveError():
+            return CliError(f"code.working_dir cannot be packed: {error}", hint="correct code.working_dir in the spec")
         case Disconnected():
             return unreachable(url, error.cause)
-        case httpx.UnsupportedProtocol() | httpx.InvalidURL():
-            return CliError(f"{url!r} is not the address of a server", hint="for example: --url http://127.0.0.1:8470")
         case _:
             return None
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal_api.cli.progress import Screen
-from shoal_api.client import Disconnected
+from shoal_api.client import Disconnected, ServerError
 from shoal_service.views import EventView, JobView
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _show(
                 if now >= next_series:
                     next_series = now + _SERIES_EVERY_S
                     losses = [point.loss for point in client.series(job_id)]
-            except Disconnected:
+            except (Disconnected, ServerError):
                 pass  # the pump sees it too; it decides how long to wait
             else:
                 screen.progress(job, losses, now)

@@ -81,6 +81,11 @@ def _worker(verb: str) -> Callable[[Data], str]:
 
 _WORDS: dict[str, Callable[[Data], str]] = {
     "job.created": lambda data: f"job created{' as ' + str(data['name']) if data.get('name') else ''}",
+    "job.patched": lambda data: f"spec changed to version {data.get('spec_version', '?')}",
+    "job.requested": lambda data: f"asked to be {data.get('desired', '?')}",
+    "job.granted": lambda data: (
+        f"granted {data.get('to', '?')} workers (before: {data.get('from', '?')}) {data.get('reason', '')}"
+    ),
     "job.state": _state,
     "generation.formed": _formed,
     "incident.opened": _incident_opened,

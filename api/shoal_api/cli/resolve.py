@@ -30,7 +30,7 @@ def match_job(reference: str, jobs: Iterable[JobSummary]) -> JobSummary:
     near = difflib.get_close_matches(reference, [job.name for job in known], n=1)
     raise CliError(
         f"there is no job {reference!r}",
-        hint=f"did you mean {near[0]!r}? " * bool(near) + "`shoal jobs` lists them",
+        hint=(f"did you mean {near[0]!r}? " if near else "") + "`shoal jobs` lists them",
         exit_code=ExitCode.NOT_FOUND,
     )
 

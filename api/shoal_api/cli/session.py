@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from shoal_workers.contract.job import JobState
 
 DEFAULT_URL = "http://127.0.0.1:8470"
+"""The client's too; repeated here, because importing the client takes longer than showing the help."""
+_NUM_RETRIES = 3
+"""Half a second: somebody who mistyped an address should not wait for the news."""
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON to standard output, nothing else.")]
 UrlOption = Annotated[str, typer.Option("--url", envvar="SHOAL_URL", help="Address of the Shoal server.")]
@@ -39,9 +42,14 @@ class Session:
     output: Output
 
     def open_client(self) -> Client:
+        from shoal_api.cli.errors import CliError
         from shoal_api.client import Client
+        from shoal_api.client.transport import RetryPolicy
 
-        return Client(self.url)
+        if not self.url.startswith(("http://", "https://")):
+            raise CliError(f"--url {self.url!r} is no address of a server", hint=f"for example: --url {DEFAULT_URL}")
+
+        return Client(self.url, retry=RetryPolicy(num_retries=_NUM_RETRIES))
 
     def job_id(self, client: Client, reference: str) -> str:
         """The id that JOB stands for. An id is looked up directly; only a name or a beginning reads the list."""
@@ -49,7 +57,8 @@ class Session:
         from shoal_api.client import ApiError
 
         try:
-            return client.job(reference).id
+            if reference:
+                return client.job(reference).id
         except ApiError as error:
             if error.problem.status not in (400, 404, 422):
                 raise

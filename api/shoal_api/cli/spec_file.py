@@ -60,4 +60,4 @@ def _with_absolute_code(document: dict[str, Any], base: Path) -> dict[str, Any]:
     code = document.get("code")
     if not isinstance(code, dict) or not isinstance(code.get("working_dir"), str):
         return document
-    return {**document, "code": {**code, "working_dir": str((base / code["working_dir"]).resolve())}}
+    return {**document, "code": {**code, "working_dir": str((base / Path(code["working_dir"]).expanduser()).resolve())}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,12 +25,14 @@ def scale(
     """Change how far a job may shrink and grow. It follows at its next step boundary, without losing a step."""
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
+        from shoal_service.views import ElasticityPatch, JobPatch
 
         asked = {"min_workers": least, "max_workers": most, "standby": standby}
-        given = {key: value for key, value in asked.items() if value is not None}
+        given: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
         if not given:
             raise CliError("scale changes nothing without --min, --max or --standby", hint=f"shoal scale {job} --max 4")
-        _change(session, job, lambda client, job_id: client.scale(job_id, **given))
+        patch = JobPatch(elasticity=ElasticityPatch(**given))
+        _change(session, job, lambda client, job_id: client.patch(job_id, patch))
 
 
 def pause(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:

@@ -27,13 +27,11 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with command(url, as_json) as session:
-        from itertools import islice
-
         from shoal_api.cli.tables import jobs_table
 
         states = _states(state or [])
         with session.open_client() as client:
-            found = list(islice(client.jobs(state=states), limit))
+            found = list(client.jobs(state=states, limit=limit))
         session.output.document(found, lambda: jobs_table(found, time.time()))
 
 

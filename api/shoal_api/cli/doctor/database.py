@@ -8,7 +8,6 @@ from shoal_api.cli.doctor.findings import Finding, Verdict
 def try_database(url: str | None) -> Finding:
     """`url`: None takes the one that `shoal serve` would take."""
     from shoal_service.settings import Settings
-
     from shoal_service.store import Store, StoreUnavailable
 
     tried = url or Settings().database_url

@@ -1,0 +1,202 @@
+"""A real server over a real store, in a thread; the tests play the supervisor by writing its news into the store."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from shoal_api.cli.main import build_app
+from shoal_api.http.app import create_app
+from shoal_api.http.serving import make_server
+from shoal_service.store import Store
+from shoal_service.views import (
+    AttemptEnd,
+    CheckpointView,
+    ClusterView,
+    IncidentView,
+    JobStatus,
+    JobView,
+    NodeView,
+    PendingEvent,
+    PendingLog,
+    SeriesPoint,
+    SupervisorNews,
+    WorkerView,
+)
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.spec_errors import parse_spec
+
+AT = 1_700_000_000.0
+SPEC: dict[str, Any] = {
+    "name": "byte-lm",
+    "data": {"corpus": "python-stdlib"},
+    "batch": {"global_size": 32, "micro_size": 4},
+    "stop": {"steps": 100},
+    "elasticity": {"min_workers": 2, "max_workers": 4},
+}
+NODE = NodeView(node_id="a" * 56, ip="127.0.0.1", alive=True, cpus=4, gpus=0, memory_gib=8)
+
+
+class OneNode:
+    """A cluster that never changes."""
+
+    def snapshot(self) -> ClusterView:
+        return ClusterView(
+            connected=True, address="127.0.0.1:6379", nodes=(NODE,), cpus_total=4, cpus_free=1, gpus_total=0,
+            gpus_free=0, owner="test", epoch=1,
+        )  # fmt: skip
+
+
+@dataclass
+class Service:
+    """The server's address, and a pen to write into its store as a supervisor would."""
+
+    url: str
+    store: Store
+    epoch: int
+    _seq: dict[str, int] = field(default_factory=dict)
+
+    def add_job(self, **changes: Any) -> JobView:
+        return self.store.create_job(parse_spec({**SPEC, **changes}), idempotency_key=None, now=AT)[0]
+
+    def begin(self, job: JobView, workers: int = 4) -> None:
+        self.store.begin_attempt(job.id, workers=workers, epoch=self.epoch, now=AT)
+        self._seq[job.id] = 0
+
+    def say(self, job: JobView, status: JobStatus, **news: Any) -> None:
+        self._seq[job.id] += 1
+        said = SupervisorNews(attempt=1, seq=self._seq[job.id], status=status, **news)
+        self.store.apply(job.id, said, epoch=self.epoch, now=AT)
+
+    def train(self, job: JobView) -> None:
+        """Half of a run: a shard was killed and replaced, a checkpoint was committed."""
+        self.begin(job)
+        self.say(job, RUNNING, events=(formed(1, 4, 0),))
+        self.say(
+            job, RUNNING,
+            events=(
+                PendingEvent(
+                    at=AT, type="incident.opened", data={"cause": "shard_died", "ranks": [2], "message": "SIGKILL"}
+                ),
+                formed(2, 3, 10),
+                PendingEvent(at=AT, type="checkpoint.committed", data={"step": 10, "bytes": 2048, "seconds": 0.5}),
+            ),
+            incidents=(INCIDENT,), checkpoints=(CHECKPOINT,),
+            series=tuple(point(step, 5.0 - step / 10) for step in range(1, 11)),
+            logs=(
+                PendingLog(at=AT, rank=0, shard_id="shard-0", stream="stdout", text="hello from rank 0"),
+                PendingLog(at=AT, rank=1, shard_id="shard-1", stream="stdout", text="hello from rank 1"),
+            ),
+            workers=tuple(worker(rank) for rank in range(4)),
+        )  # fmt: skip
+
+    def finish(self, job: JobView, reason: EndReason = EndReason.FINISHED, message: str = "done") -> None:
+        self.say(job, RUNNING, end=AttemptEnd(reason=reason, message=message, step=100))
+
+
+RUNNING = JobStatus(
+    state=JobState.RUNNING, attempt=1, generation=1, workers=4, desired_workers=4, step=10, total_steps=100, loss=4.0,
+    tokens_per_s=1234.0, eta_s=42.0, num_parameters=1000, layout="fsdp4",
+)  # fmt: skip
+INCIDENT = IncidentView(
+    id=1, cause=IncidentCause.SHARD_DIED, witness="ray", ranks=(2,), shard_ids=("shard-2",), generation=1, at=AT,
+    from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1, closed=True, message="killed",
+)  # fmt: skip
+CHECKPOINT = CheckpointView(
+    step=10, url="/tmp/x/step-10", state="committed", bytes=2048, seconds=0.5, committed_at=AT, attempt=1, generation=1,
+    world_size=4,
+)  # fmt: skip
+
+
+def formed(generation: int, workers: int, start_step: int) -> PendingEvent:
+    data = {"generation": generation, "workers": workers, "layout": f"fsdp{workers}", "start_step": start_step}
+    return PendingEvent(at=AT, type="generation.formed", data=data)
+
+
+def point(step: int, loss: float) -> SeriesPoint:
+    return SeriesPoint(
+        step=step, at=AT + step, loss=loss, grad_norm=1, lr=1e-3, tokens_per_s=100, step_s=1, world_size=4, generation=1
+    )
+
+
+def worker(rank: int) -> WorkerView:
+    return WorkerView(
+        shard_id=f"shard-{rank}", rank=rank, state="training", node_id="a" * 56, node_ip="127.0.0.1", pid=1000 + rank,
+        generation=1, phase="forward", step=10,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    def json_lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Shoal:
+    """Runs commands in this process, with standard output and standard error kept apart."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __call__(self, *arguments: str, stdin: str | None = None) -> Ran:
+        environment = {"SHOAL_URL": self._url, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+        result = CliRunner().invoke(build_app(), list(arguments), env=environment, input=stdin)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Ran(result.exit_code, result.stdout, result.stderr)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
+    lease = store.acquire_lease("test", ttl_s=1e9, now=AT)
+    assert lease is not None
+    app = create_app(store=store, cluster=OneNode(), registry=CollectorRegistry(), version="0.1.0")
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = make_server(app, host="127.0.0.1", port=0)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield Service(url=f"http://127.0.0.1:{listener.getsockname()[1]}", store=store, epoch=lease.epoch)
+    finally:
+        server.should_exit = True
+        thread.join()
+        store.close()
+
+
+@pytest.fixture
+def shoal(service: Service) -> Shoal:
+    return Shoal(service.url)
+
+
+@pytest.fixture
+def offline() -> Shoal:
+    """Commands against an address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    return Shoal(f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(json.dumps(SPEC))
+    return path

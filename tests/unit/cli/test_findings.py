@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from shoal_api.cli.doctor.findings import (
+    GIB,
+    Finding,
+    Verdict,
+    judge_library,
+    judge_python,
+    judge_ray_auth,
+    judge_space,
+    worst,
+)
+
+
+def test_an_old_python_fails() -> None:
+    assert judge_python((3, 10), "3.10.1").verdict is Verdict.FAIL
+    assert judge_python((3, 12), "3.12.0").verdict is Verdict.OK
+
+
+def test_space_has_two_limits() -> None:
+    def judged(gib: float) -> Verdict:
+        free = int(gib * GIB)
+        return judge_space("disk", "there", free, fail_below_gib=1, warn_below_gib=4, hint="make room").verdict
+
+    assert [judged(gib) for gib in (0.5, 2, 8)] == [Verdict.FAIL, Verdict.WARN, Verdict.OK]
+
+
+def test_a_library_of_another_version_fails_and_one_of_a_longer_number_is_not_mistaken() -> None:
+    assert judge_library("torch", "2.13.0+cpu", "").verdict is Verdict.OK
+    assert judge_library("torch", "2.130.0", "").verdict is Verdict.FAIL
+    assert judge_library("ray", None, "no module").verdict is Verdict.FAIL
+
+
+def test_token_mode_without_a_token_fails() -> None:
+    assert judge_ray_auth("token", None).verdict is Verdict.FAIL
+    assert judge_ray_auth("token", "RAY_AUTH_TOKEN").verdict is Verdict.OK
+    assert judge_ray_auth(None, None).verdict is Verdict.OK
+
+
+def test_the_worst_verdict_counts() -> None:
+    findings = [Finding(check="a", verdict=verdict, message="") for verdict in (Verdict.WARN, Verdict.OK)]
+    assert worst(findings) is Verdict.WARN
+    assert worst([]) is Verdict.OK

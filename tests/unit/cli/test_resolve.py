@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.resolve import match_job
+from shoal_service.views import JobSummary
+from shoal_workers.contract.job import JobState
+
+
+def job(job_id: str, name: str, created_at: float = 0.0) -> JobSummary:
+    return JobSummary(id=job_id, name=name, state=JobState.RUNNING, created_at=created_at, updated_at=0)
+
+
+JOBS = [job("abc1", "one"), job("abd2", "two"), job("abd2x", "abc1"), job("zz", "two", 5.0)]
+
+
+def test_an_exact_id_wins_over_a_name_and_a_beginning() -> None:
+    assert match_job("abc1", JOBS).id == "abc1"
+    assert match_job("abd2", JOBS).id == "abd2"
+
+
+def test_a_unique_name_or_beginning_is_enough() -> None:
+    assert match_job("one", JOBS).id == "abc1"
+    assert match_job("z", JOBS).id == "zz"
+
+
+def test_an_ambiguous_reference_lists_the_newest_first() -> None:
+    with pytest.raises(CliError) as caught:
+        match_job("two", JOBS)
+    assert caught.value.exit_code == 2
+    assert caught.value.details[0].startswith("zz")
+
+
+def test_nothing_that_fits_suggests_the_nearest_name() -> None:
+    with pytest.raises(CliError) as caught:
+        match_job("onne", JOBS)
+    assert caught.value.exit_code == 4
+    assert "'one'" in caught.value.hint
+
+
+def test_an_empty_reference_fits_nothing() -> None:
+    with pytest.raises(CliError):
+        match_job("", JOBS)

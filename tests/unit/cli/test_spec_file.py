@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal_api.cli.errors import CliError
+from shoal_api.cli.spec_file import decode_spec, load_spec
+
+
+def test_yaml_and_json_are_both_read() -> None:
+    assert decode_spec("stop: {steps: 1}", "x") == decode_spec('{"stop": {"steps": 1}}', "x") == {"stop": {"steps": 1}}
+
+
+def test_broken_yaml_names_the_line() -> None:
+    with pytest.raises(CliError, match="line 2"):
+        decode_spec("a: 1\n b: {", "x")
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "7"])
+def test_what_is_no_mapping_is_refused(text: str) -> None:
+    with pytest.raises(CliError, match="not a job spec"):
+        decode_spec(text, "x")
+
+
+def test_the_working_directory_is_relative_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("code: {working_dir: src}")
+    assert load_spec(str(path))["code"]["working_dir"] == str(tmp_path / "src")
+
+
+def test_a_folder_is_no_spec(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="cannot read"):
+        load_spec(str(tmp_path))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import math
+
+from shoal_api.demo.outcome import (
+    DemoOutcome,
+    broken_promises,
+    compare_losses,
+    contains_in_order,
+    mean_tokens_per_s,
+    world_sizes,
+)
+from shoal_service.views import EventView, IncidentView, SeriesPoint
+from shoal_workers.contract.job import IncidentCause, JobState
+
+INCIDENT = IncidentView(
+    id=1, cause=IncidentCause.SHARD_DIED, witness="ray", ranks=(2,), shard_ids=("s2",), generation=1, at=0,
+    from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1,
+)  # fmt: skip
+
+
+def point(step: int, loss: float, at: float | None = None) -> SeriesPoint:
+    return SeriesPoint(
+        step=step, at=step if at is None else at, loss=loss, grad_norm=1, lr=1, tokens_per_s=1, step_s=1,
+        world_size=4, generation=1,
+    )  # fmt: skip
+
+
+def formed(seq: int, workers: int) -> EventView:
+    return EventView(seq=seq, at=0, type="generation.formed", data={"workers": workers, "generation": seq})
+
+
+def outcome(**changes: object) -> DemoOutcome:
+    values: dict[str, object] = {
+        "state": JobState.SUCCEEDED,
+        "steps": 2,
+        "world_sizes": (4, 3, 4),
+        "incidents": (INCIDENT,),
+        "comparison": compare_losses([point(1, 1.0), point(2, 0.5)], [point(1, 1.0), point(2, 0.5)]),
+        "val_bits_per_byte": 2.5,
+        "tokens_per_s": 100.0,
+    }
+    return DemoOutcome(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_world_sizes_are_one_entry_per_change_in_the_order_of_the_events() -> None:
+    events = [formed(1, 4), formed(5, 4), formed(3, 3), formed(2, 4), EventView(seq=4, at=0, type="job.state")]
+    assert world_sizes(events) == (4, 3, 4)
+
+
+def test_a_subsequence_may_have_gaps_but_keeps_its_order() -> None:
+    assert contains_in_order((4, 3, 2, 3, 4), (4, 3, 4))
+    assert not contains_in_order((3, 4), (4, 3, 4))
+
+
+def test_the_comparison_finds_the_worst_step() -> None:
+    compared = compare_losses([point(1, 1.0), point(2, 0.5)], [point(1, 1.0), point(2, 0.25)])
+    assert (compared.max_abs_diff, compared.worst_step, compared.missing) == (0.25, 2, ())
+
+
+def test_a_step_that_only_one_run_has_is_a_broken_promise() -> None:
+    compared = compare_losses([point(1, 1.0)], [point(1, 1.0), point(2, 0.5)])
+    assert compared.missing == (2,)
+    assert broken_promises(outcome(comparison=compared), workers=4, tolerance=1e-4)
+
+
+def test_a_loss_that_is_not_finite_cannot_be_compared() -> None:
+    compared = compare_losses([point(1, math.nan)], [point(1, 1.0)])
+    assert compared.max_abs_diff is None
+    assert broken_promises(outcome(comparison=compared), workers=4, tolerance=1e-4)
+
+
+def test_a_run_that_kept_every_promise_passes() -> None:
+    assert broken_promises(outcome(), workers=4, tolerance=1e-4) == ()
+
+
+def test_every_promise_is_checked() -> None:
+    for change in ({"state": JobState.FAILED}, {"world_sizes": (4,)}, {"incidents": ()}):
+        assert len(broken_promises(outcome(**change), workers=4, tolerance=1e-4)) == 1
+
+
+def test_the_document_has_the_promised_keys_on_one_line() -> None:
+    document = outcome().document()
+    assert list(document) == [
+        "state", "steps", "world_sizes", "incidents", "max_abs_loss_diff", "val_bits_per_byte", "tokens_per_s",
+    ]  # fmt: skip
+    assert list(document["incidents"][0]) == [
+        "cause", "detect_s", "recovery_s", "steps_lost", "from_workers", "to_workers",
+    ]  # fmt: skip
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_throughput_counts_from_the_first_step_to_the_last() -> None:
+    assert mean_tokens_per_s([point(1, 1.0, at=10), point(3, 1.0, at=12)], 50) == 50.0
+    assert mean_tokens_per_s([point(1, 1.0)], 50) is None

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from shoal_api.demo.outcome import DemoOutcome, compare_losses
+from shoal_api.demo.report import Run, report, sizes_of
+from shoal_service.views import IncidentView, SeriesPoint
+from shoal_workers.contract.job import IncidentCause, JobState
+
+
+def series(*sizes: int) -> tuple[SeriesPoint, ...]:
+    return tuple(
+        SeriesPoint(
+            step=step,
+            at=step,
+            loss=5 / step,
+            grad_norm=1,
+            lr=1,
+            tokens_per_s=1,
+            step_s=1,
+            world_size=size,
+            generation=1,
+        )
+        for step, size in enumerate(sizes, start=1)
+    )
+
+
+def shown(broken: tuple[str, ...]) -> str:
+    disturbed = Run("job-a", series(4, 4, 3, 3, 4), 2.5, 1000.0, 60.0, "/tmp/checkpoints")
+    undisturbed = Run("job-b", series(4, 4, 4, 4, 4), 2.5, None, None, "none")
+    incident = IncidentView(
+        id=1, cause=IncidentCause.SHARD_DIED, witness="ray", ranks=(2,), shard_ids=("s2",), generation=1, at=0,
+        from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1,
+    )  # fmt: skip
+    outcome = DemoOutcome(
+        state=JobState.SUCCEEDED, steps=5, world_sizes=(4, 3, 4), incidents=(incident,),
+        comparison=compare_losses(disturbed.series, undisturbed.series), val_bits_per_byte=2.5, tokens_per_s=1000.0,
+    )  # fmt: skip
+    console = Console(file=io.StringIO(), width=120)
+    for part in report(outcome, disturbed, undisturbed, broken, url="http://x", tolerance=1e-4):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_report_has_the_incident_the_sizes_and_the_verdict() -> None:
+    text = shown(())
+    for words in ("4 -> 3 -> 4", "shard_died, rank 2", "30 ms", "the same model", "/v1/jobs/job-b", "/tmp/checkpoints"):
+        assert words in text
+
+
+def test_the_report_shows_what_was_not_kept() -> None:
+    text = shown(("the losses differ by 0.5",))
+    assert "✗ the losses differ by 0.5" in text
+    assert "the same model" not in text
+
+
+def test_the_kill_and_the_regrowth_are_marked() -> None:
+    assert sizes_of(series(4, 4, 3, 4)) == (4, 3, 4)
+    axis = next(line for line in shown(()).splitlines() if "└" in line)
+    assert axis.index("✗") < axis.index("↑")
