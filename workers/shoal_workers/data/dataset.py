@@ -75,8 +75,11 @@ def _mapped(corpus: Corpus, split: Split) -> list[NDArray[Any]]:
 
 def _too_small(corpus: Corpus, num_tokens: int, seq_len: int) -> str:
     held_back = corpus.index.num_tokens(Split.VALIDATION)
-    advice = "set data.validation_fraction: 0, " if held_back else ""
+    said, advice = "", ""
+    if held_back:
+        said = f" ({held_back:,} more tokens are held back for validation)"
+        advice = "set data.validation_fraction: 0, "
     return (
-        f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = {seq_len + 1:,} "
-        f"({held_back:,} more tokens are held back for validation). Give more text, {advice}or lower model.seq_len."
+        f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = {seq_len + 1:,}{said}. "
+        f"Give more text, {advice}or lower model.seq_len."
     )

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.lm import LanguageModelConfig
 
-_INIT_STD = 0.02
+_INIT_GAIN = 0.02 * math.sqrt(768)
+"""GPT-2's 0.02 at its width of 768. Narrower models need more: at width 128 it costs 0.2 bits per byte in 200 steps."""
 
 
 class Transformer(nn.Module):
@@ -47,12 +48,16 @@ class Transformer(nn.Module):
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
     def _init_weights(self, num_layers: int) -> None:
-        """Normal(0, 0.02); what writes into the residual stream is scaled by 1 / sqrt(its 2 x num_layers writers)."""
-        residual_std = _INIT_STD / math.sqrt(2 * num_layers)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                continue
-            nn.init.normal_(parameter, std=residual_std if name.endswith(("out.weight", "down.weight")) else _INIT_STD)
+        """Draw every weight, from normal distributions.
+
+        Embedding: 1 / sqrt(D), so that a tied head starts with logits of unit variance. Linear layers:
+        0.55 / sqrt(fan in), and again 1 / sqrt(2 x num_layers) for those that write into the residual stream.
+        """
+        nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                writers = 2 * num_layers if name.endswith((".out", ".down")) else 1
+                nn.init.normal_(module.weight, std=_INIT_GAIN / math.sqrt(module.in_features * writers))
 
 
 class Block(nn.Module):

@@ -1,0 +1,107 @@
+"""Documents are the same from any position on, and large files are cut where it hurts nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.data.documents import PIECE_BYTES, Document, Position, read_documents
+from shoal_workers.data.errors import MissingTextError, TextChangedError, UndecodableTextError
+from shoal_workers.data.sources import SourceFile, find_sources
+
+ConfigOf = Callable[..., TextDataConfig]
+
+
+def _listed(path: Path, *, may_be_binary: bool = False) -> SourceFile:
+    return SourceFile(path, path.stat().st_size, path.stat().st_mtime_ns, may_be_binary)
+
+
+def _read(path: Path, start: Position | None = None) -> list[Document]:
+    return list(read_documents([_listed(path)], start or Position()))
+
+
+def test_a_small_file_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("héllo\n")
+    [document] = _read(path)
+    assert document.text.decode() == "héllo\n"
+    assert document.ends_file
+    assert document.end == Position(file=1, offset=0, text_bytes=7)
+
+
+def test_reading_from_any_position_gives_the_same_rest(text_dir: Path, config_of: ConfigOf) -> None:
+    sources = find_sources(config_of(text_dir))
+    every = list(read_documents(sources, Position()))
+    assert len(every) == 40
+    for number, document in enumerate(every):
+        assert list(read_documents(sources, document.end)) == every[number + 1 :]
+
+
+def test_a_large_file_is_cut_at_line_ends_and_ends_once(tmp_path: Path) -> None:
+    path = tmp_path / "large.txt"
+    path.write_text("".join(f"line {n} of a large file\n" for n in range(40_000)))
+    documents = _read(path)
+    assert len(documents) > 3
+    assert b"".join(d.text for d in documents) == path.read_bytes()
+    assert all(len(d.text) <= PIECE_BYTES and d.text.endswith(b"\n") for d in documents)
+    assert [d.ends_file for d in documents] == [False] * (len(documents) - 1) + [True]
+    assert _read(path, documents[1].end) == documents[2:]
+
+
+@given(shift=st.integers(0, 5), letter=st.sampled_from(["é", "€", "𝄞", "x"]))
+def test_a_line_without_end_is_never_cut_inside_a_character(
+    shift: int, letter: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "line.txt"
+    text = "a" * shift + letter * (PIECE_BYTES // len(letter.encode()) + 100)
+    path.write_text(text)
+    documents = list(read_documents([_listed(path)], Position(), encoding_errors="strict"))
+    assert len(documents) >= 2
+    assert "".join(d.text.decode() for d in documents) == text
+
+
+def test_max_bytes_takes_whole_documents_only(text_dir: Path, config_of: ConfigOf) -> None:
+    sources = find_sources(config_of(text_dir))
+    limit = sources[0].num_bytes + sources[1].num_bytes
+    assert len(list(read_documents(sources, Position(), max_bytes=limit))) == 2
+    assert len(list(read_documents(sources, Position(), max_bytes=limit - 1))) == 1
+
+
+def test_text_that_is_not_utf8_is_replaced_or_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "latin1.txt"
+    path.write_bytes(b"caf\xe9 au lait")
+    [document] = _read(path)
+    assert document.text.decode() == "caf� au lait"
+    with pytest.raises(UndecodableTextError, match=r"0xe9 at offset 3 .*data\.encoding_errors"):
+        list(read_documents([_listed(path)], Position(), encoding_errors="strict"))
+
+
+def test_binary_files_are_skipped_in_directories_but_read_when_named(tmp_path: Path) -> None:
+    path = tmp_path / "image.txt"
+    path.write_bytes(b"\x89PNG\0\0data")
+    assert list(read_documents([_listed(path, may_be_binary=True)], Position())) == []
+    assert len(_read(path)) == 1
+
+
+@pytest.mark.parametrize("now", [b"short", b"much longer than it was before", b""])
+def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path, now: bytes) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"ten bytes.")
+    listed = _listed(path)
+    path.write_bytes(now)
+    with pytest.raises(TextChangedError, match="changed while it was read"):
+        list(read_documents([listed], Position()))
+
+
+def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "gone.txt"
+    path.write_text("x")
+    listed = _listed(path)
+    path.unlink()
+    with pytest.raises(MissingTextError, match=r"gone\.txt cannot be read"):
+        list(read_documents([listed], Position()))
