@@ -14,16 +14,19 @@ import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
-from shoal_service.cluster import Cluster
-from shoal_service.control_loop import ControlLoop, LoopConfig
 from shoal_service.embedded_cluster import EmbeddedCluster
 from shoal_service.settings import Settings
 from shoal_service.store.store import Store
+
+if TYPE_CHECKING:
+    from shoal_service.cluster import Cluster
+    from shoal_service.control_loop import ControlLoop
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +39,14 @@ def run_server(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    store = await asyncio.to_thread(Store.open, settings.database_url)
     embedded = None if settings.ray_address else _embedded(settings)
+    if embedded is not None:
+        os.environ.update(embedded.environment)
+    # Only now: ray reads its environment when it is imported, and never again.
+    from shoal_service.cluster import Cluster
+    from shoal_service.control_loop import ControlLoop, LoopConfig
+
+    store = await asyncio.to_thread(Store.open, settings.database_url)
     cluster = Cluster()
     loop_config = LoopConfig(
         owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -73,7 +82,7 @@ async def _act(
         try:
             if embedded is not None:
                 address = await asyncio.to_thread(embedded.start)
-                await asyncio.to_thread(cluster.connect, address, token_path=embedded.token_path)
+                await asyncio.to_thread(cluster.connect, address)
             else:
                 assert settings.ray_address is not None
                 await asyncio.to_thread(cluster.connect, settings.ray_address)

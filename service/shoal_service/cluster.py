@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-from pathlib import Path
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -66,12 +64,9 @@ class Cluster:
     def __init__(self) -> None:
         self.address = ""
 
-    def connect(self, address: str, *, token_path: Path | None = None) -> None:
-        """Become a driver of the cluster. A protected cluster's token is honoured: ours, or the environment's."""
+    def connect(self, address: str) -> None:
+        """Become a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
         self.address = address
-        if token_path is not None:
-            os.environ["RAY_AUTH_MODE"] = "token"
-            os.environ["RAY_AUTH_TOKEN_PATH"] = str(token_path)
         try:
             ray.init(
                 address=self.address,

@@ -23,6 +23,8 @@ from shoal_workers.contract.base import Frozen
 
 _STARTED = "Ray runtime started"
 _START_TIMEOUT_S = 120.0
+_OBJECT_STORE_BYTES = 100 << 20
+"""Small: Shoal moves no tensors through Ray's object store."""
 
 
 class _Note(Frozen):
@@ -39,7 +41,7 @@ class EmbeddedClusterFailed(Exception):
 
 
 class EmbeddedCluster:
-    """One head and any number of further raylets on this machine, all bound to 127.0.0.1.
+    """One head and any number of further raylets on this machine: 127.0.0.1, 127.0.0.2, ...
 
     `num_cpus` and `num_gpus` are those of all nodes together.
     """
@@ -54,6 +56,18 @@ class EmbeddedCluster:
         self.address = ""
         self.adopted = False
         """True: the cluster was already running."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a driver's environment must hold *before* it imports ray, which reads it once.
+
+        Token authentication, and loopback: without the last one Ray replaces 127.0.0.1 by the host's own address.
+        """
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_path),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        }
 
     def start(self) -> str:
         """Adopt the cluster that an earlier control plane left behind, or start one. Returns its address."""
@@ -92,14 +106,22 @@ class EmbeddedCluster:
 
     def _launch(self, arguments: list[str], node: int) -> int:
         """One `ray start --block`, the leader of its own session; returns when Ray says that it has started."""
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address=127.0.0.1",
-                   f"--num-cpus={self._num_cpus}", f"--num-gpus={self._num_gpus}", "--disable-usage-stats",
-                   f"--object-store-memory={100 << 20}", *arguments]  # fmt: skip
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+            f"--node-ip-address=127.0.0.{node + 1}",
+            f"--num-cpus={self._num_cpus}",
+            f"--num-gpus={self._num_gpus}",
+            f"--object-store-memory={_OBJECT_STORE_BYTES}",
+            "--disable-usage-stats",
+            *arguments,
+        ]
         log_path = self._state_dir / f"ray-node-{node}.log"
-        environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_path)}
+        environment = {**os.environ, **self.environment}
         if node == 0:
             store = self._state_dir / f"gcs-{secrets.token_hex(4)}"
             environment |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(store)}
+        else:
+            environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # else Ray refuses a second node
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
