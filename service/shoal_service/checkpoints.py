@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Collection, Sequence
 
 from shoal_service.core.retention import choose_deletions
-from shoal_workers.checkpoint.commit import checkpoint_names, marker_in, write_marker_in
+from shoal_workers.checkpoint.commit import checkpoint_names, marker_in, marker_of, write_marker_in
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.integrity import check_lengths, verify_file
 from shoal_workers.checkpoint.storage import Directory, join, open_directory
@@ -53,18 +53,8 @@ class CheckpointCatalog:
 
         DamagedCheckpoint when a part is not there as told: with a directory that is not shared, each node sees its own.
         """
-        name = _complete(parts, attempt)
-        place = self._open(name)
-        files = [file for part in sorted(parts, key=lambda part: part.rank) for file in part.files]
-        marker = CommitMarker(
-            job_id=job_id,
-            attempt=attempt,
-            generation=name.generation,
-            step=name.step,
-            world_size=len(parts),
-            committed_at=now,
-            files=tuple(files),
-        )
+        marker = marker_of(parts, job_id=job_id, attempt=attempt, now=now)
+        place = self._open(CheckpointName(marker.step, marker.attempt, marker.generation))
         check_lengths(place, marker)
         write_marker_in(place, marker)
         return marker
@@ -125,19 +115,6 @@ class CheckpointCatalog:
             return marker_in(self._open(name))
         except DamagedCheckpoint:
             return None
-
-
-def _complete(parts: Sequence[SavedPart], attempt: int) -> CheckpointName:
-    """The name of the checkpoint that these parts make up. Completeness is the caller's duty, hence assertions."""
-    assert parts, "no parts to commit"
-    first = parts[0]
-    name = CheckpointName(first.step, attempt, first.generation)
-    for part in parts:
-        assert (part.generation, part.step, part.world_size) == (first.generation, first.step, first.world_size), part
-        assert part.directory.rstrip("/").rsplit("/", 1)[-1] == str(name), f"{part.directory} is not {name}"
-    ranks = sorted(part.rank for part in parts)
-    assert ranks == list(range(first.world_size)), f"parts of ranks {ranks}, world size {first.world_size}"
-    return name
 
 
 def _in_one_line(error: OSError) -> str:

@@ -37,11 +37,10 @@ def limited(root: Path) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     writer = CheckpointWriter()
-    outcomes = save(writer, torch.zeros(1 << 20), root / "big", 1)
-    writer.wait()
-    outcomes += save(writer, torch.zeros(100_000), root / "small", 2)
+    too_big = save(writer, torch.zeros(1 << 20), root / "big", 1)
+    fits = save(writer, torch.zeros(100_000), root / "small", 2)
     writer.close()
-    print(*(type(outcome).__name__ for outcome in outcomes))
+    print(*(type(outcome).__name__ for outcome in too_big + fits))
 
 
 def stuck(root: Path) -> None:

@@ -52,6 +52,10 @@ def _save(
     )
 
 
+def _at(root: Path, step: int) -> str:
+    return str(root / str(CheckpointName(step, 1, 1)))
+
+
 def _commit(part: SavedPart | SaveFailed) -> None:
     assert isinstance(part, SavedPart), part
     write_marker(part.directory, marker_of([part], job_id="job", attempt=1, now=0.0))
@@ -60,12 +64,12 @@ def _commit(part: SavedPart | SaveFailed) -> None:
 def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
     writer, outcomes = CheckpointWriter(), Outcomes()
     state = {"w": torch.full((1000, 1000), 3.0)}
-    stall_s = _save(writer, state, tmp_path / "a", outcomes)
+    stall_s = _save(writer, state, _at(tmp_path, 1), outcomes)
     state["w"].fill_(4.0)
     writer.wait()
     (part,) = outcomes.told
     _commit(part)
-    load(state, directory=str(tmp_path / "a"))
+    load(state, directory=_at(tmp_path, 1))
     assert bool((state["w"] == 3.0).all())
     assert isinstance(part, SavedPart)
     assert part.stall_s == stall_s
@@ -76,13 +80,13 @@ def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
 def test_second_save_waits_for_the_first_and_both_are_told(tmp_path: Path) -> None:
     writer, outcomes = CheckpointWriter(), Outcomes()
     for step in (1, 2, 3):
-        _save(writer, {"w": torch.full((500_000,), float(step))}, tmp_path / str(step), outcomes, step)
+        _save(writer, {"w": torch.full((500_000,), float(step))}, _at(tmp_path, step), outcomes, step)
         assert len(outcomes.told) >= step - 1
     writer.close()
     for step, part in enumerate(outcomes.told, start=1):
         _commit(part)
         loaded = torch.zeros(500_000)
-        assert load({"w": loaded}, directory=str(tmp_path / str(step))) == {"step": step}
+        assert load({"w": loaded}, directory=_at(tmp_path, step)) == {"step": step}
         assert bool((loaded == step).all())
 
 
@@ -90,11 +94,11 @@ def test_state_may_change_its_shape_between_saves(tmp_path: Path) -> None:
     writer, outcomes = CheckpointWriter(), Outcomes()
     for step, size in enumerate([100, 3, 2000, 1, 2000], start=1):
         state = {"w": torch.arange(size), "b": torch.full((size % 7,), 0.5), "s": torch.tensor(float(step))}
-        _save(writer, state, tmp_path / str(step), outcomes, step)
+        _save(writer, state, _at(tmp_path, step), outcomes, step)
         writer.wait()
         _commit(outcomes.told[-1])
         blank = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-        load(blank, directory=str(tmp_path / str(step)))
+        load(blank, directory=_at(tmp_path, step))
         assert all(torch.equal(blank[name], state[name]) for name in state)
 
 
@@ -146,14 +150,14 @@ def test_storage_trouble_is_told_and_the_next_save_works(tmp_path: Path, trouble
     writer, outcomes = CheckpointWriter(), Outcomes()
     state = {"w": torch.randn(100_000)}
     _save(writer, state, bad, outcomes)
-    _save(writer, state, tmp_path / "good", outcomes)
+    _save(writer, state, _at(tmp_path, 2), outcomes, 2)
     writer.close()
     failed, part = outcomes.told
     assert isinstance(failed, SaveFailed)
     assert (failed.directory, failed.rank, failed.step) == (bad, 0, 1)
     assert failed.error.startswith(("OSError", "FileNotFoundError", "PermissionError"))
     _commit(part)
-    load({"w": torch.empty(100_000)}, directory=str(tmp_path / "good"))
+    load({"w": torch.empty(100_000)}, directory=_at(tmp_path, 2))
 
 
 def test_disk_that_fills_up_midway_leaves_no_file_behind(tmp_path: Path) -> None:
@@ -172,7 +176,7 @@ def test_save_killed_in_the_middle_is_never_loaded(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "committed\n"
-        with (tmp_path / str(CheckpointName(2, 1, 1)) / f"{payload_name(0)}.writing").open("rb") as pipe:
+        with Path(_at(tmp_path, 2), f"{payload_name(0)}.writing").open("rb") as pipe:
             assert len(pipe.read(1000)) == 1000  # the writer thread is now in the middle of the file
             process.send_signal(signal.SIGKILL)
             process.wait(timeout=30)
@@ -180,12 +184,12 @@ def test_save_killed_in_the_middle_is_never_loaded(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
-    torn, whole = tmp_path / str(CheckpointName(2, 1, 1)), tmp_path / str(CheckpointName(1, 1, 1))
-    assert newest_committed(str(tmp_path)) == str(whole)
+    torn, whole = _at(tmp_path, 2), _at(tmp_path, 1)
+    assert newest_committed(str(tmp_path)) == whole
     with pytest.raises(DamagedCheckpoint, match="never committed"):
-        load({"w": torch.empty(500_000)}, directory=str(torn))
+        load({"w": torch.empty(500_000)}, directory=torn)
     loaded = torch.empty(500_000)
-    load({"w": loaded}, directory=str(whole))
+    load({"w": loaded}, directory=whole)
     assert bool((loaded == 1).all())
 
 

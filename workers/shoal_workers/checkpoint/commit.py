@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -15,11 +16,34 @@ from pydantic import ValidationError
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.storage import Directory, join, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
+from shoal_workers.contract.messages import SavedPart
 
 
 def write_marker(directory: str, marker: CommitMarker) -> None:
     """Atomic and durable: the checkpoint in `directory` exists from here on. OSError when the storage refuses."""
     write_marker_in(open_directory(directory), marker)
+
+
+def marker_of(parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
+    """The marker of the checkpoint that the parts of all ranks make up. Completeness is the caller's duty: asserted."""
+    assert parts, "no parts to commit"
+    first = parts[0]
+    name = CheckpointName(first.step, attempt, first.generation)
+    for part in parts:
+        assert (part.generation, part.step, part.world_size) == (first.generation, first.step, first.world_size), part
+        assert part.directory.rstrip("/").rsplit("/", 1)[-1] == str(name), f"{part.directory} is not {name}"
+    in_order = sorted(parts, key=lambda part: part.rank)
+    ranks = [part.rank for part in in_order]
+    assert ranks == list(range(first.world_size)), f"parts of ranks {ranks}, world size {first.world_size}"
+    return CommitMarker(
+        job_id=job_id,
+        attempt=attempt,
+        generation=first.generation,
+        step=first.step,
+        world_size=first.world_size,
+        committed_at=now,
+        files=tuple(file for part in in_order for file in part.files),
+    )
 
 
 def read_marker(directory: str) -> CommitMarker:

@@ -1,8 +1,8 @@
 """A directory of anything that fsspec can open: an object store, or memory:// in tests.
 
-An object store has no rename and needs none: a PUT, also one in parts, becomes visible whole or not at all. (memory:// is
-the exception: what was written before a failure stays.) The libraries raise families of their own (botocore's are no
-OSErrors) and remember listings: both end here.
+An object store has no rename and needs none: a PUT, also one in parts, becomes visible whole or not at all (only memory://
+keeps what was written before a failure). The libraries raise families of their own (botocore's are no OSErrors) and
+remember listings: both end here.
 """
 
 from __future__ import annotations
