@@ -18,6 +18,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.store import archives, driving, history, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import news as newsroom
+from shoal_service.store import snapshot as snapshots
 from shoal_service.store.database import Database
 from shoal_service.store.driving import DriveRow, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
@@ -25,6 +26,7 @@ from shoal_service.store.lease import Lease
 from shoal_service.store.migrate import migrate
 from shoal_service.store.news import Dropped
 from shoal_service.store.records import load_view
+from shoal_service.store.snapshot import Snapshot
 from shoal_service.views import (
     CheckpointView,
     EventView,
@@ -72,6 +74,11 @@ class Store:
     def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
         """See Hub.subscribe: `listener(job_id)` is called on the committing thread."""
         return self._hub.subscribe(listener, job_id)
+
+    def snapshot(self) -> Snapshot:
+        """What the metrics show."""
+        with self._database.read() as tx:
+            return snapshots.read(tx)
 
     # --- users
 
