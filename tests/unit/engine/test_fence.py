@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from shoal_workers.engine.fence import Fence
+
+
+def test_a_fence_only_rises() -> None:
+    fence = Fence()
+    assert not fence.is_fenced(0)
+    fence.raise_to(3)
+    fence.raise_to(1)
+    assert [fence.is_fenced(g) for g in (0, 3, 4)] == [True, True, False]
+
+
+def test_a_yield_does_not_reach_the_next_generation() -> None:
+    fence = Fence()
+    fence.ask_yield(3)
+    assert fence.is_yield_asked(3)
+    assert not fence.is_yield_asked(4)
+    assert not fence.is_fenced(3)

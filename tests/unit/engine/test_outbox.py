@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import threading
+
+from shoal_workers.contract.messages import LogLine, Phase, Progress, SaveFailed
+from shoal_workers.engine.outbox import Outbox
+
+NOW = Progress(generation=1, phase=Phase.FORWARD, step=3, at=0.0)
+
+
+def news(step: int) -> SaveFailed:
+    return SaveFailed(generation=1, step=step, rank=0, directory="d", error="e")
+
+
+def line(text: str) -> LogLine:
+    return LogLine(at=0.0, stream="stdout", text=text)
+
+
+def test_a_poll_gives_everything_newer_and_the_number_to_ask_for_next() -> None:
+    outbox = Outbox("shard-1")
+    outbox.tell(news(1))
+    outbox.log(line("a"))
+    first = outbox.poll(0, 0.0, NOW)
+    assert (first.shard_id, first.seq, first.progress) == ("shard-1", 2, NOW)
+    assert (first.news, first.logs) == ((news(1),), (line("a"),))
+    outbox.tell(news(2))
+    assert outbox.poll(first.seq, 0.0, NOW).news == (news(2),)
+
+
+def test_what_is_not_acknowledged_comes_again() -> None:
+    outbox = Outbox()
+    outbox.tell(news(1))
+    outbox.tell(news(2))
+    assert outbox.poll(0, 0.0, NOW).news == outbox.poll(0, 0.0, NOW).news == (news(1), news(2))
+    assert outbox.poll(1, 0.0, NOW).news == (news(2),)
+    assert outbox.poll(0, 0.0, NOW).news == (news(2),), "what was acknowledged is gone"
+
+
+def test_a_poll_waits_for_the_first_news_and_asks_for_progress_then() -> None:
+    outbox = Outbox()
+    is_asked = threading.Event()
+
+    def progress() -> Progress:
+        is_asked.set()
+        return NOW
+
+    answers = []
+    reader = threading.Thread(target=lambda: answers.append(outbox.poll(0, 30.0, progress)))
+    reader.start()
+    assert not is_asked.is_set()
+    outbox.tell(news(1))
+    reader.join(timeout=10)
+    assert answers[0].news == (news(1),)
+
+
+def test_an_empty_poll_ends_after_its_wait_and_at_once_when_closed() -> None:
+    outbox = Outbox()
+    assert outbox.poll(0, 0.0, NOW).news == ()
+    outbox.close()
+    assert outbox.poll(0, 3600.0, NOW).news == ()
+
+
+def test_only_log_lines_are_ever_dropped_and_their_number_is_told_once() -> None:
+    outbox = Outbox(max_logs=2)
+    for step in range(5):
+        outbox.tell(news(step))
+        outbox.log(line(str(step)))
+    answer = outbox.poll(0, 0.0, NOW)
+    assert [item.step for item in answer.news if isinstance(item, SaveFailed)] == [0, 1, 2, 3, 4]
+    assert [entry.text for entry in answer.logs[1:]] == ["3", "4"]
+    assert "3 log lines were dropped" in answer.logs[0].text
+    assert len(outbox.poll(0, 0.0, NOW).logs) == 2
