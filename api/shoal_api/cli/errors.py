@@ -3,6 +3,8 @@
 CliError
   raised by the command line itself, and made by `explain` from
     SpecError              a spec that is refused             -> exit code 2
+    CodeArchiveError       a working_dir that cannot be sent  -> 2
+    SettingsError, StoreUnavailable                           -> 2
     client.ApiError        a problem document of the server   -> 4 (404), 2 (other 4xx), 1 (5xx)
     client.Disconnected    nobody answers                     -> 3
 """
@@ -45,6 +47,8 @@ def explain(error: Exception, url: str) -> CliError | None:
     """The error for people, or None for one that nobody foresaw (a bug: `main` says how to see the traceback)."""
     from shoal_api.client import ApiError, Disconnected
     from shoal_service.code_archive import CodeArchiveError
+    from shoal_service.settings import SettingsError
+    from shoal_service.store import StoreUnavailable
     from shoal_workers.contract.spec_errors import SpecError
 
     match error:
@@ -58,6 +62,9 @@ def explain(error: Exception, url: str) -> CliError | None:
             )
         case ApiError():
             return _from_problem(error)
+        case SettingsError() | StoreUnavailable():
+            first, *rest = str(error).splitlines() or [type(error).__name__]
+            return CliError(first, details=tuple(rest), hint="`shoal serve --help` lists the options")
         case CodeArchiveError():
             return CliError(f"code.working_dir cannot be packed: {error}", hint="correct code.working_dir in the spec")
         case Disconnected():

@@ -11,6 +11,7 @@ import httpx
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.output import Output
+from shoal_api.cli.readiness import waits_for
 from shoal_api.demo.processes import ServerProcess
 
 _LIMIT_S = 120.0
@@ -23,15 +24,15 @@ def await_ready(server: ServerProcess, url: str, output: Output) -> None:
     spinner: Any = output.stdout.status("") if output.live else nullcontext()
     with spinner as status:
         while True:
-            waits_for = _waits_for(url)
-            if waits_for is None:
+            missing = _waits_for(url)
+            if missing is None:
                 break
             if status is not None:
-                status.update(f"waiting for {waits_for} ({time.monotonic() - began:.0f} s)")
+                status.update(f"waiting for {missing} ({time.monotonic() - began:.0f} s)")
             if server.exit_code() is not None:
                 raise _failed(server, f"the server ended with exit code {server.exit_code()} before it was ready")
             if time.monotonic() - began > _LIMIT_S:
-                raise _failed(server, f"the server was not ready after {_LIMIT_S:g} s: it waits for {waits_for}")
+                raise _failed(server, f"the server was not ready after {_LIMIT_S:g} s: it waits for {missing}")
             server.wait(_POLL_S)
     text = f"ready after {time.monotonic() - began:.1f} s"
     output.say(text, "dim") if output.as_json else output.line(None, text, "dim")
@@ -40,15 +41,9 @@ def await_ready(server: ServerProcess, url: str, output: Output) -> None:
 def _waits_for(url: str) -> str | None:
     """What is not there yet; None: everything is."""
     try:
-        answer = httpx.get(f"{url}/readyz", timeout=5.0, trust_env=False)
+        return waits_for(url)
     except httpx.TransportError:
         return "the server to start"
-    if answer.status_code == 200:
-        return None
-    try:
-        return str(answer.json().get("detail") or "the server to be ready")
-    except (ValueError, AttributeError):
-        return "the server to be ready"
 
 
 def _failed(server: ServerProcess, message: str) -> CliError:

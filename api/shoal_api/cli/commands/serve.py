@@ -36,13 +36,12 @@ def serve(
     Options that are not given come from the environment (SHOAL_...), then from the defaults.
     """
     with command(DEFAULT_URL, False):
-        from shoal_service.settings import Settings
-
         from shoal_api.serve import run_server
+        from shoal_service.settings import load_settings
 
         given = {
             "host": host, "port": port, "state_dir": state_dir, "database_url": database_url,
             "ray_address": ray_address, "num_cpus": num_cpus, "num_gpus": num_gpus, "nodes": nodes,
             "keep_cluster": keep_cluster,
         }  # fmt: skip
-        run_server(Settings(**{key: value for key, value in given.items() if value is not None}))
+        run_server(load_settings(**{key: value for key, value in given.items() if value is not None}))

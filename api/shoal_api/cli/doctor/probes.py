@@ -112,29 +112,23 @@ def _database(url: str | None) -> Finding:
 def _server(url: str) -> Finding:
     import httpx
 
+    from shoal_api.cli.readiness import waits_for
+
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/readyz", timeout=5.0)
+        missing = waits_for(url)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         return Finding(
             check="server", verdict=Verdict.WARN, message=f"no server at {url} ({error})",
             hint="start one with `shoal serve`, or give its address with --url or SHOAL_URL",
         )  # fmt: skip
-    if answer.status_code != 200:
+    if missing is not None:
         return Finding(
-            check="server", verdict=Verdict.WARN, message=f"{url} answers, but is not ready ({answer.status_code})",
-            hint=_detail(answer),
-        )  # fmt: skip
+            check="server",
+            verdict=Verdict.WARN,
+            message=f"{url} answers, but is not ready",
+            hint=f"waits for {missing}",
+        )
     return Finding(check="server", verdict=Verdict.OK, message=f"{url} is ready")
-
-
-def _detail(answer: object) -> str:
-    import httpx
-
-    assert isinstance(answer, httpx.Response)
-    try:
-        return str(answer.json().get("detail", ""))
-    except (ValueError, AttributeError):
-        return "is it a Shoal server?"
 
 
 def _library(name: str) -> Finding:
