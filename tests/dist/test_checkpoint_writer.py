@@ -160,6 +160,19 @@ def test_storage_trouble_is_told_and_the_next_save_works(tmp_path: Path, trouble
     load({"w": torch.empty(100_000)}, directory=_at(tmp_path, 2))
 
 
+def test_failing_to_save_again_leaves_the_part_that_is_durable(tmp_path: Path) -> None:
+    writer, outcomes = CheckpointWriter(), Outcomes()
+    state = {"w": torch.randn(1000)}
+    _save(writer, state, _at(tmp_path, 1), outcomes)
+    writer.wait()
+    _commit(outcomes.told[0])
+    Path(_at(tmp_path, 1), f"{index_name(0)}.writing").symlink_to("/dev/full")
+    _save(writer, state, _at(tmp_path, 1), outcomes)
+    writer.close()
+    assert isinstance(outcomes.told[1], SaveFailed)
+    load({"w": torch.empty(1000)}, directory=_at(tmp_path, 1))
+
+
 def test_disk_that_fills_up_midway_leaves_no_file_behind(tmp_path: Path) -> None:
     """A process that may write files of 1 MiB at most saves 4 MiB, then 0.4 MiB."""
     ran = _run("limited", tmp_path)

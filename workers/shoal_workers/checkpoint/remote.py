@@ -18,6 +18,9 @@ import fsspec
 _PART_BYTES = 32 << 20
 """Bytes per part of an upload; S3 allows 10,000 parts, so a file may have 312 GiB."""
 
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "r2"})
+"""Have no directories. Asked to make one, s3fs makes the *bucket*, so that a misspelt URL would seem to work."""
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteDirectory:
@@ -36,6 +39,8 @@ class RemoteDirectory:
         return RemoteDirectory(f"{self.url}/{name}", f"{self.path}/{name}", self.filesystem)
 
     def create(self) -> None:
+        if not _OBJECT_STORES.isdisjoint(_protocols(self.filesystem)):
+            return
         with _as_os_error(self.url):
             self.filesystem.makedirs(self.path, exist_ok=True)
 
@@ -86,6 +91,10 @@ class RemoteDirectory:
         with _as_os_error(self.url):
             self.filesystem.invalidate_cache()
             return [e for e in self.filesystem.ls(self.path, detail=True) if e["name"].rstrip("/") != self.path]
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    return (filesystem.protocol,) if isinstance(filesystem.protocol, str) else tuple(filesystem.protocol)
 
 
 @contextlib.contextmanager

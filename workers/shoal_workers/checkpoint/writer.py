@@ -51,6 +51,7 @@ class CheckpointWriter:
         self._plan = SavePlan((), 0)
         self._plan_key: Hashable = None
         self._thread: threading.Thread | None = None
+        self._durable_in = ""
 
     def warm(self, state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> None:
         """Plans and takes the memory before the first save has to; while the process has nothing better to do."""
@@ -89,7 +90,12 @@ class CheckpointWriter:
         plan, data = self._plan, self._staging.bytes()
 
         def write() -> None:
-            on_done(_write(part, plan, data, stall_s))
+            outcome = _write(part, plan, data, stall_s)
+            if isinstance(outcome, SavedPart):
+                self._durable_in = directory
+            elif self._durable_in != directory:  # saved there before: those files may be part of a checkpoint by now
+                _remove_files(part)
+            on_done(outcome)
 
         self._thread = threading.Thread(target=write, name=f"checkpoint-write-{step}", daemon=True)
         self._thread.start()
@@ -117,7 +123,6 @@ def _write(part: _Part, plan: SavePlan, data: memoryview, stall_s: float) -> Sav
             extra={"step": part.step, "generation": part.generation, "rank": part.rank, "directory": part.directory},
             exc_info=True,
         )
-        _remove_files(part)
         return SaveFailed(
             generation=part.generation,
             step=part.step,
