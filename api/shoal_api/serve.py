@@ -10,17 +10,20 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
+import uvicorn
 
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_service.embedded_cluster import EmbeddedCluster
+from shoal_service.metrics import build_registry
+from shoal_service.request_metrics import RequestMetrics
 from shoal_service.settings import Settings
 from shoal_service.store.store import Store
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from shoal_service.cluster import Cluster
     from shoal_service.control_loop import ControlLoop
 
+_STOP_S = 15.0
 _log = logging.getLogger(__name__)
 
 
@@ -54,12 +58,16 @@ async def _serve(settings: Settings) -> None:
         checkpoint_url=settings.checkpoint_url,
     )
     control = ControlLoop(store, cluster, loop_config)
-    registry = CollectorRegistry()
-    app = create_app(store=store, cluster=control, registry=registry, version=version("shoal"))
+    requests = RequestMetrics()
+    registry = build_registry(store, owner=loop_config.owner, requests=requests)
+    app = create_app(
+        store=store, cluster=control, registry=registry, version=version("shoal"), observe=requests.observe
+    )
     stop = asyncio.Event()
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         server = make_server(app, host=host, port=port)
+        _stop_on_signals(server)
         acting = asyncio.create_task(_act(settings, cluster, embedded, control, stop))
         sys.stderr.write(f"listening on http://{host}:{port}\n")
         sys.stderr.flush()
@@ -67,11 +75,23 @@ async def _serve(settings: Settings) -> None:
             await server.serve(sockets=[listener])
         finally:
             stop.set()
-            await asyncio.gather(acting, return_exceptions=True)
-            await asyncio.to_thread(cluster.disconnect)
+            await asyncio.wait([acting], timeout=_STOP_S)
+            if acting.done():
+                await asyncio.to_thread(cluster.disconnect)
             if embedded is not None and not settings.keep_cluster:
                 await asyncio.to_thread(embedded.stop)
             store.close()
+            if not acting.done():
+                os._exit(0)  # a thread hangs in Ray, which never gives up on a cluster that does not answer
+
+
+def _stop_on_signals(server: uvicorn.Server) -> None:
+    """SIGINT and SIGTERM end the serving, and nothing else: uvicorn's own handlers raise the signal a second time,
+    which would interrupt the stopping of the cluster."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, setattr, server, "should_exit", True)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 
 
 async def _act(

@@ -54,6 +54,7 @@ class EmbeddedCluster:
         self._num_gpus = num_gpus // num_nodes
         self._num_nodes = num_nodes
         self.address = ""
+        self._started = _Note(address="", pids=(), temp_dir="")
         self.adopted = False
         """True: the cluster was already running."""
 
@@ -73,7 +74,7 @@ class EmbeddedCluster:
         """Adopt the cluster that an earlier control plane left behind, or start one. Returns its address."""
         self._state_dir.mkdir(parents=True, exist_ok=True)
         note = self._read_note()
-        if note is not None and all(_alive(pid) for pid in note.pids):
+        if note is not None and all(_alive(pid) for pid in note.pids) and _answers(note.address):
             self.address, self.adopted = note.address, True
             return self.address
         self.stop()
@@ -83,11 +84,15 @@ class EmbeddedCluster:
         port = _free_port()
         self.address = f"127.0.0.1:{port}"
         temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")  # short: Ray puts Unix sockets below it
-        pids = [self._launch(["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"], 0)]
-        self._write_note(pids, temp_dir)
+        head = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"]
+        # The head's tables on disk, so that a head that dies alone can come back to living actors.
+        gcs_store = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{temp_dir}/gcs"}
+        self._started = _Note(address=self.address, pids=(), temp_dir=temp_dir)
+        self._launch(head, 0, gcs_store)
         for node in range(1, self._num_nodes):
-            pids.append(self._launch([f"--address={self.address}"], node))
-            self._write_note(pids, temp_dir)
+            # without the variable Ray refuses a second node on loopback
+            join = [f"--address={self.address}"]
+            self._launch(join, node, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"})
         return self.address
 
     def stop(self) -> None:
@@ -104,7 +109,7 @@ class EmbeddedCluster:
         shutil.rmtree(note.temp_dir, ignore_errors=True)
         self._note_path.unlink(missing_ok=True)
 
-    def _launch(self, arguments: list[str], node: int) -> int:
+    def _launch(self, arguments: list[str], node: int, extra_environment: dict[str, str]) -> None:
         """One `ray start --block`, the leader of its own session; returns when Ray says that it has started."""
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
@@ -116,17 +121,14 @@ class EmbeddedCluster:
             *arguments,
         ]
         log_path = self._state_dir / f"ray-node-{node}.log"
-        environment = {**os.environ, **self.environment}
-        if node == 0:
-            store = self._state_dir / f"gcs-{secrets.token_hex(4)}"
-            environment |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(store)}
-        else:
-            environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # else Ray refuses a second node
+        environment = {**os.environ, **self.environment, **extra_environment}
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 start_new_session=True, env=environment,
             )  # fmt: skip
+        self._started = self._started.model_copy(update={"pids": (*self._started.pids, process.pid)})
+        self._write_note()  # at once: a control plane that is killed in mid-start leaves nothing unknown behind
         deadline = time.monotonic() + _START_TIMEOUT_S
         while _STARTED not in log_path.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
@@ -134,7 +136,6 @@ class EmbeddedCluster:
                 tail = log_path.read_text(errors="replace")[-2000:]
                 raise EmbeddedClusterFailed(f"`ray start` did not come up; {log_path} ends with:\n{tail}")
             time.sleep(0.05)  # Ray offers nothing to wait for but its output
-        return process.pid
 
     def _read_note(self) -> _Note | None:
         try:
@@ -142,11 +143,9 @@ class EmbeddedCluster:
         except (FileNotFoundError, ValidationError):
             return None
 
-    def _write_note(self, pids: list[int], temp_dir: str) -> None:
-        """Written after every process, so that a control plane killed in mid-start leaves nothing unknown behind."""
-        text = _Note(address=self.address, pids=tuple(pids), temp_dir=temp_dir).model_dump_json()
+    def _write_note(self) -> None:
         temporary = self._note_path.with_suffix(".tmp")
-        temporary.write_text(text)
+        temporary.write_text(self._started.model_dump_json())
         temporary.replace(self._note_path)
 
 
@@ -155,6 +154,15 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _answers(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=2.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def _alive(pid: int) -> bool:
