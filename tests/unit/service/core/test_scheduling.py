@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide
+
+ONE_CPU = WorkerNeed(cpus=1, gpus=0, memory_gib=0)
+ONE_GPU = WorkerNeed(cpus=1, gpus=1, memory_gib=0)
+
+
+def _nodes(*cpus: float, gpus: float = 0, memory_gib: float = 64) -> list[NodeCapacity]:
+    return [NodeCapacity(node_id=f"n{i}", cpus=c, gpus=gpus, memory_gib=memory_gib) for i, c in enumerate(cpus)]
+
+
+def _job(
+    name: str, low: int = 1, high: int = 1, *, granted: int = 0, need: WorkerNeed = ONE_CPU, priority: int = 0,
+    at: float = 0.0, leaving: bool = False,
+) -> JobDemand:  # fmt: skip
+    return JobDemand(
+        job_id=name, priority=priority, created_at=at, min_workers=low, max_workers=high, need=need,
+        granted_workers=granted, leaving=leaving,
+    )  # fmt: skip
+
+
+def _brief(decisions: list[Decision]) -> list[tuple[str, str, int]]:
+    return [(type(d).__name__, d.job_id, 0 if isinstance(d, Wait) else d.workers) for d in decisions]
+
+
+class TestQueue:
+    def test_a_job_gets_as_many_workers_as_fit_up_to_its_maximum(self) -> None:
+        assert _brief(decide([_job("a", 1, 4)], _nodes(3))) == [("Start", "a", 3)]
+        assert _brief(decide([_job("a", 1, 4)], _nodes(8))) == [("Start", "a", 4)]
+
+    def test_all_or_nothing(self) -> None:
+        jobs = [_job("running", 1, 3, granted=3), _job("a", 2, 4)]
+        (wait,) = decide(jobs, _nodes(4))
+        assert isinstance(wait, Wait)
+        assert wait.reason.startswith("Needs 2 to 4 workers of 1 CPU each; there is room for 1: 1 CPU")
+
+    def test_workers_are_not_split_over_nodes(self) -> None:
+        big = WorkerNeed(cpus=3, gpus=0, memory_gib=0)
+        assert _brief(decide([_job("a", 1, 9, need=big)], _nodes(4, 4, 2))) == [("Start", "a", 2)]
+
+    def test_memory_limits_as_well(self) -> None:
+        need = WorkerNeed(cpus=1, gpus=0, memory_gib=10)
+        assert _brief(decide([_job("a", 1, 9, need=need)], _nodes(8, memory_gib=25))) == [("Start", "a", 2)]
+
+    def test_older_jobs_first_and_larger_priorities_before_them(self) -> None:
+        jobs = [_job("young", at=2), _job("old", at=1), _job("urgent", at=3, priority=1)]
+        assert [d.job_id for d in decide(jobs, _nodes(3))] == ["urgent", "old", "young"]
+
+    def test_a_job_that_does_not_fit_blocks_those_behind_it(self) -> None:
+        jobs = [_job("running", 1, 2, granted=2), _job("large", 4, 4, at=1), _job("small", at=2)]
+        decisions = decide(jobs, _nodes(4))
+        assert _brief(decisions) == [("Wait", "large", 0), ("Wait", "small", 0)]
+        assert "behind large" in decisions[1].reason
+
+    def test_a_job_that_could_never_run_here_blocks_nobody(self) -> None:
+        decisions = decide([_job("gpu", 2, 2, need=ONE_GPU, at=1), _job("cpu", at=2)], _nodes(4))
+        assert _brief(decisions) == [("Wait", "gpu", 0), ("Start", "cpu", 1)]
+        assert "the whole cluster (4 CPU, 0 GPU" in decisions[0].reason and "Add nodes" in decisions[0].reason
+
+    def test_a_cpu_job_leaves_the_gpu_nodes_to_others(self) -> None:
+        nodes = [
+            NodeCapacity(node_id="a-gpu", cpus=2, gpus=2, memory_gib=1),
+            NodeCapacity(node_id="b-cpu", cpus=4, gpus=0, memory_gib=1),
+        ]
+        jobs = [_job("cpu", 2, 2, at=1), _job("gpu", 2, 2, need=ONE_GPU, at=2)]
+        assert _brief(decide(jobs, nodes)) == [("Start", "cpu", 2), ("Start", "gpu", 2)]
+
+    def test_fractions_that_add_up_to_a_node_fill_it(self) -> None:
+        need = WorkerNeed(cpus=0.1, gpus=0, memory_gib=0)
+        assert _brief(decide([_job("a", 10, 10, need=need)], _nodes(1))) == [("Start", "a", 10)]
+
+    def test_without_nodes_everything_waits(self) -> None:
+        assert _brief(decide([_job("a"), _job("b", at=1)], [])) == [("Wait", "a", 0), ("Wait", "b", 0)]
+
+    def test_workers_that_reserve_nothing_always_fit(self) -> None:
+        nothing = WorkerNeed(cpus=0, gpus=0, memory_gib=0)
+        assert _brief(decide([_job("a", 5, 7, need=nothing)], _nodes(1))) == [("Start", "a", 7)]
+
+
+class TestRunning:
+    def test_a_running_job_grows_when_nobody_waits(self) -> None:
+        assert _brief(decide([_job("a", 1, 4, granted=2)], _nodes(3))) == [("Grant", "a", 3)]
+        assert decide([_job("a", 1, 2, granted=2)], _nodes(3)) == []
+
+    def test_nobody_grows_while_a_job_waits(self) -> None:
+        jobs = [_job("a", 1, 4, granted=2), _job("b", 3, 3, at=1)]
+        assert _brief(decide(jobs, _nodes(4))) == [("Wait", "b", 0)]
+
+    def test_a_job_that_could_never_run_does_not_stop_growth(self) -> None:
+        jobs = [_job("a", 1, 4, granted=2), _job("b", 99, 99, at=1)]
+        assert _brief(decide(jobs, _nodes(4))) == [("Wait", "b", 0), ("Grant", "a", 4)]
+
+    def test_a_job_above_its_maximum_is_shrunk_and_the_room_counts_next_time(self) -> None:
+        jobs = [_job("a", 1, 2, granted=4), _job("b", 1, 2, at=1)]
+        assert _brief(decide(jobs, _nodes(4))) == [("Grant", "a", 2), ("Wait", "b", 0)]
+        jobs[0] = replace(jobs[0], granted_workers=2)
+        assert _brief(decide(jobs, _nodes(4))) == [("Start", "b", 2)]
+
+    def test_a_job_below_its_minimum_comes_before_the_queue(self) -> None:
+        jobs = [_job("raised", 3, 4, granted=1), _job("b", at=-1, priority=9)]
+        assert _brief(decide(jobs, _nodes(3))) == [("Grant", "raised", 3), ("Wait", "b", 0)]
+
+    def test_what_a_raised_job_waits_for_is_not_given_away(self) -> None:
+        jobs = [_job("raised", 3, 4, granted=1), _job("other", 1, 1, granted=1), _job("b", at=2)]
+        decisions = decide(jobs, _nodes(3))
+        assert _brief(decisions) == [("Wait", "b", 0)]
+        assert "behind raised" in decisions[0].reason
+
+    def test_a_job_that_lost_a_node_keeps_its_claim_and_nobody_grows(self) -> None:
+        jobs = [_job("a", 1, 4, granted=4), _job("c", 1, 8, granted=1, need=WorkerNeed(cpus=0.5, gpus=0, memory_gib=0))]
+        assert decide(jobs, _nodes(3.5)) == []
+
+    def test_a_leaving_job_keeps_its_grant_and_gets_nothing(self) -> None:
+        assert decide([_job("a", 1, 4, granted=2, leaving=True)], _nodes(4)) == []
+        assert decide([_job("a", 1, 1, granted=2, leaving=True)], _nodes(4)) == []
+
+
+_NEEDS = st.sampled_from([ONE_CPU, ONE_GPU, WorkerNeed(cpus=2.5, gpus=0, memory_gib=4)])
+
+
+@st.composite
+def _demands(draw: st.DrawFn) -> list[JobDemand]:
+    jobs = []
+    for i in range(draw(st.integers(0, 8))):
+        low = draw(st.integers(1, 5))
+        jobs.append(
+            _job(
+                f"j{i}", low, low + draw(st.integers(0, 5)), granted=draw(st.sampled_from([0, 0, 1, 3])),
+                need=draw(_NEEDS), priority=draw(st.integers(-1, 1)), at=float(draw(st.integers(0, 3))),
+                leaving=draw(st.booleans()) and draw(st.booleans()),
+            )
+        )  # fmt: skip
+    return jobs
+
+
+_CLUSTERS = st.lists(
+    st.builds(
+        NodeCapacity, node_id=st.uuids().map(str), cpus=st.sampled_from([1.0, 4.0, 8.0]),
+        gpus=st.sampled_from([0.0, 2.0]), memory_gib=st.just(16.0),
+    ),
+    max_size=5,
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(_demands(), _CLUSTERS)
+def test_decisions_never_promise_more_than_there_is(jobs: list[JobDemand], nodes: list[NodeCapacity]) -> None:
+    by_id = {job.job_id: job for job in jobs}
+    decisions = decide(jobs, nodes)
+    assert len({d.job_id for d in decisions}) == len(decisions)
+    added: dict[str, int] = {}
+    for decision in decisions:
+        job = by_id[decision.job_id]
+        match decision:
+            case Start(workers=workers):
+                assert job.granted_workers == 0 and job.min_workers <= workers <= job.max_workers
+                added[job.job_id] = workers
+            case Grant(workers=workers):
+                assert job.granted_workers > 0 and not job.leaving
+                assert workers != job.granted_workers and workers <= job.max_workers
+                added[job.job_id] = max(0, workers - job.granted_workers)
+            case Wait():
+                assert job.granted_workers == 0
+    assert {j.job_id for j in jobs if not j.granted_workers and not j.leaving} == {
+        d.job_id for d in decisions if isinstance(d, Start | Wait)
+    }
+    for resource in ("cpus", "gpus", "memory_gib"):
+        total = sum(getattr(node, resource) for node in nodes)
+        new = sum(count * getattr(by_id[job_id].need, resource) for job_id, count in added.items())
+        held = sum(job.granted_workers * getattr(job.need, resource) for job in jobs)
+        assert new <= total + 1e-6
+        if held <= total and len(nodes) == 1:
+            assert held + new <= total + 1e-6 or not added
+
+
+@given(_demands(), _CLUSTERS)
+def test_decisions_do_not_depend_on_the_order_of_their_inputs(jobs: list[JobDemand], nodes: list[NodeCapacity]) -> None:
+    assert decide(jobs, nodes) == decide(jobs[::-1], nodes[::-1])
+
+
+@given(_demands(), _CLUSTERS)
+def test_carrying_decisions_out_comes_to_rest(jobs: list[JobDemand], nodes: list[NodeCapacity]) -> None:
+    for _ in range(30):
+        changes = {d.job_id: d.workers for d in decide(jobs, nodes) if not isinstance(d, Wait)}
+        if not changes:
+            return
+        jobs = [replace(job, granted_workers=changes.get(job.job_id, job.granted_workers)) for job in jobs]
+    raise AssertionError(f"still changing: {changes}")
