@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 _EPS = 1e-6
 
 
+@torch.no_grad()
 def local_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """This rank's shard of every gradient that there is."""
     gradients = (parameter.grad for parameter in parameters)

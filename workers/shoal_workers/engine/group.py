@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as redistribute
 
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.engine.errors import FormFailed
+from shoal_workers.engine.errors import EngineError, FormFailed
 from shoal_workers.engine.gloo_sockets import Address, GlooSockets
 from shoal_workers.engine.meeting import Meeting
 from shoal_workers.engine.mesh import build_mesh
@@ -61,6 +61,8 @@ class Group:
         # All must be here before torch begins to connect them: its own waits cannot be interrupted.
         self._meeting.gather("here", str(os.getpid()))
         self._sockets.before_groups()
+        if self._device.type == "cuda":
+            _tame_nccl()
         try:
             dist.init_process_group(
                 "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
@@ -88,7 +90,7 @@ class Group:
         """At a clean end, all ranks: nobody closes a connection that another still reads from."""
         try:
             self._meeting.gather("parting", "", timeout_s=_PARTING_S)
-        except (FormFailed, DistError):  # the others are gone, which is what we were waiting for
+        except (EngineError, DistError):  # the others are gone, which is what we were waiting for
             pass
 
     def dissolve(self, *, is_clean: bool) -> None:
@@ -134,6 +136,12 @@ def _choose_interface(store_host: str) -> None:
 
 def _addresses(said: list[str]) -> frozenset[Address]:
     return frozenset((str(host), int(port)) for line in said for host, port in json.loads(line))
+
+
+def _tame_nccl() -> None:
+    """A communicator that breaks ends a generation, not the process: clean up only, and no watchdog that aborts us."""
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
 
 
 def _abort_nccl() -> None:

@@ -29,7 +29,6 @@ from shoal_workers.engine.extent import total_steps
 from shoal_workers.engine.fence import Fence
 from shoal_workers.engine.gradients import GradientPass
 from shoal_workers.engine.group import Group
-from shoal_workers.engine.optimizer import materialise_state, remember_peak_lr
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.position import PhaseHook, Position
 from shoal_workers.engine.saving import Saver
@@ -123,6 +122,8 @@ class ShardEngine:
             try:
                 ending = self._live(assignment, stint.group)
                 is_clean = ending.is_clean
+                if is_clean:
+                    stint.group.part()
             finally:
                 stint.group.dissolve(is_clean=is_clean)
             ending = self._settle(assignment, ending)
@@ -191,9 +192,7 @@ class ShardEngine:
             self.prepare()
             built = self._build(assignment, group, signals)
             trainer = Trainer(self._spec, assignment, built, self._position, self._saver, self._outbox, signals)
-            ending = trainer.train()
-            group.part()
-            return ending
+            return trainer.train()
         except BaseException as error:
             is_fenced = self._fence.is_fenced(assignment.generation)
             ended = classify(error, self._position.phase, is_fenced=is_fenced, is_formed=group.is_formed)
@@ -239,9 +238,8 @@ class ShardEngine:
         with self._user_code:
             model = task.build_model()
             shard_model(model, mesh, spec.precision, task.shard_units(model))
-            optimizer = task.build_optimizer(model, spec.optimizer)
+            update = task.build_update(model, spec.optimizer)
             tokens_per_sample = task.tokens_per_sample
-        remember_peak_lr(optimizer)
         validation = None
         if self._validation_data is not None and len(self._validation_data):
             batches = Batches(task, self._validation_data, self._device)
@@ -249,7 +247,7 @@ class ShardEngine:
         batches = Batches(task, train_data, self._device)
         return Built(
             model=model,
-            optimizer=optimizer,
+            update=update,
             gradients=GradientPass(spec, assignment, task, model, batches, position, signals.check),
             validation=validation,
             device=self._device,
@@ -265,10 +263,10 @@ class ShardEngine:
     def _restore(self, built: Built, directory: str) -> int:
         """Read the checkpoint into the live tensors; returns its step."""
         with self._user_code:
-            materialise_state(built.optimizer)
-            tensors = tensors_of(built.model, built.optimizer)
+            built.update.materialise_state()
+            tensors = tensors_of(built.model, built.update)
         extra = load(tensors, directory=directory)
-        return apply_extra(extra, built.model, built.optimizer)
+        return apply_extra(extra, built.update)
 
     def _settle(self, assignment: Assignment, ending: Ending) -> Ending:
         """A clean end waits until its checkpoint part is durable and told. The group is gone by then."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport
@@ -27,12 +26,12 @@ from shoal_workers.engine.endings import Ending
 from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due
 from shoal_workers.engine.gradients import GradientPass
-from shoal_workers.engine.optimizer import set_lr
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.position import Position
 from shoal_workers.engine.saving import Saver
 from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.engine.state import extra_of, tensors_of
+from shoal_workers.engine.update import Update
 from shoal_workers.engine.user_code import UserCode
 from shoal_workers.engine.validation import Validation
 from shoal_workers.engine.vote import Ballot, Verdict, hold_vote
@@ -53,7 +52,7 @@ class Built:
 
     model: nn.Module
     """Sharded."""
-    optimizer: Optimizer
+    update: Update
     gradients: GradientPass
     validation: Validation | None
     device: torch.device
@@ -132,10 +131,8 @@ class Trainer:
         if self._spec.optimizer.clip_norm is not None:
             clip(gradients, verdict.grad_norm, self._spec.optimizer.clip_norm)
         factor = lr_factor(self._spec.schedule, step, built.total_steps)
-        set_lr(built.optimizer, factor)
         with self._user_code:
-            built.optimizer.step()
-        built.optimizer.zero_grad(set_to_none=True)
+            built.update.step(factor)
         self._position.reach(step + 1)
         return step + 1, self._spec.optimizer.lr * factor, verdict
 
@@ -170,10 +167,10 @@ class Trainer:
 
     def _save(self, step: int) -> CheckpointName:
         self._position.enter(Phase.SAVING)
-        model, optimizer = self._built.model, self._built.optimizer
+        update = self._built.update
         with self._user_code:
-            tensors = tensors_of(model, optimizer)
-            extra = extra_of(model, optimizer, step=step, seed=self._spec.seed)
+            tensors = tensors_of(self._built.model, update)
+            extra = extra_of(update, step=step, seed=self._spec.seed)
             name = self._saver.save(self._assignment, step, tensors, extra, self._signals.check)
         self._saved_mono = time.monotonic()
         return name
