@@ -1,0 +1,111 @@
+"""A user's task, small enough that a job takes seconds, that does what `data.strikes` says. Imports nothing of Shoal.
+
+A strike is {"at": ..., "rank": ..., "n": ..., "do": ...}:
+
+    at   step     in the forward pass of step n (1, 2, ...), in the middle of the step
+         save     when the state after step n is collected for a checkpoint, before a byte of it is written
+         build    when this process builds its model for the n-th time: the group has met, and has not restored yet
+         prepare  when the n-th process of the job prepares; it has no rank yet
+    rank the rank that it hits; left out: every rank
+    do   kill     SIGKILL this process, once per strike
+         hold     make the file NAME.reached, wait for NAME.go; once. NAME is AT-N or AT-N-RANK
+         mark     make the file NAME.reached
+         raise    ValueError, each time
+         print    a line, each time
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Points(torch.utils.data.Dataset):
+    """Sample i is a point and a number, both functions of i."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        x = torch.sin(torch.arange(1, 9) * (index + 1.0))
+        return x, torch.stack([x[:3].sum(), x[3:].prod(), x.max()])
+
+
+class Tiny:
+    def __init__(self, *, model, data, seed):
+        self.gate = Path(data["gate"])
+        self.strikes = data.get("strikes", [])
+        self.step_s = data.get("step_s", 0.0)
+        self.builds = 0
+        self.optimizer = None
+        self.struck_in = None
+
+    def prepare(self, progress):
+        n = 1
+        while any(strike["at"] == "prepare" for strike in self.strikes) and not self._claim(f"prepared-{n}"):
+            n += 1
+        self._strike("prepare", n)
+
+    def build_model(self):
+        self.builds += 1
+        self._strike("build", self.builds)
+        model = nn.Sequential(nn.Linear(8, 21), nn.GELU(), nn.Dropout(0.1), nn.Linear(21, 3))
+        model.register_state_dict_post_hook(lambda *_: self._strike("save", self._completed_steps()))
+        return model
+
+    def build_optimizer(self, model, settings):
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=settings["lr"])
+        return self.optimizer
+
+    def build_dataset(self, split):
+        return Points(50) if split == "train" else None
+
+    def loss(self, model, batch):
+        now = (self.builds, self._completed_steps() + 1)
+        if now != self.struck_in:  # the first micro-batch of the step
+            self.struck_in = now
+            time.sleep(self.step_s)
+            self._strike("step", now[1])
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+
+    def _completed_steps(self):
+        """A task is not told; but its optimizer counts, and its state is restored with the rest."""
+        states = list(self.optimizer.state.values())
+        return int(states[0]["step"]) if states else 0
+
+    def _strike(self, at, n):
+        rank = dist.get_rank() if dist.is_initialized() else None
+        for strike in self.strikes:
+            if strike["at"] != at or strike["n"] != n or strike.get("rank", rank) != rank:
+                continue
+            name = "-".join(str(part) for part in (at, n, strike.get("rank")) if part is not None)
+            match strike["do"]:
+                case "kill":
+                    if self._claim(f"{name}.killed"):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                case "hold":
+                    if self._claim(f"{name}.reached"):
+                        while not (self.gate / f"{name}.go").exists():
+                            time.sleep(0.01)
+                case "mark":
+                    self._claim(f"{name}.reached")
+                case "raise":
+                    raise ValueError(f"the user's own mistake at {at} {n}")
+                case "print":
+                    print(f"hello from rank {rank} at {at} {n}")
+
+    def _claim(self, name):
+        """True for the first who asks, over all processes."""
+        try:
+            os.close(os.open(self.gate / name, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True

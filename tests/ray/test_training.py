@@ -1,0 +1,22 @@
+"""A job on a real cluster when nothing goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal_api.client import Client
+
+
+def test_the_losses_do_not_depend_on_the_world_size(submit, client: Client) -> None:
+    four = submit(workers=4)
+    job = four.finish()
+    assert job.status.step == job.status.total_steps == 20
+    assert four.world_sizes() == [4]
+    assert client.incidents(four.id) == ()
+    assert job.status.steps_lost == 0
+    four.assert_undisturbed_losses()
+
+    for run in [submit(workers=1), submit(workers=3)]:
+        run.finish()
+        run.assert_undisturbed_losses()
+    assert four.losses() == pytest.approx(run.losses(), rel=1e-5, abs=1e-6)
