@@ -1,6 +1,6 @@
 """The job that the demo trains, and where it is hurt. Package data in the form of code: it works from a wheel too.
 
-The sizes are those of examples/byte-lm.yaml; a test keeps the two alike.
+It is examples/byte-lm.yaml with more frequent checkpoints, so that less is done twice; a test keeps the two alike.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ TOLERANCE = 1e-4
 
 DEMO_SPEC: dict[str, Any] = {
     "name": "byte-lm",
-    "model": {"dim": 128, "num_layers": 4, "num_heads": 4, "seq_len": 128},
-    "data": {"corpus": "python-stdlib", "max_bytes": 8_000_000},
-    "batch": {"global_size": 32, "micro_size": 4},
-    "optimizer": {"lr": 3e-3},
+    "model": {"dim": 128, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2, "seq_len": 128},
+    "data": {"corpus": "python-stdlib"},
+    "batch": {"global_size": 16, "micro_size": 4},
+    "optimizer": {"lr": 4.0e-3},
     "schedule": {"warmup_steps": 10},
-    "stop": {"steps": 120},
+    "stop": {"steps": 150},
     "elasticity": {"min_workers": 2, "max_workers": WORKERS},
-    "worker": {"cpus": 1},
     "checkpoint": {"every_steps": 10},
     "validation": {"samples": 128},
-    "seed": 1,
 }

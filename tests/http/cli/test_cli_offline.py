@@ -1,0 +1,102 @@
+"""Commands that need no server, and what every command shares: speed, errors, usage."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from shoal_api.cli import session
+from shoal_api.client import client
+
+
+def test_the_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom shoal_api.cli.main import build_app\n"
+        "assert CliRunner().invoke(build_app(), ['--help']).exit_code == 0\n"
+        "print(sorted({'torch', 'ray', 'sqlalchemy', 'fastapi', 'httpx', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_command_against_the_server_loads_neither_torch_nor_ray(service: Any) -> None:
+    script = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom shoal_api.cli.main import build_app\n"
+        f"assert CliRunner().invoke(build_app(), ['jobs', '--url', {service.url!r}]).exit_code == 0\n"
+        "print(sorted({'torch', 'ray', 'fastapi'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_default_address_is_the_clients() -> None:
+    assert session.DEFAULT_URL == client.DEFAULT_URL
+
+
+def test_validate_says_what_every_world_size_computes(offline: Any, spec_file: Path) -> None:
+    ran = offline("validate", str(spec_file))
+    assert ran.code == 0
+    assert "3 workers: 3 micro-batches each, 1 of them filler" in ran.out
+    assert offline("validate", str(spec_file), "--json").json()["valid"] is True
+
+
+def test_validate_lists_everything_that_is_wrong_at_once(offline: Any, spec_file: Path) -> None:
+    wrong = ("--set", "stop.steps=0", "--set", "seeed=1")
+    ran = offline("validate", str(spec_file), *wrong, "--json")
+    assert ran.code == 2
+    assert {problem["path"] for problem in ran.json()["errors"]} == {"stop.steps", "seeed"}
+    assert "seed" in offline("validate", str(spec_file), *wrong).err
+
+
+def test_the_schema_documents_the_keys(offline: Any) -> None:
+    schema = offline("schema").json()
+    assert schema["properties"]["stop"]
+    assert "LanguageModelConfig" in schema["$defs"]
+
+
+def test_version_names_what_it_stands_on(offline: Any) -> None:
+    assert set(offline("version", "--json").json()) == {"shoal", "ray", "torch", "python"}
+
+
+def test_data_prepare_refuses_a_task_that_reads_its_own_data(offline: Any, spec_file: Path) -> None:
+    ran = offline("data", "prepare", str(spec_file), "--set", "task=mine:Task")
+    assert ran.code == 2
+
+
+def test_an_unknown_option_is_a_usage_error(offline: Any) -> None:
+    assert offline("jobs", "--bogus").code == 2
+
+
+def test_serve_refuses_settings_that_cannot_work_in_words(offline: Any) -> None:
+    ran = offline("serve", "--ray-address", "127.0.0.1:1", "--num-cpus", "4")
+    assert ran.code == 2
+    assert "ray_address" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_ctrl_c_detaches_from_a_followed_job_which_goes_on(service: Any) -> None:
+    job = service.add_job()
+    service.train(job)
+    command = [sys.executable, "-m", "shoal_api.cli.main", "watch", job.id, "--url", service.url, "--json"]
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    guard = threading.Timer(60, watcher.kill)
+    guard.start()
+    try:
+        assert watcher.stdout is not None
+        assert json.loads(watcher.stdout.readline())["seq"] == 1
+        os.kill(watcher.pid, signal.SIGINT)
+        _, err = watcher.communicate()
+    finally:
+        guard.cancel()
+        watcher.kill()
+        watcher.wait()
+    assert watcher.returncode == 130
+    assert f"shoal watch {job.id}" in err
+    assert "Traceback" not in err
+    assert not service.store.get_job(job.id).status.state.ended

@@ -1,0 +1,44 @@
+"""The demo leaves no process behind, not even one whose parent has gone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal_api.demo.processes import ServerProcess, descendants, start_time
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+_PARENT_WITH_AN_ORPHAN = """
+import subprocess, sys, time
+middle = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], " \\
+         "start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid, flush=True)"
+print(subprocess.run([sys.executable, "-c", middle], capture_output=True, text=True).stdout.strip(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_stopping_sweeps_orphans_in_sessions_of_their_own(tmp_path: Path) -> None:
+    server = ServerProcess([sys.executable, "-c", _PARENT_WITH_AN_ORPHAN], os.environ, tmp_path / "log", outlive=False)
+    try:
+        while not server.log_tail():
+            assert server.exit_code() is None
+            server.wait(0.05)
+        orphan = int(server.log_tail()[-1])
+        assert start_time(orphan) is not None
+        assert server.owns(orphan)
+        assert not server.owns(os.getpid())
+        assert not server.owns(1)
+    finally:
+        server.stop()
+    assert orphan not in descendants(os.getpid())
+    assert server.exit_code() is not None
+    server.stop()
+
+
+def test_a_process_is_known_by_its_start_time() -> None:
+    assert start_time(os.getpid()) == start_time(os.getpid())
+    assert start_time(2**22 + 1) is None
