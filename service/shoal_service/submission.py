@@ -36,7 +36,7 @@ def submit(store: Store, spec: JobSpec, idempotency_key: str | None, now: float)
     """
     code = spec.code
     if code.archive is not None:
-        if store.get_code(code.archive) is None:
+        if not store.has_code(code.archive):
             raise CodeUnknown(code.archive)
     elif code.working_dir is not None:
         try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,10 +17,12 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from shoal_api.client import Client
 from shoal_api.http.app import create_app
+from shoal_api.http.changes import Changes
 from shoal_api.http.serving import make_server
 from shoal_api.http.streams import Pace
 from shoal_service.store import Store
-from shoal_service.views import ClusterView
+from shoal_service.views import ClusterView, JobStatus, SupervisorNews
+from shoal_workers.contract.job import JobState
 
 
 class StillCluster:
@@ -50,10 +55,26 @@ class Service:
     http: httpx.Client
     client: Client
     observed: list[tuple[str, str, int]]
-    stop: threading.Event
+    epoch: int
+    """Of the lease that tests hold to write as the control loop does."""
+
+    changes: Changes
+
+    @property
+    def num_watches(self) -> int:
+        """Of streams (two each) and long polls (one each)."""
+        return self.changes.num_watches
+
+    def record(self, job_id: str, number: int) -> None:
+        """Append an event to a job's history."""
+        self.store.record_event(job_id, "test.happened", {"number": number}, epoch=self.epoch, now=time.time())
 
 
-def start(store: Store, port: int = 0, heartbeat_s: float = 0.2) -> Iterator[Service]:
+@contextmanager
+def running(store: Store, port: int = 0, heartbeat_s: float = 0.2) -> Iterator[Service]:
+    lease = store.acquire_lease("tests", ttl_s=600, now=time.time())
+    assert lease is not None
+    epoch = lease.epoch
     cluster = StillCluster()
     registry = CollectorRegistry()
     Gauge("shoal_test_series", "Something to scrape.", registry=registry).set(1)
@@ -75,12 +96,21 @@ def start(store: Store, port: int = 0, heartbeat_s: float = 0.2) -> Iterator[Ser
     try:
         with httpx.Client(base_url=url, timeout=30, trust_env=False) as http, Client(url) as client:
             client.health()
-            yield Service(url, store, cluster, http, client, observed, threading.Event())
+            yield Service(url, store, cluster, http, client, observed, epoch, app.state.changes)
     finally:
         server.should_exit = True
         thread.join(20)
         listener.close()
         assert not thread.is_alive(), "the server does not stop"
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One service for all tests that neither stop it nor change its cluster; each test makes its own jobs."""
+    store = Store.open(f"sqlite:///{tmp_path_factory.mktemp('service')}/shoal.db")
+    with running(store) as service:
+        yield service
+    store.close()
 
 
 @pytest.fixture
@@ -91,10 +121,41 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def service(store: Store) -> Iterator[Service]:
-    yield from start(store)
+def own_service(store: Store) -> Iterator[Service]:
+    """A service that the test may break."""
+    with running(store) as service:
+        yield service
 
 
 @pytest.fixture
 def spec() -> dict[str, object]:
     return {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 10}}
+
+
+Running = Callable[..., AbstractContextManager[Service]]
+
+
+@pytest.fixture
+def run_service() -> Running:
+    """Serves a store at a chosen port, for tests that stop and start the service themselves."""
+    return running
+
+
+def news(attempt: int, seq: int, **parts: Any) -> SupervisorNews:
+    """What a supervisor of that attempt reports."""
+    return SupervisorNews(
+        attempt=attempt, seq=seq, status=parts.pop("status", JobStatus(state=JobState.RUNNING)), **parts
+    )
+
+
+@pytest.fixture
+def supervise(service: Service, spec: dict[str, object]) -> Callable[..., str]:
+    """Makes a job that runs, and that has reported the given parts; its id."""
+
+    def run(**parts: Any) -> str:
+        job = service.client.submit(spec)
+        attempt = service.store.begin_attempt(job.id, workers=2, epoch=service.epoch, now=time.time())
+        service.store.apply(job.id, news(attempt, 1, **parts), epoch=service.epoch, now=time.time())
+        return job.id
+
+    return run

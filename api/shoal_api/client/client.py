@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-import yaml
 from pydantic import BaseModel
 
 from shoal_api.answers import EventPage, Health, LogPage, Readiness, SpecCheck
@@ -29,6 +28,7 @@ from shoal_api.client.follow import follow as follow_stream
 from shoal_api.client.series import parse_series
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Transport
 from shoal_service.code_archive import pack
+from shoal_service.spec_io import SpecFormat, decode
 from shoal_service.views import (
     CheckpointView,
     ClusterView,
@@ -83,6 +83,7 @@ class Client:
 
         Raises:
             InvalidSpec: everything that is wrong with it.
+            SpecError: the file is not valid YAML or JSON.
             CodeArchiveError: the working directory cannot be packed.
         """
         document, base = _document_of(spec)
@@ -284,7 +285,7 @@ def _document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, P
     if isinstance(spec, Mapping):
         return dict(spec), Path()
     path = Path(spec)
-    return yaml.safe_load(path.read_text(encoding="utf-8")), path.parent  # JSON is YAML
+    return decode(path.read_text(encoding="utf-8"), SpecFormat.of(path.name))[0], path.parent
 
 
 def _is_reached(job: JobView, until: Callable[[JobView], bool] | Collection[JobState] | None) -> bool:

@@ -40,6 +40,11 @@ class Changes:
     def closing(self) -> bool:
         return self._closed
 
+    @property
+    def num_watches(self) -> int:
+        """How many are open; 0 when nobody waits."""
+        return sum(len(watches) for watches in self._watches.values())
+
     def notify(self, job_id: str) -> None:
         """Thread-safe: the job has changed, and the change is committed."""
         if self._watches and self._loop is not None and not self._loop.is_closed():

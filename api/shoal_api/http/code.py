@@ -10,13 +10,13 @@ from starlette.responses import Response
 
 from shoal_api.answers import CodeStored, SpecCheck
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JSON_TYPES, YAML_TYPES, read_body, read_document, require_media_type
+from shoal_api.http.documents import JSON_TYPES, YAML_TYPES, read_body, read_spec, require_media_type
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.code_archive import MAX_ARCHIVE_BYTES, CodeArchiveError, check
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.spec_errors import SpecError
 
 _ZIP_TYPES = ("application/zip", "application/octet-stream")
 _ZIP_BODY = {
@@ -58,9 +58,8 @@ def routes(context: Context) -> APIRouter:
     )
     async def validate_spec(request: Request) -> Response:
         """Everything that is wrong with it, at once. A spec that is invalid is a 200 with `valid: false`."""
-        document = await read_document(request, JSON_TYPES + YAML_TYPES)
         try:
-            parse_spec(document)
+            await read_spec(request)
             found = SpecCheck(valid=True)
         except SpecError as error:
             found = SpecCheck(valid=False, errors=error.problems)

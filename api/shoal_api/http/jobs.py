@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from shoal_api.http.conditional import entity_tag, is_unchanged, spec_tags
 from shoal_api.http.context import Context, JobId, wants_events
-from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_document
+from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_json, read_spec
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
@@ -21,7 +21,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.submission import submit
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec_errors import SpecProblem, parse_spec
+from shoal_workers.contract.spec_errors import SpecProblem
 
 IdempotencyKey = Annotated[
     str | None,
@@ -49,7 +49,7 @@ def routes(context: Context) -> APIRouter:
     )
     async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
         """The body is a job spec. Answers with the job, its address in `Location` and its `ETag`."""
-        spec = parse_spec(await read_document(request, JSON_TYPES + YAML_TYPES))
+        spec = await read_spec(request)
         job, created = await run_in_threadpool(submit, store, spec, idempotency_key, context.clock())
         return _job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
 
@@ -97,7 +97,7 @@ def routes(context: Context) -> APIRouter:
         request: Request, job_id: JobId, if_match: Annotated[str | None, Header(max_length=1024)] = None
     ) -> Response:
         """Absent keys stay as they are. With `If-Match`, only if the job still has this ETag."""
-        patch = _parse_patch(await read_document(request, PATCH_TYPES))
+        patch = _parse_patch(await read_json(request, PATCH_TYPES))
         tags = spec_tags(if_match)
         job = await run_in_threadpool(store.patch_job, job_id, patch, if_match=tags, now=context.clock())
         return _job_response(job, 200)

@@ -13,6 +13,7 @@ from shoal_api.answers import Health, ProblemType, Readiness
 from shoal_api.http.context import Context
 from shoal_api.http.problem_types import BY_CODE, Kind
 from shoal_api.http.problems import ProblemError
+from shoal_service.store.errors import StoreUnavailable
 from shoal_service.views import ClusterView
 from shoal_workers.contract.spec_errors import SpecProblem
 
@@ -64,15 +65,17 @@ def routes(context: Context) -> APIRouter:
 
 def _readiness(context: Context) -> Readiness:
     wrong = []
-    store_answers = context.store.ping()
-    if not store_answers:
-        wrong.append(SpecProblem(path="store", message="The database does not answer."))
+    lease = None
+    try:
+        context.store.ping()
+        lease = context.store.current_lease()
+    except StoreUnavailable as error:
+        wrong.append(SpecProblem(path="store", message=str(error)))
     view = context.cluster.snapshot()
     if not view.connected:
         wrong.append(SpecProblem(path="cluster", message=f"The cluster at {view.address!r} is not connected."))
     if wrong:
         raise ProblemError(Kind.NOT_READY, "Not ready; see errors.", tuple(wrong))
-    lease = context.store.current_lease()
     return Readiness(
         store="ok", cluster=view.address, owner=lease.owner if lease else "", epoch=lease.epoch if lease else 0
     )

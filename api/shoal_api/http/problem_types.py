@@ -17,7 +17,7 @@ class Kind(Enum):
         "bad-document",
         400,
         "The body cannot be read",
-        "Not valid JSON or YAML, not UTF-8, too deeply nested, or with values that JSON lacks (NaN, dates ...).",
+        "Not UTF-8, not valid JSON, too deeply nested, or with numbers that JSON lacks.",
     )
     BAD_REQUEST = ("bad-request", 400, "Bad request", "The request breaks the protocol.")
     BODY_TOO_LARGE = ("body-too-large", 413, "The body is too large", "Specs: 1 MiB. Code archives: 64 MiB.")

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
@@ -112,7 +113,22 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         Kind.NOT_FOUND: "Nothing is here; /docs lists every route.",
         Kind.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible here.",
     }.get(kind, http.HTTPStatus(error.status_code).phrase)
-    return problem_response(kind, detail=detail, instance=request.url.path, headers=error.headers)
+    headers = dict(error.headers or {})
+    if kind is Kind.METHOD_NOT_ALLOWED:
+        headers["Allow"] = _allowed_methods(request) or headers.get("Allow", "GET")
+    return problem_response(kind, detail=detail, instance=request.url.path, headers=headers)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Of all routes with this path: the router only tells those of the first one."""
+    paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
+    methods = {
+        verb.upper()
+        for template, verbs in paths.items()
+        if compile_path(template)[0].match(request.url.path)
+        for verb in verbs
+    }
+    return ", ".join(sorted(methods))
 
 
 async def _invalid_parameters(request: Request, error: Exception) -> Response:

@@ -1,0 +1,174 @@
+"""Events, logs, series, workers, incidents and checkpoints, as one answer each, and the long poll."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from shoal_service.views import (
+    CheckpointView,
+    IncidentView,
+    JobStatus,
+    PendingLog,
+    SeriesPoint,
+    WorkerView,
+)
+from shoal_workers.contract.job import IncidentCause, JobState
+
+
+def point(step: int, loss: float = 1.0) -> SeriesPoint:
+    return SeriesPoint(
+        step=step,
+        at=float(step),
+        loss=loss,
+        grad_norm=1.0,
+        lr=0.1,
+        tokens_per_s=9.0,
+        step_s=0.1,
+        world_size=2,
+        generation=1,
+    )
+
+
+def line(number: int, rank: int | None, text: str = "hello") -> PendingLog:
+    return PendingLog(at=float(number), rank=rank, shard_id="s0", stream="stdout", text=f"{text} {number}")
+
+
+def test_events_come_in_pages_without_gaps(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    for number in range(25):
+        service.record(job.id, number)
+    seen: list[int] = []
+    after = 0
+    while True:
+        page = service.client.events_page(job.id, after=after, limit=10)
+        assert page.next_after == (page.items[-1].seq if page.items else after)
+        assert not page.ended
+        seen += [event.seq for event in page.items]
+        after = page.next_after
+        if not page.items:
+            break
+    assert seen == list(range(1, 27))
+    assert [event.seq for event in service.client.events(job.id, after=20)] == list(range(21, 27))
+
+
+def test_a_long_poll_answers_as_soon_as_there_is_an_event(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    timer = threading.Timer(0.2, service.record, (job.id, 7))
+    timer.start()
+    begun_mono = time.monotonic()
+    page = service.client.events_page(job.id, after=1, wait_s=30)
+    assert [event.data for event in page.items] == [{"number": 7}]
+    assert 0.15 < time.monotonic() - begun_mono < 5
+    timer.join()
+
+
+def test_a_long_poll_of_a_quiet_job_comes_back_empty(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    page = service.client.events_page(job.id, after=1, wait_s=0.2)
+    assert (page.items, page.next_after, page.ended) == ((), 1, False)
+
+
+def test_a_long_poll_of_an_ended_job_does_not_wait(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    service.client.cancel(job.id)
+    last = list(service.client.events(job.id))[-1].seq
+    begun_mono = time.monotonic()
+    page = service.client.events_page(job.id, after=last, wait_s=30)
+    assert (page.items, page.ended) == ((), True)
+    assert time.monotonic() - begun_mono < 5
+
+
+def test_many_long_polls_wait_at_once_without_holding_threads(service: Any, spec: dict[str, Any]) -> None:
+    """More waiters than the 40 threads that the server has."""
+    job = service.client.submit(spec)
+    counts: list[int] = []
+
+    def wait() -> None:
+        answer = service.http.get(f"/v1/jobs/{job.id}/events?after=1&wait=30", timeout=60)
+        counts.append(len(answer.json()["items"]))
+
+    threads = [threading.Thread(target=wait) for _ in range(60)]
+    for thread in threads:
+        thread.start()
+    while service.num_watches < 60:
+        service.client.health()
+    service.record(job.id, 1)
+    for thread in threads:
+        thread.join(30)
+    assert counts == [1] * 60
+
+
+def test_a_log_is_read_by_rank_by_tail_and_from_a_number_on(service: Any, supervise: Any) -> None:
+    job_id = supervise(logs=tuple(line(number, number % 2) for number in range(10)))
+    everything = list(service.client.logs(job_id))
+    assert [entry.text for entry in everything] == [f"hello {number}" for number in range(10)]
+    assert [entry.text for entry in service.client.logs(job_id, rank=1, tail=2)] == ["hello 7", "hello 9"]
+    assert [entry.seq for entry in service.client.logs(job_id, after=everything[6].seq)] == [
+        entry.seq for entry in everything[7:]
+    ]
+
+
+def test_a_log_as_text_holds_no_control_characters(service: Any, supervise: Any) -> None:
+    job_id = supervise(logs=(line(1, None), line(2, 3, "\x1b[2J<b>\u2028")))
+    answer = service.http.get(f"/v1/jobs/{job_id}/logs", headers={"Accept": "text/plain"})
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.text == "[-] hello 1\n[3] \ufffd[2J<b>\ufffd 2\n"
+
+
+def test_a_series_is_down_sampled_and_keeps_what_is_not_finite(service: Any, supervise: Any) -> None:
+    job_id = supervise(series=tuple(point(step, math.nan if step == 3 else float(step)) for step in range(1, 201)))
+    assert service.http.get(f"/v1/jobs/{job_id}/series").json()["items"][2]["loss"] is None
+    whole = service.client.series(job_id)
+    assert [one.step for one in whole] == list(range(1, 201))
+    assert math.isnan(whole[2].loss)
+    assert len(service.client.series(job_id, max_points=20)) <= 20
+    assert [one.step for one in service.client.series(job_id, after_step=198)] == [199, 200]
+
+
+def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: Any) -> None:
+    worker = WorkerView(
+        shard_id="s0",
+        rank=0,
+        state="training",
+        node_id="n",
+        node_ip="127.0.0.1",
+        pid=7,
+        generation=1,
+        phase="step",
+        step=3,
+    )
+    incident = IncidentView(
+        id=1,
+        cause=IncidentCause.SHARD_DIED,
+        witness="ray",
+        ranks=(1,),
+        shard_ids=("s1",),
+        generation=1,
+        at=5.0,
+        from_workers=2,
+    )
+    checkpoint = CheckpointView(step=2, url="/tmp/x", state="committed", attempt=1, generation=1)
+    job_id = supervise(workers=(worker,), incidents=(incident,), checkpoints=(checkpoint,))
+    assert service.client.workers(job_id) == (worker,)
+    assert service.client.incidents(job_id) == (incident,)
+    assert service.client.checkpoints(job_id) == (checkpoint,)
+
+
+def test_wait_returns_at_the_state_that_is_asked_for(service: Any, supervise: Any) -> None:
+    job_id = supervise(status=JobStatus(state=JobState.RUNNING, step=4))
+    assert service.client.wait(job_id, until=[JobState.RUNNING], timeout_s=5).status.step == 4
+    timer = threading.Timer(0.2, service.client.cancel, (job_id,))
+    timer.start()
+    job = service.client.wait(job_id, until=[JobState.CANCELLING], timeout_s=10)
+    assert job.status.state is JobState.CANCELLING
+    timer.join()
+
+
+@pytest.mark.parametrize("wait", ["nan", "inf", "-1", "61", "x"])
+def test_a_senseless_wait_is_refused(service: Any, wait: str) -> None:
+    assert service.http.get(f"/v1/jobs/job-1/events?wait={wait}").status_code == 422

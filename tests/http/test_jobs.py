@@ -1,0 +1,184 @@
+"""Submitting, listing, showing, changing and stopping jobs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal_service.views import ElasticityPatch, JobPatch
+from shoal_workers.contract.job import JobState
+
+YAML = "name: from-yaml\ndata: {corpus: python-stdlib}\nstop: {steps: 3}\n"
+
+
+def test_a_job_is_created_with_its_address_and_tag(service: Any, spec: dict[str, Any]) -> None:
+    response = service.http.post("/v1/jobs", json=spec)
+    job = response.json()
+    assert response.status_code == 201
+    assert response.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert job["status"]["state"] == "QUEUED"
+    shown = service.http.get(response.headers["location"])
+    assert shown.json() == job
+    assert shown.headers["etag"] == response.headers["etag"]
+
+
+@pytest.mark.parametrize("media_type", ["application/yaml", "text/x-yaml; charset=utf-8"])
+def test_yaml_is_taken_too(service: Any, media_type: str) -> None:
+    response = service.http.post("/v1/jobs", content=YAML, headers={"Content-Type": media_type})
+    assert (response.status_code, response.json()["spec"]["stop"]["steps"]) == (201, 3)
+
+
+def test_a_repeated_key_gives_the_same_job(service: Any, spec: dict[str, Any]) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    first = service.http.post("/v1/jobs", json=spec, headers=headers)
+    second = service.http.post("/v1/jobs", json=spec, headers=headers)
+    assert (first.status_code, second.status_code) == (201, 200)
+    assert first.json()["id"] == second.json()["id"]
+    other = service.http.post("/v1/jobs", json=spec | {"name": "other"}, headers=headers)
+    assert (other.status_code, other.json()["code"]) == (409, "idempotency-conflict")
+
+
+def test_an_invalid_spec_says_everything_that_is_wrong(service: Any, spec: dict[str, Any]) -> None:
+    response = service.http.post("/v1/jobs", json=spec | {"nam": "x", "seed": -1})
+    problem = response.json()
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert problem["type"] == "/problems/invalid-spec"
+    errors = {error["path"]: error["message"] for error in problem["errors"]}
+    assert "Did you mean 'name'" in errors["nam"]
+    assert "seed" in errors
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "", "application/jsonx"])
+def test_other_media_types_are_415(service: Any, content_type: str) -> None:
+    response = service.http.post("/v1/jobs", content=b"{}", headers={"Content-Type": content_type})
+    assert (response.status_code, response.json()["code"]) == (415, "unsupported-media-type")
+
+
+def test_a_body_over_one_mebibyte_is_413_declared_or_not(service: Any, spec: dict[str, Any]) -> None:
+    body = json.dumps(spec | {"model": {"x": "y" * (1 << 20)}}).encode()
+    headers = {"Content-Type": "application/json"}
+    assert service.http.post("/v1/jobs", content=body, headers=headers).status_code == 413
+    chunks = (body[start : start + 65536] for start in range(0, len(body), 65536))
+    assert service.http.post("/v1/jobs", content=chunks, headers=headers).status_code == 413
+
+
+def test_the_list_is_paged_newest_first_and_filtered(service: Any, spec: dict[str, Any]) -> None:
+    ids = [service.client.submit(spec).id for _ in range(5)]
+    service.client.cancel(ids[1])
+    seen = []
+    cursor = None
+    while True:
+        page = service.client.jobs_page(limit=2, cursor=cursor)
+        seen += [job.id for job in page.items]
+        cursor = page.next_cursor
+        if len(seen) >= 5:
+            break
+    assert seen[:5] == ids[::-1]
+    both = service.http.get("/v1/jobs", params={"state": ["CANCELLED", "FAILED"]}).json()["items"]
+    assert both[0]["id"] == ids[1]
+    assert {job["state"] for job in both} <= {"CANCELLED", "FAILED"}
+    assert [job.id for job in service.client.jobs(state=[JobState.QUEUED], limit=3)] == [ids[4], ids[3], ids[2]]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "code"),
+    [
+        ("cursor=nonsense", 400, "invalid-cursor"),
+        ("limit=0", 422, "invalid-request"),
+        ("limit=1001", 422, "invalid-request"),
+        ("limit=" + "9" * 5000, 422, "invalid-request"),
+        ("state=SLEEPING", 422, "invalid-request"),
+        ("cursor=%00", 400, "invalid-cursor"),
+        ("cursor=%ff%fe", 400, "invalid-cursor"),
+    ],
+)
+def test_bad_list_parameters_are_refused(service: Any, query: str, status: int, code: str) -> None:
+    response = service.http.get(f"/v1/jobs?{query}")
+    assert (response.status_code, response.json()["code"]) == (status, code)
+
+
+def test_an_unchanged_job_is_304(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    path = f"/v1/jobs/{job.id}"
+    tag = service.http.get(path).headers["etag"]
+    unchanged = service.http.get(path, headers={"If-None-Match": f'"other", W/{tag}'})
+    assert (unchanged.status_code, unchanged.content, unchanged.headers["etag"]) == (304, b"", tag)
+    service.client.cancel(job.id)
+    changed = service.http.get(path, headers={"If-None-Match": tag})
+    assert (changed.status_code, changed.json()["status"]["state"]) == (200, "CANCELLED")
+
+
+def test_a_change_needs_the_tag_that_the_spec_has(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    path = f"/v1/jobs/{job.id}"
+    tag = service.http.get(path).headers["etag"]
+    first = service.http.patch(path, json={"priority": 5}, headers={"If-Match": tag})
+    assert (first.status_code, first.json()["spec"]["priority"]) == (200, 5)
+    second = service.http.patch(path, json={"priority": 6}, headers={"If-Match": tag})
+    assert (second.status_code, second.json()["code"]) == (412, "precondition-failed")
+    merged = service.http.patch(
+        path,
+        content=b'{"elasticity": {"max_workers": 4}}',
+        headers={"Content-Type": "application/merge-patch+json", "If-Match": first.headers["etag"]},
+    )
+    assert merged.json()["spec"]["elasticity"]["max_workers"] == 4
+    assert service.client.patch(job.id, JobPatch(priority=1), if_match=merged.json()["etag"]).spec.priority == 1
+
+
+@pytest.mark.parametrize("patch", [{"name": "x"}, {"priority": "high"}, [], {"elasticity": {"min_workers": 0}}])
+def test_a_malformed_change_is_refused(service: Any, spec: dict[str, Any], patch: object) -> None:
+    job = service.client.submit(spec)
+    response = service.http.patch(f"/v1/jobs/{job.id}", json=patch)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid-patch")
+
+
+def test_a_change_that_makes_the_spec_invalid_says_why(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    patch = JobPatch(elasticity=ElasticityPatch(min_workers=7))
+    response = service.http.patch(f"/v1/jobs/{job.id}", json=patch.model_dump(exclude_none=True))
+    assert (response.status_code, response.json()["code"]) == (422, "invalid-spec")
+    assert "max_workers" in response.text
+
+
+def test_a_job_is_paused_resumed_and_cancelled(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    assert service.client.pause(job.id).status.state is JobState.PAUSED
+    assert service.client.resume(job.id).status.state is JobState.QUEUED
+    assert service.http.post(f"/v1/jobs/{job.id}/cancel").status_code == 202
+    assert service.http.post(f"/v1/jobs/{job.id}/cancel").status_code in (202, 409)
+    again = service.http.post(f"/v1/jobs/{job.id}/resume")
+    assert (again.status_code, again.json()["code"]) == (409, "job-ended")
+    changed = service.http.patch(f"/v1/jobs/{job.id}", json={"priority": 3})
+    assert (changed.status_code, changed.json()["code"]) == (409, "job-ended")
+
+
+@pytest.mark.parametrize(
+    ("method", "rest"),
+    [("GET", ""), ("PATCH", "")]
+    + [("POST", f"/{verb}") for verb in ("cancel", "pause", "resume")]
+    + [("GET", f"/{part}") for part in ("events", "logs", "series", "workers", "incidents", "checkpoints")],
+)
+def test_an_unknown_job_is_404_and_a_malformed_id_422(service: Any, method: str, rest: str) -> None:
+    arguments = {"json": {"priority": 1}} if method == "PATCH" else {}
+    unknown = service.http.request(method, f"/v1/jobs/job-000000000000{rest}", **arguments)
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "job-not-found")
+    malformed = service.http.request(method, f"/v1/jobs/%00%F0'{rest}", **arguments)
+    assert (malformed.status_code, malformed.json()["code"]) == (422, "invalid-request")
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "with space", "\x7f"])
+def test_a_malformed_idempotency_key_is_refused(service: Any, spec: dict[str, Any], key: str) -> None:
+    response = service.http.post("/v1/jobs", json=spec, headers={"Idempotency-Key": key})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid-request")
+
+
+def test_a_web_page_of_another_origin_changes_nothing(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    refused = service.http.post(f"/v1/jobs/{job.id}/cancel", headers={"Origin": "https://evil.example"})
+    assert (refused.status_code, refused.json()["code"]) == (403, "cross-origin")
+    assert service.client.job(job.id).status.state is JobState.QUEUED
+    own = service.http.post(f"/v1/jobs/{job.id}/cancel", headers={"Origin": service.url})
+    assert own.status_code == 202

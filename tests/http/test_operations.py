@@ -1,0 +1,73 @@
+"""Health, readiness, metrics, cluster, the catalogue of problems, and errors that nobody foresaw."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from shoal_api.client import ServerError
+from shoal_api.http.problem_types import Kind
+
+
+def test_health_says_the_version(service: Any) -> None:
+    assert service.client.health().version == "1.2.3"
+
+
+def test_readiness_names_the_owner_of_the_lease(service: Any) -> None:
+    ready = service.client.ready()
+    assert (ready.ready, ready.owner, ready.epoch) == (True, "tests", service.epoch)
+
+
+def test_a_lost_cluster_is_not_ready_but_alive(own_service: Any) -> None:
+    own_service.cluster.view = own_service.cluster.view.model_copy(update={"connected": False})
+    with pytest.raises(ServerError) as caught:
+        own_service.client.ready()
+    assert caught.value.code == "not-ready"
+    assert [error.path for error in caught.value.problem.errors] == ["cluster"]
+    own_service.client.health()
+
+
+def test_the_cluster_is_shown(service: Any) -> None:
+    assert service.client.cluster() == service.cluster.view
+
+
+def test_metrics_are_served_and_requests_observed_by_route(service: Any) -> None:
+    assert "shoal_test_series 1.0" in service.client.metrics()
+    service.http.get("/v1/jobs/job-1")
+    service.http.request("BREW", "/nowhere/at/all")
+    assert ("GET", "/v1/jobs/{job_id}", 404) in service.observed
+    assert ("other", "unmatched", 404) in service.observed
+
+
+def test_every_problem_type_is_described_where_its_type_points(service: Any) -> None:
+    listed = service.http.get("/problems").json()
+    assert [problem["type"] for problem in listed] == [kind.uri for kind in Kind]
+    for problem in listed:
+        assert service.http.get(problem["type"]).json() == problem
+    assert service.http.get("/problems/other").json()["code"] == "not-found"
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/healthz"), ("DELETE", "/v1/jobs/x"), ("POST", "/")])
+def test_a_wrong_method_names_the_right_ones(service: Any, method: str, path: str) -> None:
+    response = service.http.request(method, path)
+    assert (response.status_code, response.json()["code"]) == (405, "method-not-allowed")
+    assert {"GET", "POST"} & set(response.headers["allow"].split(", ")) - {method}
+
+
+def test_an_unforeseen_error_is_a_500_with_an_id_that_is_in_the_log(own_service: Any, caplog: Any) -> None:
+    own_service.cluster.view = None  # what no source may answer
+    with caplog.at_level(logging.ERROR, logger="shoal_api"):
+        response = own_service.http.get("/v1/cluster")
+    problem = response.json()
+    assert (response.status_code, problem["code"]) == (500, "internal-error")
+    assert "Traceback" not in response.text and "NoneType" not in response.text
+    assert problem["error_id"] in caplog.text
+    assert "NoneType" in caplog.text
+    assert own_service.http.get("/healthz").status_code == 200
+
+
+def test_the_allow_header_names_the_methods_of_all_routes_of_a_path(service: Any) -> None:
+    assert service.http.put("/v1/jobs").headers["allow"] == "GET, POST"
+    assert service.http.put("/v1/jobs/job-1").headers["allow"] == "GET, PATCH"

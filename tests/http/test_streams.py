@@ -1,0 +1,191 @@
+"""Server-sent events: gap-free under concurrent writers, resumable, ended when the job has, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from shoal_api.client import Client
+from shoal_api.client.follow import lines_of, parse
+from shoal_service.views import PendingLog
+from shoal_workers.contract.job import EndReason
+
+EVENTS = {"Accept": "text/event-stream"}
+
+
+def write(service: Any, job_id: str, num_writers: int, num_each: int) -> list[threading.Thread]:
+    def go() -> None:
+        for number in range(num_each):
+            service.record(job_id, number)
+
+    threads = [threading.Thread(target=go) for _ in range(num_writers)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_streams_and_polls_miss_nothing_under_concurrent_writers(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    streamed: list[int] = []
+    polled: list[int] = []
+
+    def poll() -> None:
+        after = 0
+        while True:
+            page = service.client.events_page(job.id, after=after, wait_s=10, limit=7)
+            polled.extend(event.seq for event in page.items)
+            after = page.next_after
+            if page.ended:
+                return
+
+    readers = [
+        threading.Thread(target=poll),
+        threading.Thread(target=lambda: streamed.extend(e.seq for e in service.client.events(job.id, follow=True))),
+    ]
+    for reader in readers:
+        reader.start()
+    for writer in write(service, job.id, num_writers=4, num_each=40):
+        writer.join()
+    service.client.cancel(job.id)
+    for reader in readers:
+        reader.join(30)
+    last = list(service.client.events(job.id))[-1].seq
+    assert last > 160
+    assert streamed == list(range(1, last + 1))
+    assert polled == streamed
+
+
+def test_a_stream_resumes_after_last_event_id_and_ends_with_the_job(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    service.record(job.id, 1)
+    service.client.cancel(job.id)
+    last = list(service.client.events(job.id))[-1].seq
+    answer = service.http.get(f"/v1/jobs/{job.id}/events?after=1", headers=EVENTS | {"Last-Event-ID": "2"})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = list(parse(lines_of(iter([answer.content]))))
+    assert [event.id for event in events[:-1]] == [str(seq) for seq in range(3, last + 1)]
+    assert (events[-1].event, json.loads(events[-1].data)) == ("end", {"state": "CANCELLED"})
+    again = service.http.get(f"/v1/jobs/{job.id}/events", headers=EVENTS | {"Last-Event-ID": str(last)})
+    assert [event.event for event in parse(lines_of(iter([again.content])))] == ["end"]
+
+
+def test_a_quiet_stream_sends_heartbeats(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    with service.http.stream("GET", f"/v1/jobs/{job.id}/events?after=1", headers=EVENTS) as answer:
+        lines = lines_of(answer.iter_bytes())
+        assert ": heartbeat" in (next(lines) for _ in range(10))
+
+
+def test_writes_of_another_process_are_seen_too(own_service: Any, spec: dict[str, Any], tmp_path: Any) -> None:
+    job = own_service.client.submit(spec)
+    other = type(own_service.store).open(f"sqlite:///{tmp_path}/shoal.db")  # its commits notify nobody here
+    timer = threading.Timer(
+        0.2, other.record_event, (job.id, "test.other", {}), {"epoch": own_service.epoch, "now": time.time()}
+    )
+    timer.start()
+    page = own_service.client.events_page(job.id, after=1, wait_s=20)
+    assert [event.type for event in page.items] == ["test.other"]
+    timer.join()
+    other.close()
+
+
+def test_a_job_and_the_list_of_jobs_are_streamed_as_they_change(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    with service.http.stream("GET", "/v1/jobs?limit=1", headers=EVENTS) as answer:
+        pages = parse(lines_of(answer.iter_bytes()))
+        assert json.loads(next(pages).data)["items"][0]["state"] == "QUEUED"
+        with service.http.stream("GET", f"/v1/jobs/{job.id}", headers=EVENTS) as one:
+            states = parse(lines_of(one.iter_bytes()))
+            assert json.loads(next(states).data)["status"]["state"] == "QUEUED"
+            service.client.cancel(job.id)
+            assert json.loads(next(states).data)["status"]["state"] == "CANCELLED"
+            assert next(states).event == "end"
+        changed = next(pages)
+        assert (changed.event, json.loads(changed.data)["items"][0]["state"]) == ("jobs", "CANCELLED")
+
+
+@pytest.mark.parametrize("text", ["plain", "with \u2028 and \x85 and \x1c inside"])
+def test_a_log_is_followed_to_the_end_of_the_job(service: Any, supervise: Any, text: str) -> None:
+    lines = tuple(PendingLog(at=1.0, rank=0, shard_id="s", stream="stdout", text=f"{text} {n}") for n in range(700))
+    job_id = supervise(logs=lines)
+    service.store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=service.epoch, now=time.time())
+    service.client.cancel(job_id)
+    followed = [entry.text for entry in service.client.logs(job_id, follow=True)]
+    assert [one for one in followed if one.startswith(text)] == [f"{text} {n}" for n in range(700)]
+    plain = service.http.get(f"/v1/jobs/{job_id}/logs?follow=true&tail=2&rank=0").text
+    assert plain.count("\n") == 2 and "698" in plain and "699" in plain
+
+
+def test_an_unknown_job_is_a_404_and_no_stream(service: Any) -> None:
+    for part in ("", "/events", "/logs?follow=true"):
+        assert service.http.get(f"/v1/jobs/job-0{part}", headers=EVENTS).status_code == 404
+
+
+def test_open_streams_do_not_keep_the_server_from_stopping(run_service: Any, store: Any, spec: dict[str, Any]) -> None:
+    with run_service(store) as service:
+        job = service.client.submit(spec)
+        stream = service.http.stream("GET", f"/v1/jobs/{job.id}/events", headers=EVENTS)
+        answer = stream.__enter__()
+        chunks = answer.iter_bytes()
+        next(chunks)
+        poll = f"/v1/jobs/{job.id}/events?after=1&wait=60"
+        waiting = threading.Thread(target=service.http.get, args=(poll,), kwargs={"timeout": 90})
+        waiting.start()
+        while service.num_watches < 3:
+            service.client.health()
+        begun_mono = time.monotonic()
+    assert time.monotonic() - begun_mono < 4, "uvicorn's own grace time had to end the streams"
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_the_client_follows_over_a_restart_without_gaps_or_repeats(
+    run_service: Any, store: Any, spec: dict[str, Any]
+) -> None:
+    seen: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    half_seen = threading.Event()
+    with Client(f"http://127.0.0.1:{port}") as client:
+
+        def follow(job_id: str) -> None:
+            for event in client.events(job_id, follow=True):
+                seen.append(event.seq)
+                if len(seen) == 5:
+                    half_seen.set()
+
+        with run_service(store, port=port) as service:
+            job = service.client.submit(spec)
+            follower = threading.Thread(target=follow, args=(job.id,))
+            follower.start()
+            for number in range(4):
+                service.record(job.id, number)
+            assert half_seen.wait(10)
+        with run_service(store, port=port) as service:
+            for number in range(4):
+                service.record(job.id, number)
+            service.client.cancel(job.id)
+            follower.join(20)
+            assert not follower.is_alive()
+            assert seen == list(range(1, len(list(service.client.events(job.id))) + 1))
+            assert len(seen) >= 10
+
+
+def test_readers_that_leave_are_forgotten(own_service: Any, spec: dict[str, Any]) -> None:
+    job = own_service.client.submit(spec)
+    path = f"/v1/jobs/{job.id}/events"
+    for _ in range(5):
+        with own_service.http.stream("GET", path, headers=EVENTS) as answer:
+            next(answer.iter_bytes())
+        with pytest.raises(httpx.ReadTimeout):
+            own_service.http.get(f"{path}?after=1&wait=60", timeout=0.3)
+    deadline_mono = time.monotonic() + 10
+    while own_service.num_watches and time.monotonic() < deadline_mono:
+        own_service.client.health()
+    assert own_service.num_watches == 0
