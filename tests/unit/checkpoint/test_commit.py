@@ -85,6 +85,14 @@ def test_unreadable_storage_is_not_damage(tmp_path: Path) -> None:
         read_marker(str(tmp_path / "file" / "below"))
 
 
+def test_marker_that_the_disk_cannot_give_back_is_damage(tmp_path: Path) -> None:
+    path = Path(_commit(str(tmp_path), 7)) / MARKER_NAME
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # whose first page cannot be read: EIO
+    with pytest.raises(DamagedCheckpoint, match=r"cannot be read: .*Input/output error"):
+        read_marker(str(path.parent))
+
+
 def test_newest_committed_skips_torn_and_damaged(root: str) -> None:
     assert newest_committed(root) is None
     oldest = _commit(root, 5)

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.integrity import reading
 from shoal_workers.checkpoint.storage import Directory, join, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
 from shoal_workers.contract.messages import SavedPart
@@ -58,10 +59,8 @@ def write_marker_in(place: Directory, marker: CommitMarker) -> None:
 
 def marker_in(place: Directory) -> CommitMarker:
     """`read_marker` of a directory that is already open."""
-    try:
+    with reading(place, MARKER_NAME, missing="is missing: the checkpoint was never committed"):
         data = place.read(MARKER_NAME)
-    except FileNotFoundError:
-        raise DamagedCheckpoint(place.url, MARKER_NAME, "is missing: the checkpoint was never committed") from None
     marker = _decode(place.url, data)
     written_as = CheckpointName(marker.step, marker.attempt, marker.generation)
     lies_in = CheckpointName.parse(place.url.rsplit("/", 1)[-1])

@@ -56,12 +56,12 @@ def verify_file(place: Directory, file: SavedFile) -> None:
 
 
 @contextmanager
-def reading(place: Directory, name: str) -> Iterator[None]:
+def reading(place: Directory, name: str, missing: str = "is missing") -> Iterator[None]:
     """A file that is gone, or whose disk cannot give it back (EIO), is damage; other OSErrors are the storage's."""
     try:
         yield
     except FileNotFoundError:
-        raise DamagedCheckpoint(place.url, name, "is missing") from None
+        raise DamagedCheckpoint(place.url, name, missing) from None
     except OSError as error:
         if error.errno == errno.EIO:
             raise DamagedCheckpoint(place.url, name, f"cannot be read: {error}") from error

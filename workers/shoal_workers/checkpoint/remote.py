@@ -16,7 +16,7 @@ from typing import Any
 import fsspec
 
 _PART_BYTES = 32 << 20
-"""Bytes per part of an upload; S3 allows 10,000 parts, so a file may have 312 GiB."""
+"""Bytes per request, both ways; S3 allows 10,000 parts of an upload, so a file may have 312 GiB."""
 
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "r2"})
 """Have no directories. Asked to make one, s3fs makes the *bucket*, so that a misspelt URL would seem to work."""
@@ -73,10 +73,16 @@ class RemoteDirectory:
             return bytes(self.filesystem.cat_file(f"{self.path}/{name}"))
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        with _as_os_error(f"{self.url}/{name}"):
-            data = self.filesystem.cat_file(f"{self.path}/{name}", start=offset, end=offset + len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        done = 0
+        while done < len(buffer):
+            end = min(done + _PART_BYTES, len(buffer))
+            with _as_os_error(f"{self.url}/{name}"):
+                data = self.filesystem.cat_file(f"{self.path}/{name}", start=offset + done, end=offset + end)
+            buffer[done : done + len(data)] = data
+            done += len(data)
+            if done < end:
+                break
+        return done
 
     def remove(self, name: str) -> None:
         with _as_os_error(f"{self.url}/{name}"), contextlib.suppress(FileNotFoundError):
