@@ -18,6 +18,7 @@ class LanguageModelConfig(Frozen):
     dim: int = Field(256, ge=1, le=1 << 20)
     """Width of the residual stream."""
     num_layers: int = Field(4, ge=1, le=10_000)
+    """Transformer blocks."""
     num_heads: int = Field(8, ge=1, le=10_000)
     """Query heads; must divide `dim`, and dim / num_heads must be even (RoPE rotates pairs)."""
     num_kv_heads: int | None = Field(None, ge=1, le=10_000)
@@ -27,12 +28,15 @@ class LanguageModelConfig(Frozen):
     seq_len: int = Field(256, ge=1, le=1 << 22)
     """Tokens per sample."""
     vocab_size: int | None = Field(None, ge=2, le=1 << 24)
-    """Default: the tokenizer's."""
+    """Rows of the embedding; at least, and by default, the tokenizer's (257 for bytes)."""
     tied_head: bool = True
     """The output head shares the embedding's weights."""
     dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability, after the embedding, on attention weights, and on what every layer adds."""
     rope_theta: float = Field(10_000.0, gt=0, allow_inf_nan=False)
+    """Base of the rotation's wavelengths, in tokens; more for longer sequences."""
     norm_eps: float = Field(1e-5, gt=0, le=1)
+    """Added to the mean square in RMSNorm."""
 
     @model_validator(mode="after")
     def _divides(self) -> LanguageModelConfig:
@@ -68,6 +72,7 @@ class TextDataConfig(Frozen):
     cache_dir: str | None = Field(None, max_length=4096)
     """Where token shards are kept. Default: ~/.cache/shoal/data."""
     encoding_errors: Literal["strict", "replace"] = "replace"
+    """Bytes that are not UTF-8: refuse the file, or read U+FFFD in their place."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TextDataConfig:

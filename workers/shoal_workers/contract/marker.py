@@ -20,7 +20,7 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import SavedFile
 
 MARKER_NAME = "COMMIT.json"
-_DIRECTORY = re.compile(r"^step-(\d{12})-a(\d+)-g(\d+)$")
+_DIRECTORY = re.compile(r"step-(\d{12,})-a(\d+)-g(\d+)", re.ASCII)
 
 
 class CommitMarker(Frozen):
@@ -55,5 +55,6 @@ class CheckpointName:
     @staticmethod
     def parse(name: str) -> CheckpointName | None:
         """The parsed name, or None for anything else that lies in the directory."""
-        match = _DIRECTORY.match(name)
-        return CheckpointName(*(int(group) for group in match.groups())) if match else None
+        match = _DIRECTORY.fullmatch(name)
+        parsed = CheckpointName(*(int(group) for group in match.groups())) if match else None
+        return parsed if str(parsed) == name else None

@@ -15,8 +15,8 @@ from pydantic import Field, field_validator, model_validator
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.lm import LM_TASK
 
-_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
-_TASK = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 
 
@@ -64,11 +64,15 @@ class OptimizerSpec(Frozen):
     """AdamW (Loshchilov & Hutter 2019). A task that defines `build_optimizer` overrides it."""
 
     name: Literal["adamw"] = "adamw"
+    """The only one built in."""
     lr: float = Field(3e-4, gt=0, le=1e3, allow_inf_nan=False)
     """Peak learning rate."""
     beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the mean of the gradients."""
     beta2: float = Field(0.95, ge=0, lt=1)
+    """Decay of the mean of their squares."""
     eps: float = Field(1e-8, gt=0, le=1)
+    """Added to the root of the mean square."""
     weight_decay: float = Field(0.1, ge=0, le=1e3)
     """Applied to parameters of two or more dimensions only."""
     clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
@@ -79,7 +83,9 @@ class ScheduleSpec(Frozen):
     """Learning rate over the steps: linear warm-up, then the named decay until the last step."""
 
     name: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the decay after the warm-up; constant: none."""
     warmup_steps: int = Field(10, ge=0, le=2**53)
+    """Optimizer steps over which the learning rate rises to its peak."""
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
     """The decay ends at this fraction of the peak learning rate."""
 
@@ -98,7 +104,9 @@ class StopSpec(Frozen):
     def _exactly_one(self) -> StopSpec:
         given = [k for k in ("steps", "tokens", "epochs") if getattr(self, k) is not None]
         if len(given) != 1:
-            raise ValueError(f"stop needs exactly one of steps, tokens, epochs: it has {' and '.join(given) or 'none'}")
+            raise ValueError(
+                f"stop needs exactly one of steps, tokens, epochs: it has {' and '.join(given) or 'none'}."
+            )
         return self
 
 
@@ -106,12 +114,17 @@ class ParallelismSpec(Frozen):
     """Fixed degrees. This version runs the data axes; the others are refused until the engine has them."""
 
     dp_replicate: PositiveInt = 1
+    """Replicas of the sharded model (HSDP); only 1 in this version."""
     dp_shard: PositiveInt | Literal["auto"] = "auto"
     """Ways to shard fully (FSDP2); "auto" takes what the other degrees leave of the world size."""
     tp: PositiveInt = 1
+    """Tensor parallel; only 1 in this version."""
     pp: PositiveInt = 1
+    """Pipeline stages; only 1 in this version."""
     cp: PositiveInt = 1
+    """Context parallel; only 1 in this version."""
     ep: PositiveInt = 1
+    """Expert parallel; only 1 in this version."""
 
     @model_validator(mode="after")
     def _available(self) -> ParallelismSpec:
@@ -151,6 +164,7 @@ class WorkerSpec(Frozen):
     """What one shard reserves."""
 
     cpus: float = Field(1.0, ge=0, le=4096, allow_inf_nan=False)
+    """CPU cores; a fraction shares one."""
     gpus: int = Field(0, ge=0, le=1)
     """0: gloo on CPU. 1: NCCL on one GPU."""
     memory_gib: float = Field(0.0, ge=0, le=65536, allow_inf_nan=False)
@@ -197,15 +211,16 @@ class JobSpec(Frozen):
     """`module:Name` of a task class; see docs/tasks.md."""
     code: CodeSpec = CodeSpec()
     model: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the task. For the built-in language model: see LanguageModelConfig."""
+    """Passed to the task. For the built-in language model: see below."""
     data: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the task. For the built-in language model: see TextDataConfig."""
+    """Passed to the task. For the built-in language model: see below."""
     batch: BatchSpec = BatchSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     precision: Precision = Precision.FP32
     """fp32, or bf16: parameters and reductions in fp32, forward and backward in bf16."""
-    stop: StopSpec
+    stop: StopSpec = Field(examples=[{"steps": 1000}])
+    """When the job is done."""
     parallelism: Literal["auto"] | ParallelismSpec = "auto"
     """"auto": the planner chooses the layout for every world size. Or fixed degrees."""
     elasticity: ElasticitySpec = ElasticitySpec()
@@ -223,14 +238,14 @@ class JobSpec(Frozen):
     @field_validator("name")
     @classmethod
     def _name_is_a_label(cls, name: str) -> str:
-        if not _NAME.match(name):
+        if not _NAME.fullmatch(name):
             raise ValueError(f"name {name!r} must be lower-case letters, digits and inner dashes, at most 63.")
         return name
 
     @field_validator("task")
     @classmethod
     def _task_is_a_path(cls, task: str) -> str:
-        if not _TASK.match(task):
+        if not _TASK.fullmatch(task):
             raise ValueError(f'task {task!r} must read "module:Name", for example "{LM_TASK}".')
         return task
 
@@ -242,8 +257,7 @@ class JobSpec(Frozen):
                 f"elasticity.max_workers {most} is more than the {self.batch.num_micro_batches} micro-batches a step "
                 f"(batch.global_size {self.batch.global_size} / batch.micro_size {self.batch.micro_size}): "
                 f"{most - self.batch.num_micro_batches} workers would have nothing to do. "
-                f"Lower max_workers to {self.batch.num_micro_batches}, or micro_size to "
-                f"{max(1, self.batch.global_size // most)} or less."
+                f"Lower max_workers to {self.batch.num_micro_batches}, or take more and smaller micro-batches."
             )
         if isinstance(self.parallelism, ParallelismSpec) and self.parallelism.dp_shard != "auto":
             fixed = self.parallelism.dp_shard

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, TypeVar, get_args
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.lm import LM_TASK, LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
 
 M = TypeVar("M", bound=BaseModel)
+MAX_PROBLEMS = 50
+"""A hostile document may have a million; nobody reads them."""
 
 
 class SpecProblem(Frozen):
@@ -32,24 +40,27 @@ class SpecError(ValueError):
         self.problems = problems
 
     def __str__(self) -> str:
-        return "\n".join(f"{p.path}: {p.message}" if p.path else p.message for p in self.problems)
+        """One line a problem; a message that begins with its own key's path does not get it twice."""
+        lines = (p.message if p.message.startswith(p.path) else f"{p.path}: {p.message}" for p in self.problems)
+        return "\n".join(lines)
 
 
 def parse_spec(data: Any) -> JobSpec:
     """Validate a decoded YAML or JSON document.
 
     Raises:
-        SpecError: with every problem that was found.
+        SpecError: with every problem that was found, at most MAX_PROBLEMS.
     """
+    faults = tuple(SpecProblem(path=path, message=text) for path, text in islice(json_faults(data), MAX_PROBLEMS))
+    if faults:
+        raise SpecError(faults)
     problems: list[SpecProblem] = []
     spec = _validate(JobSpec, data, "", problems)
-    task = data.get("task", LM_TASK) if isinstance(data, dict) else None
-    if task == LM_TASK:
+    if isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
     if problems or spec is None:
-        unique = {(p.path, p.message): p for p in problems}
-        raise SpecError(tuple(unique.values()))
+        raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec
 
 
@@ -57,42 +68,127 @@ def _validate(model: type[M], data: Any, prefix: str, problems: list[SpecProblem
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        for detail in error.errors(include_url=False, include_context=False):
-            path = _dotted(prefix, detail["loc"])
-            problems.append(SpecProblem(path=path, message=_message(model, detail, path)))
+        details = error.errors(include_url=False, include_context=False)
+        places = [_place(model, detail["loc"]) for detail in details]
+        for (_, inner), texts in _by_path(model, data, places, details).items():
+            path = shown_path(".".join([prefix, *inner] if prefix else inner))
+            # the key twice, at JobSpec's own level and at the built-in task's, is one problem
+            if not any(problem.path == path for problem in problems) or not prefix:
+                problems.extend(SpecProblem(path=path, message=text) for text in texts)
         return None
 
 
-def _message(model: type[BaseModel], detail: Any, path: str) -> str:
-    if detail["type"] == "extra_forbidden":
-        return _unknown_key(model, [str(part) for part in detail["loc"]])
-    text = str(detail["msg"]).removeprefix("Value error, ")
-    if detail["type"] in ("value_error", "missing"):
-        return text if detail["type"] == "value_error" else "this key is required."
-    shown = repr(detail["input"])
-    return f"{text} (it is {shown if len(shown) <= 80 else shown[:77] + '...'})."
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an error lies, with pydantic's names of union branches taken out of its path."""
+
+    path: tuple[str, ...]
+    owner: type[BaseModel] | None
+    """The model whose key the last part of `path` is."""
+    union: tuple[str, ...] | None
+    """Path of the union around it, if any."""
+    in_object: bool
+    """The error is of a branch of that union that is an object."""
 
 
-def _unknown_key(model: type[BaseModel], loc: list[str]) -> str:
-    known = _keys_at(model, loc[:-1])
-    near = difflib.get_close_matches(loc[-1], known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown key {loc[-1]!r}.{hint} Valid keys here: {', '.join(sorted(known))}."
-
-
-def _keys_at(model: type[BaseModel], loc: list[str]) -> list[str]:
-    """The keys that are valid in the object at `loc`, looking through unions."""
-    here: type[BaseModel] = model
-    for part in loc:
-        field = here.model_fields.get(part)
-        if field is None:  # the branch of a union that pydantic names in the path
+def _place(model: type[BaseModel], loc: Iterable[int | str]) -> _Place:
+    here: type[BaseModel] | None = model
+    owner: type[BaseModel] | None = None
+    path: tuple[str, ...] = ()
+    branches: list[Any] = []
+    union: tuple[str, ...] | None = None
+    in_object = False
+    for part in map(str, loc):
+        if branches:  # this part is no key: it names the branch that was tried
+            here = next((b for b in branches if _is_model(b) and b.__name__ in part), None)
+            branches, union, in_object = [], path, here is not None
             continue
-        options = [field.annotation, *get_args(field.annotation)]
-        models = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
-        here = models[0] if models else here
-    return list(here.model_fields)
+        path, owner = (*path, part), here
+        field = here.model_fields.get(part) if here else None
+        options = _options(field.annotation) if field else []
+        branches = options if len(options) > 1 else []
+        here = options[0] if len(options) == 1 and _is_model(options[0]) else None
+    return _Place(path, owner, union, in_object)
 
 
-def _dotted(prefix: str, loc: tuple[int | str, ...]) -> str:
-    parts = [str(part) for part in loc if not (isinstance(part, str) and (part.endswith("Spec") or "[" in part))]
-    return ".".join([prefix, *parts] if prefix else parts)
+def _options(annotation: Any) -> list[Any]:
+    """What a field may hold, without None."""
+    args = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return [arg for arg in args if arg is not type(None)]
+
+
+def _is_model(option: Any) -> bool:
+    return isinstance(option, type) and issubclass(option, BaseModel)
+
+
+def _by_path(
+    model: type[BaseModel], data: Any, places: list[_Place], details: list[Any]
+) -> dict[tuple[bool, tuple[str, ...]], list[str]]:
+    """Messages by path. Of a union only the branch that the user meant: the object if an object was given."""
+    found: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
+    for place, detail in zip(places, details, strict=True):
+        if place.union is not None and place.in_object != isinstance(_value_at(data, place.union), dict):
+            continue
+        either = place.union == place.path and not place.in_object
+        texts = found.setdefault((either, place.path), [])
+        text = _message(model, place, detail)
+        if either and texts:  # plain alternatives, each with its own complaint about the same value
+            texts[0] = _joined(texts[0], text)
+        else:
+            texts.append(text)
+    return found
+
+
+def _joined(first: str, second: str) -> str:
+    """ "must be X (it is 3)." and "must be Y (it is 3)." -> "must be X or Y (it is 3)." """
+    return f"{first.rpartition(' (it is')[0]} or {second.removeprefix('must be ')}"
+
+
+def _value_at(data: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def _message(model: type[BaseModel], place: _Place, detail: Any) -> str:
+    text = str(detail["msg"])
+    match detail["type"]:
+        case "value_error":
+            return text.removeprefix("Value error, ")
+        case "extra_forbidden":
+            return _unknown_key(place)
+        case "model_type" if not place.path:
+            return f"a spec is an object (keys with values); this is {shown(detail['input'])}."
+        case "missing":
+            return f"this key is required{_example(place)}."
+        case "model_type":
+            owner = place.owner.model_fields[place.path[-1]].annotation if place.owner and place.path else model
+            keys = ", ".join(next(iter(m.model_fields for m in _options(owner) if _is_model(m)), ()))
+            return f"must be an object with the keys {keys} (it is {shown(detail['input'])})."
+        case _:
+            text = _PLAIN.get(detail["type"], text).replace("Input should", "must").replace("String should", "must")
+            return f"{text} (it is {shown(detail['input'])})."
+
+
+_PLAIN = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    "string_type": "must be text",
+    "dict_type": "must be an object",
+    "tuple_type": "must be a list",
+}
+"""pydantic's words, where they are Python's and not those of YAML."""
+
+
+def _example(place: _Place) -> str:
+    field = place.owner.model_fields.get(place.path[-1]) if place.owner else None
+    return f", for example {place.path[-1]}: {json.dumps(field.examples[0])}" if field and field.examples else ""
+
+
+def _unknown_key(place: _Place) -> str:
+    known = sorted(place.owner.model_fields) if place.owner else []
+    key = place.path[-1]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) if len(key) <= 64 else []
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown key {shown(key)}.{hint} Valid keys here: {', '.join(known)}."

@@ -1,0 +1,127 @@
+"""Writes the generated pages: `make docs`. docs/spec.md is a table of every key of a job spec, from its own schema.
+
+A test compares the committed page with what this makes, so the page cannot fall behind the code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.spec import JobSpec
+
+DOCS = Path(__file__).resolve().parent
+
+
+def main() -> None:
+    (DOCS / "spec.md").write_text(spec_page(), encoding="utf-8")
+
+
+def spec_page() -> str:
+    """The whole of docs/spec.md."""
+    schema = JobSpec.model_json_schema()
+    sections = [(key, s) for key, field in schema["properties"].items() if (s := _section(field, schema))]
+    parts = [_INTRODUCTION, "## Top level\n", _table(schema["properties"], schema, "")]
+    for key, section in sections:
+        parts += [f"## `{key}`\n", _description(section), _table(section["properties"], schema, f"{key}.", section)]
+    for key, model in (("model", LanguageModelConfig), ("data", TextDataConfig)):
+        task_schema = model.model_json_schema()
+        parts += [
+            f"## `{key}` of the built-in language model\n",
+            _description(task_schema),
+            _table(task_schema["properties"], task_schema, f"{key}.", task_schema),
+        ]
+    return "\n".join(part for part in parts if part)
+
+
+_INTRODUCTION = """# The job spec
+
+<!-- Made by docs/generate.py from the code; edit the docstrings there and run `make docs`. -->
+
+A job is described in YAML or JSON. Unknown keys are refused with their path and the nearest valid name, and all
+problems are told at once. Only `stop` is required (and `data`, for the built-in task). The JSON Schema is part of
+`/openapi.json`. Examples: [examples/](../examples).
+"""
+
+
+def _section(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | None:
+    for option in [field, *field.get("anyOf", ())]:
+        target = _resolved(option, schema)
+        if "properties" in target:
+            return target
+    return None
+
+
+def _table(
+    properties: dict[str, Any], schema: dict[str, Any], prefix: str, section: dict[str, Any] | None = None
+) -> str:
+    required = set((section or schema).get("required", ()))
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key, field in properties.items():
+        nested = _section(field, schema) if not prefix else None
+        name = f"[`{key}`](#{key})" if nested else f"`{prefix}{key}`"
+        default = "**required**" if key in required else _default(field, nested)
+        lines.append(f"| {name} | {_kind(field, schema)} | {default} | {_meaning(field, schema)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: dict[str, Any], nested: dict[str, Any] | None) -> str:
+    if nested and isinstance(field.get("default"), dict):
+        return "as below"
+    return f"`{json.dumps(field['default'])}`" if "default" in field else "`{}`"
+
+
+def _kind(field: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_kind(option, schema) for option in field["anyOf"]))
+    field = _resolved(field, schema)
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    if "enum" in field:
+        return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    name = _KINDS[field["type"]]
+    if field["type"] == "array":
+        return f"{name} of {_kind(field['items'], schema)}"
+    return name + _bounds(field)
+
+
+_KINDS = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "object",
+    "array": "list",
+    "null": "null",
+}
+
+
+def _bounds(field: dict[str, Any]) -> str:
+    words = (
+        ("minimum", ">= {:,}"), ("exclusiveMinimum", "> {:,}"),
+        ("maximum", "<= {:,}"), ("exclusiveMaximum", "< {:,}"),
+    )  # fmt: skip
+    told = [text.format(field[key]) for key, text in words if key in field and abs(field[key]) < 2**31]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _meaning(field: dict[str, Any], schema: dict[str, Any]) -> str:
+    text = field.get("description") or _resolved(field, schema).get("description", "")
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _description(section: dict[str, Any]) -> str:
+    return section.get("description", "").strip() + "\n"
+
+
+def _resolved(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in field:
+        return field
+    target: dict[str, Any] = schema["$defs"][field["$ref"].rpartition("/")[2]]
+    return target
+
+
+if __name__ == "__main__":
+    main()

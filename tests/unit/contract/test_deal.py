@@ -1,0 +1,101 @@
+"""Every sample exactly once at any world size, and an order that is a pure function of seed, epoch and position."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_workers.contract.deal import deal, randomness_seed, sample_at, sample_positions
+
+MICRO_BATCHES = st.integers(1, 300)
+WORLDS = st.integers(1, 40)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@given(MICRO_BATCHES, WORLDS)
+def test_every_micro_batch_counts_exactly_once_over_all_ranks(num: int, world: int) -> None:
+    dealt = [m for rank in range(world) for m in deal(num, rank, world)]
+    assert [m.index for m in dealt if m.weight == 1.0] == list(range(num))
+    assert {m.weight for m in dealt} <= {0.0, 1.0}
+
+
+@given(MICRO_BATCHES, WORLDS)
+def test_all_ranks_run_as_many_passes_and_fillers_come_last(num: int, world: int) -> None:
+    for rank in range(world):
+        weights = [m.weight for m in deal(num, rank, world)]
+        assert len(weights) == -(-num // world)
+        assert weights == sorted(weights, reverse=True)
+        assert weights.count(0.0) <= 1
+
+
+@given(MICRO_BATCHES, WORLDS)
+def test_a_rank_reads_a_contiguous_slice_and_its_filler_is_a_valid_index(num: int, world: int) -> None:
+    for rank in range(world):
+        mine = deal(num, rank, world)
+        real = [m.index for m in mine if m.weight]
+        assert real == list(range(real[0], real[0] + len(real))) if real else True
+        assert all(0 <= m.index < num for m in mine)
+
+
+@given(st.integers(0, 10**9), st.integers(1, 64), st.integers(1, 64), WORLDS)
+def test_a_step_reads_the_same_positions_at_every_world_size(step: int, num: int, micro: int, world: int) -> None:
+    size = num * micro
+    read = [
+        position
+        for rank in range(world)
+        for m in deal(num, rank, world)
+        if m.weight
+        for position in sample_positions(step, m.index, global_size=size, micro_size=micro)
+    ]
+    assert read == list(range(step * size, (step + 1) * size))
+
+
+@given(st.integers(1, 500), SEEDS, st.integers(0, 10**6))
+def test_every_epoch_reads_every_sample_exactly_once(num: int, seed: int, epoch: int) -> None:
+    order = [sample_at(epoch * num + i, num_samples=num, seed=seed) for i in range(num)]
+    assert sorted(order) == list(range(num))
+
+
+@given(st.integers(50, 500), SEEDS, st.integers(0, 10**6))
+def test_epochs_and_seeds_have_different_orders(num: int, seed: int, epoch: int) -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        return [sample_at(epoch * num + i, num_samples=num, seed=seed) for i in range(num)]
+
+    assert order(seed, epoch) != order(seed, epoch + 1)
+    assert order(seed, epoch) != order(seed + 1, epoch)
+    assert order(seed, epoch) != list(range(num))
+
+
+@given(st.integers(1, 2**40), SEEDS, st.integers(0, 2**50))
+def test_a_sample_is_known_from_its_position_alone_in_a_set_of_any_size(num: int, seed: int, position: int) -> None:
+    sample = sample_at(position, num_samples=num, seed=seed)
+    assert 0 <= sample < num
+    assert sample == sample_at(position, num_samples=num, seed=seed)
+
+
+def test_the_order_is_spread_over_the_whole_set() -> None:
+    """Every tenth of an epoch reads from every tenth of the samples, about evenly."""
+    num = 10_000
+    for tenth in range(10):
+        read = [sample_at(tenth * 1000 + i, num_samples=num, seed=7) // 1000 for i in range(1000)]
+        assert all(60 < read.count(part) < 150 for part in range(10))
+
+
+def test_the_order_never_changes_between_versions() -> None:
+    """A resumed job must read what it would have read: changing these numbers breaks every running job."""
+    assert [sample_at(i, num_samples=10, seed=0) for i in range(10)] == [6, 8, 9, 5, 2, 4, 7, 1, 0, 3]
+    assert sample_at(123_456_789_012, num_samples=1_000_003, seed=42) == 758_983
+    assert randomness_seed(1, 2, 3) == 7_510_213_797_696_614_745
+
+
+@given(SEEDS, st.integers(0, 10**9), st.integers(0, 10**4))
+def test_randomness_seeds_fit_torch_and_differ_between_micro_batches_and_steps(seed: int, step: int, m: int) -> None:
+    here = randomness_seed(seed, step, m)
+    assert 0 <= here < 2**63
+    others = {
+        randomness_seed(seed, step + 1, m),
+        randomness_seed(seed, step, m + 1),
+        randomness_seed(seed + 1, step, m),
+    }
+    assert here not in others
+    assert len(others) == 3

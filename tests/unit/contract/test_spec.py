@@ -1,0 +1,137 @@
+"""What a spec may say: defaults, cross-field rules with their arithmetic, JSON both ways, a documented schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec_errors import SpecError, parse_spec
+
+LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
+
+
+def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
+    spec = parse_spec(LEAST)
+    assert spec.task == "shoal_workers.tasks.lm:LanguageModel"
+    assert (spec.elasticity.min_workers, spec.elasticity.max_workers) == (1, 1)
+    assert spec.batch.num_micro_batches == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"batch": {"global_size": 10, "micro_size": 4}},
+            "batch.global_size 10 is not a multiple of batch.micro_size 4: 10 = 2 x 4 + 2. Use a global_size of 8 or",
+        ),
+        ({"batch": {"global_size": 3, "micro_size": 4}}, "3 = 0 x 4 + 3. Use a global_size of 4, or"),
+        (
+            {"elasticity": {"max_workers": 30}},
+            "elasticity.max_workers 30 is more than the 8 micro-batches a step (batch.global_size 32 / "
+            "batch.micro_size 4): 22 workers would have nothing to do. Lower max_workers to 8,",
+        ),
+        (
+            {"elasticity": {"min_workers": 3}},
+            "min_workers 3 is larger than elasticity.max_workers 1. Set max_workers to",
+        ),
+        (
+            {"parallelism": {"dp_shard": 2}},
+            "dp_shard is fixed at 2, but elasticity allows 1 to 1 workers. Use dp_shard",
+        ),
+        ({"parallelism": {"tp": 2}}, "parallelism.tp is 2: this version runs fully sharded data parallel only."),
+        ({"stop": {}}, "stop needs exactly one of steps, tokens, epochs: it has none."),
+        ({"stop": {"steps": 1, "epochs": 2}}, "it has steps and epochs."),
+        (
+            {"model": {"dim": 100, "num_heads": 8}},
+            "model.dim 100 is not a multiple of model.num_heads 8: 100 = 12 x 8 + 4.",
+        ),
+        ({"model": {"dim": 24, "num_heads": 8}}, "model.dim / model.num_heads = 3 is odd; RoPE rotates pairs."),
+        ({"model": {"num_kv_heads": 3}}, "model.num_kv_heads 3 does not divide model.num_heads 8."),
+        ({"data": {}}, "data needs exactly one of corpus and paths"),
+        ({"data": {"corpus": "wikipedia"}}, "data.corpus 'wikipedia' is not known; the only one by name is"),
+        ({"name": "Not A Label"}, "name 'Not A Label' must be lower-case letters"),
+        ({"name": "trailing\n"}, "must be lower-case letters"),
+        ({"task": "no-colon"}, "task 'no-colon' must read \"module:Name\""),
+    ],
+)
+def test_a_rule_across_fields_says_its_arithmetic_and_the_way_out(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec({**LEAST, **change})
+    assert said in str(caught.value)
+    assert len(caught.value.problems) == 1
+
+
+def _specs() -> st.SearchStrategy[dict[str, Any]]:
+    micro = st.integers(1, 16)
+    return st.builds(
+        lambda micro, num, workers, rest: {
+            **LEAST,
+            **rest,
+            "batch": {"global_size": micro * num, "micro_size": micro},
+            "elasticity": {"max_workers": min(workers, num)},
+        },
+        micro,
+        st.integers(1, 64),
+        st.integers(1, 64),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "precision": st.sampled_from(["fp32", "bf16"]),
+                "parallelism": st.sampled_from(["auto", {}, {"dp_shard": "auto"}]),
+                "optimizer": st.fixed_dictionaries({"lr": st.floats(1e-6, 1.0), "clip_norm": st.none() | st.just(0.5)}),
+                "stop": st.sampled_from([{"steps": 3}, {"tokens": 10**9}, {"epochs": 0.5}]),
+                "checkpoint": st.fixed_dictionaries({"every_s": st.none() | st.floats(0.1, 1e6)}),
+                "seed": st.integers(0, 2**32 - 1),
+                "code": st.just({"working_dir": "."}),
+            },
+        ),
+    )
+
+
+@given(_specs())
+def test_a_spec_survives_json(document: dict[str, Any]) -> None:
+    spec = parse_spec(document)
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+    assert parse_spec(json.loads(spec.model_dump_json())) == spec
+    assert TypeAdapter(JobSpec).validate_json(spec.model_dump_json()) == spec
+
+
+def test_the_json_schema_builds_and_refuses_unknown_keys_at_every_depth() -> None:
+    schema = JobSpec.model_json_schema()
+    json.dumps(schema)
+    assert set(schema["properties"]) == set(JobSpec.model_fields)
+    objects = [schema, *(d for d in schema["$defs"].values() if d["type"] == "object")]
+    assert all(o["additionalProperties"] is False for o in objects)
+    assert len(objects) > 10
+    undocumented = [name for o in objects for name, field in o["properties"].items() if not _documented(field, schema)]
+    assert undocumented == []
+
+
+def _documented(field: dict[str, Any], schema: dict[str, Any]) -> bool:
+    return "description" in field or "description" in schema["$defs"][field["$ref"].rpartition("/")[2]]
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse_spec(LEAST).seed = 3  # type: ignore[misc]
+
+
+def _sections(document: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        yield f"{path}{key}", value
+        if isinstance(value, dict):
+            yield from _sections(value, f"{path}{key}.")
+
+
+def test_every_default_is_itself_valid_when_written_out() -> None:
+    spec = parse_spec(LEAST)
+    written = spec.model_dump(mode="json")
+    assert len(list(_sections(written))) > 50
+    assert parse_spec(written) == spec

@@ -1,0 +1,38 @@
+"""docs/spec.md is what docs/generate.py makes of the code as it is."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.spec import JobSpec
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_committed_page_is_up_to_date(generate: ModuleType) -> None:
+    assert (DOCS / "spec.md").read_text(encoding="utf-8") == generate.spec_page(), "run `make docs`"
+
+
+def test_every_key_has_a_row_with_a_meaning(generate: ModuleType) -> None:
+    rows = [line for line in generate.spec_page().splitlines() if line.startswith(("| `", "| [`"))]
+    text = "\n".join(rows)
+    keys = {*JobSpec.model_fields, "batch.global_size", "parallelism.dp_shard", "retry.max_failures"}
+    keys |= {f"model.{key}" for key in LanguageModelConfig.model_fields}
+    keys |= {f"data.{key}" for key in TextDataConfig.model_fields}
+    assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
+    assert [row for row in rows if row.rstrip("| ").count(" | ") < 3] == []

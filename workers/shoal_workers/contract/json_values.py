@@ -1,0 +1,79 @@
+"""Is a decoded document plain JSON that every store, log and shard can hold? Decided before anything looks inside it.
+
+YAML and Python's JSON reader let through what PostgreSQL, a JSON file or a path cannot hold: NaN, null characters, lone
+surrogates, dates, integers of a million digits, anchors that contain themselves. Never recurses, never raises.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterator
+from typing import Any
+
+MAX_DEPTH = 32
+MAX_VALUES = 200_000
+_MAX_INT = 2**63
+_SHOWN_CHARS = 80
+
+
+def json_faults(document: Any) -> Iterator[tuple[str, str]]:
+    """(dotted path, what is wrong) of every value that cannot be kept; ends where it gets too deep or too many."""
+    stack: list[tuple[str, int, Any]] = [("", 0, document)]
+    num_values = 0
+    while stack:
+        path, depth, value = stack.pop()
+        num_values += 1
+        if num_values > MAX_VALUES:
+            yield "", f"the document has more than {MAX_VALUES:,} values."
+            return
+        if depth > MAX_DEPTH:
+            yield shown_path(path), f"nested deeper than {MAX_DEPTH} levels."
+            return
+        fault = _fault(value)
+        if fault:
+            yield shown_path(path), fault
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                if not isinstance(key, str) or _fault(key):
+                    yield shown_path(path), f"a key must be plain text; one is {shown(key)}."
+                else:
+                    stack.append((f"{path}.{key}" if path else key, depth + 1, inner))
+        elif isinstance(value, list | tuple):
+            stack.extend((f"{path}.{number}" if path else str(number), depth + 1, v) for number, v in enumerate(value))
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: short, whatever it is."""
+    try:
+        text = _REPR.repr(value)
+    except (ValueError, RecursionError):  # an integer of more than 4,300 digits, for one
+        text = f"a very large {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def shown_path(path: str) -> str:
+    return path if len(path) <= 200 else path[:197] + "..."
+
+
+def _fault(value: Any) -> str | None:
+    match value:
+        case None | bool() | dict() | list() | tuple():
+            return None
+        case str():
+            if "\0" in value:
+                return f"the text {shown(value)} contains a null character."
+            if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+                return f"the text {shown(value)} is not valid Unicode (it contains half of a surrogate pair)."
+            return None
+        case int():
+            return None if -_MAX_INT <= value < _MAX_INT else "the number does not fit into 64 bits."
+        case float():
+            return None if math.isfinite(value) else f"{value} is not a finite number."
+        case _:
+            kind = type(value).__name__
+            return f"{shown(value)} is a {kind}; a spec holds text, numbers, booleans, null, lists and objects."
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _SHOWN_CHARS
