@@ -1,9 +1,10 @@
-"""Program of one of four gloo processes: saves a trained state under every layout, loads each into every layout.
+"""Program of four gloo processes: saves a trained state under every layout, loads each into every layout.
 
-    python checkpoint_layouts.py RANK WORLD STORE_FILE ROOT
+    python checkpoint_layouts.py STORE_FILE ROOT
 
-A layout lives on a mesh over the first few ranks. Each saved checkpoint is loaded into each layout after one more step
-with other values; rank 0 prints one JSON line {"saved->loaded": [names of tensors that differ]}.
+A layout lives on a mesh over the first few ranks. Each saved checkpoint is loaded over a state of other values in each
+layout; rank 0 prints one JSON line {"saved->loaded": [names of tensors that differ]}. The ranks are forked from one
+process that has imported everything and has no thread yet: importing four times would take most of the time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import multiprocessing
 import sys
 from collections.abc import Mapping
 
@@ -115,7 +117,17 @@ def save(state: Mapping[str, torch.Tensor], directory: str, rank: int, world: in
     dist.barrier()
 
 
-def main(rank: int, world: int, store_file: str, root: str) -> None:
+def main(store_file: str, root: str) -> int:
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run_rank, args=(rank, 4, store_file, root)) for rank in range(4)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return sum(abs(rank.exitcode or 0) for rank in ranks)
+
+
+def run_rank(rank: int, world: int, store_file: str, root: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=world)
     meshes = make_meshes(world)
@@ -140,11 +152,11 @@ def main(rank: int, world: int, store_file: str, root: str) -> None:
             differing[f"{source}->{target}"] = [fqn for fqn in found if found[fqn] != saved[source].get(fqn)]
             assert rank != 0 or found.keys() == saved[source].keys()
     if rank == 0:
-        print(json.dumps(differing))
+        print(json.dumps(differing), flush=True)
     dist.barrier()
     writer.close()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    sys.exit(main(sys.argv[1], sys.argv[2]))

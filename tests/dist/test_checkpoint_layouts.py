@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.dist
 
 _PROGRAM = Path(__file__).with_name("checkpoint_layouts.py")
 _LAYOUTS = ("plain", "fsdp1", "fsdp2", "fsdp3", "fsdp4", "hsdp2x2", "fsdp2xtp2")
-_WORLD = 4
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +31,22 @@ def differing(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """What every pair of layouts got wrong, as the four processes saw it."""
     meeting_point = tmp_path_factory.mktemp("store") / "store"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(_PROGRAM), str(rank), str(_WORLD), str(meeting_point), str(root)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(_WORLD)
-    ]
+    program = subprocess.Popen(
+        [sys.executable, str(_PROGRAM), str(meeting_point), str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
     try:
-        told = [rank.communicate(timeout=120) for rank in ranks]
+        told, errors = program.communicate(timeout=150)
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * _WORLD, "\n".join(error for _, error in told)
-    return dict(json.loads(told[0][0].splitlines()[-1]))
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+    assert program.returncode == 0, errors
+    return dict(json.loads(told.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(("saved", "loaded"), list(itertools.product(_LAYOUTS, _LAYOUTS)))
