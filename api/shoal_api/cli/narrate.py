@@ -46,6 +46,11 @@ def _formed(data: Data) -> str:
     )
 
 
+def _forming(data: Data) -> str:
+    restore = f", from {data['restore']}" if data.get("restore") else ""
+    return f"forming generation {data.get('generation', '?')} with {data.get('workers', '?')} workers{restore}"
+
+
 def _incident_opened(data: Data) -> str:
     ranks = ", ".join(str(rank) for rank in data.get("ranks") or ())
     where = f" rank {ranks}" if ranks else ""
@@ -74,7 +79,8 @@ def _worker(verb: str) -> Callable[[Data], str]:
         rank = f" rank {data['rank']}" if data.get("rank") is not None else ""
         pid = f" (pid {data['pid']})" if data.get("pid") else ""
         reason = f": {data['reason']}" if data.get("reason") else ""
-        return f"worker {data.get('shard_id', '')}{rank} {verb}{pid}{reason}"
+        name = str(data.get("shard_id", "")).rpartition("/")[2]
+        return f"worker {name}{rank} {verb}{pid}{reason}"
 
     return describe
 
@@ -87,6 +93,8 @@ _WORDS: dict[str, Callable[[Data], str]] = {
         f"granted {data.get('to', '?')} workers (before: {data.get('from', '?')}) {data.get('reason', '')}"
     ),
     "job.state": _state,
+    "generation.forming": _forming,
+    "generation.switching": lambda data: f"switching at the next step boundary: {data.get('reason', '?')}",
     "generation.formed": _formed,
     "incident.opened": _incident_opened,
     "incident.closed": _incident_closed,

@@ -60,6 +60,7 @@ def run_demo(output: Output, *, keep: bool) -> bool:
             if not kept:
                 scratch = _ray_scratch(folder)
                 if server is not None:
+                    _tell(output, "stopping the server and its cluster", "dim")
                     server.stop()
                 for leftover in (scratch, folder):
                     if leftover is not None:
