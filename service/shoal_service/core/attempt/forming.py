@@ -17,6 +17,10 @@ def consider(turn: Turn) -> None:
     match turn.state.stage:
         case Stage.STARTING | Stage.WAITING if _ready(turn):
             form(turn, _candidates(turn))
+        case Stage.RUNNING if turn.state.exits:
+            turn.enter(
+                Stage.SWITCHING
+            )  # a member has left as planned: the others are about to, or run into the deadline
         case Stage.RUNNING:
             reason = _reason_to_switch(turn)
             if reason is not None:
@@ -64,7 +68,13 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
             restore_from=restore_from,
         )
         turn.do(Run(process.index, assignment))
-    turn.set(generation=generation, members=tuple(p.index for p in chosen), exits={}, parts={})
+    turn.set(
+        generation=generation,
+        members=tuple(p.index for p in chosen),
+        restored=state.newest,
+        exits={},
+        parts={name: parts for name, parts in state.parts.items() if name in state.committing},
+    )
     if state.incident is not None:
         source = "initial" if state.newest is None else "checkpoint"
         turn.set(
@@ -111,7 +121,7 @@ def _settled(turn: Turn) -> bool:
 
 def _reason_to_switch(turn: Turn) -> str | None:
     state = turn.state
-    have, could = len(state.members), min(state.granted, len(state.warm))
+    have, could = len(state.members), state.num_usable
     if state.wanted is Wanted.PAUSE:
         return "pause"
     if state.granted < have:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal_service.core.attempt import forming, processes
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, Interrupt, KillProcess
-from shoal_service.core.attempt.state import Incident, Process, Stage, Wanted
+from shoal_service.core.attempt.state import Attempt, Incident, Process, Stage, Wanted
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.views import UserFailure
 from shoal_workers.contract.job import EndReason, IncidentCause
@@ -21,7 +21,8 @@ _SUSPICIONS = {
 
 
 def process_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
-    """A process is gone. A member that had not left `run` yet takes the whole group down with it."""
+    """A process is gone. A member that had not left `run` yet takes the whole group down with it; one that had may take
+    its part of the last checkpoint with it."""
     if turn.state.process(index) is None:
         return
     process = turn.drop_process(index)
@@ -31,6 +32,9 @@ def process_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mes
     elif process.in_run and turn.state.group_active:
         _lose(turn, cause, witness, message, process)
         judge_when_all_left(turn)
+    elif _takes_its_part_along(turn.state, index):
+        _blame(turn, cause, witness, message, process)
+        after_commit(turn)
 
 
 def run_returned(turn: Turn, index: int, shard_exit: ShardExit) -> None:
@@ -94,7 +98,9 @@ def judge_when_all_left(turn: Turn) -> None:
     elif len(exits) == len(state.members) and len({(e.kind, e.step) for e in exits}) == 1 and exits[0].kind in _PLANNED:
         turn.enter(Stage.COMMITTING)
         after_commit(turn)
-    elif by_kind[ExitKind.STORAGE_FAILED] and state.fruitless >= 3:
+    elif by_kind[ExitKind.STORAGE_FAILED] and (
+        state.fruitless >= 3 or by_kind[ExitKind.STORAGE_FAILED][0].step == state.total_steps
+    ):
         failed = by_kind[ExitKind.STORAGE_FAILED][0]
         turn.end(EndReason.STORAGE_FAILED, failed.error.message if failed.error else "storage failed")
     else:
@@ -108,11 +114,12 @@ def after_commit(turn: Turn) -> None:
         return
     last = next(iter(state.exits.values()))
     name = str(CheckpointName(last.step, state.attempt, state.generation))
-    committed = state.newest is not None and (CheckpointName.parse(state.newest) or _NONE).step >= last.step
-    if committed:
+    if _is_durable(state, last.step):
         _go_on(turn, last.kind)
     elif name in state.failed_saves:
         go_on_without_commit(turn, "the checkpoint of the last step could not be saved")
+    elif any(state.process(index) is None and _takes_its_part_along(state, index) for index in state.members):
+        _re_form(turn)
 
 
 def go_on_without_commit(turn: Turn, message: str) -> None:
@@ -126,7 +133,20 @@ def go_on_without_commit(turn: Turn, message: str) -> None:
     _go_on(turn, last.kind)
 
 
-_NONE = CheckpointName(-1, 0, 0)
+def _takes_its_part_along(state: Attempt, index: int) -> bool:
+    """This member has left as planned, but its part of that step's checkpoint was not heard of yet."""
+    shard_exit = state.exits.get(index)
+    if shard_exit is None or shard_exit.kind not in _PLANNED:
+        return False
+    if not state.group_active and state.stage is not Stage.COMMITTING:
+        return False
+    name = str(CheckpointName(shard_exit.step, state.attempt, state.generation))
+    return shard_exit.rank not in state.parts.get(name, {}) and not _is_durable(state, shard_exit.step)
+
+
+def _is_durable(state: Attempt, step: int) -> bool:
+    newest = CheckpointName.parse(state.newest) if state.newest else None
+    return newest is not None and newest.step >= step
 
 
 def _go_on(turn: Turn, kind: ExitKind) -> None:
@@ -137,7 +157,13 @@ def _go_on(turn: Turn, kind: ExitKind) -> None:
 
 
 def _lose(turn: Turn, cause: IncidentCause, witness: str, message: str, process: Process | None) -> None:
-    """Open the incident, or add to the one that is open; from then on the group is quiescing.
+    """The group is lost: from now on it is quiescing."""
+    _blame(turn, cause, witness, message, process)
+    _quiesce(turn)
+
+
+def _blame(turn: Turn, cause: IncidentCause, witness: str, message: str, process: Process | None) -> None:
+    """Open the incident, or add to the one that is open.
 
     `process`: the one that is gone; None where the group broke and nobody is known to be gone.
     """
@@ -174,12 +200,12 @@ def _lose(turn: Turn, cause: IncidentCause, witness: str, message: str, process:
                 update={
                     "ranks": tuple(sorted({*known.ranks, *ranks})),
                     "shard_ids": tuple(dict.fromkeys((*known.shard_ids, *names))),
+                    "formed_at": None,  # a late report of a step must not close it
                     **(verdict if suspicion else {}),
                 }
             )
         )
     turn.show_incident()
-    _quiesce(turn)
 
 
 def _quiesce(turn: Turn) -> None:
@@ -219,11 +245,11 @@ def _re_form(turn: Turn) -> None:
 
 def _fall_back(turn: Turn, shard_exit: ShardExit) -> None:
     state = turn.state
-    bad = state.newest
+    bad = state.restored
     message = shard_exit.error.message if shard_exit.error else "verification failed"
     assert bad is not None
     damaged = (*state.damaged, bad)
-    turn.set(damaged=damaged, newest=None)
+    turn.set(damaged=damaged, newest=None if state.newest == bad else state.newest)
     turn.emit("checkpoint.damaged", name=bad, message=message)
     if state.incident is not None:
         turn.set(incident=state.incident.model_copy(update={"quiesced_at": turn.now}))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from shoal_service.core.attempt import forming, leaving, news, processes
-from shoal_service.core.attempt.commands import Command, FindCheckpoint
+from shoal_service.core.attempt.commands import Command, Commit, FindCheckpoint, Interrupt, RequestYield
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
@@ -40,6 +40,26 @@ from shoal_workers.contract.job import EndReason, IncidentCause
 def open_attempt() -> tuple[Command, ...]:
     """The commands that set a new attempt in motion."""
     return (FindCheckpoint(),)
+
+
+def reopen(state: Attempt) -> tuple[Command, ...]:
+    """What was asked for and never answered, to be asked again after the supervisor's own death. All of it is harmless
+    to repeat."""
+    in_run = [p.index for p in state.processes if p.in_run]
+    commits = tuple(
+        Commit(name, tuple(parts[rank] for rank in sorted(parts)))
+        for name, parts in state.parts.items()
+        if name in state.committing
+    )
+    match state.stage:
+        case Stage.OPENING | Stage.FALLING_BACK:
+            return (*commits, FindCheckpoint(excluding=state.damaged))
+        case Stage.QUIESCING:
+            return (*commits, *(Interrupt(index, state.generation) for index in in_run))
+        case Stage.SWITCHING:
+            return (*commits, *(RequestYield(index, state.generation) for index in in_run))
+        case _:
+            return commits
 
 
 def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Command, ...]]:
@@ -84,11 +104,13 @@ def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Comma
 
 
 def _checkpoint_found(turn: Turn, name: str | None) -> None:
-    turn.set(newest=name)
+    if turn.state.stage not in (Stage.OPENING, Stage.FALLING_BACK):
+        return  # an answer that was asked for twice
+    news.remember_newest(turn, name)
     if turn.state.stage is Stage.OPENING:
         turn.enter(Stage.STARTING)
-    elif turn.state.stage is Stage.FALLING_BACK:
-        turn.emit("checkpoint.fallback", to=name)
+    else:
+        turn.emit("checkpoint.fallback", to=turn.state.newest)
         forming.plan_next(turn)
 
 
@@ -109,15 +131,15 @@ def _deadlines(turn: Turn) -> None:
     match state.stage:
         case Stage.OPENING | Stage.FALLING_BACK if waited > timeouts.commit_s:
             turn.end(EndReason.STORAGE_FAILED, f"{state.checkpoint_root} did not answer for {waited:.0f} s")
-        case Stage.STARTING if waited > timeouts.start_s and len(state.warm) < state.min_workers:
+        case Stage.STARTING if waited > timeouts.start_s and state.num_usable < state.min_workers:
             turn.end(
                 EndReason.CAPACITY_TIMEOUT,
-                f"only {len(state.warm)} of at least {state.min_workers} workers started within {waited:.0f} s",
+                f"only {state.num_usable} of at least {state.min_workers} workers started within {waited:.0f} s",
             )
-        case Stage.WAITING if waited > state.spec.elasticity.wait_s:
+        case Stage.WAITING if waited > state.spec.elasticity.wait_s and state.num_usable < state.min_workers:
             turn.end(
                 EndReason.CAPACITY_TIMEOUT,
-                f"{len(state.warm)} of at least {state.min_workers} workers (elasticity.min_workers) for "
+                f"{state.num_usable} of at least {state.min_workers} workers (elasticity.min_workers) for "
                 f"{waited:.0f} s (elasticity.wait_s)",
             )
         case Stage.FORMING if waited > timeouts.form_s:

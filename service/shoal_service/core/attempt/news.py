@@ -39,23 +39,34 @@ def arrived(turn: Turn, index: int, item: ShardNews) -> None:
 
 
 def committed(turn: Turn, name: str, generation: int, step: int) -> None:
-    state = turn.state
-    turn.set(committing=tuple(n for n in state.committing if n != name))
-    newest = CheckpointName.parse(state.newest) if state.newest else None
-    this = CheckpointName.parse(name)
-    if name not in state.damaged and this is not None and (newest is None or this > newest):
-        turn.set(newest=name)
+    _answered(turn, name)
+    remember_newest(turn, name)
     turn.emit("checkpoint.committed", name=name, step=step, generation=generation)
     leaving.after_commit(turn)
 
 
 def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
-    turn.set(
-        committing=tuple(n for n in turn.state.committing if n != name),
-        failed_saves=(*turn.state.failed_saves, name),
-    )
+    _answered(turn, name)
+    turn.set(failed_saves=(*turn.state.failed_saves, name))
     turn.emit("checkpoint.failed", name=name, generation=generation, message=message)
     leaving.after_commit(turn)
+
+
+def remember_newest(turn: Turn, name: str | None) -> None:
+    """A checkpoint that may be restored from; commits and searches of the storage may answer in any order."""
+    state = turn.state
+    this = CheckpointName.parse(name) if name else None
+    newest = CheckpointName.parse(state.newest) if state.newest else None
+    if this is not None and name not in state.damaged and (newest is None or this > newest):
+        turn.set(newest=name)
+
+
+def _answered(turn: Turn, name: str) -> None:
+    state = turn.state
+    turn.set(
+        committing=tuple(n for n in state.committing if n != name),
+        parts={n: p for n, p in state.parts.items() if n != name},
+    )
 
 
 def _formed(turn: Turn, item: Formed) -> None:
@@ -63,8 +74,10 @@ def _formed(turn: Turn, item: Formed) -> None:
     if state.stage is not Stage.FORMING:
         return  # already quiescing
     turn.enter(Stage.RUNNING)
-    lost = 0
-    if state.incident is not None:
+    if state.incident is None:
+        lost = max(0, state.step - item.start_step)  # a switch whose save failed
+        turn.set(steps_lost=state.steps_lost + lost)
+    else:
         lost = max(0, state.incident.step_before - item.start_step)
         turn.set(
             incident=state.incident.model_copy(
@@ -100,19 +113,20 @@ def _step_done(turn: Turn, item: StepReport) -> None:
 
 def _part_saved(turn: Turn, part: SavedPart) -> None:
     state = turn.state
-    parts = {**state.parts.get(part.directory, {}), part.rank: part}
     name = str(CheckpointName(part.step, state.attempt, part.generation))
-    if len(parts) < part.world_size:
-        turn.set(parts={**state.parts, part.directory: parts})
-        return
-    turn.set(parts={d: p for d, p in state.parts.items() if d != part.directory}, committing=(*state.committing, name))
-    turn.do(Commit(name, tuple(parts[rank] for rank in sorted(parts))))
+    if name == state.newest or name in (*state.committing, *state.failed_saves):
+        return  # told twice, to a supervisor that was restarted; or in vain
+    parts = {**state.parts.get(name, {}), part.rank: part}
+    turn.set(parts={**state.parts, name: parts})
+    if len(parts) == part.world_size:
+        turn.set(committing=(*state.committing, name))
+        turn.do(Commit(name, tuple(parts[rank] for rank in sorted(parts))))
 
 
 def _save_failed(turn: Turn, item: SaveFailed) -> None:
     state = turn.state
     name = str(CheckpointName(item.step, state.attempt, item.generation))
-    turn.set(parts={d: p for d, p in state.parts.items() if d != item.directory})
+    turn.set(parts={n: p for n, p in state.parts.items() if n != name})
     if name not in state.failed_saves:
         turn.set(failed_saves=(*state.failed_saves, name))
         turn.emit(

@@ -39,8 +39,11 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
 
 
 def start_died(turn: Turn, process: Process, message: str) -> None:
-    """A process died before it was warm. Too many in a row, with nothing running, is the end."""
+    """A process died before it was warm. Too many in a row, with nothing running, is the end; beside a running group
+    the next one is tried later and later."""
     turn.set(failed_starts=turn.state.failed_starts + 1)
+    if turn.state.stage is Stage.RUNNING:
+        turn.set(grow_not_before=turn.now + min(60.0, 2.0**turn.state.failed_starts))
     limit = 3 * max(1, turn.state.granted)
     if turn.state.failed_starts >= limit and turn.state.stage in (Stage.STARTING, Stage.WAITING):
         turn.end(
@@ -62,7 +65,8 @@ def replenish(turn: Turn) -> None:
         turn.set(processes=(*turn.state.processes, process), next_index=index + 1)
         turn.do(StartProcess(index, process.shard_id))
     surplus = max(0, len(turn.state.processes) - state.target_processes)
-    spare = [p for p in turn.state.processes if not p.in_run]
+    members = state.members if state.group_active else ()  # one that has left `run` may still have news to tell
+    spare = [p for p in turn.state.processes if not p.in_run and p.index not in members]
     for process in sorted(spare, key=lambda p: (p.warm, -p.index))[:surplus]:
         turn.emit("worker.released", shard_id=process.shard_id)
         turn.kill(process.index, "more processes than granted")

@@ -30,7 +30,7 @@ class Stage(StrEnum):
     QUIESCING = "quiescing"
     """A member is lost: survivors are being woken; the group re-forms when every `run` has returned."""
     SWITCHING = "switching"
-    """Asked to stop at the next step boundary, to grow, shrink, pause."""
+    """Asked to stop at the next step boundary, to grow, shrink, pause; or members are leaving after the last step."""
     COMMITTING = "committing"
     """Every member has left `run` as planned; the checkpoint of that step is being committed."""
     FALLING_BACK = "falling_back"
@@ -147,9 +147,11 @@ class Attempt(Frozen):
 
     newest: str | None = None
     """Directory name of the newest committed checkpoint."""
+    restored: str | None = None
+    """Directory name of the one that the current (or last) generation started from; `newest` may be newer by now."""
     damaged: tuple[str, ...] = ()
     parts: dict[str, dict[int, SavedPart]] = Field(default_factory=dict)
-    """By directory URL, then rank: parts of this generation that wait for the others."""
+    """By directory name, then rank: parts that wait for the others, then for their commit."""
     committing: tuple[str, ...] = ()
     """Directory names whose commit is in flight."""
     failed_saves: tuple[str, ...] = ()
@@ -183,6 +185,11 @@ class Attempt(Frozen):
     def group_active(self) -> bool:
         """Members are in `run`, or still on their way out of it."""
         return self.stage in (Stage.FORMING, Stage.RUNNING, Stage.SWITCHING, Stage.QUIESCING)
+
+    @property
+    def num_usable(self) -> int:
+        """Warm processes that the grant allows to train."""
+        return min(self.granted, len(self.warm))
 
     @property
     def min_workers(self) -> int:

@@ -113,13 +113,13 @@ def _finishing(state: Attempt) -> bool:
 def _reason(state: Attempt) -> str:
     match state.stage:
         case Stage.WAITING:
-            return "min_workers_unreachable" if len(state.warm) < state.min_workers else "backing_off"
+            return "min_workers_unreachable" if state.num_usable < state.min_workers else "backing_off"
         case _:
             return str(state.incident.cause) if state.incident else ""
 
 
 def _message(state: Attempt) -> str:
-    warm = len(state.warm)
+    warm = state.num_usable
     match state.stage:
         case Stage.STARTING:
             return f"{warm} of {state.granted} workers are ready (at least {state.min_workers} needed)"

@@ -1,0 +1,480 @@
+"""A world for the attempt machine: processes, storage and time; the machine's commands make them, a test bends them.
+
+    machine --commands--> World --(what comes of them)--> pending events --deliver--> machine
+
+Whatever a process or the storage answers is pending until a test delivers it, so every order can be tried. The world
+looks at each command that the machine gives, and fails the test on one that could do harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.commands import (
+    Command,
+    Commit,
+    Emit,
+    End,
+    FindCheckpoint,
+    ForgetDamaged,
+    Interrupt,
+    KillProcess,
+    RequestYield,
+    Run,
+    ShowIncident,
+    StartProcess,
+)
+from shoal_service.core.attempt.events import (
+    CheckpointCommitted,
+    CheckpointFound,
+    CommitFailed,
+    Event,
+    NewsArrived,
+    ProcessFailedToStart,
+    ProcessLost,
+    ProcessWarm,
+    RunReturned,
+    Tick,
+)
+from shoal_service.core.attempt.state import Attempt, Stage, Timeouts
+from shoal_service.views import AttemptEnd, IncidentView
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import (
+    Assignment,
+    ErrorReport,
+    ExitKind,
+    Formed,
+    Phase,
+    SavedPart,
+    SaveFailed,
+    ShardExit,
+    ShardInfo,
+    ShardNews,
+    StepReport,
+)
+from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+
+ROOT = "/checkpoints/j1"
+TOTAL_STEPS = 12
+TIMEOUTS = Timeouts(quiesce_s=5.0, form_s=20.0, start_s=60.0, settle_s=3.0, commit_s=20.0, switch_s=40.0)
+
+
+@dataclass
+class FakeProcess:
+    """One shard process. It does what a shard does, when the test says so."""
+
+    index: int
+    shard_id: str
+    alive: bool = True
+    is_warm: bool = False
+    is_stuck: bool = False
+    run: Assignment | None = None
+    step: int = 0
+    yields: bool = False
+    fenced: bool = False
+
+
+@dataclass
+class World:
+    """See the module docstring. `state` is the machine's."""
+
+    state: Attempt
+    now: float = 1000.0
+    processes: dict[int, FakeProcess] = field(default_factory=dict)
+    committed: dict[str, bool] = field(default_factory=dict)
+    """Checkpoints in storage: False: damaged."""
+    commits: list[Commit] = field(default_factory=list)
+    """Asked for, not answered."""
+    finds: list[FindCheckpoint] = field(default_factory=list)
+    pending: dict[str, list[Event]] = field(default_factory=dict)
+    """By channel; what one channel carries arrives in order."""
+    history: list[Event] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+    """Committed checkpoints that the machine was told of, and that were not called damaged since."""
+    told_gone: set[int] = field(default_factory=set)
+    """Processes that the machine killed, or was told of as lost."""
+    num_steps: int = 0
+
+    # --- what the machine is told, and what it says -----------------------------------------------------------------
+
+    def feed(self, event: Event) -> tuple[Command, ...]:
+        before, document = self.state, self.state.model_dump_json()
+        after, commands = machine.step(before, event, self.now)
+        assert before.model_dump_json() == document, "the input was mutated"
+        assert machine.step(before, event, self.now) == (after, commands), "not a function of its input"
+        assert Attempt.model_validate_json(after.model_dump_json()) == after, "the journal would lose something"
+        self.state = after
+        self.history.append(event)
+        self._learn(event)
+        self._look_at(before, after)
+        if before.stage is Stage.ENDED:
+            assert commands == () and after == before
+        self.perform(commands)
+        return commands
+
+    def perform(self, commands: tuple[Command, ...]) -> None:
+        runs = [c for c in commands if isinstance(c, Run)]
+        for command in commands:
+            match command:
+                case FindCheckpoint():
+                    self.finds.append(command)
+                case StartProcess(index, shard_id):
+                    assert index not in self.processes
+                    self.processes[index] = FakeProcess(index, shard_id)
+                case KillProcess(index, _):
+                    assert self._is_believed_alive(index)
+                    self.told_gone.add(index)
+                    self._gone(index)
+                case Run(index, assignment):
+                    if command is runs[0]:
+                        self._look_at_runs(runs)
+                    process = self.processes[index]
+                    process.run, process.step, process.yields, process.fenced = assignment, 0, False, False
+                case Interrupt(index, generation):
+                    self._look_at_call(index, generation)
+                    self.processes[index].fenced = True
+                case RequestYield(index, generation):
+                    self._look_at_call(index, generation)
+                    self.processes[index].yields = True
+                case Commit():
+                    assert len({part.rank for part in command.parts}) == command.parts[0].world_size
+                    self.commits.append(command)
+                case ForgetDamaged(name, _):
+                    assert self.committed[name] is False, "a good checkpoint was called damaged"
+                    self.known.discard(name)
+                case End():
+                    alive = [i for i, p in self.processes.items() if p.alive and self._is_believed_alive(i)]
+                    assert alive == [], "left running at the end"
+                case Emit() | ShowIncident():
+                    pass
+            self.commands.append(command)
+        assert self.state.stage is not Stage.ENDED or isinstance(self.commands[-1], End), "the last word is the end"
+
+    def _learn(self, event: Event) -> None:
+        match event:
+            case CheckpointFound(name) if name is not None:
+                self.known.add(name)
+            case CheckpointCommitted(name):
+                if self.committed.get(name, True) or name not in self.state.damaged:
+                    self.known.add(name)
+            case ProcessLost(index):
+                self.told_gone.add(index)
+
+    def _look_at(self, before: Attempt, after: Attempt) -> None:
+        assert after.generation in (before.generation, before.generation + 1)
+        if before.newest is not None and before.newest not in after.damaged:
+            assert after.newest is not None and _name(after.newest) >= _name(before.newest)
+        assert after.stage is not Stage.ENDED or after.processes == ()
+
+    def _look_at_runs(self, runs: list[Run]) -> None:
+        state = self.state
+        assert state.min_workers <= len(runs) <= state.granted
+        assert [c.assignment.rank for c in runs] == list(range(len(runs)))
+        assert {c.assignment.generation for c in runs} == {state.generation}
+        assert {c.assignment.world_size for c in runs} == {len(runs)}
+        assert len({(c.assignment.store_host, c.assignment.store_port, c.assignment.layout) for c in runs}) == 1
+        newest = max((_name(name) for name in self.known), default=None)
+        expected = None if newest is None else f"{ROOT}/{newest}"
+        assert {c.assignment.restore_from for c in runs} == {expected}, "not the newest good checkpoint"
+        for process in self.processes.values():
+            assert not (process.alive and process.run), f"{process} still runs an older generation"
+        for command in runs:
+            assert self._is_believed_alive(command.index) and self.state.process(command.index).warm
+
+    def _look_at_call(self, index: int, generation: int) -> None:
+        assert self._is_believed_alive(index), "a call to a process that is known to be gone"
+        assert generation == self.state.generation
+        returned = [e for e in self.history if isinstance(e, RunReturned) and e.index == index]
+        assert all(e.exit.generation != generation for e in returned), "it has left this generation"
+
+    def _is_believed_alive(self, index: int) -> bool:
+        return index in self.processes and index not in self.told_gone
+
+    # --- what happens in the world ----------------------------------------------------------------------------------
+
+    def post(self, channel: str, event: Event) -> None:
+        self.pending.setdefault(channel, []).append(event)
+
+    def deliver(self, channel: str) -> None:
+        event = self.pending[channel].pop(0)
+        if not self.pending[channel]:
+            del self.pending[channel]
+        self.feed(event)
+
+    def deliver_all(self) -> None:
+        while self.pending:
+            self.deliver(min(self.pending))
+
+    def pass_time(self, seconds: float) -> None:
+        """In one leap; deadlines are looked at once, at its end."""
+        self.now += seconds
+        self.feed(Tick())
+
+    def start_all(self) -> None:
+        """Every process that starts becomes warm."""
+        for process in list(self.processes.values()):
+            self.start(process.index)
+        self.deliver_all()
+
+    def start(self, index: int) -> None:
+        process = self.processes[index]
+        if process.alive and not process.is_warm:
+            process.is_warm = True
+            info = ShardInfo(
+                shard_id=process.shard_id, node_id=f"n{index}", node_ip="10.0.0.1", pid=4000 + index,
+                store_port=5000 + index, device="cpu",
+            )  # fmt: skip
+            self.post(f"warm-{index}", ProcessWarm(index, info))
+
+    def fail_to_start(self, index: int) -> None:
+        error = ErrorReport(type="ImportError", message="no torchvision", traceback="...", phase=Phase.PREPARING)
+        self.post(f"warm-{index}", ProcessFailedToStart(index, error))
+
+    def answer_storage(self, *, ok: bool = True) -> None:
+        """Every search and every commit."""
+        for find in self.finds:
+            names = [n for n in self.committed if n not in find.excluding]
+            self.post("find", CheckpointFound(max(names, key=_name, default=None)))
+        for commit in self.commits:
+            first = commit.parts[0]
+            if ok:
+                self.committed.setdefault(commit.name, True)
+                self.post("commit", CheckpointCommitted(commit.name, first.generation, first.step))
+            else:
+                self.post("commit", CommitFailed(commit.name, first.generation, first.step, "disk full"))
+        self.finds, self.commits = [], []
+
+    def damage_newest(self) -> None:
+        if self.committed:
+            self.committed[max(self.committed, key=_name)] = False
+
+    def die(self, index: int, cause: IncidentCause = IncidentCause.SHARD_DIED) -> None:
+        """What it had not told yet is lost with it."""
+        self._gone(index)
+        self.post(f"lost-{index}", ProcessLost(index, cause, "run call", "killed by signal 9"))
+
+    def _gone(self, index: int) -> None:
+        process = self.processes[index]
+        process.alive, process.run = False, None
+        for channel in (f"warm-{index}", f"news-{index}", f"exit-{index}", f"lost-{index}"):
+            self.pending.pop(channel, None)
+
+    def group(self) -> list[FakeProcess]:
+        """The living members that are in `run` of the current generation, by rank."""
+        found = [p for p in self.processes.values() if p.alive and p.run and p.run.generation == self.state.generation]
+        return sorted(found, key=lambda p: p.run.rank)
+
+    @property
+    def is_whole(self) -> bool:
+        group = self.group()
+        return bool(group) and len(group) == group[0].run.world_size and not any(p.is_stuck or p.fenced for p in group)
+
+    def leave(self, process: FakeProcess, kind: ExitKind, error: ErrorReport | None = None) -> None:
+        assert process.run is not None
+        shard_exit = ShardExit(
+            generation=process.run.generation, rank=process.run.rank, kind=kind, step=process.step, error=error
+        )
+        process.run = None
+        self.post(f"exit-{process.index}", RunReturned(process.index, shard_exit))
+
+    def form(self) -> None:
+        """The group comes together, restores, and says so; or finds its checkpoint damaged."""
+        group = self.group()
+        if not self.is_whole:
+            return
+        url = group[0].run.restore_from
+        name = None if url is None else url.rsplit("/", 1)[1]
+        if name is not None and not self.committed[name]:
+            for process in group:
+                self.leave(process, ExitKind.DAMAGED_CHECKPOINT, _error("ChecksumMismatch", "flipped byte"))
+            return
+        start = 0 if name is None else _name(name).step
+        for process in group:
+            process.step = start
+        self.tell(
+            group[0],
+            Formed(
+                generation=group[0].run.generation, at=self.now, start_step=start, total_steps=TOTAL_STEPS,
+                form_s=0.1, build_s=0.2, restore_s=0.3, num_parameters=10,
+            ),
+        )  # fmt: skip
+
+    def train(self, steps: int = 1, *, save_every: int = 4) -> None:
+        """So many steps of a formed group. It stops where it was asked to, or at the end, with a part of that step."""
+        for _ in range(steps):
+            group = self.group()
+            if not self.is_whole:
+                return
+            if group[0].step < TOTAL_STEPS:
+                for process in group:
+                    process.step += 1
+                self.num_steps += 1
+                self.tell(group[0], _step_report(group[0].run, group[0].step, self.now))
+            step = group[0].step
+            kind = ExitKind.FINISHED if step == TOTAL_STEPS else ExitKind.YIELDED
+            leaves = step == TOTAL_STEPS or any(p.yields for p in group)
+            if leaves or step % save_every == 0:
+                self.save()
+            if leaves:
+                for process in group:
+                    self.leave(process, kind)
+
+    def save(self) -> None:
+        for process in self.group():
+            self.tell(process, part_of(process.run, process.step))
+
+    def fail_save(self, process: FakeProcess) -> None:
+        run = process.run
+        directory = f"{ROOT}/{CheckpointName(process.step, run.attempt, run.generation)}"
+        self.tell(
+            process,
+            SaveFailed(
+                generation=run.generation, step=process.step, rank=run.rank, directory=directory, error="disk full"
+            ),
+        )
+
+    def obey_interrupts(self) -> None:
+        for process in self.group():
+            if process.fenced and not process.is_stuck:
+                self.leave(process, ExitKind.INTERRUPTED)
+
+    def break_collectives(self) -> None:
+        """Whoever notices that a member is missing leaves with a report about somebody else."""
+        for process in self.group():
+            if not process.is_stuck:
+                self.leave(process, ExitKind.COLLECTIVE_FAILED, _error("DistError", "connection reset by peer"))
+
+    def tell(self, process: FakeProcess, item: ShardNews) -> None:
+        self.post(f"news-{process.index}", NewsArrived(process.index, item))
+
+    def cooperate(self) -> None:
+        """One round in which everybody does what is asked of them, and time passes."""
+        for process in list(self.processes.values()):
+            self.start(process.index)
+        self.answer_storage()
+        self.obey_interrupts()
+        if self.state.stage is Stage.FORMING:
+            self.form()
+        self.deliver_all()
+        if self.state.stage is Stage.SWITCHING:
+            self.train(1)
+        self.deliver_all()
+        self.answer_storage()
+        self.deliver_all()
+        self.pass_time(2.0)
+
+    # --- what tests ask for -----------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> AttemptEnd | None:
+        ends = [c.end for c in self.commands if isinstance(c, End)]
+        assert len(ends) <= 1
+        return ends[0] if ends else None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.state.members)
+
+    def events(self, type_: str) -> list[dict[str, Any]]:
+        return [c.data for c in self.commands if isinstance(c, Emit) and c.type == type_]
+
+    def incidents(self) -> list[IncidentView]:
+        """The last that was shown of each."""
+        return list({c.incident.id: c.incident for c in self.commands if isinstance(c, ShowIncident)}.values())
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(c, kind) for c in self.commands)
+
+    def open(self, *, then: int | None = None) -> World:
+        """To STARTING, or to RUNNING after `then` steps."""
+        self.answer_storage()
+        self.deliver_all()
+        if then is not None:
+            self.start_all()
+            self.form()
+            self.deliver_all()
+            assert self.state.stage is Stage.RUNNING
+            self.run(then)
+        return self
+
+    def run(self, steps: int) -> None:
+        """Train, and store what is saved."""
+        for _ in range(steps):
+            self.train(1)
+            self.deliver_all()
+            self.answer_storage()
+            self.deliver_all()
+
+    def recover(self) -> None:
+        """Survivors are woken, and the next group forms."""
+        self.deliver_all()
+        self.obey_interrupts()
+        self.deliver_all()
+        self.form()
+        self.deliver_all()
+
+    def until(self, *stages: Stage, rounds: int = 80) -> None:
+        """Cooperate until one of the stages is reached."""
+        for _ in range(rounds):
+            if self.state.stage in stages:
+                return
+            self.cooperate()
+        raise AssertionError(f"still {self.state.stage} after {rounds} rounds")
+
+
+NewWorld = Callable[..., World]
+
+
+@pytest.fixture
+def new_world() -> NewWorld:
+    """new_world(workers=3, min_workers=1, standby=0, **spec): an attempt that has just been opened."""
+    return make_world
+
+
+def make_world(workers: int = 3, *, min_workers: int = 1, standby: int = 0, wait_s: float = 30.0, **spec: Any) -> World:
+    elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
+    document = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}, **spec}
+    world = World(
+        Attempt(
+            job_id="j1",
+            attempt=1,
+            spec=JobSpec.model_validate(document).model_copy(update={"elasticity": elasticity}),
+            checkpoint_root=ROOT,
+            granted=workers,
+            timeouts=TIMEOUTS,
+            since=1000.0,
+        )
+    )
+    world.perform(machine.open_attempt())
+    return world
+
+
+def part_of(run: Assignment, step: int) -> SavedPart:
+    return SavedPart(
+        generation=run.generation, step=step, rank=run.rank, world_size=run.world_size,
+        directory=f"{ROOT}/{CheckpointName(step, run.attempt, run.generation)}", files=(), stall_s=0.1, write_s=0.2,
+    )  # fmt: skip
+
+
+def _step_report(run: Assignment, step: int, at: float) -> StepReport:
+    return StepReport(
+        generation=run.generation, step=step, at=at, loss=3.0, grad_norm=1.0, lr=1e-3, tokens=8, step_s=0.5,
+        world_size=run.world_size,
+    )  # fmt: skip
+
+
+def _error(type_: str, message: str) -> ErrorReport:
+    return ErrorReport(type=type_, message=message, traceback="Traceback ...", phase=Phase.FORWARD)
+
+
+def _name(text: str) -> CheckpointName:
+    parsed = CheckpointName.parse(text)
+    assert parsed is not None
+    return parsed

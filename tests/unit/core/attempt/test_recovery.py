@@ -1,0 +1,265 @@
+"""A member is lost: the survivors leave their collectives, the group re-forms, and the incident says what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.commands import Interrupt, KillProcess, Run, StartProcess
+from shoal_service.core.attempt.events import RunReturned
+from shoal_service.core.attempt.state import Stage
+from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.messages import ExitKind
+
+NewWorld = Callable[..., Any]
+
+
+def test_survivors_are_interrupted_and_form_the_next_generation(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    world.die(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.QUIESCING
+    assert [c.index for c in world.commands if isinstance(c, Interrupt)] == [0, 2]
+    world.obey_interrupts()
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING
+    assert world.state.generation == 2 and world.state.members == (0, 2)
+
+
+def test_an_incident_is_closed_by_the_first_completed_step(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=6)
+    world.die(1)
+    world.now += 1.5
+    world.recover()
+    [incident] = world.incidents()
+    assert not incident.closed
+    world.now += 0.5
+    world.run(1)
+    [incident] = world.incidents()
+    assert incident.closed and incident.cause is IncidentCause.SHARD_DIED
+    assert (incident.from_workers, incident.to_workers) == (3, 2)
+    assert (incident.ranks, incident.shard_ids) == ((1,), ("shoal/j1/1/shard-1",))
+    assert incident.steps_lost == 2, "step 6 was done, the newest checkpoint is of step 4"
+    assert incident.state_source == "checkpoint"
+    assert incident.recovery_s == pytest.approx(0.5)
+    assert world.events("incident.closed")[0]["steps_lost"] == 2
+    assert world.state.incident is None and world.state.steps_lost == 2
+
+
+def test_before_the_first_checkpoint_the_group_starts_again_from_the_seed(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=3)
+    world.die(0)
+    world.recover()
+    world.run(1)
+    assert world.incidents()[0].state_source == "initial" and world.state.steps_lost == 3
+
+
+def test_survivors_keep_their_order_so_that_state_stays_where_it_is(new_world: NewWorld) -> None:
+    world = new_world(workers=4, standby=1).open(then=5)
+    world.die(0)
+    world.recover()
+    assert world.state.members == (1, 2, 3, 4)
+
+
+def test_a_standby_takes_the_dead_ranks_place_at_once(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1).open(then=5)
+    started = world.count(StartProcess)
+    world.die(1)
+    world.recover()
+    assert world.world_size == 2 and world.state.members == (0, 2)
+    assert world.count(StartProcess) == started, "nothing is started while the group re-forms"
+    world.run(1)
+    assert world.count(StartProcess) == started + 1, "the spare is replaced afterwards"
+
+
+def test_death_while_the_group_forms(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open()
+    world.start_all()
+    assert world.state.stage is Stage.FORMING
+    world.die(2)
+    world.recover()
+    assert world.state.stage is Stage.RUNNING and world.state.generation == 2 and world.world_size == 2
+
+
+def test_death_while_a_group_recovers_belongs_to_the_same_incident(new_world: NewWorld) -> None:
+    world = new_world(workers=4).open(then=6)
+    world.die(1)
+    world.recover()
+    assert world.state.stage is Stage.RUNNING
+    world.die(2)
+    world.recover()
+    world.run(1)
+    [incident] = world.incidents()
+    assert incident.closed and incident.ranks == (1,) and len(incident.shard_ids) == 2
+    assert (incident.from_workers, incident.to_workers, incident.steps_lost) == (4, 2, 2)
+    assert world.state.steps_lost == 2, "the same two steps are not counted twice"
+
+
+def test_a_late_report_of_a_step_does_not_close_the_incident_of_a_second_death(new_world: NewWorld) -> None:
+    world = new_world(workers=4).open(then=6)
+    world.die(1)
+    world.recover()
+    world.train(1)  # rank 0 has done a step, and its report is on the way
+    world.die(2)
+    world.deliver("lost-2")
+    world.deliver("news-0")
+    assert world.state.stage is Stage.QUIESCING
+    assert world.state.incident is not None and not world.incidents()[0].closed
+    world.recover()
+    world.run(1)
+    assert [i.closed for i in world.incidents()] == [True]
+
+
+def test_two_deaths_at_once_are_one_incident(new_world: NewWorld) -> None:
+    world = new_world(workers=4).open(then=5)
+    world.die(1, IncidentCause.NODE_DIED)
+    world.die(3, IncidentCause.NODE_DIED)
+    world.recover()
+    world.run(1)
+    [incident] = world.incidents()
+    assert incident.ranks == (1, 3) and incident.cause is IncidentCause.NODE_DIED
+    assert (incident.from_workers, incident.to_workers) == (4, 2)
+
+
+def test_a_broken_collective_is_blamed_on_the_death_that_is_heard_of_later(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    world.die(2)
+    world.break_collectives()
+    world.deliver("exit-0")
+    assert world.state.incident.cause is IncidentCause.COLLECTIVE_FAILED
+    assert world.state.incident.ranks == ()
+    world.deliver("lost-2")
+    assert world.state.incident.cause is IncidentCause.SHARD_DIED
+    assert world.state.incident.ranks == (2,) and world.state.incident.witness == "run call"
+    world.recover()
+    world.run(1)
+    assert world.incidents()[0].cause is IncidentCause.SHARD_DIED
+
+
+def test_a_collective_that_broke_by_itself_is_retried_with_everybody(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    world.break_collectives()
+    world.recover()
+    world.run(1)
+    assert world.world_size == 3
+    assert world.incidents()[0].cause is IncidentCause.COLLECTIVE_FAILED
+
+
+def test_a_survivor_that_cannot_be_woken_is_killed_and_replaced(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    world.processes[2].is_stuck = True
+    world.die(0)
+    world.recover()
+    assert world.state.stage is Stage.QUIESCING
+    world.pass_time(5.1)
+    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [2]
+    assert world.events("worker.lost")[-1]["cause"] is IncidentCause.STUCK
+    assert world.state.stage is Stage.FORMING and world.state.members == (1,)
+    assert world.state.incident.cause is IncidentCause.SHARD_DIED, "the first cause is kept"
+    assert world.state.incident.ranks == (0, 2)
+
+
+def test_a_group_that_does_not_come_together_is_given_up(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open()
+    world.start_all()
+    world.pass_time(20.1)
+    assert world.state.stage is Stage.QUIESCING
+    assert world.state.incident.cause is IncidentCause.FORM_FAILED
+    world.recover()
+    assert world.state.stage is Stage.RUNNING and world.state.generation == 2
+
+
+def test_exits_of_a_generation_that_is_over_are_dropped(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    world.die(2)
+    world.recover()
+    old = next(e for e in world.history if isinstance(e, RunReturned))
+    assert old.exit.generation == 1
+    before = world.state
+    assert world.feed(old) == () and world.state == before
+
+
+def test_the_word_of_an_evicted_process_is_dropped(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    stuck = world.processes[2]
+    stuck.is_stuck = True
+    run = stuck.run
+    world.die(0)
+    world.recover()
+    world.pass_time(5.1)
+    stuck.run = run
+    world.leave(stuck, ExitKind.INTERRUPTED)
+    world.deliver("exit-2")
+    assert world.state.stage is Stage.FORMING and 2 not in world.state.exits
+
+
+def test_re_formations_that_complete_no_step_back_off(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=5)
+    waited = []
+    for _ in range(6):
+        world.break_collectives()
+        world.deliver_all()
+        if world.state.stage is Stage.WAITING:
+            waited.append(world.state.not_before - world.now)
+            world.now = world.state.not_before
+            world.pass_time(0.0)
+        assert world.state.stage is Stage.FORMING
+    assert waited == [1.0, 2.0, 4.0, 8.0]
+    world.break_collectives()
+    world.deliver_all()
+    assert world.end.reason is EndReason.RECOVERY_BUDGET
+    assert "6 re-formations in a row completed no step" in world.end.message
+
+
+def test_backing_off_is_not_mistaken_for_a_lack_of_capacity(new_world: NewWorld) -> None:
+    world = new_world(workers=2, wait_s=0.5).open(then=5)
+    for _ in range(3):
+        world.break_collectives()
+        world.deliver_all()
+    assert world.state.stage is Stage.WAITING
+    world.pass_time(0.9)
+    assert world.state.stage is Stage.WAITING, "both workers are there"
+    world.pass_time(0.2)
+    assert world.state.stage is Stage.FORMING
+
+
+def test_a_completed_step_forgives_fruitless_re_formations(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=1)
+    for _ in range(8):
+        world.break_collectives()
+        world.recover()
+        world.run(1)
+    assert world.state.stage is Stage.RUNNING and world.state.recoveries == 8
+
+
+def test_the_recovery_budget_ends_the_attempt(new_world: NewWorld) -> None:
+    world = new_world(workers=2, retry={"max_recoveries": 2}).open(then=1)
+    for _ in range(2):
+        world.break_collectives()
+        world.recover()
+        world.run(1)
+    world.break_collectives()
+    world.deliver_all()
+    assert world.end.reason is EndReason.RECOVERY_BUDGET
+    assert "retry.max_recoveries is 2" in world.end.message and "connection reset" in world.end.message
+
+
+def test_a_lost_spare_is_nobodys_incident(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1).open(then=5)
+    world.die(2)
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING and world.incidents() == []
+    assert world.events("worker.lost")[0]["rank"] is None
+    assert world.count(StartProcess) == 4
+
+
+def test_every_generation_numbers_its_ranks_from_zero(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    world.die(0)
+    world.recover()
+    ranks = [
+        (c.index, c.assignment.rank) for c in world.commands if isinstance(c, Run) and c.assignment.generation == 2
+    ]
+    assert ranks == [(1, 0), (2, 1)]

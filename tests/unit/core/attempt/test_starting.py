@@ -1,0 +1,176 @@
+"""From the first look at the storage to the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.commands import FindCheckpoint, Run, StartProcess
+from shoal_service.core.attempt.events import StorageUnusable
+from shoal_service.core.attempt.state import Stage
+from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.messages import Phase
+
+NewWorld = Callable[..., Any]
+
+
+def test_storage_is_asked_before_any_process_is_started(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    assert world.commands == [FindCheckpoint()]
+    world.open()
+    assert world.state.stage is Stage.STARTING
+    assert world.count(StartProcess) == 2
+
+
+def test_the_group_forms_once_every_granted_worker_is_warm(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open()
+    for index in (0, 1):
+        world.start(index)
+        world.deliver_all()
+    assert world.state.stage is Stage.STARTING
+    world.start(2)
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING and world.world_size == 3
+    world.form()
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING
+    world.run(1)
+    assert world.state.step == 1
+
+
+def test_a_smaller_group_forms_after_the_settle_time(new_world: NewWorld) -> None:
+    world = new_world(workers=3, min_workers=2).open()
+    for index in (0, 1):
+        world.start(index)
+    world.deliver_all()
+    world.pass_time(2.9)
+    assert world.state.stage is Stage.STARTING
+    world.pass_time(0.1)
+    assert world.state.stage is Stage.FORMING and world.world_size == 2
+
+
+def test_below_min_workers_nothing_forms_however_long_it_takes(new_world: NewWorld) -> None:
+    world = new_world(workers=3, min_workers=2).open()
+    world.start(0)
+    world.deliver_all()
+    world.pass_time(60.0)
+    assert world.state.stage is Stage.STARTING
+    world.pass_time(0.1)
+    assert world.end.reason is EndReason.CAPACITY_TIMEOUT
+    assert "only 1 of at least 2" in world.end.message
+
+
+def test_spare_processes_above_the_grant_do_not_count_as_workers(new_world: NewWorld) -> None:
+    """With a grant below min_workers the standbys alone could never train, so the deadline holds."""
+    world = new_world(workers=1, min_workers=2, standby=2).open()
+    world.start_all()
+    assert world.state.stage is Stage.STARTING
+    world.pass_time(60.1)
+    assert world.end.reason is EndReason.CAPACITY_TIMEOUT
+
+
+def test_standbys_are_kept_warm_beside_the_group(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1).open(then=1)
+    assert world.world_size == 2 and len(world.state.warm) == 3
+
+
+def test_an_attempt_resumes_from_what_the_storage_holds(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.committed["step-000000000004-a0-g3"] = True
+    world.open(then=1)
+    assert world.state.step == 5
+    assert world.state.steps_lost == 0
+
+
+def test_every_run_call_of_a_generation_meets_at_rank_zeros_store(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=0)
+    runs = [c.assignment for c in world.commands if isinstance(c, Run)]
+    assert {(run.store_host, run.store_port) for run in runs} == {("10.0.0.1", 5000)}
+
+
+def test_a_task_that_cannot_be_loaded_ends_the_attempt(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open()
+    world.fail_to_start(1)
+    world.deliver_all()
+    assert world.end.reason is EndReason.USER_ERROR
+    assert world.end.failure.type == "ImportError" and world.end.failure.phase == Phase.PREPARING
+
+
+def test_a_newcomer_that_cannot_load_the_task_harms_nobody_but_itself(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=5)
+    world.die(1)
+    world.recover()
+    world.run(1)
+    assert world.state.stage is Stage.RUNNING and world.world_size == 1
+    newcomer = world.state.processes[-1].index
+    world.fail_to_start(newcomer)
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING
+    assert world.events("worker.start_failed")[0]["error"] == "ImportError: no torchvision"
+    assert world.state.process(newcomer) is None
+    started = world.count(StartProcess)
+    world.pass_time(29.0)
+    assert world.count(StartProcess) == started, "the next one is tried later"
+    world.pass_time(2.0)
+    assert world.count(StartProcess) == started + 1
+
+
+def test_a_process_that_dies_while_starting_is_replaced(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open()
+    world.die(0)
+    world.deliver_all()
+    assert world.count(StartProcess) == 3
+    world.start_all()
+    assert world.state.stage is Stage.FORMING and world.state.members == (1, 2)
+    assert world.incidents() == []
+
+
+def test_starts_that_fail_in_a_row_end_the_attempt(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open()
+    for _ in range(6):
+        world.die(world.state.processes[0].index)
+        world.deliver_all()
+    assert world.end.reason is EndReason.START_FAILED
+    assert "6 worker processes in a row" in world.end.message and "signal 9" in world.end.message
+
+
+def test_one_good_start_forgives_the_bad_ones_before_it(new_world: NewWorld) -> None:
+    world = new_world(workers=2, min_workers=2).open()
+    for _ in range(5):
+        world.die(world.state.processes[-1].index)
+        world.deliver_all()
+    world.start(world.state.processes[0].index)
+    world.deliver_all()
+    world.die(world.state.processes[-1].index)
+    world.deliver_all()
+    assert world.state.stage is Stage.STARTING and world.state.failed_starts == 1
+
+
+def test_beside_a_running_group_failing_starts_are_tried_ever_more_slowly(new_world: NewWorld) -> None:
+    """Else a broken node would be offered new processes as fast as they can die, for as long as the job lives."""
+    world = new_world(workers=2).open(then=5)
+    world.die(1)
+    world.recover()
+    world.run(1)
+    before = world.count(StartProcess)
+    for _ in range(100):
+        starting = [p for p in world.state.processes if not p.warm]
+        for process in starting:
+            world.die(process.index)
+        world.deliver_all()
+        world.pass_time(1.0)
+    assert world.state.stage is Stage.RUNNING
+    assert world.count(StartProcess) - before <= 7
+
+
+def test_storage_that_cannot_be_written_ends_the_attempt_before_it_costs_anything(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.feed(StorageUnusable("/checkpoints is read-only"))
+    assert world.end.reason is EndReason.STORAGE_FAILED
+    assert world.count(StartProcess) == 0
+
+
+def test_storage_that_does_not_answer_ends_the_attempt(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.pass_time(20.1)
+    assert world.end.reason is EndReason.STORAGE_FAILED and "did not answer" in world.end.message

@@ -1,0 +1,390 @@
+"""Planned changes happen at a step boundary, with the checkpoint of that very step: nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.commands import Commit, KillProcess, RequestYield, Run
+from shoal_service.core.attempt.events import GrantChanged, NewsArrived, WantedChanged
+from shoal_service.core.attempt.state import Stage, Wanted
+from shoal_service.core.attempt.status import job_state
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.messages import ExitKind, SaveFailed
+
+NewWorld = Callable[..., Any]
+
+
+def grown(world: Any) -> Any:
+    """A running group of two that has a third, warm process and has been asked to stop for it."""
+    world.feed(GrantChanged(3))
+    world.pass_time(0.25)
+    world.start_all()
+    assert world.state.stage is Stage.SWITCHING
+    return world
+
+
+def test_a_group_grows_without_losing_a_step(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=5))
+    assert world.events("generation.switching")[0]["reason"] == "grow 2 -> 3"
+    world.run(1)
+    assert world.state.stage is Stage.FORMING and world.world_size == 3
+    assert world.state.restored == "step-000000000006-a1-g1"
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    assert world.state.step == 7 and world.num_steps == 7
+    assert world.state.steps_lost == 0 and world.incidents() == []
+
+
+def test_a_group_does_not_grow_while_another_newcomer_may_settle(new_world: NewWorld) -> None:
+    world = new_world(workers=1).open(then=1)
+    world.feed(GrantChanged(3))
+    world.start(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING, "process 2 is still starting"
+    world.start(2)
+    world.deliver_all()
+    assert world.state.stage is Stage.SWITCHING
+    assert world.events("generation.switching")[0]["reason"] == "grow 1 -> 3"
+
+
+def test_a_newcomer_that_takes_too_long_is_not_waited_for(new_world: NewWorld) -> None:
+    world = new_world(workers=1).open(then=1)
+    world.feed(GrantChanged(3))
+    world.start(1)
+    world.deliver_all()
+    world.pass_time(3.0)
+    assert world.events("generation.switching")[0]["reason"] == "grow 1 -> 2"
+
+
+def test_a_smaller_grant_shrinks_the_group_and_releases_the_rest(new_world: NewWorld) -> None:
+    world = new_world(workers=4).open(then=5)
+    world.feed(GrantChanged(2))
+    assert world.state.stage is Stage.SWITCHING
+    world.run(1)
+    world.form()
+    world.deliver_all()
+    assert world.state.members == (0, 1) and world.state.steps_lost == 0
+    assert sorted(c.index for c in world.commands if isinstance(c, KillProcess)) == [2, 3]
+    assert len(world.events("worker.released")) == 2
+
+
+def test_a_grant_below_min_workers_waits_for_a_better_one(new_world: NewWorld) -> None:
+    world = new_world(workers=3, min_workers=2).open(then=5)
+    world.feed(GrantChanged(1))
+    world.run(1)
+    assert world.state.stage is Stage.WAITING
+    world.feed(GrantChanged(2))
+    world.start_all()
+    world.until(Stage.RUNNING)
+    assert world.world_size == 2 and world.state.steps_lost == 0
+
+
+def test_death_on_the_way_to_the_boundary_is_an_ordinary_incident(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=6))
+    world.die(1)
+    world.recover()
+    world.run(1)
+    assert world.state.stage is Stage.RUNNING and world.state.members == (0, 2)
+    [incident] = world.incidents()
+    assert incident.cause is IncidentCause.SHARD_DIED and incident.steps_lost == 2
+
+
+def test_death_after_only_some_have_yielded(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=6))
+    world.train(1)
+    world.deliver("exit-0")
+    world.die(1)
+    world.recover()
+    world.run(1)
+    assert world.state.stage is Stage.RUNNING and world.incidents()[0].steps_lost == 3
+
+
+def test_a_newcomer_that_dies_meanwhile_costs_nothing(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=6))
+    world.die(2)
+    world.run(1)
+    assert world.state.stage is Stage.FORMING and world.state.members == (0, 1)
+    world.form()
+    world.deliver_all()
+    assert world.state.step == 7 and world.incidents() == []
+
+
+def test_death_while_the_commit_is_in_flight_loses_nothing(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=5))
+    world.train(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.COMMITTING and world.commits
+    world.die(1)
+    world.deliver_all()
+    world.answer_storage()
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING and world.state.members == (0, 2)
+    assert world.state.restored == "step-000000000006-a1-g1" and world.incidents() == []
+
+
+def test_a_member_that_dies_with_its_part_untold_makes_the_group_go_back(new_world: NewWorld) -> None:
+    """It has left `run`, but nobody will ever hear of its files: waiting for the commit would be in vain."""
+    world = grown(new_world(workers=2).open(then=6))
+    world.train(1)
+    world.deliver("exit-0")
+    world.deliver("exit-1")
+    assert world.state.stage is Stage.COMMITTING
+    world.deliver("news-0")
+    world.deliver("news-0")
+    world.die(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING and world.state.restored == "step-000000000004-a1-g1"
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    [incident] = world.incidents()
+    assert incident.closed and incident.ranks == (1,) and incident.steps_lost == 3
+
+
+def test_a_member_that_dies_with_its_part_of_the_result_untold_does_not_fail_the_job(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=11)
+    world.train(1)
+    world.deliver("exit-1")
+    assert world.state.stage is Stage.SWITCHING
+    world.die(1)
+    world.deliver("lost-1")
+    assert world.state.incident is not None
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING
+    world.form()
+    world.deliver_all()
+    world.run(4)
+    assert world.end.reason is EndReason.FINISHED and world.end.step == 12
+
+
+def test_a_switch_whose_commit_fails_goes_on_from_the_checkpoint_before(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=6))
+    world.train(1)
+    world.deliver_all()
+    world.answer_storage(ok=False)
+    world.deliver_all()
+    assert world.events("generation.switch_lossy")[0]["restore"] == "step-000000000004-a1-g1"
+    assert world.state.stage is Stage.FORMING and world.world_size == 3
+    world.form()
+    world.deliver_all()
+    assert world.state.steps_lost == 3, "steps that are done again are owned up to"
+
+
+def test_a_switch_whose_commit_hangs_goes_on_after_the_deadline(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=6))
+    world.train(1)
+    world.deliver_all()
+    world.pass_time(20.1)
+    assert world.state.stage is Stage.FORMING and world.state.restored == "step-000000000004-a1-g1"
+
+
+def test_a_save_that_failed_puts_the_next_growth_off(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=5))
+    world.train(1)
+    world.deliver_all()
+    world.answer_storage(ok=False)
+    world.deliver_all()
+    world.form()
+    world.deliver_all()
+    world.feed(GrantChanged(4))
+    world.start_all()
+    assert world.state.stage is Stage.RUNNING
+    world.pass_time(61.0)
+    assert world.state.stage is Stage.SWITCHING
+
+
+def test_a_boundary_that_is_never_reached_breaks_the_group_up(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=5))
+    world.pass_time(40.1)
+    assert world.state.stage is Stage.QUIESCING
+    world.recover()
+    assert world.state.stage is Stage.RUNNING and world.world_size == 3
+
+
+def test_a_member_that_never_follows_the_others_out_of_the_last_step_is_not_waited_for(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=11)
+    world.train(1)
+    world.deliver("exit-0")
+    world.pending.pop("exit-1")
+    world.processes[1].run = world.processes[1].run or _last_run(world, 1)
+    world.processes[1].is_stuck = True
+    assert world.state.stage is Stage.SWITCHING
+    world.pass_time(40.1)
+    world.pass_time(5.1)
+    assert world.state.stage is Stage.FORMING and world.state.members == (0,)
+
+
+def _last_run(world: Any, index: int) -> Any:
+    return [c.assignment for c in world.commands if isinstance(c, Run) and c.index == index][-1]
+
+
+def test_nobody_who_has_left_is_asked_to_stop(new_world: NewWorld) -> None:
+    """The first has finished and the grant shrinks before the others are heard of: they are about to finish too."""
+    world = new_world(workers=3).open(then=11)
+    world.train(1)
+    world.deliver("exit-0")
+    world.feed(GrantChanged(1))
+    assert world.count(RequestYield) == 0
+    world.deliver_all()
+    world.answer_storage()
+    world.deliver_all()
+    assert world.end.reason is EndReason.FINISHED
+
+
+def test_a_finished_member_is_not_released_before_its_part_is_heard_of(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1).open(then=5)
+    world.die(0)
+    world.recover()
+    world.run(1)
+    world.start_all()
+    assert world.state.members == (1, 2)
+    world.run(5)
+    while world.group() and world.group()[0].step < 12:
+        world.train(1)
+    last = world.state.members[-1]
+    world.deliver(f"exit-{last}")
+    world.feed(GrantChanged(2))
+    world.deliver_all()
+    world.answer_storage()
+    world.deliver_all()
+    assert world.end.reason is EndReason.FINISHED
+
+
+@pytest.mark.parametrize("stage", [Stage.OPENING, Stage.STARTING, Stage.WAITING, Stage.FALLING_BACK])
+def test_a_pause_without_a_group_ends_the_attempt_at_once(new_world: NewWorld, stage: Stage) -> None:
+    world = new_world(workers=2, min_workers=2)
+    if stage is Stage.STARTING:
+        world.open()
+    if stage is Stage.WAITING:
+        world.open(then=5)
+        world.die(1)
+        world.deliver_all()
+        world.obey_interrupts()
+        world.deliver_all()
+    if stage is Stage.FALLING_BACK:
+        world.committed["step-000000000004-a0-g1"] = False
+        world.open()
+        world.start_all()
+        world.form()
+        world.deliver_all()
+    assert world.state.stage is stage
+    world.feed(WantedChanged(Wanted.PAUSE))
+    assert world.end.reason is EndReason.PAUSED
+
+
+def test_a_pause_of_a_running_group_keeps_every_step(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=5)
+    world.feed(WantedChanged(Wanted.PAUSE))
+    assert world.state.stage is Stage.SWITCHING and job_state(world.state) is JobState.PAUSING
+    world.run(1)
+    assert world.end.reason is EndReason.PAUSED
+    assert world.state.newest == "step-000000000006-a1-g1" and world.end.step == 6
+
+
+def test_a_pause_while_the_group_forms_waits_for_its_first_boundary(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open()
+    world.start_all()
+    world.feed(WantedChanged(Wanted.PAUSE))
+    assert world.state.stage is Stage.FORMING
+    world.form()
+    world.deliver_all()
+    assert world.state.stage is Stage.SWITCHING
+    world.run(1)
+    assert world.end.reason is EndReason.PAUSED and world.state.newest is not None
+
+
+def test_a_pause_while_survivors_are_woken_ends_once_they_are(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    world.die(1)
+    world.deliver_all()
+    world.feed(WantedChanged(Wanted.PAUSE))
+    assert world.state.stage is Stage.QUIESCING
+    world.obey_interrupts()
+    world.deliver_all()
+    assert world.end.reason is EndReason.PAUSED
+
+
+def test_a_pause_while_the_commit_is_in_flight_waits_for_it(new_world: NewWorld) -> None:
+    world = grown(new_world(workers=2).open(then=5))
+    world.train(1)
+    world.deliver_all()
+    world.feed(WantedChanged(Wanted.PAUSE))
+    assert world.state.stage is Stage.COMMITTING
+    world.answer_storage()
+    world.deliver_all()
+    assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000006-a1-g1"
+
+
+def test_a_pause_that_is_taken_back_goes_on_training(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=5)
+    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(WantedChanged(Wanted.RUN))
+    world.run(1)
+    assert world.state.stage is Stage.FORMING
+    world.form()
+    world.deliver_all()
+    assert world.state.step == 6 and world.state.steps_lost == 0
+
+
+def test_a_pause_in_the_last_step_finishes_instead(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=11)
+    world.feed(WantedChanged(Wanted.PAUSE))
+    world.run(1)
+    assert world.end.reason is EndReason.FINISHED
+
+
+@pytest.mark.parametrize("steps", [None, 0, 5])
+def test_a_cancel_kills_everything_at_once(new_world: NewWorld, steps: int | None) -> None:
+    world = new_world(workers=3).open(then=steps)
+    world.feed(WantedChanged(Wanted.CANCEL))
+    assert world.end.reason is EndReason.CANCELLED
+    assert world.count(KillProcess) == 3
+
+
+def test_finishing_waits_for_the_commit_of_the_last_step(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=11)
+    world.train(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.COMMITTING and job_state(world.state) is JobState.RUNNING
+    assert isinstance(world.commits[0], Commit)
+    world.answer_storage()
+    world.deliver_all()
+    assert world.end.reason is EndReason.FINISHED and world.end.message == "finished after 12 steps"
+
+
+def test_a_result_that_cannot_be_committed_is_not_called_a_success(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=11)
+    world.train(1)
+    world.deliver_all()
+    world.answer_storage(ok=False)
+    world.deliver_all()
+    assert world.end.reason is EndReason.STORAGE_FAILED and "not durable" in world.end.message
+
+
+def test_a_finished_rank_that_could_not_save_its_part_is_not_called_a_success(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=11)
+    world.train(1)
+    world.pending.pop("news-1")
+    world.post("news-1", _failed_part(world))
+    world.deliver_all()
+    assert world.end.reason is EndReason.STORAGE_FAILED
+
+
+def test_a_last_save_that_fails_for_the_ranks_ends_the_attempt_instead_of_repeating_it(new_world: NewWorld) -> None:
+    """Else the last steps would be trained again and again, each of them looking like progress."""
+    world = new_world(workers=2).open(then=11)
+    for process in world.group():
+        process.step += 1
+        world.leave(process, ExitKind.STORAGE_FAILED)
+    world.deliver_all()
+    assert world.end.reason is EndReason.STORAGE_FAILED
+
+
+def _failed_part(world: Any) -> Any:
+    return NewsArrived(
+        1, SaveFailed(generation=1, step=12, rank=1, directory="/checkpoints/j1/x", error="No space left on device")
+    )
