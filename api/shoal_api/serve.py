@@ -29,7 +29,6 @@ from shoal_service.store.store import Store
 
 if TYPE_CHECKING:
     from shoal_service.cluster import Cluster
-    from shoal_service.control_loop import ControlLoop
 
 _STOP_S = 15.0
 _log = logging.getLogger(__name__)
@@ -68,7 +67,14 @@ async def _serve(settings: Settings) -> None:
         host, port = listener.getsockname()[:2]
         server = make_server(app, host=host, port=port)
         _stop_on_signals(server)
-        acting = asyncio.create_task(_act(settings, cluster, embedded, control, stop))
+
+        async def act() -> None:
+            await _connect(settings, cluster, embedded, stop)
+            _stop_on_signals(server)  # again: connecting, Ray takes SIGTERM for itself, prints a stack and aborts
+            if not stop.is_set():
+                await control.run(stop)
+
+        acting = asyncio.create_task(act())
         sys.stderr.write(f"listening on http://{host}:{port}\n")
         sys.stderr.flush()
         try:
@@ -94,10 +100,8 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 
 
-async def _act(
-    settings: Settings, cluster: Cluster, embedded: EmbeddedCluster | None, control: ControlLoop, stop: asyncio.Event
-) -> None:
-    """Bring the cluster up, then run the control loop until told to stop."""
+async def _connect(settings: Settings, cluster: Cluster, embedded: EmbeddedCluster | None, stop: asyncio.Event) -> None:
+    """Bring the cluster up and become its driver, unless told to stop before."""
     while not stop.is_set():
         try:
             if embedded is not None:
@@ -111,8 +115,6 @@ async def _act(
             _log.exception("no cluster yet; trying again")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), timeout=5.0)
-    if not stop.is_set():
-        await control.run(stop)
 
 
 def _embedded(settings: Settings) -> EmbeddedCluster:
