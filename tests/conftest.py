@@ -1,4 +1,4 @@
-"""One real server with one embedded Ray cluster for the tests of `ray/` and `chaos/`, and the runs that they make on it.
+"""One real server with one embedded Ray cluster for the tests of `ray/` and `chaos/`, and the jobs that run on it.
 
 It is served from the built wheel, by a virtual environment of its own: what the tests see is what a user installs.
 Nothing that it starts may be left at the end, which is asserted.
@@ -29,7 +29,8 @@ from shoal_workers.contract.job import JobState
 ROOT = Path(__file__).parent.parent
 TASKS = Path(__file__).parent / "ray" / "tasks"
 NUM_CPUS = 8
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+"""Far more than anything takes; a machine that does a lot else must not fail a test."""
 _MAIN = "from shoal_api.cli.main import main; main()"
 
 
@@ -38,6 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
         if folder in ("ray", "chaos"):
             item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.timeout(3 * PATIENCE_S))
         if folder == "chaos":
             item.add_marker(pytest.mark.chaos)
 
@@ -93,6 +95,12 @@ class Server:
         with self.client as client:
             until(lambda: client.cluster().connected and client.cluster().cpus_total, "the cluster is up")
         self._learn_sessions()
+
+    def wait_until_free(self) -> None:
+        """Until nobody holds a CPU of the cluster, and no shard is left."""
+        with self.client as client:
+            until(lambda: client.cluster().cpus_free == NUM_CPUS, "all CPUs are free")
+        until(lambda: not self.actors("ShardActor"), "all shards are gone")
 
     def _learn_sessions(self) -> None:
         if self.note is not None:
@@ -160,10 +168,11 @@ class Run:
     def id(self) -> str:
         return self.job.id
 
-    def wait_at(self, name: str) -> None:
-        """Until a hold or mark strike is reached."""
-        until(lambda: (self.gate / f"{name}.reached").exists() or self._ended(), f"{self.id} reaches {name}")
-        assert (self.gate / f"{name}.reached").exists(), self.now()
+    def wait_at(self, name: str, *, with_service: bool = True) -> None:
+        """Until a hold or mark strike is reached. Asks the service, if it runs, whether the job still lives."""
+        reached = self.gate / f"{name}.reached"
+        until(lambda: reached.exists() or (with_service and self._ended()), f"{self.id} reaches {name}")
+        assert reached.exists(), self.now().status
 
     def release(self, name: str) -> None:
         (self.gate / f"{name}.go").touch()
@@ -187,6 +196,18 @@ class Run:
 
     def events(self, type_: str) -> list[EventView]:
         return [event for event in self.client.events(self.id) if event.type == type_]
+
+    def wait_for_step(self, step: int) -> None:
+        """Until the service has heard that a step is done."""
+        until(lambda: self.now().status.step >= step or self._ended(), f"{self.id} has done step {step}")
+        assert self.now().status.step == step
+
+    def wait_for_message(self, text: str) -> str:
+        """The message of the job's status, once it says something."""
+        until(lambda: text in self.now().status.message or self._ended(), f"{self.id} says {text!r}")
+        message = self.now().status.message
+        assert text in message
+        return message
 
     def wait_for_event(self, type_: str, count: int = 1) -> EventView:
         """The `count`-th event of a type."""
@@ -258,12 +279,36 @@ def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def assert_nothing_is_left(server: Server) -> None:
     """Every job has ended: the cluster is as empty as before the first, and so is the storage of what is unfinished."""
-    until(lambda: not server.actors("ShardActor") and not server.actors("SupervisorActor"), "all actors are gone")
     with server.client as client:
         assert all(job.state.ended for job in client.jobs())
-        until(lambda: client.cluster().cpus_free == NUM_CPUS, "all CPUs are free")
+    server.wait_until_free()
+    until(lambda: not server.actors("SupervisorActor"), "all supervisors are gone")
     names = [path.name for path in (server.state_dir / "checkpoints").rglob("*")]
     assert [name for name in names if name.endswith(".writing") or name.startswith("write-probe")] == []
+
+
+@pytest.fixture
+def join_cluster(shoal_server: Server) -> Iterator[Callable[..., Server]]:
+    """`join_cluster(state_dir, options, environment)`: another control plane, not started, for the same cluster."""
+    servers: list[Server] = []
+
+    def make(state_dir: Path, options: list[str], environment: dict[str, str]) -> Server:
+        note = shoal_server.note
+        assert note is not None
+        authentication = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(shoal_server.state_dir / "ray-token"),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray takes the host's own address for 127.0.0.1
+        }
+        options = [f"--ray-address={note['address']}", *options]
+        servers.append(Server(shoal_server.python, state_dir, options, {**authentication, **environment}))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        if server.process is not None and server.process.poll() is None:
+            assert server.stop() == 0
+        assert server.sweep() == {}
 
 
 @pytest.fixture
@@ -274,7 +319,7 @@ def client(shoal_server: Server) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def undisturbed(shoal_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[int, float]]:
-    """Losses by step of a run that nothing happens to. The learning rate is constant, so shorter runs are its prefix."""
+    """Losses by step of a run that nothing happens to. The learning rate is constant: shorter runs are its prefix."""
     found: dict[int, float] = {}
 
     def losses() -> dict[int, float]:
@@ -288,25 +333,45 @@ def undisturbed(shoal_server: Server, tmp_path_factory: pytest.TempPathFactory) 
     return losses
 
 
-Submit = Callable[..., Run]
+@dataclass
+class Submit:
+    """`submit(workers=3, strikes=[...], **spec)`: a job of the tiny task; `to`: another service than the session's."""
+
+    client: Client
+    directory: Path
+    reference: Callable[[], dict[int, float]]
+    runs: list[Run] = field(default_factory=list)
+
+    def __call__(self, *, to: Client | None = None, **settings: Any) -> Run:
+        gate = self.directory / f"gate-{len(self.runs)}"
+        gate.mkdir()
+        self.runs.append(submit_tiny(to or self.client, gate, self.reference, **settings))
+        return self.runs[-1]
+
+    def cancel_all(self) -> None:
+        for run in self.runs:
+            if not run.now().status.state.ended:
+                run.client.cancel(run.id)
+                run.client.wait(run.id, timeout_s=PATIENCE_S)
 
 
 @pytest.fixture
 def submit(client: Client, tmp_path: Path, undisturbed: Callable[[], dict[int, float]]) -> Iterator[Submit]:
-    """`submit(workers=3, strikes=[...], **spec)`: a job of the tiny task. Those that a test leaves are cancelled."""
-    runs: list[Run] = []
+    """Jobs that a test leaves are cancelled."""
+    submit = Submit(client, tmp_path, undisturbed)
+    yield submit
+    submit.cancel_all()
 
-    def make(**settings: Any) -> Run:
-        gate = tmp_path / f"gate-{len(runs)}"
-        gate.mkdir()
-        runs.append(submit_tiny(settings.pop("to", client), gate, undisturbed, **settings))
-        return runs[-1]
 
-    yield make
-    for run in runs:
-        if not run.now().status.state.ended:
-            run.client.cancel(run.id)
-            run.client.wait(run.id, timeout_s=PATIENCE_S)
+@pytest.fixture(scope="module")
+def submit_for_module(
+    shoal_server: Server, tmp_path_factory: pytest.TempPathFactory, undisturbed: Callable[[], dict[int, float]]
+) -> Iterator[Submit]:
+    """The same, for jobs that several tests look at."""
+    with shoal_server.client as client:
+        submit = Submit(client, tmp_path_factory.mktemp("gates"), undisturbed)
+        yield submit
+        submit.cancel_all()
 
 
 def submit_tiny(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 from shoal_api.client import Client
-from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 
 def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client: Client) -> None:
@@ -52,3 +54,98 @@ def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client:
     assert job.status.incidents == 1
     assert job.status.steps_lost == 2, "growing back loses no step"
     run.assert_undisturbed_losses()
+
+
+def test_two_shards_die_at_once_and_rank_0_is_one_of_them(submit, client: Client) -> None:
+    run = submit(
+        workers=3,
+        strikes=[
+            {"at": "step", "rank": 0, "n": 6, "do": "kill"},
+            {"at": "step", "rank": 2, "n": 6, "do": "kill"},
+            {"at": "step", "rank": 0, "n": 9, "do": "hold"},
+        ],
+    )
+    run.wait_at("step-9-0")
+    run.wait_for_event("worker.started", 5)
+    run.wait_for_event("generation.switching")
+    run.release("step-9-0")
+    run.finish()
+
+    assert run.world_sizes() == [3, 1, 3]
+    [incident] = client.incidents(run.id)
+    assert incident.ranks == (0, 2)
+    assert (incident.from_workers, incident.to_workers, incident.closed) == (3, 1, True)
+    run.assert_undisturbed_losses()
+
+
+def test_a_shard_killed_while_it_saves_leaves_no_checkpoint_behind(submit, client: Client) -> None:
+    run = submit(strikes=[{"at": "save", "rank": 1, "n": 8, "do": "kill"}])
+    run.finish()
+
+    committed = [event.data["name"] for event in run.events("checkpoint.committed")]
+    assert "step-000000000008-a1-g1" not in committed, "a torn save is not a checkpoint"
+    restored = run.events("generation.forming")[1].data["restore"]
+    assert restored == "step-000000000004-a1-g1"
+    [incident] = client.incidents(run.id)
+    assert incident.steps_lost == 4
+    run.assert_undisturbed_losses()
+
+
+def test_a_shard_killed_before_the_first_group_is_replaced(submit, client: Client) -> None:
+    run = submit(min_workers=2, strikes=[{"at": "prepare", "n": 2, "do": "kill"}])
+    run.finish()
+
+    assert run.world_sizes()[0] == 2
+    assert len(run.events("worker.lost")) == 1
+    assert client.incidents(run.id) == (), "nothing trained yet, so nothing was disturbed"
+    run.assert_undisturbed_losses()
+
+
+def test_a_shard_killed_while_the_group_re_forms_is_part_of_the_same_incident(submit, client: Client) -> None:
+    run = submit(
+        workers=3,
+        strikes=[
+            {"at": "step", "rank": 2, "n": 6, "do": "kill"},
+            {"at": "build", "rank": 1, "n": 2, "do": "kill"},
+        ],
+    )
+    run.finish()
+
+    assert run.world_sizes()[:2] == [3, 1], "the group of two never formed"
+    incidents = client.incidents(run.id)
+    assert len(incidents[0].shard_ids) == 2
+    assert all(incident.closed for incident in incidents)
+    assert incidents[0].steps_lost == 1  # killed in step 6, restored from step 4
+    run.assert_undisturbed_losses()
+
+
+def test_below_min_workers_a_job_waits_and_resumes_by_itself(submit, client: Client) -> None:
+    run = submit(
+        min_workers=2,
+        strikes=[{"at": "step", "rank": 1, "n": 6, "do": "kill"}, {"at": "prepare", "n": 3, "do": "hold"}],
+    )
+    job = run.wait_for(JobState.WAITING)
+    assert job.status.reason == "min_workers_unreachable"
+    assert "1 of at least 2 workers" in job.status.message
+    assert job.status.deadline is not None and job.status.deadline > time.time() + 1000
+    assert job.status.workers == 0
+    run.wait_at("prepare-3")
+    run.release("prepare-3")
+    run.finish()
+
+    assert run.world_sizes() == [2, 2]
+    [incident] = client.incidents(run.id)
+    assert (incident.from_workers, incident.to_workers, incident.closed) == (2, 2, True)
+    run.assert_undisturbed_losses()
+
+
+def test_a_job_that_waits_too_long_for_min_workers_fails(submit) -> None:
+    run = submit(
+        min_workers=2,
+        elasticity={"wait_s": 0.5},
+        strikes=[{"at": "step", "rank": 1, "n": 6, "do": "kill"}, {"at": "prepare", "n": 3, "do": "hold"}],
+    )
+    job = run.finish(JobState.FAILED)
+    assert job.status.reason == EndReason.CAPACITY_TIMEOUT
+    assert "elasticity.min_workers" in job.status.message and "elasticity.wait_s" in job.status.message
+    assert job.status.step == 5

@@ -1,0 +1,112 @@
+"""What decides dies by SIGKILL, and training never notices: the control plane, one of two of them, the supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_api.client import Client
+
+
+def test_training_goes_on_while_the_control_plane_is_dead(submit, shoal_server, client: Client) -> None:
+    run = submit(
+        steps=30,
+        strikes=[
+            {"at": "step", "rank": 0, "n": 5, "do": "hold"},
+            {"at": "step", "rank": 0, "n": 25, "do": "hold"},
+        ],
+    )
+    run.wait_at("step-5-0")
+    pids = run.pids()
+    try:
+        shoal_server.kill()
+        killed_at = time.time()
+        run.release("step-5-0")
+        run.wait_at("step-25-0", with_service=False)
+        assert set(pids.values()) <= set(shoal_server.processes())
+        restarted_at = time.time()
+    finally:
+        shoal_server.start().wait_for_cluster()
+    run.wait_for_step(24)
+    assert run.pids() == pids
+    run.release("step-25-0")
+    job = run.finish()
+
+    assert job.status.attempt == 1 and run.world_sizes() == [2]
+    assert client.incidents(run.id) == ()
+    steps = [point.step for point in client.series(run.id) if killed_at < point.at < restarted_at]
+    assert steps == list(range(5, 25)), "these were made while nobody was there to see them"
+    run.assert_undisturbed_losses()
+
+
+def test_a_killed_supervisor_comes_back_and_finds_its_shards(submit, shoal_server, client: Client) -> None:
+    run = submit(
+        steps=60,
+        step_s=0.05,
+        strikes=[
+            {"at": "step", "rank": 0, "n": 10, "do": "mark"},
+            {"at": "step", "rank": 0, "n": 50, "do": "hold"},
+        ],
+    )
+    run.wait_at("step-10-0")
+    pids = run.pids()
+    [supervisor] = shoal_server.actors("SupervisorActor")
+    os.kill(supervisor, signal.SIGKILL)
+
+    restarted = run.wait_for_event("supervisor.restarted")
+    assert restarted.data == {"found": 2, "of": 2}
+    run.wait_at("step-50-0")
+    run.wait_for_step(49)
+    assert run.pids() == pids
+    run.release("step-50-0")
+    run.finish()
+
+    assert run.world_sizes() == [2] and client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
+
+
+@pytest.fixture
+def two_services(join_cluster: Callable[..., Any], tmp_path: Path) -> Iterator[tuple[Any, Any]]:
+    """Two control planes on one database, joined to the session's cluster."""
+    shared = {"SHOAL_LEASE_TTL_S": "3", "SHOAL_CHECKPOINT_URL": str(tmp_path / "checkpoints")}
+    services = [
+        join_cluster(tmp_path / name, [f"--database-url=sqlite:///{tmp_path}/shared.db"], shared) for name in "ab"
+    ]
+    for service in services:
+        service.start()
+    for service in services:
+        service.wait_for_cluster()
+    yield services[0], services[1]
+
+
+def test_of_two_control_planes_one_owns_the_jobs_and_the_other_takes_over(submit, two_services) -> None:
+    one, other = two_services
+    with one.client as client:
+        owner = client.cluster().owner
+    assert owner
+    if f"-{one.process.pid}-" not in owner:
+        one, other = other, one
+    with one.client as owning, other.client as standing_by:
+        assert owning.cluster().owner == standing_by.cluster().owner
+        epoch = owning.cluster().epoch
+
+        run = submit(to=standing_by, strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}])
+        run.wait_at("step-5-0")
+        run.wait_for_step(4)
+        assert owning.job(run.id).status.step == 4
+        assert owning.workers(run.id) == standing_by.workers(run.id)
+        pids = run.pids()
+
+        one.kill()
+        run.release("step-5-0")
+        job = run.finish()
+        assert standing_by.cluster().epoch == epoch + 1
+        assert f"-{other.process.pid}-" in standing_by.cluster().owner
+        assert job.status.attempt == 1 and run.world_sizes() == [2] and pids
+        run.assert_undisturbed_losses()

@@ -1,0 +1,1 @@
+"""A user's package that happens to be called `workers`."""

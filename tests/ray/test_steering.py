@@ -1,0 +1,95 @@
+"""What users ask of a job while it trains: another size, a pause, an end. A planned change loses no step."""
+
+from __future__ import annotations
+
+from shoal_api.client import Client
+from shoal_workers.contract.job import JobState
+
+
+def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client) -> None:
+    run = submit(
+        workers=3,
+        strikes=[{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (5, 9, 14)],
+    )
+    run.wait_at("step-5-0")
+    before = run.pids()
+    job = client.scale(run.id, max_workers=2)
+    assert job.spec.elasticity.max_workers == 2
+    run.wait_for_event("generation.switching", 1)
+    run.release("step-5-0")
+
+    run.wait_at("step-9-0")
+    assert run.pids() == {0: before[0], 1: before[1]}
+    client.scale(run.id, max_workers=3)
+    run.wait_for_event("generation.switching", 2)
+    run.release("step-9-0")
+
+    run.wait_at("step-14-0")
+    grown = run.pids()
+    assert (grown[0], grown[1]) == (before[0], before[1]) and len(grown) == 3
+    run.release("step-14-0")
+    job = run.finish()
+
+    assert run.world_sizes() == [3, 2, 3]
+    assert [event.data["start_step"] for event in run.events("generation.formed")] == [0, 5, 9]
+    assert job.status.observed_generation == job.spec_version
+    assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
+
+
+def test_a_pause_frees_the_workers_and_a_resume_goes_on_from_the_very_step(
+    submit, client: Client, shoal_server
+) -> None:
+    run = submit(strikes=[{"at": "step", "rank": 0, "n": 7, "do": "hold"}])
+    run.wait_at("step-7-0")
+    pids = set(run.pids().values())
+    assert client.pause(run.id).status.state is JobState.PAUSING
+    run.wait_for_event("generation.switching")
+    run.release("step-7-0")
+    job = run.wait_for(JobState.PAUSED)
+    assert job.status.step == 7
+    shoal_server.wait_until_free()
+    assert not pids & set(shoal_server.processes())
+
+    client.resume(run.id)
+    job = run.finish()
+    assert job.status.attempt == 2 and job.status.steps_lost == 0
+    assert [event.data["start_step"] for event in run.events("generation.formed")] == [0, 7]
+    run.assert_undisturbed_losses()
+
+
+def test_a_running_job_is_cancelled_in_mid_step(submit, client: Client, shoal_server) -> None:
+    run = submit(strikes=[{"at": "step", "rank": 0, "n": 3, "do": "hold"}])
+    run.wait_at("step-3-0")
+    client.cancel(run.id)
+    job = run.finish(JobState.CANCELLED)
+    assert job.status.step == 2
+    shoal_server.wait_until_free()
+
+
+def test_jobs_that_do_not_fit_wait_in_order_and_say_what_they_wait_for(submit, client: Client) -> None:
+    large = {"cpus": 3.0}
+    first = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 2, "do": "hold"}])
+    first.wait_at("step-2-0")
+    second = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 1, "do": "hold"}])
+    third = submit(workers=1)  # would fit, but must not overtake
+    never = submit(worker={"cpus": 9.0}, workers=1)
+
+    second.wait_for_message("Needs 2 workers of 3 CPU each; there is room for 0: 2 CPU")
+    third.wait_for_message(second.id)
+    message = never.wait_for_message("Add nodes")
+    assert "the whole cluster (8 CPU" in message
+    assert {run.now().status.state for run in (second, third, never)} == {JobState.QUEUED}
+
+    client.cancel(never.id)
+    assert never.finish(JobState.CANCELLED).status.attempt == 0
+    client.cancel(first.id)
+    first.finish(JobState.CANCELLED)
+
+    second.wait_at("step-1-0")
+    assert second.now().status.workers == 2, "all or nothing"
+    third.finish()
+    started = [run.events("job.state")[0] for run in (second, third)]
+    assert started[0].at <= started[1].at, "first come first served"
+    second.release("step-1-0")
+    second.finish()
