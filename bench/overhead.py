@@ -1,0 +1,143 @@
+"""What Shoal costs while nothing goes wrong: 2 shards under Shoal against the same work in a plain loop under torchrun.
+
+    python bench/overhead.py [--trials 3] [--steps 60]
+
+    plain     bench/plain_loop.py under torchrun: nothing of Shoal but the model and the data set
+    engine    `python -m shoal_workers.run` under torchrun: Shoal's loop without Ray, supervisor and service
+    shoal     a job of a real `shoal serve` with its embedded cluster
+
+The three take turns, so that a noisy machine is noisy for all of them. A step's time is the median over the steps after
+warm-up; ratios are medians over the trials (throughput of Shoal / throughput of plain). The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from shoal_api.client import Client
+from shoal_workers.contract.job import JobState
+
+_WARM_UP_STEPS = 10
+_HERE = Path(__file__).parent
+
+
+def main() -> None:
+    arguments = _arguments()
+    spec = _spec(arguments.steps)
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        spec_path = Path(folder) / "spec.yaml"
+        spec_path.write_text(yaml.safe_dump(spec))
+        trials = []
+        for number in range(arguments.trials):
+            trial = {
+                "plain": _plain(spec_path),
+                "engine": _engine(spec_path, Path(folder) / f"engine-{number}"),
+                "shoal": _shoal(spec_path, Path(folder) / f"shoal-{number}"),
+            }
+            trials.append(trial)
+            shown = ", ".join(f"{name} {1000 * step_s:.1f} ms/step" for name, step_s in trial.items())
+            print(f"trial {number + 1}: {shown}", flush=True)
+    tokens = spec["batch"]["global_size"] * spec["model"]["seq_len"]
+    medians = {name: statistics.median(trial[name] for trial in trials) for name in trials[0]}
+    print(
+        json.dumps(
+            {
+                "ratio": round(statistics.median(t["plain"] / t["shoal"] for t in trials), 4),
+                "ratio_engine": round(statistics.median(t["plain"] / t["engine"] for t in trials), 4),
+                "tokens_per_s": {name: round(tokens / step_s) for name, step_s in medians.items()},
+                "step_ms": {name: round(1000 * step_s, 2) for name, step_s in medians.items()},
+                "trials": len(trials),
+                "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch threads 1, gloo",
+            }
+        )
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
+    return parser.parse_args()
+
+
+def _spec(steps: int) -> dict[str, object]:
+    """The 10 M parameter example at 2 workers, saving only at the end."""
+    spec: dict[str, object] = yaml.safe_load((_HERE.parent / "examples" / "lm-10m.yaml").read_text())
+    spec["batch"] = {"global_size": 8, "micro_size": 2}
+    spec["stop"] = {"steps": steps}
+    spec["elasticity"] = {"min_workers": 2, "max_workers": 2}
+    spec["checkpoint"] = {"every_steps": steps}
+    spec["validation"] = {"samples": 0}
+    return spec
+
+
+def _steady(step_s: list[float]) -> float:
+    """The median after warm-up; the last step, which saves, left out."""
+    return statistics.median(step_s[_WARM_UP_STEPS:-1])
+
+
+def _torchrun(arguments: list[str]) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"torchrun failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def _plain(spec_path: Path) -> float:
+    report = json.loads(_torchrun([str(_HERE / "plain_loop.py"), str(spec_path)]).strip().splitlines()[-1])
+    return _steady(report["step_s"])
+
+
+def _engine(spec_path: Path, checkpoints: Path) -> float:
+    out = _torchrun(["-m", "shoal_workers.run", str(spec_path), "--checkpoint-dir", str(checkpoints)])
+    return _steady([float(found) / 1000 for found in re.findall(r"^step .* ([\d.]+) ms$", out, re.MULTILINE)])
+
+
+def _shoal(spec_path: Path, state_dir: Path) -> float:
+    with _server(state_dir) as url, Client(url) as client:
+        job = client.submit(spec_path)
+        done = client.wait(job.id, until=[JobState.SUCCEEDED, JobState.FAILED], timeout_s=600)
+        if done.status.state is not JobState.SUCCEEDED:
+            raise SystemExit(f"the job ended {done.status.state}: {done.status.message}")
+        return _steady([point.step_s for point in client.series(job.id)])
+
+
+@contextlib.contextmanager
+def _server(state_dir: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "shoal_api.cli.main", "serve", "--port", "0", "--num-cpus", "2"]
+    process = subprocess.Popen(
+        [*command, "--state-dir", str(state_dir)], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"listening on (\S+)", line):
+                break
+        else:
+            raise SystemExit("shoal serve ended before it listened")
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # or the pipe fills up and blocks it
+        yield found.group(1)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+
+
+if __name__ == "__main__":
+    main()
