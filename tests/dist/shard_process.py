@@ -1,6 +1,6 @@
 """A shard process of the tests: the main thread trains, a second thread obeys what comes over the connection.
 
-Strikes are faults at an exact place: (phase, completed steps, how many times the phase was entered) -> what happens.
+Strikes are faults at an exact place: (phase, completed steps, nth entry in this generation) -> what happens.
 """
 
 import faulthandler
@@ -73,6 +73,7 @@ class ShardProcess:
         self.strikes[phase, step, count] = action
 
     def do_run(self, assignment):
+        self.entered.clear()
         self.assignments.put(assignment)
 
     def do_prepare(self):

@@ -122,7 +122,7 @@ def test_twenty_generations_in_the_same_processes_leak_neither_descriptors_nor_t
     shards = job.shards(2)
     counts = []
     for _ in range(20):
-        shards[0].strike("backward", 1, "hold", count=len(counts) + 1)
+        shards[0].strike("backward", 1, "hold")
         job.start(shards)
         shards[0].reached()
         shards[0].call("go")

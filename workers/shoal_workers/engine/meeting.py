@@ -1,7 +1,7 @@
 """Where the members of a generation meet: a store under a prefix of its own, waited for in small interruptible pieces.
 
-A blocking store call is uninterruptible from Python and may wait for a minute. So every wait here is cut into slices,
-and the fence is looked at between them; besides, the sweep shuts the store's connection, which ends a slice at once.
+A blocking store call is uninterruptible from Python and may wait for a minute. The sweep ends it by shutting the
+store's connection; besides, every wait here is cut into slices, and the fence is looked at between them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import FormFailed
 from shoal_workers.engine.gloo_sockets import Address
 
-_SLICE = timedelta(seconds=0.5)
+_SLICE_S = 5.0
+"""Long, because torch logs a warning at the end of each."""
 
 
 class Meeting:
@@ -77,7 +78,8 @@ class Meeting:
         while True:
             self._check()
             try:
-                self.store.wait(keys, _SLICE)
+                left_s = max(0.05, deadline_mono - time.monotonic())
+                self.store.wait(keys, timedelta(seconds=min(left_s, _SLICE_S)))
                 return [value.decode() for value in self.store.multi_get(keys)]
             except DistError as error:
                 self._check()

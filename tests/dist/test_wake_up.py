@@ -1,0 +1,82 @@
+"""Waking out of a collective, again and again, and whose sockets are touched by it."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.engine.gloo_sockets import GlooSockets, listening_addresses
+
+ROUNDS = 8
+SPEC: dict[str, Any] = {
+    "batch": {"global_size": 8, "micro_size": 1},
+    "stop": {"steps": 1000},
+    "checkpoint": {"every_steps": None},
+    "validation": {"samples": 0},
+    "elasticity": {"max_workers": 4},
+}
+
+
+def test_a_stopped_rank_s_three_peers_are_awake_again_within_a_second(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(4)
+    seconds = []
+    for turn in range(ROUNDS):
+        held = shards[turn % 4]
+        held.strike(("forward", "backward", "optimizer")[turn % 3], 1, "hold")
+        job.start(shards)
+        held.reached()
+        others = [shard for shard in shards if shard is not held]
+        exits, took = job.interrupt(others)
+        seconds.append(took)
+        # who is interrupted last may hear of it first from those who have already left
+        assert {e.kind for e in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
+        held.call("interrupt", job.generation)
+        held.call("go")
+        assert held.exit().kind is ExitKind.INTERRUPTED
+    assert sorted(seconds)[len(seconds) // 2] < 1, seconds
+    assert max(seconds) < 5, seconds
+
+
+def test_only_connections_of_the_known_addresses_are_shut_and_never_a_listener() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as store:
+        strangers = _connected(other)
+        sockets = GlooSockets()
+        sockets.before_groups()
+        with socket.create_server(("127.0.0.1", 0)) as gloo:
+            known = _connected(gloo)
+            to_store = _connected(store)
+            assert sockets.after_groups() == {gloo.getsockname()}
+            sockets.watch_store([store.getsockname()])
+            assert sockets.sweep() == 2, "the accepted end of ours, and our end at the store"
+            for end in (known[1], to_store[0]):
+                end.settimeout(5)
+                assert end.recv(1) == b"", "whoever waits on it is awake"
+            strangers[0].sendall(b"x")
+            assert strangers[1].recv(1) == b"x"
+            assert gloo.getsockname() in listening_addresses()
+            late = _connected(gloo)
+        for end in (*strangers, *known, *to_store, *late):
+            end.close()
+
+
+def test_the_far_end_of_a_peer_s_port_is_known_by_its_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as peer:
+        sockets = GlooSockets()
+        sockets.before_groups()
+        sockets.after_groups()
+        ours, theirs = _connected(peer)
+        sockets.learn_peers([("10.0.0.1", peer.getsockname()[1])])
+        assert sockets.sweep() == 0, "the same port of another host"
+        sockets.learn_peers([("0.0.0.0", peer.getsockname()[1])])
+        assert sockets.sweep() == 1
+        assert ours.recv(1) == b""
+        ours.close()
+        theirs.close()
+
+
+def _connected(server: socket.socket) -> tuple[socket.socket, socket.socket]:
+    ours = socket.create_connection(server.getsockname())
+    theirs, _ = server.accept()
+    return ours, theirs
