@@ -1,0 +1,181 @@
+"""Which checkpoint is restored, which is committed, and what is believed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDamaged, Run
+from shoal_service.core.attempt.events import CheckpointFound, NewsArrived
+from shoal_service.core.attempt.state import Stage
+from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.messages import ExitKind, SavedPart
+
+NewWorld = Callable[..., Any]
+OLD, NEW = "step-000000000004-a0-g1", "step-000000000008-a0-g1"
+
+
+def test_a_commit_needs_the_parts_of_every_rank(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=3)
+    world.train(1)
+    world.deliver("news-0")
+    world.deliver("news-0")
+    world.deliver("news-1")
+    assert world.count(Commit) == 0
+    world.deliver("news-2")
+    assert [c.name for c in world.commands if isinstance(c, Commit)] == ["step-000000000004-a1-g1"]
+
+
+def test_a_part_that_is_told_twice_commits_once(new_world: NewWorld) -> None:
+    """A supervisor that was restarted is told again what it had not acknowledged."""
+    world = new_world(workers=2).open(then=4)
+    again = [e for e in world.history if isinstance(e, NewsArrived) and isinstance(e.item, SavedPart)]
+    assert len(again) == 2
+    for event in again:
+        assert world.feed(event) == ()
+    assert world.state.parts == {}
+
+
+def test_a_save_that_fails_on_one_rank_is_not_committed(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=3)
+    for process in world.group():
+        process.step = 4
+    first, second = world.group()
+    world.fail_save(second)
+    world.deliver_all()
+    world.save()
+    world.deliver_all()
+    assert world.count(Commit) == 0 and world.state.parts == {}
+    assert len(world.events("checkpoint.failed")) == 1
+    assert world.state.stage is Stage.RUNNING and first.alive
+
+
+def test_a_commit_that_fails_leaves_the_one_before_it_the_newest(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=7)
+    world.train(1)
+    world.deliver_all()
+    world.answer_storage(ok=False)
+    world.deliver_all()
+    assert world.state.newest == "step-000000000004-a1-g1" and world.state.stage is Stage.RUNNING
+
+
+def test_a_damaged_checkpoint_is_left_for_the_one_before_it(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.committed = {OLD: True, NEW: False}
+    world.open()
+    world.start_all()
+    world.form()
+    world.deliver_all()
+    assert world.state.stage is Stage.FALLING_BACK
+    assert ForgetDamaged(NEW, "flipped byte") in world.commands
+    assert world.finds == [FindCheckpoint(excluding=(NEW,))]
+    world.answer_storage()
+    world.deliver_all()
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    assert world.state.step == 5
+    assert world.events("checkpoint.damaged")[0]["name"] == NEW
+    assert world.events("checkpoint.fallback") == [{"to": OLD}]
+    assert world.incidents()[0].cause is IncidentCause.DAMAGED_CHECKPOINT and world.incidents()[0].closed
+
+
+def test_without_any_good_checkpoint_training_starts_from_the_seed(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.committed = {OLD: False}
+    world.open()
+    world.start_all()
+    world.until(Stage.RUNNING)
+    world.run(1)
+    assert world.state.step == 1 and world.state.restored is None
+
+
+def test_the_damaged_one_is_the_one_that_was_read_not_the_newest_by_then(new_world: NewWorld) -> None:
+    """A commit of the generation before may be answered while the next one is already reading an older checkpoint."""
+    world = new_world(workers=2).open(then=7)
+    world.train(1)
+    world.deliver_all()
+    [commit] = world.commits
+    world.die(1)
+    world.deliver_all()
+    world.obey_interrupts()
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING and world.state.restored == "step-000000000004-a1-g1"
+    world.damage_newest()
+    world.answer_storage()
+    world.deliver_all()
+    assert world.state.newest == commit.name
+    world.form()
+    world.deliver_all()
+    assert world.state.damaged == ("step-000000000004-a1-g1",)
+    world.answer_storage()
+    world.deliver_all()
+    assert world.state.restored == commit.name
+
+
+def test_a_commit_during_the_search_for_an_older_one_is_not_forgotten(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=7)
+    world.train(1)
+    world.deliver_all()
+    commits, world.commits = world.commits, []
+    world.die(1)
+    world.recover()
+    world.damage_newest()
+    world.break_collectives()
+    world.recover()
+    world.deliver_all()
+    assert world.state.stage is Stage.FALLING_BACK
+    world.answer_storage()  # the search has already looked at the storage
+    world.commits = commits
+    world.answer_storage()
+    world.deliver("commit")
+    world.deliver("find")
+    assert world.state.restored == commits[0].name
+
+
+def test_an_answer_to_a_search_that_nobody_waits_for_is_dropped(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=5)
+    before = world.state
+    world.feed(CheckpointFound(None))
+    assert world.state == before
+
+
+def test_a_late_commit_of_an_older_generation_is_restored_from_next_time(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=7)
+    world.train(1)
+    world.deliver_all()
+    world.die(2)
+    world.recover()
+    assert world.state.step == 4
+    world.answer_storage()
+    world.deliver_all()
+    world.die(1)
+    world.recover()
+    runs = [c.assignment for c in world.commands if isinstance(c, Run)]
+    assert runs[-1].restore_from.endswith("step-000000000008-a1-g1")
+    assert world.state.step == 8
+
+
+def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.committed = {OLD: True}
+    world.open()
+    world.start_all()
+    for _ in range(4):
+        for process in world.group():
+            world.leave(process, ExitKind.STORAGE_FAILED)
+        world.deliver_all()
+        world.now += 60.0
+        world.pass_time(0.0)
+    assert world.end.reason is EndReason.STORAGE_FAILED
+    assert world.state.generation == 4
+
+
+def test_saves_that_fail_between_are_reported_and_training_goes_on(new_world: NewWorld) -> None:
+    world = new_world(workers=1).open(then=3)
+    [process] = world.group()
+    world.fail_save(process)
+    world.deliver_all()
+    assert world.events("checkpoint.failed")[0]["message"] == "disk full"
+    world.run(1)
+    assert world.state.newest == "step-000000000004-a1-g1"

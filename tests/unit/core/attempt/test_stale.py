@@ -1,0 +1,65 @@
+"""Words of generations and processes that are over change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.events import NewsArrived, ProcessFailedToStart, ProcessLost, ProcessWarm, RunReturned
+from shoal_service.core.attempt.state import Stage
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import ErrorReport, Phase
+
+NewWorld = Callable[..., Any]
+
+
+def test_news_of_an_older_generation_are_dropped(new_world: NewWorld) -> None:
+    world = new_world(workers=3).open(then=5)
+    world.die(2)
+    world.recover()
+    old = [e for e in world.history if isinstance(e, NewsArrived) and e.item.generation == 1]
+    assert old
+    before = world.state
+    for event in old:
+        assert world.feed(event) == ()
+    assert world.state == before
+
+
+def test_news_of_a_process_that_is_no_member_are_dropped(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1).open(then=5)
+    item = next(e.item for e in world.history if isinstance(e, NewsArrived))
+    before = world.state
+    world.feed(NewsArrived(2, item))
+    assert world.state == before
+
+
+def test_words_of_processes_that_were_dropped_change_nothing(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=5)
+    info = world.state.process(0).info
+    world.die(1)
+    world.recover()
+    error = ErrorReport(type="E", message="m", traceback="", phase=Phase.PREPARING)
+    exits = [e for e in world.history if isinstance(e, RunReturned)]
+    before = world.state
+    for event in (
+        ProcessWarm(1, info),
+        ProcessFailedToStart(1, error),
+        ProcessLost(1, IncidentCause.SHARD_DIED, "join call", "again"),
+        ProcessLost(99, IncidentCause.SHARD_DIED, "join call", "never heard of"),
+        *exits,
+    ):
+        assert world.feed(event) == ()
+    assert world.state == before
+
+
+def test_an_answer_of_run_that_comes_twice_counts_once(new_world: NewWorld) -> None:
+    """A supervisor that was restarted asks again for answers that may be on their way."""
+    world = new_world(workers=3).open(then=5)
+    world.die(2)
+    world.deliver_all()
+    world.obey_interrupts()
+    world.deliver("exit-0")
+    world.feed(world.history[-1])
+    assert world.state.stage is Stage.QUIESCING
+    world.deliver("exit-1")
+    assert world.state.stage is Stage.FORMING and world.state.generation == 2

@@ -1,0 +1,45 @@
+"""The table of transitions is complete, reachable and obeyed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.state import TRANSITIONS, Stage
+from shoal_service.core.attempt.status import job_state
+from shoal_service.core.attempt.turn import Turn
+from shoal_workers.contract.job import JobState
+
+NewWorld = Callable[..., Any]
+
+
+def test_every_stage_has_a_row_and_can_be_reached() -> None:
+    assert set(TRANSITIONS) == set(Stage)
+    reached, frontier = {Stage.OPENING}, [Stage.OPENING]
+    while frontier:
+        for stage in TRANSITIONS[frontier.pop()] - reached:
+            reached.add(stage)
+            frontier.append(stage)
+    assert reached == set(Stage)
+
+
+def test_every_stage_but_the_last_can_end() -> None:
+    assert all(Stage.ENDED in after for stage, after in TRANSITIONS.items() if stage is not Stage.ENDED)
+    assert TRANSITIONS[Stage.ENDED] == frozenset()
+
+
+def test_a_transition_that_is_not_in_the_table_is_a_fault_of_ours(new_world: NewWorld) -> None:
+    with pytest.raises(AssertionError, match="opening -> running"):
+        Turn(new_world().state, 0.0).enter(Stage.RUNNING)
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+@pytest.mark.parametrize("formed_once", [True, False])
+def test_every_stage_shows_as_a_state_in_which_an_attempt_may_be(
+    new_world: NewWorld, stage: Stage, formed_once: bool
+) -> None:
+    state = new_world().state.model_copy(update={"stage": stage, "formed_once": formed_once})
+    assert job_state(state).holds_workers
+    assert job_state(state) is not JobState.QUEUED

@@ -1,0 +1,70 @@
+"""Fewer than elasticity.min_workers: the attempt waits, says until when, and resumes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.commands import StartProcess
+from shoal_service.core.attempt.events import ElasticityChanged
+from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.status import Readings, status_of
+from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.spec import ElasticitySpec
+
+NewWorld = Callable[..., Any]
+
+
+def waiting(new_world: NewWorld, **settings: Any) -> Any:
+    world = new_world(workers=3, min_workers=3, **settings).open(then=6)
+    world.die(1)
+    world.deliver_all()
+    world.obey_interrupts()
+    world.deliver_all()
+    assert world.state.stage is Stage.WAITING
+    return world
+
+
+def test_it_says_what_it_waits_for_and_until_when(new_world: NewWorld) -> None:
+    world = waiting(new_world)
+    status = status_of(world.state, Readings(), spec_version=1)
+    assert status.state is JobState.WAITING and status.reason == "min_workers_unreachable"
+    assert status.message == "2 of at least 3 workers are ready; waiting for capacity"
+    assert status.deadline == world.now + 30.0
+    assert world.events("job.waiting") == [{"warm": 2, "min_workers": 3, "until": world.now + 30.0}]
+
+
+def test_it_asks_for_a_replacement_and_resumes_once_it_is_warm(new_world: NewWorld) -> None:
+    world = waiting(new_world)
+    assert world.count(StartProcess) == 4
+    world.pass_time(20.0)
+    world.start_all()
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    assert world.state.stage is Stage.RUNNING and world.state.members == (0, 2, 3)
+    [incident] = world.incidents()
+    assert incident.closed and incident.steps_lost == 2 and incident.recovery_s == 20.0
+
+
+def test_after_the_deadline_it_gives_up(new_world: NewWorld) -> None:
+    world = waiting(new_world)
+    world.pass_time(30.1)
+    assert world.end.reason is EndReason.CAPACITY_TIMEOUT
+    assert "2 of at least 3 workers (elasticity.min_workers) for 30 s (elasticity.wait_s)" in world.end.message
+
+
+def test_a_lower_minimum_lets_it_go_on_with_what_is_there(new_world: NewWorld) -> None:
+    world = waiting(new_world)
+    world.feed(ElasticityChanged(ElasticitySpec(min_workers=2, max_workers=3)))
+    world.pass_time(3.0)
+    assert world.state.stage is Stage.FORMING and world.world_size == 2
+
+
+def test_survivors_that_die_while_it_waits_are_replaced_too(new_world: NewWorld) -> None:
+    world = waiting(new_world)
+    world.die(0)
+    world.deliver_all()
+    assert world.state.stage is Stage.WAITING and world.count(StartProcess) == 5
+    world.start_all()
+    assert world.state.stage is Stage.FORMING and world.state.members == (2, 3, 4)
