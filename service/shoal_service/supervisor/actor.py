@@ -30,7 +30,7 @@ class SupervisorActor:
             self._newsdesk = Newsdesk(config.attempt)
         else:
             # numbers handed out since the entry was written are unknown: jump far beyond any of them
-            self._newsdesk = Newsdesk(config.attempt, seq=entry.seq + _SEQ_JUMP, untold=entry.untold, end=entry.end)
+            self._newsdesk = Newsdesk(config.attempt, seq=entry.seq + _SEQ_JUMP, untold=entry.untold)
         self._executor = Executor(config, self._journal, self._newsdesk, entry)
         threading.Thread(target=self._live, name="executor", daemon=True).start()
 

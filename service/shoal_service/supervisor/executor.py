@@ -8,6 +8,7 @@ Ray answers, storage answers, directives, time  -->  queue  -->  step(state, eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Coroutine
@@ -56,6 +57,7 @@ from shoal_workers.contract.messages import Assignment, ErrorReport
 _log = logging.getLogger(__name__)
 _TICK_S = 0.25
 _POLL_WAIT_S = 10.0
+_FAREWELL_S = 1.0
 
 
 class Executor:
@@ -71,6 +73,10 @@ class Executor:
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchers: dict[int, list[asyncio.Task[None]]] = {}
+        self._heard: dict[int, int] = {}
+        """Up to which number each process was listened to."""
+        self._leaving: list[int] = []
+        self._end: End | None = End(entry.end) if entry and entry.end else None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directive = entry.directive if entry else None
         self._resumed = entry is not None
@@ -90,9 +96,13 @@ class Executor:
             except TimeoutError:
                 event = Tick()
             self._take(event)
+        await asyncio.gather(*(self._farewell(index) for index in self._leaving))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._end is not None:
+            self._reporter.tell([self._end], self._state)
+            self._write_journal()
 
     def direct(self, directive: Directive) -> None:
         """From a Ray thread: what the control plane wants now."""
@@ -119,15 +129,16 @@ class Executor:
         if isinstance(event, NewsArrived):
             self._reporter.note(event.item, before)
         self._state, commands = machine.step(before, event, time.time())
-        durable = [c for c in commands if isinstance(c, (Emit, ShowIncident, End))]
-        self._reporter.tell([*durable], self._state)
+        self._end = next((c for c in commands if isinstance(c, End)), None)
+        self._reporter.tell([c for c in commands if isinstance(c, (Emit, ShowIncident))], self._state)
         if commands or _differs(before, self._state):
             self._write_journal()
         self._perform(c for c in commands if not isinstance(c, (Emit, ShowIncident, End)))
         self._reporter.show(self._state)
 
     def _write_journal(self) -> None:
-        seq, untold, end = self._newsdesk.untold()
+        seq, untold, _ = self._newsdesk.untold()
+        end = self._end.end if self._end else None
         self._journal.write(JournalEntry(state=self._state, seq=seq, untold=untold, end=end, directive=self._directive))
 
     def _perform(self, commands: Any) -> None:
@@ -143,7 +154,10 @@ class Executor:
             case KillProcess(index, reason):
                 _log.info("killing process", extra={"index": index, "reason": reason})
                 self._drop(index)
-                self._fleet.kill(index)
+                if self._state.stage is Stage.ENDED:
+                    self._leaving.append(index)
+                else:
+                    self._fleet.kill(index)
             case Run(index, assignment):
                 self._watch(index, self._attend(index, assignment))
             case Interrupt(index, generation):
@@ -157,7 +171,7 @@ class Executor:
             case ForgetDamaged(name, message):
                 self._spawn(self._vault.show_damaged(name, message))
             case Emit() | ShowIncident() | End():
-                raise AssertionError("told before the journal was written")
+                raise AssertionError("told by _take and run")
             case _:
                 assert_never(command)
 
@@ -168,7 +182,8 @@ class Executor:
         return task
 
     def _watch(self, index: int, work: Coroutine[Any, Any, None]) -> None:
-        self._watchers.setdefault(index, []).append(self._spawn(work))
+        still_running = [task for task in self._watchers.get(index, []) if not task.done()]
+        self._watchers[index] = [*still_running, self._spawn(work)]
 
     def _drop(self, index: int) -> None:
         for task in self._watchers.pop(index, []):
@@ -208,19 +223,27 @@ class Executor:
 
     async def _listen(self, index: int) -> None:
         """Long-polls one process for news, logs and progress, as long as it lives."""
-        after = 0
         while True:
             try:
-                poll = await self._fleet.poll(index, after, _POLL_WAIT_S)
+                poll = await self._fleet.poll(index, self._heard.get(index, 0), _POLL_WAIT_S)
             except ActorUnavailableError:
                 await asyncio.sleep(_TICK_S)
                 continue
             except RayError:
                 return  # the run or prepare call says so, with the cause
-            after = poll.seq
+            self._heard[index] = poll.seq
             self._reporter.heard(index, poll, self._state)
             for item in poll.news:
                 self._post(NewsArrived(index, item))
+
+    async def _farewell(self, index: int) -> None:
+        """The attempt is over: hear what a process printed last, then kill it."""
+        if not self._fleet.knows(index):
+            return
+        with contextlib.suppress(RayError, TimeoutError):
+            call = self._fleet.poll(index, self._heard.get(index, 0), 0.0)
+            self._reporter.heard(index, await asyncio.wait_for(call, timeout=_FAREWELL_S), self._state)
+        self._fleet.kill(index)
 
     async def _call(self, call: Coroutine[Any, Any, None]) -> None:
         try:

@@ -77,6 +77,10 @@ class Fleet:
     async def request_yield(self, index: int, generation: int) -> None:
         await self._handles[index].request_yield.remote(generation)
 
+    def knows(self, index: int) -> bool:
+        """It was started or found, and not lost since."""
+        return index in self._handles
+
     def kill(self, index: int) -> None:
         handle = self._handles.pop(index, None)
         if handle is not None:
