@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from shoal_service.store import Lease, Store
@@ -25,7 +26,7 @@ from shoal_workers.contract.spec_errors import parse_spec
 
 @dataclass(frozen=True)
 class PostgresServer:
-    """A cluster of its own in a temporary directory; reached over a Unix socket and over loopback."""
+    """A cluster of its own in a temporary directory, on a free port of loopback."""
 
     programs: Path
     user: str | None
@@ -36,11 +37,12 @@ class PostgresServer:
             [str(self.programs / program), *arguments], check=True, user=self.user, cwd="/", capture_output=True
         )
 
-    def new_database(self) -> str:
-        """URL of an empty database."""
-        name = f"shoal_{uuid.uuid4().hex[:12]}"
-        self.run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "shoal", name)
-        return f"postgresql://shoal@127.0.0.1:{self.port}/{name}"
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(f"postgresql://shoal@127.0.0.1:{self.port}/postgres", autocommit=True)
+
+    def schema_url(self, name: str) -> str:
+        """A schema looks like a database of its own, and costs a hundredth of one to make."""
+        return f"postgresql://shoal@127.0.0.1:{self.port}/postgres?options=-csearch_path%3D{name}"
 
 
 @pytest.fixture(scope="session")
@@ -71,12 +73,17 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty database."""
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'shoal.db'}"
+        yield f"sqlite:///{tmp_path / 'shoal.db'}"
+        return
     server: PostgresServer = request.getfixturevalue("postgres")
-    return server.new_database()
+    name = f"shoal_{uuid.uuid4().hex[:12]}"
+    with server.connect() as connection:
+        connection.execute(f"CREATE SCHEMA {name}".encode())
+        yield server.schema_url(name)
+        connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
 
 
 @pytest.fixture
@@ -149,7 +156,7 @@ def _postgres_programs() -> Path | None:
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
     on_path = shutil.which("initdb")
     candidates = [*installed, *([Path(on_path).resolve().parent] if on_path else [])]
-    wanted = ("initdb", "pg_ctl", "createdb")
+    wanted = ("initdb", "pg_ctl")
     return next((path for path in candidates if all((path / name).exists() for name in wanted)), None)
 
 

@@ -8,8 +8,9 @@ of the database instead of waking up by luck inside SQLite's busy handler.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,27 @@ def _reachable() -> Iterator[None]:
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that knows ON CONFLICT, which both databases spell alike."""
-    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    return _insert(connection.dialect.name, table)
+
+
+def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    """Inserts rows, or replaces those with the same primary key. All rows have the same columns."""
+    if rows:
+        connection.execute(_upsert(connection.dialect.name, table, tuple(rows[0])), rows)
+
+
+@cache
+def _insert(dialect: str, table: Table) -> sqlite.Insert | postgresql.Insert:
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+
+
+@cache
+def _upsert(dialect: str, table: Table, columns: tuple[str, ...]) -> sqlite.Insert | postgresql.Insert:
+    """Built once: building a statement costs more than running it."""
+    statement = _insert(dialect, table)
+    key = [column.name for column in table.primary_key]
+    values = {name: statement.excluded[name] for name in columns if name not in key}
+    return statement.on_conflict_do_update(index_elements=key, set_=values)
 
 
 def _usable(url: str) -> URL:

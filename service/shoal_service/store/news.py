@@ -16,7 +16,7 @@ from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.endings import FailureRecord, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
-from shoal_service.store.database import insert
+from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.records import load, load_spec, plain_text, workers_document
 from shoal_service.store.tables import checkpoints, incidents, logs, series
@@ -59,12 +59,10 @@ def _store_items(edit: JobEdit, news: SupervisorNews) -> None:
     edit.set(pulled_seq=news.seq)
     for event in news.events:
         edit.event(event.type, event.data, at=event.at)
-    for incident in news.incidents:
-        _upsert(connection, incidents, _incident_row(job.num, incident.model_copy(update={"attempt": news.attempt})))
-    for checkpoint in news.checkpoints:
-        _upsert(connection, checkpoints, _checkpoint_row(job.num, checkpoint))
-    for point in news.series:
-        _upsert(connection, series, _series_row(job.num, point))
+    told = [incident.model_copy(update={"attempt": news.attempt}) for incident in news.incidents]
+    upsert(connection, incidents, [_incident_row(job.num, incident) for incident in told])
+    upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in news.checkpoints])
+    upsert(connection, series, [_series_row(job.num, point) for point in news.series])
     if news.logs:
         last = job.log_seq + len(news.logs)
         kept = news.logs[-MAX_LOG_LINES:]
@@ -125,13 +123,6 @@ def _incident_totals(connection: Connection, job_num: int) -> tuple[int, int]:
     )
     count, lost = connection.execute(query).one()
     return int(count), int(lost)
-
-
-def _upsert(connection: Connection, table: Any, row: dict[str, Any]) -> None:
-    key = [column.name for column in table.primary_key]
-    statement = insert(connection, table).values(row)
-    values = {name: statement.excluded[name] for name in row if name not in key}
-    connection.execute(statement.on_conflict_do_update(index_elements=key, set_=values))
 
 
 def _incident_row(job_num: int, incident: IncidentView) -> dict[str, Any]:

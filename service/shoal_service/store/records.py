@@ -115,7 +115,7 @@ def view_of(job: JobRecord, spec: JobSpec) -> JobView:
         name=job.name,
         spec=spec,
         spec_version=job.spec_version,
-        etag=etag_of(job),
+        etag=etag_of(job.id, job.spec_version),
         created_at=job.created_at,
         updated_at=job.updated_at,
         started_at=job.started_at,
@@ -124,9 +124,9 @@ def view_of(job: JobRecord, spec: JobSpec) -> JobView:
     )
 
 
-def etag_of(job: JobRecord) -> str:
+def etag_of(job_id: str, spec_version: int) -> str:
     """Of the part that a user can change: the spec. A status that moves on does not invalidate an edit."""
-    return f"{job.id}-v{job.spec_version}"
+    return f"{job_id}-v{spec_version}"
 
 
 SUMMARY_COLUMNS = (

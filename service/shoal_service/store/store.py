@@ -85,10 +85,9 @@ class Store:
     def create_job(self, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
         """The job, and whether it is new. Raises IdempotencyConflict."""
         with self._database.write() as tx:
-            job_id, created = submissions.create(tx, spec, idempotency_key=idempotency_key, now=now)
-            view = load_view(tx, job_id)
+            view, created = submissions.create(tx, spec, idempotency_key=idempotency_key, now=now)
         if created:
-            self._hub.publish(job_id)
+            self._hub.publish(view.id)
         return view, created
 
     def get_job(self, job_id: str) -> JobView:

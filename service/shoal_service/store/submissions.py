@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, select, union_all
+from sqlalchemy import Connection, Executable, select, union_all
 from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.desired import Desired
@@ -40,57 +40,57 @@ _DONE = {
     Desired.CANCEL: "Cancelled on request.",
 }
 _JobPage = Page[JobSummary]
+# Statements that every submission runs are built once: building one costs more than running it.
+_INSERT_SPEC = plain_insert(job_specs)
+_INSERT_EVENT = plain_insert(events)
 
 
-def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[str, bool]:
-    """The job's id, and whether it is new. Raises IdempotencyConflict."""
+def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
+    """The job, and whether it is new. Raises IdempotencyConflict."""
     document = spec.model_dump_json()
     spec_hash = hashlib.sha256(document.encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
     job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
     status = JobStatus(message="Waits for the scheduler.")
-    statement = (
-        insert(connection, jobs)
-        .values(
-            id=job_id,
-            name=spec.name,
-            state=JobState.QUEUED.value,
-            desired=Desired.RUN.value,
-            priority=spec.priority,
-            spec_version=1,
-            spec_hash=spec_hash,
-            idempotency_key_hash=key_hash,
-            attempt=0,
-            granted_workers=0,
-            pulled_seq=0,
-            event_seq=1,
-            log_seq=0,
-            failures=0,
-            failure_step=0,
-            created_at=now,
-            updated_at=now,
-            status=status_document(status),
-            workers="[]",
-        )
-        .on_conflict_do_nothing(index_elements=["idempotency_key_hash"])
-        .returning(jobs.c.num)
-    )
-    num = connection.execute(statement).scalar_one_or_none()
+    row = {
+        "id": job_id,
+        "name": spec.name,
+        "state": JobState.QUEUED.value,
+        "desired": Desired.RUN.value,
+        "priority": spec.priority,
+        "spec_version": 1,
+        "spec_hash": spec_hash,
+        "idempotency_key_hash": key_hash,
+        "attempt": 0,
+        "granted_workers": 0,
+        "pulled_seq": 0,
+        "event_seq": 1,
+        "log_seq": 0,
+        "failures": 0,
+        "failure_step": 0,
+        "created_at": now,
+        "updated_at": now,
+        "status": status_document(status),
+        "workers": "[]",
+    }
+    num = connection.execute(_insert_job(connection), row).scalar_one_or_none()
     if num is None:
-        assert idempotency_key is not None
-        known = connection.execute(
-            select(jobs.c.id, jobs.c.spec_hash).where(jobs.c.idempotency_key_hash == key_hash)
-        ).one()
-        if known.spec_hash != spec_hash:
-            raise IdempotencyConflict(idempotency_key, known.id)
-        return known.id, False
-    connection.execute(plain_insert(job_specs).values(job_num=num, version=1, accepted_at=now, document=document))
-    connection.execute(
-        plain_insert(events).values(
-            job_num=num, seq=1, at=now, type="job.created", data=document_of({"name": spec.name, "spec_version": 1})
-        )
+        assert idempotency_key is not None and key_hash is not None
+        return _known(connection, idempotency_key, key_hash, spec_hash), False
+    connection.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
+    created = {"job_num": num, "seq": 1, "at": now, "type": "job.created"}
+    connection.execute(_INSERT_EVENT, {**created, "data": document_of({"name": spec.name, "spec_version": 1})})
+    view = JobView(
+        id=job_id,
+        name=spec.name,
+        spec=spec,
+        spec_version=1,
+        etag=etag_of(job_id, 1),
+        created_at=now,
+        updated_at=now,
+        status=status,
     )
-    return job_id, True
+    return view, True
 
 
 def page(connection: Connection, states: Collection[JobState], limit: int, cursor: str | None) -> Page[JobSummary]:
@@ -114,19 +114,16 @@ def page(connection: Connection, states: Collection[JobState], limit: int, curso
 def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: str | None, now: float) -> JobView:
     """Raises JobNotFound, JobEnded, PreconditionFailed, SpecError."""
     job = load(connection, job_id, lock=True)
-    if if_match is not None and not _matches(if_match, etag_of(job)):
-        raise PreconditionFailed(job_id, etag_of(job), if_match)
+    if if_match is not None and not _matches(if_match, etag_of(job.id, job.spec_version)):
+        raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
     if job.state.ended:
         raise JobEnded(job_id, job.state, "be changed")
     before = load_spec(connection, job.num, job.spec_version)
     after = _patched(before, changes)
     if after != before:
         version = job.spec_version + 1
-        connection.execute(
-            plain_insert(job_specs).values(
-                job_num=job.num, version=version, accepted_at=now, document=after.model_dump_json()
-            )
-        )
+        row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
+        connection.execute(_INSERT_SPEC, row)
         edit = JobEdit(connection, job, now)
         edit.set(spec_version=version, priority=after.priority)
         edit.event("job.patched", {"spec_version": version, **changes.model_dump(mode="json", exclude_none=True)})
@@ -148,6 +145,19 @@ def request(connection: Connection, job_id: str, desired: Desired, *, now: float
         edit.move(standing, "requested", _DONE[desired] if standing.state is not job.state else "")
         edit.save()
     return load_view(connection, job_id), changed
+
+
+def _insert_job(connection: Connection) -> Executable:
+    statement = insert(connection, jobs).on_conflict_do_nothing(index_elements=["idempotency_key_hash"])
+    return statement.returning(jobs.c.num)
+
+
+def _known(connection: Connection, key: str, key_hash: str, spec_hash: str) -> JobView:
+    query = select(jobs.c.id, jobs.c.spec_hash).where(jobs.c.idempotency_key_hash == key_hash)
+    known = connection.execute(query).one()
+    if known.spec_hash != spec_hash:
+        raise IdempotencyConflict(key, known.id)
+    return load_view(connection, known.id)
 
 
 def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:

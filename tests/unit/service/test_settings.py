@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from shoal_service.settings import LogLevel, Settings, SettingsError, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"SHOAL_{name.upper()}", raising=False)
+
+
+def test_everything_lives_below_the_state_directory_unless_said_otherwise(tmp_path: Path) -> None:
+    settings = load_settings(state_dir=tmp_path)
+    assert settings.database_url == f"sqlite:///{tmp_path}/shoal.db"
+    assert settings.checkpoint_url == str(tmp_path / "checkpoints")
+    assert load_settings(state_dir=tmp_path, checkpoint_url="s3://b/c").checkpoint_url == "s3://b/c"
+
+
+def test_the_service_listens_on_loopback_by_default() -> None:
+    settings = load_settings()
+    assert (settings.host, settings.port) == ("127.0.0.1", 8470)
+
+
+def test_the_environment_is_read_and_arguments_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_PORT", "9000")
+    monkeypatch.setenv("SHOAL_LOG_LEVEL", "debug")
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("SHOAL_DATABASE_URL", "")
+    settings = load_settings(port=9001)
+    assert (settings.port, settings.log_level, settings.state_dir) == (9001, LogLevel.DEBUG, tmp_path)
+    assert settings.database_url == f"sqlite:///{tmp_path}/shoal.db"
+
+
+def test_a_relative_state_directory_is_made_absolute() -> None:
+    assert load_settings(state_dir="somewhere").state_dir == Path.cwd() / "somewhere"
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load_settings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"port": 70000}, "port 70000"),
+        ({"lease_ttl_s": 1}, "lease_ttl_s 1"),
+        ({"log_level": "loud"}, "log_level 'loud'"),
+        ({"prt": 1}, "prt 1"),
+        ({"state_dir": 5}, "state_dir 5"),
+        ({"ray_address": "h:1", "nodes": 2}, "Give one or the other"),
+        ({"ray_address": "h:1", "num_cpus": 2}, "Give one or the other"),
+    ],
+)
+def test_settings_that_cannot_work_are_named_with_their_value(given: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load_settings(**given)
+    assert message in str(error.value)
