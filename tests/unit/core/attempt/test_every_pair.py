@@ -1,0 +1,172 @@
+"""Every stage meets every event: nothing raises, nothing is forbidden, and ticks alone lead out of every wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.commands import End
+from shoal_service.core.attempt.events import (
+    CheckpointCommitted,
+    CheckpointFound,
+    CommitFailed,
+    ElasticityChanged,
+    Event,
+    GrantChanged,
+    NewsArrived,
+    ProcessFailedToStart,
+    ProcessLost,
+    ProcessWarm,
+    RunReturned,
+    StorageUnusable,
+    Tick,
+    WantedChanged,
+)
+from shoal_service.core.attempt.state import Attempt, Stage, Wanted
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import (
+    ErrorReport,
+    ExitKind,
+    Formed,
+    Phase,
+    SavedPart,
+    SaveFailed,
+    ShardExit,
+    ShardInfo,
+    ShardNews,
+    StepReport,
+    ValidationReport,
+)
+from shoal_workers.contract.spec import ElasticitySpec
+
+NewWorld = Callable[..., Any]
+
+
+def worlds(new_world: NewWorld) -> Iterator[Any]:
+    """At least one world in each stage, with and without members that have left, an open incident, a pause."""
+    yield new_world(workers=3, standby=1)
+    yield new_world(workers=3, standby=1).open()
+    for steps in (0, 6, 12):
+        yield new_world(workers=3, standby=1).open(then=steps)
+    world = new_world(workers=3).open()
+    world.start_all()
+    yield world
+    for wanted in (Wanted.RUN, Wanted.PAUSE):
+        world = new_world(workers=3).open(then=6)
+        world.feed(WantedChanged(wanted))
+        world.die(1)
+        world.deliver_all()
+        yield world
+    world = new_world(workers=3, min_workers=3).open(then=6)
+    world.die(1)
+    world.recover()
+    yield world
+    world = new_world(workers=3).open(then=6)
+    world.die(1)
+    world.recover()
+    yield world
+    for told in ("nothing", "one exit", "exits", "exits and parts"):
+        world = new_world(workers=3).open(then=6)
+        world.feed(GrantChanged(2))
+        world.train(1)
+        if told == "one exit":
+            world.deliver("exit-0")
+        elif told != "nothing":
+            for channel in ("exit-0", "exit-1", "exit-2"):
+                world.deliver(channel)
+        if told == "exits and parts":
+            world.deliver_all()
+        yield world
+    world = new_world(workers=3)
+    world.committed["step-000000000004-a0-g1"] = False
+    world.open()
+    world.start_all()
+    world.form()
+    world.deliver_all()
+    yield world
+
+
+def events(state: Attempt) -> Iterator[Event]:
+    """Of every kind, about processes that are there and ones that are not, of this generation and the one before."""
+    error = ErrorReport(type="E", message="m", traceback="", phase=Phase.FORWARD)
+    name = f"step-{state.step:012d}-a1-g{state.generation}"
+    yield Tick()
+    for found in (None, "step-000000000002-a0-g1", name, *state.damaged):
+        yield CheckpointFound(found)
+    yield StorageUnusable("read-only")
+    for grant in (0, 1, 2, 3, 5):
+        yield GrantChanged(grant)
+    for wanted in Wanted:
+        yield WantedChanged(wanted)
+    for minimum in (1, 4):
+        yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
+    for generation in (state.generation, max(0, state.generation - 1)):
+        yield CheckpointCommitted(name, generation, state.step)
+        yield CommitFailed(name, generation, state.step, "disk full")
+    for index in range(5):
+        yield ProcessWarm(
+            index, ShardInfo(shard_id="s", node_id="n", node_ip="10.0.0.1", pid=1, store_port=2, device="cpu")
+        )
+        yield ProcessFailedToStart(index, error)
+        for cause in (IncidentCause.SHARD_DIED, IncidentCause.NODE_DIED):
+            yield ProcessLost(index, cause, "run call", "gone")
+        for generation in (state.generation, state.generation - 1):
+            for kind in ExitKind:
+                exit_error = error if kind is not ExitKind.FINISHED else None
+                yield RunReturned(
+                    index, ShardExit(generation=generation, rank=index, kind=kind, step=state.step, error=exit_error)
+                )
+            for item in _news(generation, state.step):
+                yield NewsArrived(index, item)
+
+
+def _news(generation: int, step: int) -> list[ShardNews]:
+    where = f"/checkpoints/j1/step-{step:012d}-a1-g{generation}"
+    return [
+        Formed(generation=generation, at=0, start_step=step, total_steps=12, form_s=0, build_s=0, restore_s=0,
+               num_parameters=1),
+        StepReport(generation=generation, step=step + 1, at=0, loss=1, grad_norm=1, lr=1, tokens=1, step_s=1,
+                   world_size=3),
+        ValidationReport(generation=generation, step=step, at=0, loss=1, bits_per_byte=None, samples=1),
+        SavedPart(generation=generation, step=step, rank=0, world_size=1, directory=where, files=(), stall_s=0,
+                  write_s=0),
+        SaveFailed(generation=generation, step=step, rank=0, directory=where, error="disk full"),
+    ]  # fmt: skip
+
+
+def test_every_stage_is_among_the_worlds(new_world: NewWorld) -> None:
+    assert {world.state.stage for world in worlds(new_world)} == set(Stage)
+
+
+def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
+    pairs = 0
+    for world in worlds(new_world):
+        state = world.state
+        for event in events(state):
+            after, commands = machine.step(state, event, world.now + 0.5)
+            assert Attempt.model_validate_json(after.model_dump_json()) == after
+            assert sum(isinstance(c, End) for c in commands) == (
+                after.stage is Stage.ENDED and state.stage is not Stage.ENDED
+            )
+            assert after.generation in (state.generation, state.generation + 1)
+            pairs += 1
+    assert pairs > 2000
+
+
+@pytest.mark.parametrize("wanted", [Wanted.RUN, Wanted.PAUSE])
+def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, wanted: Wanted) -> None:
+    """Nobody ever answers: every stage but RUNNING, which waits for the shards' own deadlines, comes to an end."""
+    for world in worlds(new_world):
+        state, now = world.state, world.now
+        if state.stage is not Stage.ENDED:
+            state, _ = machine.step(state, WantedChanged(wanted), now)
+        for _ in range(400):
+            if state.stage in (Stage.RUNNING, Stage.ENDED):
+                break
+            now += 1.0
+            state, _ = machine.step(state, Tick(), now)
+        assert state.stage in (Stage.RUNNING, Stage.ENDED), f"{world.state.stage} gets stuck in {state.stage}"
+        assert state.stage is Stage.ENDED or not state.exits

@@ -1,0 +1,216 @@
+"""Attempts that live through whatever hypothesis thinks of. The world checks each command; here are the laws of a life.
+
+Laws of every moment are in World (conftest.py): one generation at a time, equal assignments, the newest good
+checkpoint, no call to the dead, nothing left running at the end. Here: steps are never lost beyond the newest
+checkpoint, and from wherever an attempt has got to it comes to run or to end once everybody cooperates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.events import ElasticityChanged, GrantChanged, RunReturned, WantedChanged
+from shoal_service.core.attempt.state import Attempt, Stage, Wanted
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.spec import ElasticitySpec
+
+NewWorld = Callable[..., Any]
+ERROR = ErrorReport(type="ValueError", message="boom", traceback="tb", phase=Phase.FORWARD)
+
+
+def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]:
+    """Without `fatal`, nothing happens that rightly ends an attempt, so lives are long."""
+
+    class Life(RuleBasedStateMachine):
+        def __init__(self) -> None:
+            super().__init__()
+            self.world = new_world(workers=3, standby=1, retry={"max_recoveries": 1000})
+            self.world.open()
+
+        @property
+        def alive(self) -> list[int]:
+            return [p.index for p in self.world.processes.values() if p.alive]
+
+        @rule(data=st.data())
+        def something_arrives(self, data: st.DataObject) -> None:
+            if self.world.pending:
+                self.world.deliver(data.draw(st.sampled_from(sorted(self.world.pending))))
+
+        @rule()
+        def everything_arrives(self) -> None:
+            self.world.deliver_all()
+
+        @rule()
+        def processes_become_warm(self) -> None:
+            for index in self.alive:
+                self.world.start(index)
+
+        @rule(data=st.data())
+        def one_process_becomes_warm(self, data: st.DataObject) -> None:
+            if self.alive:
+                self.world.start(data.draw(st.sampled_from(self.alive)))
+
+        @rule()
+        def the_group_forms(self) -> None:
+            if self.world.state.stage is Stage.FORMING and not any(
+                key.startswith(("news", "exit")) for key in self.world.pending
+            ):
+                self.world.form()
+
+        @precondition(lambda self: self.world.state.stage in (Stage.RUNNING, Stage.SWITCHING))
+        @rule(steps=st.integers(1, 3), save_every=st.sampled_from([1, 2, 4]))
+        def the_group_trains(self, steps: int, save_every: int) -> None:
+            self.world.train(steps, save_every=save_every)
+
+        @rule()
+        def the_storage_answers(self) -> None:
+            self.world.answer_storage()
+
+        @precondition(lambda self: self.world.state.stage is not Stage.COMMITTING or fatal)
+        @rule()
+        def the_storage_refuses(self) -> None:
+            self.world.answer_storage(ok=False)
+
+        @rule(data=st.data())
+        def a_process_dies(self, data: st.DataObject) -> None:
+            if self.alive:
+                self.world.die(data.draw(st.sampled_from(self.alive)))
+
+        @rule(data=st.data())
+        def a_process_gets_stuck(self, data: st.DataObject) -> None:
+            if self.world.group():
+                data.draw(st.sampled_from(self.world.group())).is_stuck = True
+
+        @precondition(lambda self: self.world.group())
+        @rule()
+        def collectives_break(self) -> None:
+            if not self.world.is_whole:
+                self.world.break_collectives()
+
+        @rule()
+        def interrupts_are_obeyed(self) -> None:
+            self.world.obey_interrupts()
+
+        @precondition(lambda self: self.world.committed)
+        @rule()
+        def a_checkpoint_rots(self) -> None:
+            self.world.damage_newest()
+
+        @rule(seconds=st.sampled_from([0.0, 0.25, 1.0, 3.0, 6.0]))
+        def time_passes(self, seconds: float) -> None:
+            self.world.pass_time(seconds)
+
+        @rule(workers=st.integers(1, 4))
+        def the_grant_changes(self, workers: int) -> None:
+            self.world.feed(GrantChanged(workers))
+
+        @rule(minimum=st.integers(1, 3), standby=st.integers(0, 2))
+        def elasticity_changes(self, minimum: int, standby: int) -> None:
+            spec = ElasticitySpec(min_workers=minimum, max_workers=4, standby=standby, wait_s=30.0)
+            self.world.feed(ElasticityChanged(spec))
+
+        @precondition(lambda self: self.world.history)
+        @rule(data=st.data())
+        def an_old_answer_comes_again(self, data: st.DataObject) -> None:
+            state = self.world.state
+            old = [
+                event
+                for event in self.world.history[-40:]
+                if isinstance(event, RunReturned) and event.exit.generation != state.generation
+            ]
+            if old:
+                before = self.world.state
+                self.world.feed(data.draw(st.sampled_from(old)))
+                assert self.world.state.exits == before.exits or self.world.state.stage is not before.stage
+
+        @rule()
+        def the_supervisor_is_restarted(self) -> None:
+            """Its state comes from the journal; the calls to the storage are lost with it, and made again."""
+            state = Attempt.model_validate_json(self.world.state.model_dump_json())
+            assert state == self.world.state
+            self.world.finds, self.world.commits = [], []
+            self.world.pending.pop("find", None)
+            self.world.pending.pop("commit", None)
+            self.world.perform(machine.reopen(state))
+
+        @precondition(lambda self: fatal)
+        @rule(wanted=st.sampled_from(list(Wanted)))
+        def the_user_wants(self, wanted: Wanted) -> None:
+            self.world.feed(WantedChanged(wanted))
+
+        @precondition(lambda self: fatal and self.world.group())
+        @rule(data=st.data(), kind=st.sampled_from([ExitKind.USER_ERROR, ExitKind.NON_FINITE, ExitKind.STORAGE_FAILED]))
+        def a_rank_fails(self, data: st.DataObject, kind: ExitKind) -> None:
+            self.world.leave(data.draw(st.sampled_from(self.world.group())), kind, ERROR)
+
+        @precondition(lambda self: fatal and self.alive)
+        @rule(data=st.data())
+        def a_process_cannot_load_the_task(self, data: st.DataObject) -> None:
+            starting = [i for i in self.alive if not self.world.processes[i].is_warm]
+            if starting:
+                self.world.fail_to_start(data.draw(st.sampled_from(starting)))
+
+        @invariant()
+        def a_generation_starts_at_its_checkpoint(self) -> None:
+            state = self.world.state
+            if state.stage is Stage.RUNNING:
+                restored = CheckpointName.parse(state.restored) if state.restored else None
+                assert state.start_step == (restored.step if restored else 0)
+                assert state.step >= state.start_step
+
+        @invariant()
+        def incidents_are_counted_and_told(self) -> None:
+            opened = [e["id"] for e in self.world.events("incident.opened")]
+            closed = [e["id"] for e in self.world.events("incident.closed")]
+            assert opened == list(range(1, self.world.state.num_incidents + 1))
+            assert len(set(closed)) == len(closed) and set(closed) <= set(opened)
+            still_open = self.world.state.incident
+            assert len(opened) - len(closed) == (still_open is not None), "one at a time, each comes to an end"
+
+        @invariant()
+        def what_is_asked_of_the_storage_is_remembered(self) -> None:
+            assert set(self.world.state.committing) <= set(self.world.state.parts)
+
+        def teardown(self) -> None:
+            """Once everybody cooperates, the attempt runs, and finishes."""
+            world = self.world
+            world.until(Stage.RUNNING, Stage.ENDED)
+            if not fatal:
+                world.feed(WantedChanged(Wanted.RUN))
+            for _ in range(200):
+                if world.state.stage is Stage.ENDED:
+                    break
+                world.train(1)
+                world.deliver_all()
+                if not world.is_whole and world.state.stage is Stage.RUNNING:
+                    for process in world.group():
+                        process.is_stuck = False  # the collective's own deadline frees whoever waits for the stuck one
+                    world.break_collectives()
+                world.cooperate()
+            assert world.end is not None, f"still {world.state.stage} at step {world.state.step}"
+
+    return Life
+
+
+COMMON = {
+    "max_examples": 60,
+    "stateful_step_count": 60,
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+}
+
+
+def test_long_lives_with_lost_workers_and_failing_storage(new_world: NewWorld) -> None:
+    run_state_machine_as_test(lives_of(new_world, fatal=False), settings=settings(**COMMON))
+
+
+def test_lives_that_may_end_at_any_moment(new_world: NewWorld) -> None:
+    run_state_machine_as_test(lives_of(new_world, fatal=True), settings=settings(**COMMON))
