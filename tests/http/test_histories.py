@@ -144,6 +144,7 @@ def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: A
     )
     incident = IncidentView(
         id=1,
+        attempt=1,
         cause=IncidentCause.SHARD_DIED,
         witness="ray",
         ranks=(1,),

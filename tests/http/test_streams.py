@@ -128,21 +128,22 @@ def test_an_unknown_job_is_a_404_and_no_stream(service: Any) -> None:
 
 
 def test_open_streams_do_not_keep_the_server_from_stopping(run_service: Any, store: Any, spec: dict[str, Any]) -> None:
-    with run_service(store) as service:
-        job = service.client.submit(spec)
-        stream = service.http.stream("GET", f"/v1/jobs/{job.id}/events", headers=EVENTS)
-        answer = stream.__enter__()
-        chunks = answer.iter_bytes()
-        next(chunks)
-        poll = f"/v1/jobs/{job.id}/events?after=1&wait=60"
-        waiting = threading.Thread(target=service.http.get, args=(poll,), kwargs={"timeout": 90})
-        waiting.start()
-        while service.num_watches < 3:
-            service.client.health()
-        begun_mono = time.monotonic()
-    assert time.monotonic() - begun_mono < 4, "uvicorn's own grace time had to end the streams"
-    waiting.join(10)
-    assert not waiting.is_alive()
+    polled: list[int] = []
+    with httpx.Client(timeout=90, trust_env=False) as reader:
+        with run_service(store) as service:
+            events = f"{service.url}/v1/jobs/{service.client.submit(spec).id}/events"
+            polling = threading.Thread(
+                target=lambda: polled.append(reader.get(f"{events}?after=1&wait=60").status_code)
+            )
+            polling.start()
+            stream = reader.send(reader.build_request("GET", events, headers=EVENTS), stream=True)
+            while service.num_watches < 3:
+                service.client.health()
+            begun_mono = time.monotonic()
+        assert time.monotonic() - begun_mono < 4, "uvicorn's own grace time had to end the streams"
+        polling.join(10)
+        assert polled == [200]
+        assert b"job.created" in stream.read()
 
 
 def test_the_client_follows_over_a_restart_without_gaps_or_repeats(

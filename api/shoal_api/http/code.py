@@ -19,12 +19,8 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.spec_errors import SpecError
 
 _ZIP_TYPES = ("application/zip", "application/octet-stream")
-_ZIP_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ZIP_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(_ZIP_TYPES, _BINARY)}}
 Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="Hexadecimal sha256 of the body.")]
 
 

@@ -37,7 +37,7 @@ def routes(context: Context) -> APIRouter:
         wait: Annotated[
             float, Query(ge=0, le=60, allow_inf_nan=False, description="Seconds to wait if there is none yet.")
         ] = 0,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 500,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Events per answer.")] = 500,
         last_event_id: LastEventId = None,
     ) -> Response:
         """Gap-free: 1, 2, 3 ... With `wait`: a long poll, which answers as soon as there is an event, or the job has
@@ -58,7 +58,7 @@ def routes(context: Context) -> APIRouter:
         rank: Annotated[int | None, Query(ge=0, le=10_000_000, description="Only this rank's lines.")] = None,
         after: After = 0,
         tail: Annotated[int | None, Query(ge=1, le=10_000, description="Only the last so many lines.")] = None,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        limit: Annotated[int, Query(ge=1, le=10_000, description="Lines per answer.")] = 1000,
         follow: Annotated[bool, Query(description="Go on with new lines until the job has ended.")] = False,
         last_event_id: LastEventId = None,
     ) -> Response:

@@ -34,6 +34,15 @@ IdempotencyKey = Annotated[
     ),
 ]
 
+IfMatch = Annotated[
+    str | None,
+    Header(alias="If-Match", max_length=1024, description="The ETag that the job's spec must still have."),
+]
+IfNoneMatch = Annotated[
+    str | None,
+    Header(alias="If-None-Match", max_length=1024, description="ETags that the client has; 304 if it is one of them."),
+]
+
 
 def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -57,7 +66,7 @@ def routes(context: Context) -> APIRouter:
     async def list_jobs(
         request: Request,
         state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
     ) -> Response:
         """Newest first. With `Accept: text/event-stream`: this page, now and after every change."""
@@ -74,9 +83,7 @@ def routes(context: Context) -> APIRouter:
         summary="Show a job",
         responses={304: {"description": "If-None-Match names its present ETag."}},
     )
-    async def show_job(
-        request: Request, job_id: JobId, if_none_match: Annotated[str | None, Header(max_length=1024)] = None
-    ) -> Response:
+    async def show_job(request: Request, job_id: JobId, if_none_match: IfNoneMatch = None) -> Response:
         """Spec and status. With `Accept: text/event-stream`: the job, now and after every change, until its end."""
         job = await run_in_threadpool(store.get_job, job_id)
         if wants_events(request):
@@ -93,9 +100,7 @@ def routes(context: Context) -> APIRouter:
         summary="Change a job's elasticity or priority",
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
     )
-    async def patch_job(
-        request: Request, job_id: JobId, if_match: Annotated[str | None, Header(max_length=1024)] = None
-    ) -> Response:
+    async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
         """Absent keys stay as they are. With `If-Match`, only if the job still has this ETag."""
         patch = _parse_patch(await read_json(request, PATCH_TYPES))
         tags = spec_tags(if_match)

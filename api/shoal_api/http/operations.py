@@ -54,7 +54,9 @@ def routes(context: Context) -> APIRouter:
         return [kind.described() for kind in Kind]
 
     @router.get("/problems/{code}", summary="One kind of error")
-    async def problem(code: Annotated[str, Path(max_length=64)]) -> ProblemType:
+    async def problem(
+        code: Annotated[str, Path(max_length=64, description="The last part of a `type`.")],
+    ) -> ProblemType:
         """What the `type` of a problem document points to."""
         if code not in BY_CODE:
             raise ProblemError(Kind.NOT_FOUND, f"There is no problem type {code[:64]!r}; GET /problems lists them.")
