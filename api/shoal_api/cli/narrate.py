@@ -74,6 +74,13 @@ def _committed(data: Data) -> str:
     return f"checkpoint of step {data.get('step', '?')} committed{took}{size}"
 
 
+def _validation(data: Data) -> str:
+    loss, bits = data.get("loss"), data.get("bits_per_byte")
+    words = f"validation after step {data.get('step', '?')}"
+    words += f": loss {loss:.4f}" if isinstance(loss, float) else ""
+    return words + (f", {bits:.3f} bits per byte" if isinstance(bits, float) else "")
+
+
 def _worker(verb: str) -> Callable[[Data], str]:
     def describe(data: Data) -> str:
         rank = f" rank {data['rank']}" if data.get("rank") is not None else ""
@@ -99,6 +106,7 @@ _WORDS: dict[str, Callable[[Data], str]] = {
     "incident.opened": _incident_opened,
     "incident.closed": _incident_closed,
     "checkpoint.committed": _committed,
+    "validation": _validation,
     "worker.started": _worker("started"),
     "worker.lost": _worker("lost"),
 }

@@ -71,7 +71,7 @@ def _show(output: Output, server: ServerProcess, url: str) -> bool:
     disturbed = _train(output, url, {**DEMO_SPEC}, on_tick=lambda screen: _Saboteur(server, url, screen).look)
     undisturbed = _train(output, url, {**DEMO_SPEC, "name": f"{DEMO_SPEC['name']}-undisturbed"})
     with Client(url) as client:
-        runs = [_collect(client, job) for job in (disturbed, undisturbed)]
+        runs = [collect(client, job) for job in (disturbed, undisturbed)]
         outcome = DemoOutcome(
             state=disturbed.status.state,
             steps=disturbed.status.step,
@@ -126,7 +126,8 @@ class _Saboteur:
         )
 
 
-def _collect(client: Client, job: JobView) -> Run:
+def collect(client: Client, job: JobView) -> Run:
+    """What the report needs of an ended job."""
     series = tuple(sorted(client.series(job.id), key=lambda point: point.step))
     committed = [one for one in client.checkpoints(job.id) if one.state == "committed"]
     wall_s = job.ended_at - job.started_at if job.ended_at and job.started_at else None

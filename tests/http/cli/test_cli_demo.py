@@ -1,0 +1,40 @@
+"""The end of the demo, on a job that a real server holds: collecting, comparing, judging, printing."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from shoal_api.client import Client
+from shoal_api.demo.outcome import DemoOutcome, broken_promises, compare_losses, world_sizes
+from shoal_api.demo.report import report
+from shoal_api.demo.show import collect
+
+
+def test_the_outcome_of_an_ended_job_is_collected_judged_and_printed(service: Any) -> None:
+    job = service.add_job()
+    service.train(job)
+    service.finish(job)
+    with Client(service.url) as client:
+        ended = client.job(job.id)
+        run = collect(client, ended)
+        outcome = DemoOutcome(
+            state=ended.status.state,
+            steps=ended.status.step,
+            world_sizes=world_sizes(client.events(job.id)),
+            incidents=tuple(client.incidents(job.id)),
+            comparison=compare_losses(run.series, run.series),
+            val_bits_per_byte=ended.status.val_bits_per_byte,
+            tokens_per_s=run.tokens_per_s,
+        )
+    assert [point.step for point in run.series] == list(range(1, 11))
+    assert outcome.world_sizes == (4, 3)
+    assert outcome.comparison.max_abs_diff == 0.0
+    assert run.checkpoint_url.endswith("step-10")
+    broken = broken_promises(outcome, workers=4, tolerance=1e-4)
+    assert broken == ("the world sizes were 4 -> 3; 4 -> 3 -> 4 was expected in them",)
+    console = Console(file=io.StringIO(), width=120)
+    for part in report(outcome, run, run, broken, url=service.url, tolerance=1e-4):
+        console.print(part)
