@@ -84,7 +84,8 @@ class EmbeddedCluster:
         port = _free_port()
         self.address = f"127.0.0.1:{port}"
         temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")  # short: Ray puts Unix sockets below it
-        head = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false"]
+        head = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false",
+                f"--ray-client-server-port={_free_port()}"]  # fmt: skip
         # The head's tables on disk, so that a head that dies alone can come back to living actors.
         gcs_store = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{temp_dir}/gcs"}
         self._started = _Note(address=self.address, pids=(), temp_dir=temp_dir)
@@ -117,6 +118,8 @@ class EmbeddedCluster:
             f"--num-cpus={self._num_cpus}",
             f"--num-gpus={self._num_gpus}",
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
+            "--dashboard-agent-listen-port=0",
+            "--include-log-monitor=false",
             "--disable-usage-stats",
             *arguments,
         ]
