@@ -54,6 +54,8 @@ def test_a_key_that_looks_like_a_class_name_keeps_its_path() -> None:
         ({"tpp": 2}, "parallelism.tpp", "unknown key 'tpp'. Did you mean 'tp'?"),
         ("best", "parallelism", "must be 'auto' (it is 'best')."),
         ({"dp_shard": "x"}, "parallelism.dp_shard", "must be a whole number or 'auto' (it is 'x')."),
+        ({"dp_shard": {}}, "parallelism.dp_shard", "must be a whole number or 'auto' (it is {})."),
+        (3, "parallelism", "must be 'auto' (it is 3)."),
         ({"tp": "x"}, "parallelism.tp", "must be a whole number (it is 'x')."),
     ],
 )

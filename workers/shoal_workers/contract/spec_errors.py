@@ -79,36 +79,41 @@ def _validate(model: type[M], data: Any, prefix: str, problems: list[SpecProblem
 
 
 @dataclass(frozen=True, slots=True)
+class _Branch:
+    """One alternative of a union: the object, or a plain value."""
+
+    path: tuple[str, ...]
+    is_object: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Where an error lies, with pydantic's names of union branches taken out of its path."""
 
     path: tuple[str, ...]
     owner: type[BaseModel] | None
     """The model whose key the last part of `path` is."""
-    union: tuple[str, ...] | None
-    """Path of the union around it, if any."""
-    in_object: bool
-    """The error is of a branch of that union that is an object."""
+    branches: tuple[_Branch, ...]
+    """The union branches that pydantic was in, outermost first."""
 
 
 def _place(model: type[BaseModel], loc: Iterable[int | str]) -> _Place:
     here: type[BaseModel] | None = model
     owner: type[BaseModel] | None = None
     path: tuple[str, ...] = ()
-    branches: list[Any] = []
-    union: tuple[str, ...] | None = None
-    in_object = False
+    options: list[Any] = []
+    branches: list[_Branch] = []
     for part in map(str, loc):
-        if branches:  # this part is no key: it names the branch that was tried
-            here = next((b for b in branches if _is_model(b) and b.__name__ in part), None)
-            branches, union, in_object = [], path, here is not None
+        if len(options) > 1:  # this part is no key: it names the branch that was tried
+            here = next((option for option in options if _is_model(option) and option.__name__ in part), None)
+            branches.append(_Branch(path, here is not None))
+            options = []
             continue
         path, owner = (*path, part), here
         field = here.model_fields.get(part) if here else None
         options = _options(field.annotation) if field else []
-        branches = options if len(options) > 1 else []
         here = options[0] if len(options) == 1 and _is_model(options[0]) else None
-    return _Place(path, owner, union, in_object)
+    return _Place(path, owner, tuple(branches))
 
 
 def _options(annotation: Any) -> list[Any]:
@@ -125,11 +130,18 @@ def _by_path(
     model: type[BaseModel], data: Any, places: list[_Place], details: list[Any]
 ) -> dict[tuple[bool, tuple[str, ...]], list[str]]:
     """Messages by path. Of a union only the branch that the user meant: the object if an object was given."""
+    tried = {branch for place in places for branch in place.branches}
+    unmeant = {
+        branch
+        for branch in tried
+        if branch.is_object != isinstance(_value_at(data, branch.path), dict)
+        and _Branch(branch.path, not branch.is_object) in tried
+    }
     found: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for place, detail in zip(places, details, strict=True):
-        if place.union is not None and place.in_object != isinstance(_value_at(data, place.union), dict):
+        if unmeant.intersection(place.branches):
             continue
-        either = place.union == place.path and not place.in_object
+        either = bool(place.branches) and place.branches[-1] == _Branch(place.path, False)
         texts = found.setdefault((either, place.path), [])
         text = _message(model, place, detail)
         if either and texts:  # plain alternatives, each with its own complaint about the same value
