@@ -258,7 +258,9 @@ def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server of the session, with a Ray cluster of 8 logical CPUs."""
-    server = Server(wheel_python, tmp_path_factory.mktemp("server"), [f"--num-cpus={NUM_CPUS}"])
+    # By default Ray gives its workers niceness 15: next to anything else that runs here they would starve.
+    environment = {"RAY_worker_niceness": "0"}
+    server = Server(wheel_python, tmp_path_factory.mktemp("server"), [f"--num-cpus={NUM_CPUS}"], environment)
     try:
         server.start().wait_for_cluster()
         yield server

@@ -30,7 +30,7 @@ def test_a_user_directory_with_packages_named_like_our_source_roots_works(client
     )
     ended = client.wait(job.id, timeout_s=120)
     assert ended.status.state is JobState.SUCCEEDED, ended.status
-    found = dict(line.text.split(" = ") for line in client.logs(job.id, rank=0) if " = " in line.text)
+    found = dict(line.text.split(" = ") for line in client.logs(job.id) if " = " in line.text)
     for name in ("api", "service", "workers"):
         assert Path(found[name]).parent.name == name
         assert "runtime_resources" in found[name], "the copy of the user's directory that Ray unpacked"

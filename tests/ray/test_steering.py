@@ -69,16 +69,16 @@ def test_a_running_job_is_cancelled_in_mid_step(submit, client: Client, shoal_se
 
 def test_jobs_that_do_not_fit_wait_in_order_and_say_what_they_wait_for(submit, client: Client) -> None:
     large = {"cpus": 3.0}
+    never = submit(worker={"cpus": 9.0}, workers=1)
+    message = never.wait_for_message("Add nodes")
+    assert "Needs 1 workers of 9 CPU each" in message and "the whole cluster (8 CPU" in message
+
     first = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 2, "do": "hold"}])
     first.wait_at("step-2-0")
     second = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 1, "do": "hold"}])
     third = submit(workers=1)  # would fit, but must not overtake
-    never = submit(worker={"cpus": 9.0}, workers=1)
-
     second.wait_for_message("Needs 2 workers of 3 CPU each; there is room for 0: 2 CPU")
-    third.wait_for_message(second.id)
-    message = never.wait_for_message("Add nodes")
-    assert "the whole cluster (8 CPU" in message
+    third.wait_for_message(f"Waits behind {second.id}")
     assert {run.now().status.state for run in (second, third, never)} == {JobState.QUEUED}
 
     client.cancel(never.id)
