@@ -39,7 +39,7 @@ class Newsdesk:
         self._series: deque[tuple[int, SeriesPoint]] = deque(maxlen=_MAX_SERIES)
         self._logs: deque[tuple[int, PendingLog]] = deque(maxlen=_MAX_LOGS)
         self._end = end
-        self._status = JobStatus()
+        self._status: JobStatus | None = None
         self._workers: tuple[WorkerView, ...] = ()
         self._changed = threading.Condition()
 
@@ -58,7 +58,7 @@ class Newsdesk:
     def show(self, status: JobStatus, workers: tuple[WorkerView, ...]) -> None:
         """The newest status; not news by itself, it travels with whatever is."""
         with self._changed:
-            if status.state != self._status.state:
+            if self._status is None or status.state != self._status.state:
                 self._seq += 1
                 self._changed.notify_all()
             self._status, self._workers = status, workers
@@ -70,9 +70,9 @@ class Newsdesk:
             self._changed.notify_all()
 
     def pull(self, after: int, wait_s: float) -> SupervisorNews:
-        """Blocks up to `wait_s` seconds for something newer than `after`."""
+        """Blocks up to `wait_s` seconds for something newer than `after`, and for the first status."""
         with self._changed:
-            self._changed.wait_for(lambda: self._seq > after or self._end is not None, timeout=wait_s)
+            self._changed.wait_for(lambda: self._has_news(after), timeout=wait_s)
             self._forget(after)
             return self._news()
 
@@ -80,6 +80,10 @@ class Newsdesk:
         """For the journal."""
         with self._changed:
             return self._seq, tuple(Untold(seq=seq, item=item) for seq, item in self._durable), self._end
+
+    def _has_news(self, after: int) -> bool:
+        """Without a status there is no news: an empty one would set the job's step and loss back for a moment."""
+        return self._end is not None or (self._status is not None and self._seq > after)
 
     def _forget(self, after: int) -> None:
         for told in (self._durable, self._series, self._logs):
@@ -102,7 +106,7 @@ class Newsdesk:
             ),
             series=tuple(item for number, item in self._series if number <= seq),
             logs=tuple(item for number, item in self._logs if number <= seq),
-            status=self._status,
+            status=self._status or JobStatus(),
             workers=self._workers,
             end=self._end if seq == self._seq else None,
         )

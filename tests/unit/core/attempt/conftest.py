@@ -86,6 +86,7 @@ class World:
 
     state: Attempt
     now: float = 1000.0
+    total_steps: int = TOTAL_STEPS
     processes: dict[int, FakeProcess] = field(default_factory=dict)
     committed: dict[str, bool] = field(default_factory=dict)
     """Checkpoints in storage: False: damaged."""
@@ -105,11 +106,12 @@ class World:
     # --- what the machine is told, and what it says -----------------------------------------------------------------
 
     def feed(self, event: Event) -> tuple[Command, ...]:
-        before, document = self.state, self.state.model_dump_json()
+        before, copy = self.state, _copy_of(self.state)
         after, commands = machine.step(before, event, self.now)
-        assert before.model_dump_json() == document, "the input was mutated"
+        assert before == copy, "the input was mutated"
         assert machine.step(before, event, self.now) == (after, commands), "not a function of its input"
-        assert Attempt.model_validate_json(after.model_dump_json()) == after, "the journal would lose something"
+        if after.stage is not before.stage or len(self.history) % 8 == 0:
+            assert Attempt.model_validate_json(after.model_dump_json()) == after, "the journal would lose something"
         self.state = after
         self.history.append(event)
         self._learn(event)
@@ -301,7 +303,7 @@ class World:
         self.tell(
             group[0],
             Formed(
-                generation=group[0].run.generation, at=self.now, start_step=start, total_steps=TOTAL_STEPS,
+                generation=group[0].run.generation, at=self.now, start_step=start, total_steps=self.total_steps,
                 form_s=0.1, build_s=0.2, restore_s=0.3, num_parameters=10,
             ),
         )  # fmt: skip
@@ -312,14 +314,14 @@ class World:
             group = self.group()
             if not self.is_whole:
                 return
-            if group[0].step < TOTAL_STEPS:
+            if group[0].step < self.total_steps:
                 for process in group:
                     process.step += 1
                 self.num_steps += 1
                 self.tell(group[0], _step_report(group[0].run, group[0].step, self.now))
             step = group[0].step
-            kind = ExitKind.FINISHED if step == TOTAL_STEPS else ExitKind.YIELDED
-            leaves = step == TOTAL_STEPS or any(p.yields for p in group)
+            kind = ExitKind.FINISHED if step == self.total_steps else ExitKind.YIELDED
+            leaves = step == self.total_steps or any(p.yields for p in group)
             if leaves or step % save_every == 0:
                 self.save()
             if leaves:
@@ -461,6 +463,12 @@ def part_of(run: Assignment, step: int) -> SavedPart:
         generation=run.generation, step=step, rank=run.rank, world_size=run.world_size,
         directory=f"{ROOT}/{CheckpointName(step, run.attempt, run.generation)}", files=(), stall_s=0.1, write_s=0.2,
     )  # fmt: skip
+
+
+def _copy_of(state: Attempt) -> Attempt:
+    """Shares only what cannot be changed."""
+    parts = {name: dict(by_rank) for name, by_rank in state.parts.items()}
+    return state.model_copy(update={"exits": dict(state.exits), "parts": parts})
 
 
 def _step_report(run: Assignment, step: int, at: float) -> StepReport:

@@ -12,7 +12,14 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.events import ElasticityChanged, GrantChanged, RunReturned, WantedChanged
@@ -23,6 +30,7 @@ from shoal_workers.contract.spec import ElasticitySpec
 
 NewWorld = Callable[..., Any]
 ERROR = ErrorReport(type="ValueError", message="boom", traceback="tb", phase=Phase.FORWARD)
+TOTAL_STEPS = 40
 
 
 def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]:
@@ -32,7 +40,11 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
         def __init__(self) -> None:
             super().__init__()
             self.world = new_world(workers=3, standby=1, retry={"max_recoveries": 1000})
-            self.world.open()
+            self.world.total_steps = TOTAL_STEPS
+
+        @initialize(steps=st.sampled_from([None, 0, 1, 5, 9, TOTAL_STEPS - 1]))
+        def the_attempt_begins(self, steps: int | None) -> None:
+            self.world.open(then=steps)
 
         @property
         def alive(self) -> list[int]:
@@ -46,6 +58,12 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
         @rule()
         def everything_arrives(self) -> None:
             self.world.deliver_all()
+
+        @rule(steps=st.integers(0, 2))
+        def all_goes_well_for_a_while(self, steps: int) -> None:
+            self.world.cooperate()
+            if self.world.state.stage is Stage.RUNNING:
+                self.world.run(steps)
 
         @rule()
         def processes_become_warm(self) -> None:
@@ -200,8 +218,8 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
 
 
 COMMON = {
-    "max_examples": 60,
-    "stateful_step_count": 60,
+    "max_examples": 50,
+    "stateful_step_count": 50,
     "deadline": None,
     "database": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

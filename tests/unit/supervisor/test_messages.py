@@ -1,0 +1,95 @@
+"""What travels between control plane and supervisor survives the trip."""
+
+from __future__ import annotations
+
+import pickle
+
+from shoal_service.core.attempt.state import Attempt, Wanted
+from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_service.supervisor.journal import JournalEntry, Untold
+from shoal_service.views import (
+    AttemptEnd,
+    CheckpointView,
+    Condition,
+    IncidentView,
+    JobStatus,
+    PendingEvent,
+    PendingLog,
+    SeriesPoint,
+    SupervisorNews,
+    UserFailure,
+    WorkerView,
+)
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+
+SPEC = JobSpec.model_validate({"stop": {"steps": 12}, "task": "m:T", "data": {"paths": ["a", "b"]}})
+DIRECTIVE = Directive(epoch=3, granted=2, wanted=Wanted.PAUSE, elasticity=ElasticitySpec(), spec_version=4)
+END = AttemptEnd(
+    reason=EndReason.USER_ERROR,
+    message="ValueError: boom",
+    step=7,
+    failure=UserFailure(type="ValueError", message="boom", traceback="tb", phase="forward", ranks=(0, 2), step=7),
+)
+
+
+def test_a_stale_epoch_keeps_its_numbers_over_a_process_boundary() -> None:
+    error = pickle.loads(pickle.dumps(StaleEpoch(3, 5)))
+    assert (error.epoch, error.current) == (3, 5)
+    assert str(error) == "lease epoch 3 is over; the current one is 5"
+
+
+def test_configuration_and_directives_survive_pickling_and_json() -> None:
+    config = SupervisorConfig(
+        job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, epoch=3, spec_version=1, code_uri=None
+    )
+    for value in (config, DIRECTIVE):
+        assert pickle.loads(pickle.dumps(value)) == value
+        assert type(value).model_validate_json(value.model_dump_json()) == value
+
+
+def test_news_survive_pickling_and_json() -> None:
+    news = SupervisorNews(
+        attempt=2,
+        seq=(3 << 32) + 5,
+        events=(PendingEvent(at=1.0, type="incident.opened", data={"ranks": [1], "cause": "stuck", "to": None}),),
+        incidents=(
+            IncidentView(
+                id=1, cause=IncidentCause.NODE_DIED, witness="run call", ranks=(1, 2), shard_ids=("a", "b"),
+                node_id="n", generation=3, at=1.0, from_workers=4, to_workers=2, steps_lost=1, closed=True,
+            ),
+        ),
+        checkpoints=(CheckpointView(step=8, url="s3://b/c", state="committed", attempt=2, generation=3, bytes=9),),
+        series=(
+            SeriesPoint(
+                step=8, at=1.0, loss=2.5, grad_norm=1.0, lr=1e-4, tokens_per_s=1e6, step_s=0.1, world_size=4,
+                generation=3,
+            ),
+        ),
+        logs=(PendingLog(at=1.0, rank=None, shard_id="a", stream="stderr", text="é\x00"),),
+        status=JobStatus(
+            state=JobState.RECOVERING,
+            conditions=(Condition(type="WorkersReady", status=False, reason="r", message="m", since=1.0),),
+        ),
+        workers=(
+            WorkerView(
+                shard_id="a", rank=0, state="training", node_id="n", node_ip="10.0.0.1", pid=7, generation=3,
+                phase="forward", step=8,
+            ),
+        ),
+        end=END,
+    )  # fmt: skip
+    assert pickle.loads(pickle.dumps(news)) == news
+    assert SupervisorNews.model_validate_json(news.model_dump_json()) == news
+
+
+def test_a_journal_entry_survives_json() -> None:
+    state = Attempt(job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, since=1.0)
+    entry = JournalEntry(
+        state=state,
+        seq=9,
+        untold=(Untold(seq=9, item=PendingEvent(at=1.0, type="worker.started", data={"pid": 7})),),
+        end=END,
+        directive=DIRECTIVE,
+    )
+    assert JournalEntry.model_validate_json(entry.model_dump_json()) == entry

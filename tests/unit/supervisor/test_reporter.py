@@ -1,0 +1,168 @@
+"""What shards say and what the machine decides become what users read."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal_service.core.attempt.commands import Emit, End, ShowIncident
+from shoal_service.core.attempt.state import Attempt, Process, Stage
+from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.newsdesk import Newsdesk
+from shoal_service.supervisor.reporter import Reporter
+from shoal_service.views import AttemptEnd, CheckpointView, IncidentView, SupervisorNews
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.messages import (
+    Formed,
+    LogLine,
+    Phase,
+    Progress,
+    ShardInfo,
+    ShardPoll,
+    StepReport,
+    ValidationReport,
+)
+from shoal_workers.contract.spec import JobSpec
+
+SPEC = JobSpec.model_validate({"stop": {"steps": 12}, "task": "m:T"})
+CONFIG = SupervisorConfig(
+    job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, epoch=1, spec_version=4
+)  # fmt: skip
+
+
+class Told:
+    """A reporter, its newsdesk, and a running attempt of two processes."""
+
+    def __init__(self) -> None:
+        self.desk = Newsdesk(1)
+        self.reporter = Reporter(self.desk, CONFIG)
+        info = {"node_id": "n", "node_ip": "10.0.0.1", "store_port": 1, "device": "cpu"}
+        processes = tuple(
+            Process(
+                index=index, shard_id=f"shard-{index}", started_at=0.0, in_run=True,
+                info=ShardInfo(shard_id=f"shard-{index}", pid=40 + index, **info),
+            )
+            for index in (3, 5)
+        )  # fmt: skip
+        self.state = Attempt(
+            job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, since=0.0, stage=Stage.RUNNING,
+            generation=2, processes=processes, members=(3, 5), step=4, total_steps=12, newest="step-000000000004-a1-g2",
+        )  # fmt: skip
+
+    def news(self) -> SupervisorNews:
+        self.reporter.show(self.state)
+        return self.desk.pull(0, 0.0)
+
+    def step(self, step: int, *, generation: int = 2, step_s: float = 0.5) -> None:
+        report = StepReport(
+            generation=generation, step=step, at=9.0, loss=2.5, grad_norm=1.0, lr=1e-3, tokens=100, step_s=step_s,
+            world_size=2,
+        )  # fmt: skip
+        self.reporter.note(report, self.state)
+
+    def validate(self, step: int) -> None:
+        report = ValidationReport(generation=2, step=step, at=9.0, loss=2.0, bits_per_byte=2.9, samples=8)
+        self.reporter.note(report, self.state)
+
+
+def test_a_step_becomes_a_point_and_the_status() -> None:
+    told = Told()
+    told.step(5)
+    news = told.news()
+    [point] = news.series
+    assert (point.step, point.loss, point.tokens_per_s, point.val_loss) == (5, 2.5, 200.0, None)
+    assert news.status.loss == 2.5 and news.status.tokens_per_s == 200.0
+    assert news.status.state is JobState.RUNNING and news.status.observed_generation == 4
+    assert news.status.eta_s == pytest.approx(8 * 0.5) and news.status.checkpoint_step == 4
+
+
+def test_the_seconds_of_a_step_are_averaged_anew_in_each_generation() -> None:
+    told = Told()
+    told.step(5, step_s=1.0)
+    told.step(6, step_s=2.0)
+    assert told.news().status.tokens_per_s == pytest.approx(100 / 1.1)
+    told.state = told.state.model_copy(update={"generation": 3})
+    told.step(7, generation=3, step_s=4.0)
+    assert told.news().status.tokens_per_s == pytest.approx(25.0)
+
+
+def test_news_of_an_older_generation_are_not_shown() -> None:
+    told = Told()
+    told.step(5, generation=1)
+    news = told.news()
+    assert news.series == () and news.status.loss is None
+
+
+def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
+    told = Told()
+    told.step(5)
+    told.validate(5)
+    told.validate(9)
+    news = told.news()
+    assert [p.val_loss for p in news.series] == [None, 2.0], "the second of a step overwrites the first in the store"
+    assert [e.type for e in news.events] == ["validation", "validation"]
+    assert news.events[0].data == {"step": 5, "loss": 2.0, "bits_per_byte": 2.9}
+    assert news.status.val_bits_per_byte == 2.9
+
+
+def test_logs_carry_the_rank_that_the_process_has_now() -> None:
+    told = Told()
+    poll = ShardPoll(
+        shard_id="shard-5", seq=1, news=(), logs=(LogLine(at=1.0, stream="stdout", text="hello"),),
+        progress=Progress(generation=2, phase=Phase.BACKWARD, step=4, at=1.0),
+    )  # fmt: skip
+    told.reporter.heard(5, poll, told.state)
+    news = told.news()
+    [line] = news.logs
+    assert (line.rank, line.shard_id, line.text) == (1, "shard-5", "hello")
+    assert [(w.rank, w.phase, w.state) for w in news.workers] == [(0, "idle", "training"), (1, "backward", "training")]
+
+
+def test_logs_of_a_process_that_was_dropped_keep_their_name() -> None:
+    told = Told()
+    poll = ShardPoll(
+        shard_id="shard-1", seq=1, news=(), logs=(LogLine(at=1.0, stream="stderr", text="bye"),),
+        progress=Progress(generation=1, phase=Phase.IDLE, step=0, at=1.0),
+    )  # fmt: skip
+    told.reporter.heard(1, poll, told.state)
+    [line] = told.news().logs
+    assert (line.rank, line.shard_id) == (None, "shard-1")
+
+
+def test_the_layout_of_a_forming_generation_is_shown() -> None:
+    told = Told()
+    told.reporter.tell([Emit("generation.forming", {"layout": "fsdp2"})], told.state)
+    news = told.news()
+    assert news.status.layout == "fsdp2" and news.events[0].type == "generation.forming"
+
+
+def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:
+    told = Told()
+    formed = Formed(
+        generation=2, at=1.0, start_step=4, total_steps=12, form_s=0, build_s=0, restore_s=0, num_parameters=123
+    )
+    told.reporter.note(formed, told.state)
+    assert told.news().status.num_parameters == 123
+
+
+def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
+    told = Told()
+    told.reporter.tell([Emit("checkpoint.failed", {"message": "disk full"})], told.state)
+    condition = {c.type: c for c in told.news().status.conditions}["CheckpointHealthy"]
+    assert (condition.status, condition.reason, condition.message) == (False, "SaveFailed", "disk full")
+    told.reporter.tell([Emit("checkpoint.committed", {"name": "x"})], told.state)
+    condition = {c.type: c for c in told.news().status.conditions}["CheckpointHealthy"]
+    assert (condition.status, condition.message) == (True, "")
+
+
+def test_incidents_checkpoints_and_the_end_are_told() -> None:
+    told = Told()
+    incident = IncidentView(
+        id=1, cause=IncidentCause.STUCK, witness="deadline", ranks=(1,), shard_ids=("s",), generation=2, at=1.0,
+        from_workers=2,
+    )  # fmt: skip
+    checkpoint = CheckpointView(step=4, url="u", state="committed", attempt=1, generation=2)
+    end = AttemptEnd(reason=EndReason.FINISHED, message="m", step=12)
+    told.reporter.checkpoint(checkpoint)
+    told.reporter.tell([ShowIncident(incident), End(end)], told.state)
+    news = told.news()
+    assert news.incidents == (incident,) and news.checkpoints == (checkpoint,) and news.end == end
