@@ -84,7 +84,7 @@ class ShardActor:
         if assignment.generation <= self._fenced:
             shard_exit = ShardExit(generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0)
         else:
-            shard_exit = self._load_engine().run(assignment)
+            shard_exit = self._run(assignment)
         with self._exited:
             self._exits = {assignment.generation: shard_exit}
             self._exited.notify_all()
@@ -115,6 +115,25 @@ class ShardActor:
     def poll(self, after: int, wait_s: float) -> ShardPoll:
         """Everything told since sequence number `after`; waits up to `wait_s` seconds for the first of it."""
         return self._outbox.poll(after, wait_s, self._progress)
+
+    def _run(self, assignment: Assignment) -> ShardExit:
+        """The process boundary's one catch-all: a fault of the engine's own is an answer with its traceback too."""
+        try:
+            return self._load_engine().run(assignment)
+        except Exception as error:
+            report = ErrorReport(
+                type=type(error).__name__,
+                message=f"the engine failed: {error}",
+                traceback=traceback.format_exc(),
+                phase=self._progress().phase,
+            )
+            return ShardExit(
+                generation=assignment.generation,
+                rank=assignment.rank,
+                kind=ExitKind.USER_ERROR,
+                step=self._progress().step,
+                error=report,
+            )
 
     def _progress(self) -> Progress:
         if self._engine is not None:

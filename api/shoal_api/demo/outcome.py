@@ -93,6 +93,14 @@ def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -> tuple[IncidentView, ...]:
+    """Fill in how long the first one took to be noticed: only who sent the signal knows when it was sent."""
+    known = tuple(incidents)
+    if killed_at is None or not known or known[0].detect_s is not None:
+        return known
+    return (known[0].model_copy(update={"detect_s": max(0.0, known[0].at - killed_at)}), *known[1:])
+
+
 def contains_in_order(sizes: Sequence[int], expected: Sequence[int]) -> bool:
     """Whether `expected` is a subsequence of `sizes`."""
     rest = iter(sizes)

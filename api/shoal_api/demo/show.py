@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from shoal_api.demo.outcome import (
     compare_losses,
     mean_tokens_per_s,
     tokens_per_step,
+    with_detection,
     world_sizes,
 )
 from shoal_api.demo.processes import ServerProcess
@@ -68,7 +70,8 @@ def run_demo(output: Output, *, keep: bool) -> bool:
 
 
 def _show(output: Output, server: ServerProcess, url: str) -> bool:
-    disturbed = _train(output, url, {**DEMO_SPEC}, on_tick=lambda screen: _Saboteur(server, url, screen).look)
+    saboteur = _Saboteur(server, url)
+    disturbed = _train(output, url, {**DEMO_SPEC}, on_tick=saboteur.watching)
     undisturbed = _train(output, url, {**DEMO_SPEC, "name": f"{DEMO_SPEC['name']}-undisturbed"})
     with Client(url) as client:
         runs = [collect(client, job) for job in (disturbed, undisturbed)]
@@ -76,7 +79,7 @@ def _show(output: Output, server: ServerProcess, url: str) -> bool:
             state=disturbed.status.state,
             steps=disturbed.status.step,
             world_sizes=world_sizes(client.events(disturbed.id)),
-            incidents=tuple(client.incidents(disturbed.id)),
+            incidents=with_detection(client.incidents(disturbed.id), saboteur.killed_at),
             comparison=compare_losses(runs[0].series, runs[1].series),
             val_bits_per_byte=disturbed.status.val_bits_per_byte,
             tokens_per_s=runs[0].tokens_per_s,
@@ -106,22 +109,24 @@ def _train(
 class _Saboteur:
     """Kills one shard, once, when the run has come far enough."""
 
-    def __init__(self, server: ServerProcess, url: str, screen: Screen) -> None:
+    def __init__(self, server: ServerProcess, url: str) -> None:
         self._server = server
         self._url = url
-        self._screen = screen
-        self._done = False
+        self.killed_at: float | None = None
 
-    def look(self, job: JobView) -> None:
-        if self._done or job.status.step < KILL_AT_STEP or job.status.state.ended:
+    def watching(self, screen: Screen) -> Callable[[JobView], None]:
+        return lambda job: self._look(job, screen)
+
+    def _look(self, job: JobView, screen: Screen) -> None:
+        if self.killed_at is not None or job.status.step < KILL_AT_STEP or job.status.state.ended:
             return
         with Client(self._url) as client:
             victims = [worker for worker in client.workers(job.id) if worker.rank == KILL_RANK]
         if not victims or not self._server.owns(victims[0].pid):
             return
+        self.killed_at = time.time()
         os.kill(victims[0].pid, signal.SIGKILL)
-        self._done = True
-        self._screen.notice(
+        screen.notice(
             f"          SIGKILL shard rank {KILL_RANK} (pid {victims[0].pid}) at step {job.status.step}", "bad"
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-KILL_AT_STEP = 20
+KILL_AT_STEP = 25
 """The shard is killed when the run has reported this step."""
 KILL_RANK = 2
 """Neither the first rank nor the last: a survivor on both sides has to move."""

@@ -1,0 +1,29 @@
+"""`python -m shoal_workers.data`: the program behind `shoal data prepare`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def _prepare(tmp_path: Path, data: dict[str, object]) -> subprocess.CompletedProcess[str]:
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"data": {**data, "cache_dir": str(tmp_path / "cache")}}))
+    command = [sys.executable, "-m", "shoal_workers.data", str(spec), "--json"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_it_prepares_the_shards_and_says_where_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be " * 100)
+    done = _prepare(tmp_path, {"paths": [str(tmp_path / "a.txt")]})
+    assert done.returncode == 0, done.stderr
+    assert (Path(json.loads(done.stdout)["directory"]) / "tokens-00000.bin").exists()
+
+
+def test_missing_files_are_named_and_fail(tmp_path: Path) -> None:
+    done = _prepare(tmp_path, {"paths": [str(tmp_path / "nothing.txt")]})
+    assert done.returncode == 1
+    assert "nothing.txt" in done.stderr and "data.paths" in done.stderr
+    assert "Traceback" not in done.stderr
