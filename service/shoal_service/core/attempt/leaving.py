@@ -52,7 +52,10 @@ def run_returned(turn: Turn, index: int, shard_exit: ShardExit) -> None:
             if shard_exit.kind is ExitKind.STORAGE_FAILED:
                 turn.emit("checkpoint.failed", rank=shard_exit.rank, step=shard_exit.step, message=detail)
                 turn.set(grow_not_before=turn.now + 60.0)
-            _quiesce(turn)
+            if shard_exit.kind is ExitKind.USER_ERROR:
+                _hear_the_others(turn)
+            else:
+                _quiesce(turn)
     judge_when_all_left(turn)
 
 
@@ -208,11 +211,23 @@ def _blame(turn: Turn, cause: IncidentCause, witness: str, message: str, process
     turn.show_incident()
 
 
+def interrupt_rest(turn: Turn) -> None:
+    """Wake those that have not left `run` by themselves."""
+    turn.set(interrupt_at=None)
+    turn.do(*(Interrupt(index, turn.state.generation) for index in _still_in_run(turn)))
+
+
 def _quiesce(turn: Turn) -> None:
     if turn.state.stage is Stage.QUIESCING:
         return
     turn.enter(Stage.QUIESCING)
-    turn.do(*(Interrupt(index, turn.state.generation) for index in _still_in_run(turn)))
+    interrupt_rest(turn)
+
+
+def _hear_the_others(turn: Turn) -> None:
+    """A rank that is a little slower is about to raise the same: once it is interrupted, nobody would know."""
+    turn.enter(Stage.QUIESCING)
+    turn.set(interrupt_at=turn.now + turn.state.timeouts.user_error_grace_s)
 
 
 def _re_form(turn: Turn) -> None:

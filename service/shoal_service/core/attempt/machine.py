@@ -152,6 +152,8 @@ def _deadlines(turn: Turn) -> None:
             )
         case Stage.QUIESCING if waited > timeouts.quiesce_s:
             leaving.evict_stuck(turn)
+        case Stage.QUIESCING if state.interrupt_at is not None and turn.now >= state.interrupt_at:
+            leaving.interrupt_rest(turn)
         case Stage.COMMITTING if waited > timeouts.commit_s:
             leaving.go_on_without_commit(turn, f"the commit took longer than {waited:.0f} s")
         case _:

@@ -106,6 +106,8 @@ class Timeouts(Frozen):
 
     quiesce_s: float = 10.0
     """A survivor that has not left `run` by then is killed and replaced."""
+    user_error_grace_s: float = 1.0
+    """After the first rank's user error the others may raise it too, to be grouped, before they are interrupted."""
     form_s: float = 120.0
     """From `run` to the first news of rank 0; building and restoring included."""
     start_s: float = 600.0
@@ -135,6 +137,8 @@ class Attempt(Frozen):
     """When `stage` began."""
     not_before: float = 0.0
     """Back-off: the next group forms no earlier."""
+    interrupt_at: float | None = None
+    """In QUIESCING: members are left alone until then."""
     grow_not_before: float = 0.0
     """Back-off after a save failed in a switch."""
     generation: int = 0
