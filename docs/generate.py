@@ -1,6 +1,7 @@
-"""Writes the generated pages: `make docs`. docs/spec.md is a table of every key of a job spec, from its own schema.
+"""Writes the generated pages: `make docs`. docs/spec.md is a table of every key of a job spec, from its own schema; the
+state diagram in docs/architecture.md is the attempt machine's own table of transitions.
 
-A test compares the committed page with what this makes, so the page cannot fall behind the code.
+Tests compare the committed pages with what this makes, so they cannot fall behind the code.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shoal_service.core.attempt.state import TRANSITIONS, Stage
 from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
 
@@ -17,6 +19,31 @@ DOCS = Path(__file__).resolve().parent
 
 def main() -> None:
     (DOCS / "spec.md").write_text(spec_page(), encoding="utf-8")
+    page = DOCS / "architecture.md"
+    page.write_text(with_stage_diagram(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_stage_diagram(page: str) -> str:
+    """docs/architecture.md with its state diagram made anew; everything else is written by hand."""
+    before, rest = page.split(_DIAGRAM_BEGIN)
+    after = rest.split(_DIAGRAM_END)[1]
+    return f"{before}{_DIAGRAM_BEGIN}\n{_stage_diagram()}{_DIAGRAM_END}{after}"
+
+
+_DIAGRAM_BEGIN = "<!-- stages: made by docs/generate.py from TRANSITIONS in core/attempt/state.py; run `make docs` -->"
+_DIAGRAM_END = "<!-- end of stages -->"
+
+
+def _stage_diagram() -> str:
+    """Every stage can end; those arrows are left out."""
+    arrows = [
+        f"    {stage} --> {after}"
+        for stage in Stage
+        for after in Stage
+        if after in TRANSITIONS[stage] and after is not Stage.ENDED
+    ]
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {Stage.OPENING}", *arrows]
+    return "\n".join([*lines, f"    {Stage.COMMITTING} --> {Stage.ENDED}", f"    {Stage.ENDED} --> [*]", "```", ""])
 
 
 def spec_page() -> str:

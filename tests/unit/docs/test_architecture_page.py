@@ -1,0 +1,48 @@
+"""The state diagram in docs/architecture.md is the attempt machine's own table."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from shoal_service.core.attempt.state import TRANSITIONS, Stage
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_committed_diagram_is_up_to_date(generate: ModuleType) -> None:
+    assert generate.with_stage_diagram(PAGE) == PAGE, "run `make docs`"
+
+
+def test_the_diagram_shows_every_transition_but_the_ends() -> None:
+    for stage, followers in TRANSITIONS.items():
+        for after in followers - {Stage.ENDED}:
+            assert f"    {stage} --> {after}\n" in PAGE
+
+
+def test_every_stage_that_waits_says_until_when() -> None:
+    rows = {line.split("|")[1].strip() for line in PAGE.splitlines() if line.startswith("| ")}
+    assert {str(stage) for stage in Stage} - {"ended"} <= rows
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (DOCS / "decisions").glob("*.md")))
+def test_a_decision_names_the_check_that_enforces_it(page: str) -> None:
+    text = (DOCS / "decisions" / page).read_text(encoding="utf-8")
+    section = text.split("## Enforced by")[1]
+    names = [word.strip("`.,;:()") for word in section.split() if word.startswith("`tests/")]
+    assert names, "no test is named"
+    for name in names:
+        assert (DOCS.parent / name.split("::")[0]).exists(), name
