@@ -240,18 +240,24 @@ class World:
         self.post(f"warm-{index}", ProcessFailedToStart(index, error))
 
     def answer_storage(self, *, ok: bool = True) -> None:
-        """Every search and every commit."""
-        for find in self.finds:
+        self.answer_finds()
+        self.answer_commits(ok=ok)
+
+    def answer_finds(self) -> None:
+        finds, self.finds = self.finds, []
+        for find in finds:
             names = [n for n in self.committed if n not in find.excluding]
             self.post("find", CheckpointFound(max(names, key=_name, default=None)))
-        for commit in self.commits:
+
+    def answer_commits(self, *, ok: bool = True) -> None:
+        commits, self.commits = self.commits, []
+        for commit in commits:
             first = commit.parts[0]
             if ok:
                 self.committed.setdefault(commit.name, True)
                 self.post("commit", CheckpointCommitted(commit.name, first.generation, first.step))
             else:
                 self.post("commit", CommitFailed(commit.name, first.generation, first.step, "disk full"))
-        self.finds, self.commits = [], []
 
     def damage_newest(self) -> None:
         if self.committed:

@@ -88,13 +88,17 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
             self.world.train(steps, save_every=save_every)
 
         @rule()
-        def the_storage_answers(self) -> None:
-            self.world.answer_storage()
+        def searches_are_answered(self) -> None:
+            self.world.answer_finds()
+
+        @rule()
+        def commits_are_answered(self) -> None:
+            self.world.answer_commits()
 
         @precondition(lambda self: self.world.state.stage is not Stage.COMMITTING or fatal)
         @rule()
-        def the_storage_refuses(self) -> None:
-            self.world.answer_storage(ok=False)
+        def commits_fail(self) -> None:
+            self.world.answer_commits(ok=False)
 
         @rule(data=st.data())
         def a_process_dies(self, data: st.DataObject) -> None:
