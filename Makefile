@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench bench-overhead bench-api docs clean
+.PHONY: help setup demo test lint types bench bench-overhead bench-api docs picture clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -39,6 +39,11 @@ bench-api: setup ## requests a second, list latency, memory of the control plane
 
 docs: setup      ## regenerate the generated pages
 	@$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/openapi.py
+
+picture: setup   ## the README's picture, from a real run of the demo
+	@COLUMNS=104 $(BIN)/shoal demo | tee build-demo.txt && $(BIN)/python docs/picture.py build-demo.txt docs/images/demo.svg
+	@rm -f build-demo.txt
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist
