@@ -18,9 +18,8 @@ def consider(turn: Turn) -> None:
         case Stage.STARTING | Stage.WAITING if _ready(turn):
             form(turn, _candidates(turn))
         case Stage.RUNNING if turn.state.exits:
-            turn.enter(
-                Stage.SWITCHING
-            )  # a member has left as planned: the others are about to, or run into the deadline
+            # a member has left as planned: the others are about to, or run into the deadline
+            turn.enter(Stage.SWITCHING)
         case Stage.RUNNING:
             reason = _reason_to_switch(turn)
             if reason is not None:
@@ -111,12 +110,13 @@ def _ready(turn: Turn) -> bool:
 
 
 def _settled(turn: Turn) -> bool:
-    """No process is still starting, or none has become warm for a while."""
+    """No process is missing, or none has become warm for a while: the first group waits longer than others."""
     state = turn.state
-    if all(p.warm for p in state.processes):
+    if len(state.processes) >= state.granted and all(p.warm for p in state.processes):
         return True
     newest = max((p.warm_at or 0.0 for p in state.warm), default=turn.now)
-    return turn.now - newest >= state.timeouts.settle_s
+    patience_s = state.timeouts.gather_s if state.stage is Stage.STARTING else state.timeouts.settle_s
+    return turn.now - newest >= patience_s
 
 
 def _reason_to_switch(turn: Turn) -> str | None:

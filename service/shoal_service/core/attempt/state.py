@@ -112,6 +112,8 @@ class Timeouts(Frozen):
     """From `run` to the first news of rank 0; building and restoring included."""
     start_s: float = 600.0
     """Without any warm process for so long, the attempt gives up."""
+    gather_s: float = 15.0
+    """The first group waits so long, since the last process became warm, for those that are still starting."""
     settle_s: float = 3.0
     """A group that could form smaller, or grow, waits so long for processes that are still starting."""
     commit_s: float = 120.0

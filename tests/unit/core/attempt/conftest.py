@@ -62,7 +62,7 @@ from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
 ROOT = "/checkpoints/j1"
 TOTAL_STEPS = 12
-TIMEOUTS = Timeouts(quiesce_s=5.0, form_s=20.0, start_s=60.0, settle_s=3.0, commit_s=20.0, switch_s=40.0)
+TIMEOUTS = Timeouts(quiesce_s=5.0, form_s=20.0, start_s=60.0, gather_s=3.0, settle_s=3.0, commit_s=20.0, switch_s=40.0)
 
 
 @dataclass
