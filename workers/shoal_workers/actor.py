@@ -112,9 +112,12 @@ class ShardActor:
             self._engine.request_yield(generation)
 
     @ray.method(concurrency_group="control")
-    def poll(self, after: int, wait_s: float) -> ShardPoll:
-        """Everything told since sequence number `after`; waits up to `wait_s` seconds for the first of it."""
-        return self._outbox.poll(after, wait_s, self._progress)
+    def poll(self, after: int, acknowledged: int, wait_s: float) -> ShardPoll:
+        """Everything told since sequence number `after`; waits up to `wait_s` seconds for the first of it.
+
+        What is not acknowledged yet is kept: a supervisor that was restarted asks for it again.
+        """
+        return self._outbox.poll(after, wait_s, self._progress, acknowledged=acknowledged)
 
     def _run(self, assignment: Assignment) -> ShardExit:
         """The process boundary's one catch-all: a fault of the engine's own is an answer with its traceback too."""

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, assert_never
 
@@ -92,10 +93,12 @@ class Executor:
         self._reporter.show(self._state)
         while self._state.stage is not Stage.ENDED:
             try:
-                event: Event = await asyncio.wait_for(self._queue.get(), timeout=_TICK_S)
+                event = await asyncio.wait_for(self._queue.get(), timeout=_TICK_S)
             except TimeoutError:
-                event = Tick()
+                self._take(Tick())
+                continue
             self._take(event)
+            self._queue.task_done()
         await asyncio.gather(*(self._farewell(index) for index in self._leaving))
         for task in list(self._tasks):
             task.cancel()
@@ -222,10 +225,20 @@ class Executor:
                 return
 
     async def _listen(self, index: int) -> None:
-        """Long-polls one process for news, logs and progress, as long as it lives."""
+        """Long-polls one process for news, logs and progress, as long as it lives.
+
+        The process keeps what it told until the control plane has stored it: a supervisor that dies before loses
+        nothing. What was stored, but not acknowledged yet, is told again: steps overwrite themselves, and some lines of
+        the log are there twice.
+        """
+        receipts: deque[tuple[int, int]] = deque()
+        """Of each answer: its number, and the newsdesk's once all of it was told there."""
+        acknowledged = 0
         while True:
+            while receipts and receipts[0][1] <= self._newsdesk.acknowledged:
+                acknowledged, _ = receipts.popleft()
             try:
-                poll = await self._fleet.poll(index, self._heard.get(index, 0), _POLL_WAIT_S)
+                poll = await self._fleet.poll(index, self._heard.get(index, 0), acknowledged, _POLL_WAIT_S)
             except ActorUnavailableError:
                 await asyncio.sleep(_TICK_S)
                 continue
@@ -235,13 +248,16 @@ class Executor:
             self._reporter.heard(index, poll, self._state)
             for item in poll.news:
                 self._post(NewsArrived(index, item))
+            await self._queue.join()
+            receipts.append((poll.seq, self._newsdesk.seq))
 
     async def _farewell(self, index: int) -> None:
         """The attempt is over: hear what a process printed last, then kill it."""
         if not self._fleet.knows(index):
             return
         with contextlib.suppress(RayError, TimeoutError):
-            call = self._fleet.poll(index, self._heard.get(index, 0), 0.0)
+            heard = self._heard.get(index, 0)
+            call = self._fleet.poll(index, heard, heard, 0.0)
             self._reporter.heard(index, await asyncio.wait_for(call, timeout=_FAREWELL_S), self._state)
         self._fleet.kill(index)
 

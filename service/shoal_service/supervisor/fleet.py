@@ -67,8 +67,8 @@ class Fleet:
         answer: ShardExit = await self._handles[index].join.remote(generation)
         return answer
 
-    async def poll(self, index: int, after: int, wait_s: float) -> ShardPoll:
-        answer: ShardPoll = await self._handles[index].poll.remote(after, wait_s)
+    async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> ShardPoll:
+        answer: ShardPoll = await self._handles[index].poll.remote(after, acknowledged, wait_s)
         return answer
 
     async def interrupt(self, index: int, generation: int) -> None:

@@ -35,6 +35,7 @@ class Newsdesk:
     def __init__(self, attempt: int, *, seq: int = 0, untold: tuple[Untold, ...] = (), end: AttemptEnd | None = None):
         self._attempt = attempt
         self._seq = seq
+        self._acknowledged = 0
         self._durable: deque[tuple[int, Durable]] = deque((u.seq, u.item) for u in untold)
         self._series: deque[tuple[int, SeriesPoint]] = deque(maxlen=_MAX_SERIES)
         self._logs: deque[tuple[int, PendingLog]] = deque(maxlen=_MAX_LOGS)
@@ -42,6 +43,16 @@ class Newsdesk:
         self._status: JobStatus | None = None
         self._workers: tuple[WorkerView, ...] = ()
         self._changed = threading.Condition()
+
+    @property
+    def seq(self) -> int:
+        """Number of the last item told."""
+        return self._seq
+
+    @property
+    def acknowledged(self) -> int:
+        """Everything up to here is stored."""
+        return self._acknowledged
 
     def tell(self, *items: Durable | SeriesPoint | PendingLog) -> None:
         with self._changed:
@@ -86,6 +97,7 @@ class Newsdesk:
         return self._end is not None or (self._status is not None and self._seq > after)
 
     def _forget(self, after: int) -> None:
+        self._acknowledged = max(self._acknowledged, after)
         for told in (self._durable, self._series, self._logs):
             while told and told[0][0] <= after:
                 told.popleft()

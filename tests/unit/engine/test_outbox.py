@@ -70,3 +70,11 @@ def test_only_log_lines_are_ever_dropped_and_their_number_is_told_once() -> None
     assert [entry.text for entry in answer.logs[1:]] == ["3", "4"]
     assert "3 log lines were dropped" in answer.logs[0].text
     assert len(outbox.poll(0, 0.0, NOW).logs) == 2
+
+
+def test_what_is_not_acknowledged_is_kept_for_a_reader_that_lost_its_place() -> None:
+    outbox = Outbox()
+    for number in (1, 2, 3):
+        outbox.tell(news(number))
+    assert outbox.poll(2, 0.0, NOW, acknowledged=1).news == (news(3),)
+    assert outbox.poll(0, 0.0, NOW, acknowledged=0).news == (news(2), news(3))

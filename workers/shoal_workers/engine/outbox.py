@@ -55,21 +55,30 @@ class Outbox:
                 self._num_dropped += 1
             self._changed.notify_all()
 
-    def poll(self, after: int, wait_s: float, progress: Progress | Callable[[], Progress]) -> ShardPoll:
+    def poll(
+        self,
+        after: int,
+        wait_s: float,
+        progress: Progress | Callable[[], Progress],
+        *,
+        acknowledged: int | None = None,
+    ) -> ShardPoll:
         """Everything newer than `after`, at once if there is anything, else after at most `wait_s` seconds.
 
-        Drops what is numbered `after` or lower: asking for the rest acknowledges it. A reader that has lost its place
-        asks with after=0 and gets all that is still held.
+        Drops what is numbered `acknowledged` or lower. A reader that has lost its place asks with after=0 and gets all
+        that is still held.
 
         Args:
             progress: goes out with the answer; a callable is asked when the answer is ready, not before the wait.
+            acknowledged: what the reader has made durable; default: asking for the rest acknowledges it.
         """
+        durable = after if acknowledged is None else acknowledged
         with self._changed:
             for queue in (self._news, self._logs):
-                while queue and queue[0][0] <= after:
+                while queue and queue[0][0] <= durable:
                     queue.popleft()
             self._changed.wait_for(lambda: self._seq > after or self._is_closed, timeout=wait_s)
-            logs = [line for _, line in self._logs]
+            logs = [line for number, line in self._logs if number > after]
             if self._num_dropped:
                 note = f"{self._num_dropped} log lines were dropped here: they came faster than they were read."
                 logs.insert(0, LogLine(at=time.time(), stream="shoal", text=note))
@@ -77,7 +86,7 @@ class Outbox:
             return ShardPoll(
                 shard_id=self._shard_id,
                 seq=self._seq,
-                news=tuple(item for _, item in self._news),
+                news=tuple(item for number, item in self._news if number > after),
                 logs=tuple(logs),
                 progress=progress if isinstance(progress, Progress) else progress(),
             )
