@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,7 @@ class Run:
         job = self.wait_for(state)
         events = list(self.client.events(self.id))
         assert [event.seq for event in events] == list(range(1, len(events) + 1)), "an event is missing"
+        self.job = job
         return job
 
     def events(self, type_: str) -> list[EventView]:
@@ -261,6 +262,7 @@ def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -
     # By default Ray gives its workers niceness 15: next to anything else that runs here they would starve.
     environment = {"RAY_worker_niceness": "0"}
     server = Server(wheel_python, tmp_path_factory.mktemp("server"), [f"--num-cpus={NUM_CPUS}"], environment)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends pytest ends what it started
     try:
         server.start().wait_for_cluster()
         yield server
@@ -271,6 +273,7 @@ def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert server.processes() == {}, "an orderly stop leaves processes behind"
         assert not Path(note["temp_dir"]).exists()
     finally:
+        signal.signal(signal.SIGTERM, previous)
         if server.process is not None and server.process.poll() is None:
             server.kill()
         note = server.note
@@ -352,7 +355,7 @@ class Submit:
 
     def cancel_all(self) -> None:
         for run in self.runs:
-            if not run.now().status.state.ended:
+            if not run.job.status.state.ended and not run.now().status.state.ended:
                 run.client.cancel(run.id)
                 run.client.wait(run.id, timeout_s=PATIENCE_S)
 
@@ -386,6 +389,7 @@ def submit_tiny(
     steps: int = 20,
     strikes: list[dict[str, Any]] | None = None,
     step_s: float = 0.0,
+    waves: Sequence[int] | None = None,
     **spec: Any,
 ) -> Run:
     elasticity = {"min_workers": min_workers, "max_workers": workers, **spec.pop("elasticity", {})}
@@ -393,7 +397,7 @@ def submit_tiny(
         "name": "tiny",
         "task": "tiny:Tiny",
         "code": {"working_dir": str(TASKS)},
-        "data": {"gate": str(gate), "strikes": strikes or [], "step_s": step_s},
+        "data": {"gate": str(gate), "strikes": strikes or [], "step_s": step_s, "waves": waves or [workers]},
         "batch": {"global_size": 10, "micro_size": 2},
         "optimizer": {"lr": 0.01},
         "schedule": {"name": "constant", "warmup_steps": 0},

@@ -59,6 +59,7 @@ def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client:
 def test_two_shards_die_at_once_and_rank_0_is_one_of_them(submit, client: Client) -> None:
     run = submit(
         workers=3,
+        waves=[3, 5],
         strikes=[
             {"at": "step", "rank": 0, "n": 6, "do": "kill"},
             {"at": "step", "rank": 2, "n": 6, "do": "kill"},

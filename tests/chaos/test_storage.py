@@ -56,7 +56,7 @@ def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path
 
 
 def test_a_damaged_checkpoint_is_not_loaded_and_the_one_before_it_is(submit, client: Client) -> None:
-    run = submit(strikes=[{"at": "step", "rank": 0, "n": 10, "do": "hold"}])
+    run = submit(min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 10, "do": "hold"}])
     run.wait_at("step-10-0")
     client.pause(run.id)
     run.wait_for_event("generation.switching")
@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_not_loaded_and_the_one_before_it_is(submit, cli
     assert "shard-00001.bin" in damaged.data["message"]
     [fallback] = run.events("checkpoint.fallback")
     assert fallback.data["to"] == "step-000000000008-a1-g1"
-    assert [event.data["start_step"] for event in run.events("generation.formed")] == [0, 8]
+    assert run.events("generation.formed")[-1].data["start_step"] == 8
     shown = {Path(c.url).name: c.state for c in client.checkpoints(run.id)}
     assert shown[Path(newest.url).name] in ("damaged", "deleted")
     run.assert_undisturbed_losses()

@@ -26,14 +26,15 @@ def bad(submit_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
     submit = submit_for_module
     runs = {
         "step 50 of rank 1": submit(
+            min_workers=2,
             steps=60,
             checkpoint={"every_steps": 20},
             strikes=[{"at": "step", "rank": 1, "n": 50, "do": "raise"}, {"at": "step", "n": 2, "do": "print"}],
         ),
         "no module": submit(workers=1, task="nowhere:Tiny"),
         "no class": submit(workers=1, task="tiny:Tinny"),
-        "build": submit(strikes=[{"at": "build", "n": 1, "do": "raise"}]),
-        "step 1": submit(strikes=[{"at": "step", "n": 1, "do": "raise"}]),
+        "build": submit(min_workers=2, strikes=[{"at": "build", "n": 1, "do": "raise"}]),
+        "step 1": submit(min_workers=2, strikes=[{"at": "step", "n": 1, "do": "raise"}]),
         "no files": submit(workers=1, **TINY_LM, data={"paths": [str(files / "nowhere" / "*.txt")]}),
         "no text": submit(workers=1, **TINY_LM, data={"paths": [str(files / "empty.txt")]}),
         "no storage": submit(workers=1, checkpoint={"url": str(files / "empty.txt" / "below")}),

@@ -40,7 +40,7 @@ def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client)
 def test_a_pause_frees_the_workers_and_a_resume_goes_on_from_the_very_step(
     submit, client: Client, shoal_server
 ) -> None:
-    run = submit(strikes=[{"at": "step", "rank": 0, "n": 7, "do": "hold"}])
+    run = submit(min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 7, "do": "hold"}])
     run.wait_at("step-7-0")
     pids = set(run.pids().values())
     assert client.pause(run.id).status.state is JobState.PAUSING

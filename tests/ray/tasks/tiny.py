@@ -12,6 +12,9 @@ A strike is {"at": ..., "rank": ..., "n": ..., "do": ...}:
          mark     make the file NAME.reached
          raise    ValueError, each time
          print    a line, each time
+
+`data.waves` [4, 6]: the first four processes become ready together, and so do the fifth and the sixth. Otherwise a busy
+machine would decide with how many of them a group forms.
 """
 
 import os
@@ -42,6 +45,7 @@ class Tiny:
     def __init__(self, *, model, data, seed):
         self.gate = Path(data["gate"])
         self.strikes = data.get("strikes", [])
+        self.waves = data.get("waves", [])
         self.step_s = data.get("step_s", 0.0)
         self.builds = 0
         self.optimizer = None
@@ -49,9 +53,12 @@ class Tiny:
 
     def prepare(self, progress):
         n = 1
-        while any(strike["at"] == "prepare" for strike in self.strikes) and not self._claim(f"prepared-{n}"):
+        while not self._claim(f"prepared-{n}"):
             n += 1
         self._strike("prepare", n)
+        last_of_wave = next((last for last in self.waves if n <= last), n)
+        while not (self.gate / f"prepared-{last_of_wave}").exists():
+            time.sleep(0.01)
 
     def build_model(self):
         self.builds += 1
