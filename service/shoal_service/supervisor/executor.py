@@ -53,7 +53,7 @@ from shoal_service.supervisor.newsdesk import Newsdesk
 from shoal_service.supervisor.reporter import Reporter
 from shoal_service.supervisor.vault import Vault
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Assignment, ErrorReport
+from shoal_workers.contract.messages import Assignment, ErrorReport, ValidationReport
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.25
@@ -134,7 +134,8 @@ class Executor:
         self._state, commands = machine.step(before, event, time.time())
         self._end = next((c for c in commands if isinstance(c, End)), None)
         self._reporter.tell([c for c in commands if isinstance(c, (Emit, ShowIncident))], self._state)
-        if commands or _differs(before, self._state):
+        is_validation = isinstance(event, NewsArrived) and isinstance(event.item, ValidationReport)
+        if commands or is_validation or _differs(before, self._state):
             self._write_journal()
         self._perform(c for c in commands if not isinstance(c, (Emit, ShowIncident, End)))
         self._reporter.show(self._state)
@@ -163,10 +164,12 @@ class Executor:
                     self._fleet.kill(index)
             case Run(index, assignment):
                 self._watch(index, self._attend(index, assignment))
-            case Interrupt(index, generation):
+            case Interrupt(index, generation) if self._fleet.knows(index):
                 self._watch(index, self._call(self._fleet.interrupt(index, generation)))
-            case RequestYield(index, generation):
+            case RequestYield(index, generation) if self._fleet.knows(index):
                 self._watch(index, self._call(self._fleet.request_yield(index, generation)))
+            case Interrupt() | RequestYield():
+                pass  # it is gone, and the machine is about to hear of it
             case FindCheckpoint(excluding):
                 self._spawn(self._vault.find(excluding))
             case Commit(name, parts):
@@ -242,8 +245,9 @@ class Executor:
             except ActorUnavailableError:
                 await asyncio.sleep(_TICK_S)
                 continue
-            except RayError:
-                return  # the run or prepare call says so, with the cause
+            except RayError as error:
+                self._lost(index, error, "poll call")  # the run call says so too, if there is one; who is first counts
+                return
             self._heard[index] = poll.seq
             self._reporter.heard(index, poll, self._state)
             for item in poll.news:
@@ -270,18 +274,20 @@ class Executor:
     def _lost(self, index: int, error: RayError, witness: str) -> None:
         cause = cause_of(error) if isinstance(error, RayActorError) else IncidentCause.SHARD_DIED
         message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        self._fleet.forget(index)
+        if isinstance(error, RayActorError):
+            self._fleet.forget(index)
+        else:
+            self._fleet.kill(index)  # a fault of our own in a process that lives: it must not keep its resources
         self._post(ProcessLost(index, cause, witness, message))
 
     def _re_attach(self) -> None:
         """After the supervisor's own death: processes are found by name; none of them is stopped."""
-        found = [p for p in self._state.processes if self._fleet.find(p.index, p.shard_id)]
-        names = {p.index for p in found}
+        found = {p.index for p in self._state.processes if self._fleet.find(p.index, p.shard_id)}
         self._reporter.tell(
             [Emit("supervisor.restarted", {"found": len(found), "of": len(self._state.processes)})], self._state
         )
         for process in self._state.processes:
-            if process.index not in names:
+            if process.index not in found:
                 self._post(ProcessLost(process.index, IncidentCause.SHARD_DIED, "name lookup", "gone"))
                 continue
             self._watch(process.index, self._listen(process.index))
@@ -289,12 +295,7 @@ class Executor:
                 self._watch(process.index, self._rejoin(process.index, self._state.generation))
             elif not process.warm:
                 self._watch(process.index, self._bring_up(process.index))
-        if self._state.stage in (Stage.OPENING, Stage.FALLING_BACK):
-            self._do(FindCheckpoint(excluding=self._state.damaged))
-        if self._state.stage is Stage.QUIESCING:
-            self._perform(Interrupt(p.index, self._state.generation) for p in found if p.in_run)
-        if self._state.stage is Stage.SWITCHING:
-            self._perform(RequestYield(p.index, self._state.generation) for p in found if p.in_run)
+        self._perform(machine.reopen(self._state))
 
 
 def _new_attempt(config: SupervisorConfig) -> Attempt:
