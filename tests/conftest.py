@@ -32,6 +32,14 @@ NUM_CPUS = 8
 PATIENCE_S = 120.0
 """Far more than anything takes; a machine that does a lot else must not fail a test."""
 _MAIN = "from shoal_api.cli.main import main; main()"
+_LIST_LEFT = """
+import json, sys, ray
+from ray.experimental import internal_kv
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+journal = internal_kv._internal_kv_list(b"", namespace=b"shoal-journal")
+groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+print(json.dumps([ray.util.list_named_actors(all_namespaces=True), groups, [key.decode() for key in journal]]))
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -111,6 +119,15 @@ class Server:
         """What the server has written down of its embedded cluster."""
         path = self.state_dir / "embedded-cluster.json"
         return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def ray_environment(self) -> dict[str, str]:
+        """What a driver of the embedded cluster needs."""
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.state_dir / "ray-token"),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray takes the host's own address for 127.0.0.1
+        }
 
     def kill(self) -> None:
         assert self.process is not None
@@ -288,6 +305,13 @@ def assert_nothing_is_left(server: Server) -> None:
         assert all(job.state.ended for job in client.jobs())
     server.wait_until_free()
     until(lambda: not server.actors("SupervisorActor"), "all supervisors are gone")
+    assert server.note is not None
+    left = subprocess.run(
+        [server.python, "-c", _LIST_LEFT, server.note["address"]],
+        env={**os.environ, **server.ray_environment}, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    actors, placement_groups, journal = json.loads(left.stdout.splitlines()[-1])
+    assert (actors, placement_groups, journal) == ([], [], [])
     names = [path.name for path in (server.state_dir / "checkpoints").rglob("*")]
     assert [name for name in names if name.endswith(".writing") or name.startswith("write-probe")] == []
 
@@ -300,13 +324,8 @@ def join_cluster(shoal_server: Server) -> Iterator[Callable[..., Server]]:
     def make(state_dir: Path, options: list[str], environment: dict[str, str]) -> Server:
         note = shoal_server.note
         assert note is not None
-        authentication = {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(shoal_server.state_dir / "ray-token"),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray takes the host's own address for 127.0.0.1
-        }
         options = [f"--ray-address={note['address']}", *options]
-        servers.append(Server(shoal_server.python, state_dir, options, {**authentication, **environment}))
+        servers.append(Server(shoal_server.python, state_dir, options, {**shoal_server.ray_environment, **environment}))
         return servers[-1]
 
     yield make
