@@ -62,12 +62,14 @@ class EmbeddedCluster:
     def environment(self) -> dict[str, str]:
         """What a driver's environment must hold *before* it imports ray, which reads it once.
 
-        Token authentication, and loopback: without the last one Ray replaces 127.0.0.1 by the host's own address.
+        Token authentication; loopback, since Ray otherwise replaces 127.0.0.1 by the host's own address; and no
+        niceness: Ray runs its workers at 15, and whatever else the machine does would come before the training.
         """
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_path),
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_worker_niceness": "0",
         }
 
     def start(self) -> str:
