@@ -23,6 +23,7 @@ from shoal_workers.contract.base import Frozen
 
 _STARTED = "Ray runtime started"
 _START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 20.0
 _OBJECT_STORE_BYTES = 100 << 20
 """Small: Shoal moves no tensors through Ray's object store."""
 
@@ -32,7 +33,7 @@ class _Note(Frozen):
 
     address: str
     pids: tuple[int, ...]
-    """Leaders of the process groups, the head's first."""
+    """Leaders of the sessions, the head's first."""
     temp_dir: str
 
 
@@ -99,16 +100,15 @@ class EmbeddedCluster:
         return self.address
 
     def stop(self) -> None:
-        """End the processes of the note, and what they started; remove their temporary files."""
+        """End the processes of the note and all that they started, and remove their temporary files.
+
+        By SIGKILL: nothing here is worth saving, and Ray takes ten seconds and more over a SIGTERM.
+        """
         note = self._read_note()
         if note is None:
             return
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            groups = [pid for pid in note.pids if _group_alive(pid)]
-            for pid in reversed(groups):
-                _signal_group(pid, signal_number)
-            if all(_wait_gone(pid, 10.0) for pid in groups):
-                break
+        for leader in reversed(note.pids):
+            _end_session(leader)
         shutil.rmtree(note.temp_dir, ignore_errors=True)
         self._note_path.unlink(missing_ok=True)
 
@@ -137,7 +137,7 @@ class EmbeddedCluster:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while _STARTED not in log_path.read_text(errors="replace"):
             if process.poll() is not None or time.monotonic() > deadline:
-                _signal_group(process.pid, signal.SIGKILL)
+                _end_session(process.pid)
                 tail = log_path.read_text(errors="replace")[-2000:]
                 raise EmbeddedClusterFailed(f"`ray start` did not come up; {log_path} ends with:\n{tail}")
             time.sleep(0.05)  # Ray offers nothing to wait for but its output
@@ -179,30 +179,33 @@ def _alive(pid: int) -> bool:
     return b"ray.scripts" in command
 
 
-def _group_alive(pid: int) -> bool:
-    try:
-        os.killpg(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
-def _wait_gone(pid: int, timeout_s: float) -> bool:
-    """Reaps the child if it is ours; True once no process of its group is left."""
-    deadline = time.monotonic() + timeout_s
-    while _group_alive(pid):
+def _end_session(leader: int) -> None:
+    """Kill every process of the session, also those that moved to groups of their own, until none is left."""
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while members := _session_members(leader):
+        for pid in members:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
         try:
-            os.waitpid(pid, os.WNOHANG)
+            os.waitpid(leader, os.WNOHANG)
         except ChildProcessError:
             pass  # started by an earlier control plane
         if time.monotonic() > deadline:
-            return False
+            raise EmbeddedClusterFailed(f"processes {members} of the embedded cluster cannot be ended")
         time.sleep(0.02)
-    return True
+
+
+def _session_members(leader: int) -> list[int]:
+    """Living processes of the session; zombies have ended."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, session = (entry / "stat").read_text().rpartition(") ")[2].split()[:4]
+            except (OSError, ValueError):
+                continue  # gone meanwhile
+            if int(session) == leader and state != "Z":
+                members.append(int(entry.name))
+    return members
