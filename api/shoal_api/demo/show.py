@@ -34,7 +34,7 @@ from shoal_api.demo.outcome import (
 from shoal_api.demo.processes import ServerProcess
 from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS
+from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, demo_spec
 from shoal_service.views import JobView
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def run_demo(output: Output, *, keep: bool) -> bool:
 
 def _show(output: Output, server: ServerProcess, url: str) -> bool:
     saboteur = _Saboteur(server, url)
-    disturbed = _train(output, url, {**DEMO_SPEC}, on_tick=saboteur.watching)
-    undisturbed = _train(output, url, {**DEMO_SPEC, "name": f"{DEMO_SPEC['name']}-undisturbed"})
+    spec = demo_spec(os.cpu_count() or 1)
+    disturbed = _train(output, url, spec, on_tick=saboteur.watching)
+    undisturbed = _train(output, url, {**spec, "name": f"{spec['name']}-undisturbed"})
     with Client(url) as client:
         runs = [collect(client, job) for job in (disturbed, undisturbed)]
         outcome = DemoOutcome(

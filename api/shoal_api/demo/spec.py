@@ -22,8 +22,14 @@ DEMO_SPEC: dict[str, Any] = {
     "batch": {"global_size": 16, "micro_size": 4},
     "optimizer": {"lr": 4.0e-3},
     "schedule": {"warmup_steps": 10},
-    "stop": {"steps": 150},
+    "stop": {"steps": 120},
     "elasticity": {"min_workers": 2, "max_workers": WORKERS},
     "checkpoint": {"every_steps": 10},
     "validation": {"samples": 128},
 }
+
+
+def demo_spec(num_cores: int) -> dict[str, Any]:
+    """The spec for a machine: more steps where each is quick, so that a new worker is there before the last one."""
+    steps = DEMO_SPEC["stop"]["steps"] * min(4, max(1, num_cores // 2))
+    return {**DEMO_SPEC, "stop": {"steps": steps}}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS
+from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, demo_spec
 from shoal_workers.contract.spec_errors import parse_spec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "byte-lm.yaml"
@@ -22,3 +22,9 @@ def test_the_demo_spec_is_accepted_and_the_kill_lies_within_the_run() -> None:
     assert spec.checkpoint.every_steps is not None
     assert spec.checkpoint.every_steps < KILL_AT_STEP < spec.stop.steps // 2
     assert 0 < KILL_RANK < WORKERS - 1
+
+
+def test_a_machine_with_more_cores_makes_more_steps_in_the_same_time() -> None:
+    assert demo_spec(1) == demo_spec(2) == DEMO_SPEC
+    assert demo_spec(8)["stop"]["steps"] == demo_spec(128)["stop"]["steps"] == 4 * DEMO_SPEC["stop"]["steps"]
+    assert parse_spec(demo_spec(8))
