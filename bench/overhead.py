@@ -13,22 +13,19 @@ warm-up; ratios are medians over the trials (throughput of Shoal / throughput of
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
 import re
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
+from real_server import real_server
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
@@ -111,32 +108,12 @@ def _engine(spec_path: Path, checkpoints: Path) -> float:
 
 
 def _shoal(spec_path: Path, state_dir: Path) -> float:
-    with _server(state_dir) as url, Client(url) as client:
+    with real_server(state_dir, num_cpus=2) as server, Client(server.url) as client:
         job = client.submit(spec_path)
         done = client.wait(job.id, until=[JobState.SUCCEEDED, JobState.FAILED], timeout_s=600)
         if done.status.state is not JobState.SUCCEEDED:
             raise SystemExit(f"the job ended {done.status.state}: {done.status.message}")
         return _steady([point.step_s for point in client.series(job.id)])
-
-
-@contextlib.contextmanager
-def _server(state_dir: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "shoal_api.cli.main", "serve", "--port", "0", "--num-cpus", "2"]
-    process = subprocess.Popen(
-        [*command, "--state-dir", str(state_dir)], stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"listening on (\S+)", line):
-                break
-        else:
-            raise SystemExit("shoal serve ended before it listened")
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # or the pipe fills up and blocks it
-        yield found.group(1)
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
 
 
 if __name__ == "__main__":

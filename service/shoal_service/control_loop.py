@@ -28,7 +28,10 @@ from shoal_workers.contract.job import JobState
 _log = logging.getLogger(__name__)
 _PASS_S = 1.0
 """At least so often the cluster is looked at; changes in the store wake the loop at once."""
-_MIN_PASS_S = 0.1
+_MIN_PASS_S = 0.2
+"""A burst of changes is one pass, not one each."""
+_MAX_NOTES = 50
+"""Only the head of the queue is told why it waits: each note is a write, and the head's reason is everybody's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class ControlLoop:
                 except Exception:
                     _log.exception("control pass failed")  # the loop outlives a bad pass: the next one starts afresh
                 await _first_of(stop, woken, timeout_s=_PASS_S)
+                await _first_of(stop, timeout_s=_MIN_PASS_S)
                 woken.clear()
         await self._let_go()
         if self._lease is not None:
@@ -112,9 +116,11 @@ class ControlLoop:
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         by_id = {row.id: row for row in rows}
         decisions = decide([_demand(row) for row in rows], self._capacity())
-        for decision in decisions:
+        waits = [d for d in decisions if isinstance(d, Wait)][:_MAX_NOTES]
+        changes = [d for d in decisions if not isinstance(d, Wait)]
+        for decision in (*changes, *waits):
             await self._carry_out(decision, by_id[decision.job_id], lease)
-        for row in await asyncio.to_thread(self._store.jobs_to_drive) if decisions else rows:
+        for row in await asyncio.to_thread(self._store.jobs_to_drive) if changes else rows:
             if row.state is not JobState.QUEUED:
                 self._drive(row, lease)
 
