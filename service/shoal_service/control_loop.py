@@ -30,6 +30,9 @@ _PASS_S = 1.0
 """At least so often the cluster is looked at; changes in the store wake the loop at once."""
 _MIN_PASS_S = 0.2
 """A burst of changes is one pass, not one each."""
+_IDLE_SHARE = 9.0
+"""A pause is at least so many times as long as the pass before it: a long queue must not take the HTTP edge's time."""
+_MAX_PAUSE_S = 3.0
 _MAX_NOTES = 50
 """Only the head of the queue is told why it waits: each note is a write, and the head's reason is everybody's."""
 
@@ -67,6 +70,7 @@ class ControlLoop:
         loop = asyncio.get_running_loop()
         with self._store.subscribe(lambda _: loop.call_soon_threadsafe(woken.set)):
             while not stop.is_set():
+                began_mono = time.monotonic()
                 try:
                     await self._pass()
                 except LeaseLost as error:
@@ -76,8 +80,9 @@ class ControlLoop:
                     _log.warning("cluster unreachable", extra={"error": str(error)})
                 except Exception:
                     _log.exception("control pass failed")  # the loop outlives a bad pass: the next one starts afresh
+                pause_s = max(_MIN_PASS_S, _IDLE_SHARE * (time.monotonic() - began_mono))
+                await _first_of(stop, timeout_s=min(pause_s, _MAX_PAUSE_S))
                 await _first_of(stop, woken, timeout_s=_PASS_S)
-                await _first_of(stop, timeout_s=_MIN_PASS_S)
                 woken.clear()
         await self._let_go()
         if self._lease is not None:
