@@ -1,6 +1,6 @@
 """What Shoal costs while nothing goes wrong: 2 shards under Shoal against the same work in a plain loop under torchrun.
 
-    python bench/overhead.py [--trials 3] [--steps 30]
+    python bench/overhead.py [--trials 3] [--steps 24]
 
     plain     bench/plain_loop.py under torchrun: nothing of Shoal but the model and the data set
     engine    `python -m shoal_workers.run` under torchrun: Shoal's loop without Ray, supervisor and service
@@ -68,14 +68,14 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=24)
     return parser.parse_args()
 
 
 def _spec(steps: int) -> dict[str, object]:
     """The 10 M parameter example at 2 workers, saving only at the end."""
     spec: dict[str, object] = yaml.safe_load((_HERE.parent / "examples" / "lm-10m.yaml").read_text())
-    spec["batch"] = {"global_size": 4, "micro_size": 1}
+    spec["batch"] = {"global_size": 8, "micro_size": 2}
     spec["stop"] = {"steps": steps}
     spec["elasticity"] = {"min_workers": 2, "max_workers": 2}
     spec["checkpoint"] = {"every_steps": steps}
