@@ -35,7 +35,7 @@ _HERE = Path(__file__).parent
 
 def main() -> None:
     arguments = _arguments()
-    spec = _spec(arguments.steps)
+    spec = _spec(arguments)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         spec_path = Path(folder) / "spec.yaml"
         spec_path.write_text(yaml.safe_dump(spec))
@@ -69,16 +69,18 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--global-size", type=int, default=8, help="samples of 256 tokens per step")
+    parser.add_argument("--micro-size", type=int, default=2)
     return parser.parse_args()
 
 
-def _spec(steps: int) -> dict[str, object]:
+def _spec(arguments: argparse.Namespace) -> dict[str, object]:
     """The 10 M parameter example at 2 workers, saving only at the end."""
     spec: dict[str, object] = yaml.safe_load((_HERE.parent / "examples" / "lm-10m.yaml").read_text())
-    spec["batch"] = {"global_size": 8, "micro_size": 2}
-    spec["stop"] = {"steps": steps}
+    spec["batch"] = {"global_size": arguments.global_size, "micro_size": arguments.micro_size}
+    spec["stop"] = {"steps": arguments.steps}
     spec["elasticity"] = {"min_workers": 2, "max_workers": 2}
-    spec["checkpoint"] = {"every_steps": steps}
+    spec["checkpoint"] = {"every_steps": arguments.steps}
     spec["validation"] = {"samples": 0}
     return spec
 

@@ -1,7 +1,8 @@
 """One real server with one embedded Ray cluster for the tests of `ray/` and `chaos/`, and the jobs that run on it.
 
 It is served from the built wheel, by a virtual environment of its own: what the tests see is what a user installs.
-Nothing that it starts may be left at the end, which is asserted.
+Nothing that it starts may be left at the end, which is asserted. Over 400 lines, because pytest shares fixtures
+between two folders only from the file above them, and tests do not import each other.
 """
 
 from __future__ import annotations

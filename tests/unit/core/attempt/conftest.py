@@ -4,6 +4,8 @@
 
 Whatever a process or the storage answers is pending until a test delivers it, so every order can be tried. The world
 looks at each command that the machine gives, and fails the test on one that could do harm.
+
+Over 400 lines: one world, whose parts check each other; tests do not import each other, so it cannot be split.
 """
 
 from __future__ import annotations
