@@ -89,6 +89,11 @@ class JobStatus(Frozen):
     """What a starting job is busy with, for people."""
     failure: UserFailure | None = None
     conditions: tuple[Condition, ...] = ()
+    goodput: Goodput | None = None
+    snapshot_every_steps: int | None = None
+    """A snapshot in memory after every so many steps; None: not known yet, or switched off."""
+    snapshot_share: float | None = None
+    """Of the step time."""
 
 
 class JobView(Frozen):
@@ -161,8 +166,14 @@ class IncidentView(Frozen):
     recovery_s: float | None = None
     """From detection to the end of the first completed step of the next generation."""
     state_source: str | None = None
-    """"checkpoint", "memory" or "initial"."""
+    """"replica", "memory", "checkpoint" or "initial"."""
+    bytes_moved: int | None = None
+    """Read to restore, by all ranks together."""
     steps_lost: int | None = None
+    from_layout: str = ""
+    to_layout: str | None = None
+    action: str = ""
+    """What was done about it; see docs/recovery.md."""
     closed: bool = False
     message: str = ""
 
@@ -207,6 +218,17 @@ class LogView(Frozen):
     text: str
 
 
+class DrainView(Frozen):
+    """A node that is being left."""
+
+    reason: str
+    requested_at: float
+    deadline: float | None = None
+    """Wall-clock time at which the node goes away; None: it stays, nothing shall run on it."""
+    source: str
+    """"api", or "ray" for a drain that the cluster announced."""
+
+
 class NodeView(Frozen):
     node_id: str
     ip: str
@@ -214,6 +236,9 @@ class NodeView(Frozen):
     cpus: float
     gpus: float
     memory_gib: float
+    drain: DrainView | None = None
+    suspected: str = ""
+    """Why it is on probation; empty: it is not."""
 
 
 class ClusterView(Frozen):
@@ -229,6 +254,19 @@ class ClusterView(Frozen):
     owner: str
     """The control plane that holds the lease."""
     epoch: int
+
+
+class Goodput(Frozen):
+    """Every worker-second of a job, booked to exactly one cause."""
+
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """By category: queued, starting, productive, recomputed, checkpoint_stall, recovering, resizing, degraded, idle."""
+    recovering: dict[str, float] = Field(default_factory=dict)
+    """The category `recovering`, by incident cause."""
+    total: float = 0.0
+    """Wall-clock seconds times the workers asked for; the sum of `seconds`."""
+    ratio: float | None = None
+    """productive / total; None before anything was booked."""
 
 
 class Page(Frozen, Generic[T]):

@@ -20,6 +20,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from shoal_service.checkpoints import CheckpointCatalog
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
+    AskHoldings,
     Command,
     Commit,
     Emit,
@@ -32,6 +33,7 @@ from shoal_service.core.attempt.commands import (
     Run,
     ShowIncident,
     StartProcess,
+    SuspectNode,
 )
 from shoal_service.core.attempt.events import (
     ElasticityChanged,
@@ -168,6 +170,8 @@ class Executor:
                 self._watch(index, self._call(self._fleet.interrupt(index, generation)))
             case RequestYield(index, generation) if self._fleet.knows(index):
                 self._watch(index, self._call(self._fleet.request_yield(index, generation)))
+            case AskHoldings() | SuspectNode():
+                pass
             case Interrupt() | RequestYield():
                 pass  # it is gone, and the machine is about to hear of it
             case FindCheckpoint(excluding):

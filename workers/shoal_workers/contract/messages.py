@@ -4,6 +4,7 @@ supervisor --- run(Assignment) ------------------> shard     one call in flight 
 supervisor --- interrupt(generation) ------------> shard     control thread: fence, wake the training thread
 supervisor --- request_yield(generation) --------> shard     control thread: stop at the next step boundary
 supervisor --- poll(after) ----------------------> shard     control thread: long poll, answers ShardPoll
+supervisor --- holdings() -----------------------> shard     control thread: what lies in its node's memory
 """
 
 from __future__ import annotations
@@ -12,6 +13,19 @@ from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.memory import Endpoint, Holding, MemorySource
+
+
+class ShardConfig(Frozen):
+    """What a shard process is born with, besides the spec."""
+
+    job_id: str
+    attempt: int
+    shard_id: str
+    checkpoint_root: str
+    """URL of the job's checkpoint directory."""
+    memory_key: str
+    """Shared secret of the attempt: who serves or asks for snapshots proves that it knows it."""
 
 
 class ShardInfo(Frozen):
@@ -25,6 +39,8 @@ class ShardInfo(Frozen):
     """Port of this process's own TCPStore. The group of a generation meets at its rank 0's."""
     device: str
     """"cpu", or "cuda"."""
+    memory_port: int = 0
+    """Where it serves the snapshots of its node; 0: it keeps none."""
 
 
 class Assignment(Frozen):
@@ -39,6 +55,10 @@ class Assignment(Frozen):
     store_port: int
     restore_from: str | None
     """URL of the committed checkpoint directory to load; None: start from the seed at step 0."""
+    restore_memory: MemorySource | None = None
+    """A whole snapshot in memory; goes before `restore_from`."""
+    buddy: Endpoint | None = None
+    """Who keeps a copy of this rank's snapshots, on another node; None: there is no other node."""
     store_timeout_s: float = 60.0
     """Rendezvous; must be longer than `collective_timeout_s`, else the others give up first."""
     collective_timeout_s: float = 30.0
@@ -60,6 +80,7 @@ class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    SNAPSHOT = "snapshot"
     SAVING = "saving"
     VALIDATING = "validating"
 
@@ -82,6 +103,8 @@ class StepReport(Frozen):
     step_s: float
     """Seconds since the previous step's end, or since training began in this generation."""
     world_size: int
+    compute_s: tuple[float, ...] = ()
+    """Per rank: seconds of the step that it did not spend waiting for others. Empty: not measured."""
 
 
 class ValidationReport(Frozen):
@@ -109,6 +132,10 @@ class Formed(Frozen):
     build_s: float
     restore_s: float
     num_parameters: int
+    restored_bytes: int = 0
+    """Read by all ranks together, from memory or storage."""
+    remote_bytes: int = 0
+    """That part of it which came over the network from another node's memory."""
 
 
 class SavedFile(Frozen):
@@ -142,6 +169,55 @@ class SaveFailed(Frozen):
     error: str
 
 
+class StepSkipped(Frozen):
+    """Loss or gradient norm was not finite; nothing was updated, the step's samples are used up. Told by rank 0."""
+
+    generation: int
+    step: int
+    at: float
+    loss: float | None
+    """None: not finite, which JSON cannot say."""
+    grad_norm: float | None
+
+
+class LeaveNotice(Frozen):
+    """This process is about to be taken away (SIGTERM, or the platform's notice); it goes on until it is."""
+
+    generation: int
+    at: float
+    grace_s: float
+    """Seconds that it expects to have left."""
+    reason: str
+
+
+class SnapshotCost(Frozen):
+    """What the RAM tier costs, told by rank 0 each time the pace changes and at the end of a generation."""
+
+    generation: int
+    step: int
+    every_steps: int
+    """A snapshot is taken after every so many steps."""
+    buddy_every_steps: int
+    copy_s: float
+    """Blocking seconds of one snapshot, on the slowest rank; moving average."""
+    buddy_s: float
+    """CPU seconds of sending one to the buddy; 0: there is no buddy."""
+    share: float
+    """Of the step time, at this pace; the budget is snapshot.budget."""
+    num_bytes: int
+    """Of one rank's snapshot."""
+
+
+class SuspectNamed(Frozen):
+    """A replayed micro-batch gave another result on this rank than on its owner and the referee: it computes wrong."""
+
+    generation: int
+    step: int
+    at: float
+    rank: int
+    message: str
+
+
 class LogLine(Frozen):
     at: float
     stream: str
@@ -158,9 +234,21 @@ class Progress(Frozen):
     at: float
     note: str = ""
     """For people: what it prepares and how far it is."""
+    beat: int = 0
+    """Grows whenever the training thread gets anywhere. A beat that stands still is a hang, or a long computation."""
 
 
-ShardNews = StepReport | ValidationReport | Formed | SavedPart | SaveFailed
+ShardNews = (
+    StepReport
+    | ValidationReport
+    | Formed
+    | SavedPart
+    | SaveFailed
+    | StepSkipped
+    | LeaveNotice
+    | SnapshotCost
+    | SuspectNamed
+)
 
 
 class ShardPoll(Frozen):
@@ -180,13 +268,16 @@ class ExitKind(StrEnum):
     FINISHED = "finished"
     """The last step is done and the final checkpoint part is durable."""
     YIELDED = "yielded"
-    """Stopped at a step boundary on request; the checkpoint part of that step is durable."""
+    """Stopped at a step boundary on request; the snapshot of that step is in memory, and its checkpoint part is
+    durable if that was asked for."""
     INTERRUPTED = "interrupted"
     """Fenced by the supervisor in mid-step; nothing was mutated since the last completed step."""
     COLLECTIVE_FAILED = "collective_failed"
     """A collective broke under this rank: a report about *someone else*."""
     FORM_FAILED = "form_failed"
     """The group did not come together."""
+    MEMORY_LOST = "memory_lost"
+    """A part of the snapshot to restore from could not be read from memory; the supervisor looks for another source."""
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
     """The checkpoint to restore from failed verification; the supervisor falls back to the previous one."""
     STORAGE_FAILED = "storage_failed"
@@ -217,3 +308,9 @@ class ShardExit(Frozen):
     step: int
     """Optimizer steps that this rank has completed."""
     error: ErrorReport | None = None
+    holdings: tuple[Holding, ...] = ()
+    """What lies in its node's memory now, its own and others'."""
+    is_durable: bool = False
+    """FINISHED and YIELDED: the checkpoint part of `step` is durable."""
+    at: float = 0.0
+    """Wall-clock time at which it left, seconds since the epoch."""

@@ -184,6 +184,44 @@ class CheckpointSpec(Frozen):
     """Newest committed checkpoints that retention keeps; the newest good one is never deleted."""
 
 
+class SnapshotSpec(Frozen):
+    """The RAM tier: what makes an unexpected death cost at most one step."""
+
+    enabled: bool = True
+    """Keep snapshots in shared memory, and a copy on another node where there is one."""
+    budget: float = Field(0.01, gt=0, le=1, allow_inf_nan=False)
+    """Share of the step time that snapshots may cost; they are taken as often as it allows, at best after each step."""
+
+
+class NonFinitePolicy(StrEnum):
+    STOP = "stop"
+    SKIP = "skip"
+    ROLL_BACK = "roll_back"
+
+
+class HealthSpec(Frozen):
+    """When a worker counts as sick, and what is done about it."""
+
+    hang_factor: float = Field(10.0, ge=2, le=1e6, allow_inf_nan=False)
+    """A group whose progress stands still for so many median steps hangs ..."""
+    hang_floor_s: float = Field(30.0, gt=0, le=86400, allow_inf_nan=False)
+    """... but never before so many seconds."""
+    non_finite: NonFinitePolicy = NonFinitePolicy.STOP
+    """A loss or gradient that is not finite: stop the job; skip the step; or roll back to the newest durable
+    checkpoint and skip it on the way."""
+    max_non_finite: int = Field(3, ge=1, le=10_000)
+    """So many steps in a row may be skipped, or rollbacks made, before the job stops all the same."""
+    straggler_factor: float | None = Field(2.0, gt=1, le=1e6, allow_inf_nan=False)
+    """A rank that computes longer than so many times the group's median is a straggler; null: never."""
+    straggler_steps: int = Field(20, ge=1, le=1_000_000)
+    """... for so many steps in a row; then it is replaced if a spare or another node can take its place."""
+    replay_every_steps: PositiveInt | None = None
+    """Silent corruption: after every so many steps each rank replays a micro-batch of another and compares the bits;
+    null: never."""
+    probation_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
+    """A suspected node is not used again until a test of it passes, which is tried first after so many seconds."""
+
+
 class ValidationSpec(Frozen):
     """Loss on the validation split, where the task has one."""
 
@@ -227,13 +265,15 @@ class JobSpec(Frozen):
     worker: WorkerSpec = WorkerSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     validation: ValidationSpec = ValidationSpec()
+    snapshot: SnapshotSpec = SnapshotSpec()
+    health: HealthSpec = HealthSpec()
     retry: RetrySpec = RetrySpec()
     priority: int = Field(0, ge=-1000, le=1000)
     """Larger starts first; equal ones first come first served."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Initial weights, sample order and dropout are pure functions of it."""
     deterministic: bool = False
-    """Use only kernels whose result does not depend on timing."""
+    """Losses are the same bits for every world size and whatever happens; slower (docs/determinism.md says by how much)."""
 
     @field_validator("name")
     @classmethod

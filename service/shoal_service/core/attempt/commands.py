@@ -20,6 +20,8 @@ class FindCheckpoint:
 class StartProcess:
     index: int
     shard_id: str
+    avoid_nodes: tuple[str, ...] = ()
+    """Node ids on which it must not be placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,23 @@ class Interrupt:
 class RequestYield:
     index: int
     generation: int
+    durable: bool = True
+    """With a durable checkpoint part of that step; False: the snapshot in memory is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskHoldings:
+    """Answer HoldingsTold, or the process's loss."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectNode:
+    """A process on this node was at fault: tell the control plane, which puts the node on probation."""
+
+    node_id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +106,8 @@ Command = (
     | Run
     | Interrupt
     | RequestYield
+    | AskHoldings
+    | SuspectNode
     | Commit
     | ForgetDamaged
     | Emit

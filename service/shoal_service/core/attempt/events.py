@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_service.core.attempt.state import Wanted
+from shoal_service.core.attempt.state import AvoidedNode, Wanted
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import ErrorReport, ShardExit, ShardInfo, ShardNews
+from shoal_workers.contract.memory import Holding
+from shoal_workers.contract.messages import ErrorReport, Progress, ShardExit, ShardInfo, ShardNews
 from shoal_workers.contract.spec import ElasticitySpec
 
 
@@ -91,6 +92,45 @@ class WantedChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """What a process's answer to a poll says of its training thread. Also when nothing has changed: it answers."""
+
+    index: int
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptHeard:
+    """The control thread has fenced that generation and is waking the training thread."""
+
+    index: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingsTold:
+    """Answer to AskHoldings: what lies in the process's node's memory."""
+
+    index: int
+    holdings: tuple[Holding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUnreachable:
+    """Calls to the process fail, and it is not known to be dead: its node, or the way to it, is gone."""
+
+    index: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodesAvoided:
+    """Every node that must not be used: being drained, or on probation. Whole, not a change."""
+
+    nodes: tuple[AvoidedNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; deadlines are looked at."""
 
@@ -108,5 +148,10 @@ Event = (
     | GrantChanged
     | ElasticityChanged
     | WantedChanged
+    | Beat
+    | InterruptHeard
+    | HoldingsTold
+    | ProcessUnreachable
+    | NodesAvoided
     | Tick
 )

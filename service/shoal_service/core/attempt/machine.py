@@ -17,15 +17,20 @@ from typing import assert_never
 from shoal_service.core.attempt import forming, leaving, news, processes
 from shoal_service.core.attempt.commands import Command, Commit, FindCheckpoint, Interrupt, RequestYield
 from shoal_service.core.attempt.events import (
+    Beat,
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
     ElasticityChanged,
     Event,
     GrantChanged,
+    HoldingsTold,
+    InterruptHeard,
     NewsArrived,
+    NodesAvoided,
     ProcessFailedToStart,
     ProcessLost,
+    ProcessUnreachable,
     ProcessWarm,
     RunReturned,
     StorageUnusable,
@@ -92,6 +97,8 @@ def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Comma
             turn.set(spec=turn.state.spec.model_copy(update={"elasticity": elasticity}))
         case WantedChanged(wanted):
             _wanted(turn, wanted)
+        case Beat() | InterruptHeard() | HoldingsTold() | ProcessUnreachable() | NodesAvoided():
+            pass
         case Tick():
             _deadlines(turn)
         case _:

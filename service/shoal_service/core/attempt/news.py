@@ -11,10 +11,14 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import (
     Formed,
+    LeaveNotice,
     SavedPart,
     SaveFailed,
     ShardNews,
+    SnapshotCost,
     StepReport,
+    StepSkipped,
+    SuspectNamed,
     ValidationReport,
 )
 
@@ -32,8 +36,10 @@ def arrived(turn: Turn, index: int, item: ShardNews) -> None:
             _part_saved(turn, item)
         case SaveFailed():
             _save_failed(turn, item)
-        case ValidationReport():
+        case ValidationReport() | SnapshotCost() | StepSkipped():
             pass  # shown, not decided upon
+        case LeaveNotice() | SuspectNamed():
+            pass
         case _:
             assert_never(item)
 

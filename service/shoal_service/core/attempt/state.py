@@ -60,6 +60,16 @@ class Wanted(StrEnum):
     CANCEL = "cancel"
 
 
+class AvoidedNode(Frozen):
+    """A node that must not be used any longer."""
+
+    node_id: str
+    reason: str
+    """For people and for the incident: "drain requested", "on probation: ..."."""
+    deadline: float | None = None
+    """Wall-clock time at which it goes away; None: there is time."""
+
+
 class Process(Frozen):
     """One shard process. `index` counts the processes that the attempt ever started."""
 
