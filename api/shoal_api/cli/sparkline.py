@@ -17,7 +17,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
-    columns = bucket_means(finite, width)
+    scale = max(map(abs, finite)) or 1.0  # sums and differences of the largest floats are infinite
+    columns = bucket_means([value / scale for value in finite], width)
     low, high = min(columns), max(columns)
     if high == low:
         return _BLOCKS[0] * len(columns)
