@@ -267,6 +267,10 @@ class Goodput(Frozen):
     """Wall-clock seconds times the workers asked for; the sum of `seconds`."""
     ratio: float | None = None
     """productive / total; None before anything was booked."""
+    at: float | None = None
+    """Booked up to this wall-clock time."""
+    max_step: int = 0
+    """Largest step that was ever completed: one up to it that is done again is `recomputed`."""
 
 
 class Page(Frozen, Generic[T]):

@@ -1,0 +1,227 @@
+"""The goodput ledger: every worker-second that a job asks for is booked under exactly one category. Pure.
+
+    asked    = elasticity.max_workers while the job is queued or has an attempt; 0 while it is paused and once it ended
+    total    = integral of `asked` over time = sum of all categories
+    goodput  = productive / total
+
+`account` is the only way in: it books the seconds since the last call, once. Everything else moves seconds that are
+booked already from one category to another, never more than there are, so the sum cannot drift.
+
+Seconds of a running group are *productive* on trust until their step is complete; `settle_step` then says what they
+were. If the step is never completed, `discard` moves them to whatever undid it.
+
+One ledger follows a job through its life: the store opens it, each attempt continues it (core/attempt/booking.py), the
+store takes it back. It never decides anything; the scheduler, the metrics and people read it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from shoal_service.views import Goodput
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.job import IncidentCause
+
+
+class Category(StrEnum):
+    """In the order in which they are shown."""
+
+    PRODUCTIVE = "productive"
+    """Members of a running group, in steps that were completed for the first time."""
+    RECOMPUTED = "recomputed"
+    """The same, in steps that had been completed before and were rolled back."""
+    CHECKPOINT_STALL = "checkpoint_stall"
+    """Training stood still for a copy of its state, in memory or for storage; and for the commit of the last one."""
+    RECOVERING = "recovering"
+    """From the last completed step before an incident until the next group runs; by cause."""
+    RESIZING = "resizing"
+    """From the step boundary of a planned change until the next group runs."""
+    DEGRADED = "degraded"
+    """Workers that were asked for and are not in the running group."""
+    STARTING = "starting"
+    """Before the first group of an attempt runs."""
+    QUEUED = "queued"
+    IDLE = "idle"
+    """Nothing of the above: waiting for capacity after a planned change, the last moments of an attempt."""
+
+
+def recovering(cause: IncidentCause) -> str:
+    """The account of an incident."""
+    return f"{Category.RECOVERING}{_SEPARATOR}{cause}"
+
+
+_SEPARATOR = ":"
+
+
+class Ledger(Frozen):
+    """Round-trips through JSON: it is part of the attempt's journal. All amounts are worker-seconds."""
+
+    at: float | None = None
+    """Booked up to here, wall-clock; None: not begun."""
+    booked: dict[str, float] = Field(default_factory=dict)
+    """By account: a category, or `recovering(cause)`."""
+    max_step: int = 0
+    """Largest step that was ever completed."""
+
+    generation: int = 0
+    line_step: int = 0
+    """Newest step of `generation` that is settled; a report of it or of an older one is a repetition."""
+    unsettled: float = 0.0
+    """Of the running group, since its last completed step ..."""
+    unsettled_under: str = Category.PRODUCTIVE
+    """... and where that is booked for now."""
+    incident: float = 0.0
+    """Booked to the open incident so far; follows its cause when that is found to be another one."""
+    snapshot_s: float = 0.0
+    """Seconds per step that the copies of the RAM tier take; part of each step's time."""
+    stall_step: int = -1
+    """Newest checkpoint whose stall is booked ..."""
+    stall_s: float = 0.0
+    """... and how long it was, on the slowest rank so far."""
+
+
+def resume(shown: Goodput | None, *, at: float) -> Ledger:
+    """Goes on with what was shown last. A first ledger begins at `at`."""
+    if shown is None or shown.at is None:
+        return Ledger(at=at)
+    causes = {recovering(IncidentCause(cause)): amount for cause, amount in shown.recovering.items()}
+    others = {name: amount for name, amount in shown.seconds.items() if name != Category.RECOVERING}
+    return Ledger(at=shown.at, booked=others | causes, max_step=shown.max_step)
+
+
+def show(ledger: Ledger) -> Goodput:
+    seconds = {str(category): 0.0 for category in Category}
+    causes: dict[str, float] = {}
+    for account_name, amount in ledger.booked.items():
+        category, _, cause = account_name.partition(_SEPARATOR)
+        seconds[category] += amount
+        if cause:
+            causes[cause] = amount
+    total = sum(seconds.values())
+    ratio = seconds[Category.PRODUCTIVE] / total if total > 0 else None
+    return Goodput(seconds=seconds, recovering=causes, total=total, ratio=ratio, at=ledger.at, max_step=ledger.max_step)
+
+
+def account(ledger: Ledger, under: str, *, asked: int, members: int = 0, now: float) -> Ledger:
+    """Book the time up to `now` of `asked` workers. A clock that goes backwards books nothing.
+
+    PRODUCTIVE is for a running group: its `members` are, the missing ones are degraded.
+    """
+    if ledger.at is None:
+        return ledger.model_copy(update={"at": now})
+    elapsed_s = now - ledger.at
+    if elapsed_s <= 0:
+        return ledger
+    is_running = under == Category.PRODUCTIVE
+    working = min(members, asked) if is_running else asked
+    amount = working * elapsed_s
+    booked = dict(ledger.booked)
+    _add(booked, under, amount)
+    _add(booked, Category.DEGRADED, (asked - working) * elapsed_s)
+    return ledger.model_copy(
+        update={
+            "at": now,
+            "booked": booked,
+            "unsettled": ledger.unsettled + (amount if is_running else 0.0),
+            "incident": ledger.incident + (amount if _is_recovering(under) else 0.0),
+        }
+    )
+
+
+def group_formed(ledger: Ledger, *, generation: int, start_step: int) -> Ledger:
+    """A group runs: nothing of it is settled yet."""
+    return ledger.model_copy(
+        update={
+            "generation": generation,
+            "line_step": start_step,
+            "unsettled": 0.0,
+            "unsettled_under": Category.PRODUCTIVE,
+        }
+    )
+
+
+def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, workers: int) -> Ledger:
+    """A step is complete: `step_s` seconds of each of `workers` were productive, recomputed, or copies of state.
+
+    A report that comes twice (to a restarted supervisor) changes nothing. One that comes after the group was lost
+    takes its seconds back from the incident.
+    """
+    if generation != ledger.generation or step <= ledger.line_step:
+        return ledger
+    share = min(ledger.unsettled, step_s * workers)
+    copies = min(share, ledger.snapshot_s * workers)
+    under = Category.RECOMPUTED if step <= ledger.max_step else Category.PRODUCTIVE
+    source = ledger.unsettled_under
+    ledger = _move(ledger, source, Category.CHECKPOINT_STALL, copies)
+    ledger = _move(ledger, source, under, share - copies)
+    return ledger.model_copy(
+        update={
+            "line_step": step,
+            "max_step": max(ledger.max_step, step),
+            "unsettled": ledger.unsettled - share,
+            "incident": max(0.0, ledger.incident - share) if _is_recovering(source) else ledger.incident,
+        }
+    )
+
+
+def discard(ledger: Ledger, under: str) -> Ledger:
+    """The group left its step before it was complete: what was spent on it goes to `under`."""
+    moved = _move(ledger, ledger.unsettled_under, under, ledger.unsettled)
+    incident = ledger.incident + (ledger.unsettled if _is_recovering(under) else 0.0)
+    return moved.model_copy(update={"unsettled_under": under, "incident": incident})
+
+
+def rename_incident(ledger: Ledger, before: IncidentCause, after: IncidentCause) -> Ledger:
+    """A suspicion became a verdict: all that the incident has cost so far has the new cause."""
+    old, new = recovering(before), recovering(after)
+    under = new if ledger.unsettled_under == old else ledger.unsettled_under
+    return _move(ledger, old, new, ledger.incident).model_copy(update={"unsettled_under": under})
+
+
+def close_incident(ledger: Ledger) -> Ledger:
+    return ledger.model_copy(update={"incident": 0.0})
+
+
+def checkpoint_stalled(ledger: Ledger, *, step: int, stall_s: float, workers: int) -> Ledger:
+    """One rank says how long the group stood still for the checkpoint of `step`: the slowest one counts."""
+    if step < ledger.stall_step:
+        return ledger
+    known_s = ledger.stall_s if step == ledger.stall_step else 0.0
+    longest_s = max(known_s, stall_s)
+    amount = min((longest_s - known_s) * workers, ledger.booked.get(Category.PRODUCTIVE, 0.0))
+    is_unsettled = step >= ledger.line_step  # the copy was made after that step, so its time is not settled yet
+    if is_unsettled:
+        amount = min(amount, ledger.unsettled) if ledger.unsettled_under == Category.PRODUCTIVE else 0.0
+    return _move(ledger, Category.PRODUCTIVE, Category.CHECKPOINT_STALL, amount).model_copy(
+        update={
+            "stall_step": step,
+            "stall_s": longest_s,
+            "unsettled": ledger.unsettled - (amount if is_unsettled else 0.0),
+        }
+    )
+
+
+def snapshots_cost(ledger: Ledger, *, copy_s: float, every_steps: int) -> Ledger:
+    """From now on each step holds this share of a copy into memory."""
+    return ledger.model_copy(update={"snapshot_s": copy_s / max(1, every_steps)})
+
+
+def _move(ledger: Ledger, source: str, target: str, amount: float) -> Ledger:
+    amount = min(amount, ledger.booked.get(source, 0.0))
+    if amount <= 0 or source == target:
+        return ledger
+    booked = dict(ledger.booked)
+    _add(booked, source, -amount)
+    _add(booked, target, amount)
+    return ledger.model_copy(update={"booked": booked})
+
+
+def _add(booked: dict[str, float], under: str, amount: float) -> None:
+    if amount:
+        booked[str(under)] = booked.get(under, 0.0) + amount
+
+
+def _is_recovering(under: str) -> bool:
+    return under.startswith(f"{Category.RECOVERING}{_SEPARATOR}")
