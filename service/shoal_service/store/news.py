@@ -18,6 +18,7 @@ from shoal_service.core.endings import FailureRecord, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
 from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit
+from shoal_service.store.ledgers import newest
 from shoal_service.store.records import load, load_spec, plain_text, workers_document
 from shoal_service.store.tables import checkpoints, incidents, logs, series
 from shoal_service.views import AttemptEnd, CheckpointView, IncidentView, PendingLog, SeriesPoint, SupervisorNews
@@ -81,6 +82,7 @@ def _follow_status(edit: JobEdit, news: SupervisorNews) -> bool:
             "observed_generation": max(said.observed_generation, job.status.observed_generation),
             "incidents": max(num_incidents, said.incidents, job.status.incidents),  # over all attempts
             "steps_lost": max(steps_lost, said.steps_lost, job.status.steps_lost),
+            "goodput": newest(job.status.goodput, said.goodput),
             "reason": job.status.reason,
             "message": job.status.message,
             "deadline": None,

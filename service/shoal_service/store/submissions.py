@@ -27,7 +27,7 @@ from shoal_service.store.records import (
     summary_of,
 )
 from shoal_service.store.tables import events, job_specs, jobs
-from shoal_service.views import JobPatch, JobStatus, JobSummary, JobView, Page
+from shoal_service.views import Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.spec_errors import parse_spec
@@ -51,7 +51,7 @@ def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None
     spec_hash = hashlib.sha256(document.encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
     job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
-    status = JobStatus(message="Waits for the scheduler.")
+    status = JobStatus(message="Waits for the scheduler.", goodput=Goodput(at=now))
     row = {
         "id": job_id,
         "name": spec.name,
@@ -125,6 +125,8 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         row = {"job_num": job.num, "version": version, "accepted_at": now, "document": after.model_dump_json()}
         connection.execute(_INSERT_SPEC, row)
         edit = JobEdit(connection, job, now)
+        if job.state is JobState.QUEUED:
+            edit.book()  # so many workers were asked for until now
         edit.set(spec_version=version, priority=after.priority)
         edit.event("job.patched", {"spec_version": version, **changes.model_dump(mode="json", exclude_none=True)})
         edit.save()

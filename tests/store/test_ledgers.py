@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.desired import Desired
+from shoal_service.store import Lease, Store
+from shoal_service.views import AttemptEnd, ElasticityPatch, Goodput, JobPatch
+from shoal_workers.contract.job import EndReason, JobState
+
+Submit = Callable[..., str]
+Begin = Callable[..., Any]
+
+
+def seconds(store: Store, job_id: str) -> dict[str, float]:
+    shown = store.get_job(job_id).status.goodput
+    assert shown is not None
+    assert shown.total == pytest.approx(sum(shown.seconds.values()))
+    return {name: amount for name, amount in shown.seconds.items() if amount}
+
+
+def told(at: float, max_step: int = 0, **amounts: float) -> Goodput:
+    return Goodput(at=at, max_step=max_step, seconds=amounts, total=sum(amounts.values()))
+
+
+def test_the_time_in_the_queue_is_booked_for_every_worker_asked_for(store: Store, submit: Submit, begin: Begin) -> None:
+    job_id = submit(now=1.0, elasticity={"max_workers": 4})
+    begin(job_id)  # at 5
+    assert seconds(store, job_id) == {"queued": 16.0}
+
+
+def test_a_change_of_the_workers_asked_for_counts_from_then_on(store: Store, submit: Submit, begin: Begin) -> None:
+    job_id = submit(now=1.0, elasticity={"max_workers": 4})
+    patch = JobPatch(elasticity=ElasticityPatch(max_workers=2))
+    store.patch_job(job_id, patch, if_match=None, now=2.0)
+    begin(job_id)
+    assert seconds(store, job_id) == {"queued": 4.0 + 6.0}
+
+
+def test_a_supervisor_goes_on_with_the_ledger_and_its_end_closes_it(store: Store, submit: Submit, begin: Begin) -> None:
+    job_id = submit(now=1.0, elasticity={"max_workers": 2})
+    attempt = begin(job_id)
+    attempt.tell(status_goodput=told(9.0, queued=8.0, starting=2.0, productive=6.0))
+    assert seconds(store, job_id) == {"queued": 8.0, "starting": 2.0, "productive": 6.0}
+    last = told(12.0, queued=8.0, starting=2.0, productive=12.0)
+    attempt.tell(status_goodput=last, end=AttemptEnd(reason=EndReason.FINISHED, message="", step=9), now=12.5)
+    assert seconds(store, job_id) == {"queued": 8.0, "starting": 2.0, "productive": 12.0, "idle": 1.0}
+    job = store.get_job(job_id)
+    assert job.ended_at is not None and job.status.goodput is not None
+    assert job.status.goodput.total == (job.ended_at - job.created_at) * 2
+
+
+def test_what_an_old_answer_says_does_not_set_the_ledger_back(store: Store, submit: Submit, begin: Begin) -> None:
+    attempt = begin(submit())
+    attempt.tell(status_goodput=told(9.0, productive=6.0))
+    attempt.repeat(status_goodput=told(8.0, productive=5.0))
+    attempt.tell()
+    assert seconds(store, attempt.job_id) == {"productive": 6.0}
+
+
+def test_a_lost_attempt_keeps_what_it_told_and_the_rest_is_idle(
+    store: Store, submit: Submit, begin: Begin, lease: Lease
+) -> None:
+    attempt = begin(submit(now=1.0))
+    attempt.tell(status_goodput=told(9.0, max_step=7, queued=4.0, productive=4.0))
+    lost = {"reason": EndReason.SUPERVISOR_LOST, "message": "", "epoch": lease.epoch}
+    store.requeue(attempt.job_id, now=11.0, **lost)
+    assert seconds(store, attempt.job_id) == {"queued": 4.0, "productive": 4.0, "idle": 2.0}
+    store.begin_attempt(attempt.job_id, workers=1, epoch=lease.epoch, now=14.0)
+    assert seconds(store, attempt.job_id) == {"queued": 7.0, "productive": 4.0, "idle": 2.0}
+    store.requeue(attempt.job_id, now=15.0, **lost)
+    assert seconds(store, attempt.job_id) == {"queued": 7.0, "productive": 4.0, "idle": 2.0, "starting": 1.0}
+    shown = store.get_job(attempt.job_id).status.goodput
+    assert shown is not None and shown.max_step == 7
+
+
+def test_a_paused_job_asks_for_nothing(store: Store, submit: Submit, begin: Begin) -> None:
+    job_id = submit(now=1.0)
+    store.request(job_id, Desired.PAUSE, now=2.0)
+    store.request(job_id, Desired.RUN, now=102.0)
+    store.request(job_id, Desired.CANCEL, now=105.0)
+    assert seconds(store, job_id) == {"queued": 4.0}
+    assert store.get_job(job_id).status.state is JobState.CANCELLED
