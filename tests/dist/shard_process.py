@@ -86,8 +86,8 @@ class ShardProcess:
     def do_interrupt(self, generation):
         return self.engine.interrupt(generation)
 
-    def do_request_yield(self, generation):
-        return self.engine.request_yield(generation)
+    def do_request_yield(self, generation, durable=True):
+        return self.engine.request_yield(generation, durable=durable)
 
     def do_poll(self, after):
         return self.outbox.poll(after, 0.0, self.engine.progress)

@@ -10,13 +10,16 @@ supervisor that was restarted finds it again by its name.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import ray
+from shoal_workers.contract.memory import Holding
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
@@ -24,6 +27,7 @@ from shoal_workers.contract.messages import (
     LogLine,
     Phase,
     Progress,
+    ShardConfig,
     ShardExit,
     ShardInfo,
     ShardPoll,
@@ -33,6 +37,7 @@ from shoal_workers.engine.outbox import Outbox
 
 if TYPE_CHECKING:
     from shoal_workers.engine.shard import ShardEngine
+    from shoal_workers.memory.tier import RamTier
 
 CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 
@@ -40,13 +45,14 @@ CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 class ShardActor:
     """One process, one shard. Every call names the generation that it means."""
 
-    def __init__(self, spec: JobSpec, job_id: str, shard_id: str, checkpoint_root: str) -> None:
+    def __init__(self, spec: JobSpec, config: ShardConfig) -> None:
         self._spec = spec
-        self._job_id = job_id
-        self._shard_id = shard_id
-        self._checkpoint_root = checkpoint_root
-        self._outbox = Outbox(shard_id)
+        self._config = config
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._node_ip = ray.util.get_node_ip_address()
+        self._outbox = Outbox(config.shard_id)
         self._engine: ShardEngine | None = None
+        self._ram: RamTier | None = None
         self._fenced = 0
         self._exits: dict[int, ShardExit] = {}
         self._exited = threading.Condition()
@@ -70,12 +76,13 @@ class ShardActor:
                 phase=Phase.PREPARING,
             )
         return ShardInfo(
-            shard_id=self._shard_id,
-            node_id=ray.get_runtime_context().get_node_id(),
-            node_ip=ray.util.get_node_ip_address(),
+            shard_id=self._config.shard_id,
+            node_id=self._node_id,
+            node_ip=self._node_ip,
             pid=os.getpid(),
             store_port=engine.store_port,
             device="cuda" if self._spec.worker.gpus else "cpu",
+            memory_port=self._ram.port if self._ram is not None else 0,
         )
 
     @ray.method(concurrency_group="train")
@@ -106,10 +113,32 @@ class ShardActor:
             self._engine.interrupt(generation)
 
     @ray.method(concurrency_group="control")
-    def request_yield(self, generation: int) -> None:
-        """Stop after the step that the next vote agrees on."""
+    def request_yield(self, generation: int, durable: bool) -> None:
+        """Stop after the step that the next vote agrees on, with a durable checkpoint of it or only a snapshot."""
         if self._engine is not None:
-            self._engine.request_yield(generation)
+            self._engine.request_yield(generation, durable=durable)
+
+    @ray.method(concurrency_group="control")
+    def holdings(self) -> tuple[Holding, ...]:
+        """What lies in the memory of this process's node."""
+        return self._ram.holdings() if self._ram is not None else ()
+
+    @ray.method(concurrency_group="control")
+    def forget_memory(self) -> None:
+        """The attempt is over: remove its snapshots from this node."""
+        if self._ram is not None:
+            self._ram.forget_all()
+
+    @ray.method(concurrency_group="control")
+    def terminate(self, pid: int, shard_id: str) -> bool:
+        """SIGKILL a process of this node that Ray cannot end, being stopped. False: it is gone already.
+
+        Ray titles an actor's process by its class, so a pid that was given to somebody else since is left alone.
+        """
+        if not is_shard_process(pid):
+            return False
+        os.kill(pid, signal.SIGKILL)
+        return True
 
     @ray.method(concurrency_group="control")
     def poll(self, after: int, acknowledged: int, wait_s: float) -> ShardPoll:
@@ -151,16 +180,49 @@ class ShardActor:
             from shoal_workers.engine.shard import ShardEngine
 
             torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
+            self._ram = self._open_memory()
             self._engine = ShardEngine(
                 self._spec,
-                job_id=self._job_id,
-                shard_id=self._shard_id,
-                checkpoint_root=self._checkpoint_root,
+                job_id=self._config.job_id,
+                shard_id=self._config.shard_id,
+                checkpoint_root=self._config.checkpoint_root,
                 outbox=self._outbox,
+                ram=self._ram,
             )
             if self._fenced:
                 self._engine.interrupt(self._fenced)
         return self._engine
+
+    def _open_memory(self) -> RamTier | None:
+        """A node without shared memory to spare trains all the same; the log says what it lacks."""
+        if not self._spec.snapshot.enabled:
+            return None
+        from shoal_workers.memory.tier import RamTier
+
+        config = self._config
+        try:
+            return RamTier(
+                job_id=config.job_id,
+                attempt=config.attempt,
+                shard_id=config.shard_id,
+                node_id=self._node_id,
+                key=config.memory_key,
+                host=self._node_ip,
+            )
+        except OSError as error:
+            text = (
+                f"no snapshots in memory: {error}. An unexpected death will cost the steps since the last checkpoint."
+            )
+            self._outbox.log(LogLine(at=time.time(), stream="shoal", text=text))
+            return None
+
+
+def is_shard_process(pid: int) -> bool:
+    """That pid is alive, and a shard's."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ShardActor")
+    except OSError:
+        return False
 
 
 class _Tee:

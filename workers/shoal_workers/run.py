@@ -28,11 +28,15 @@ from shoal_workers.contract.messages import (
     Assignment,
     ExitKind,
     Formed,
+    LeaveNotice,
     SavedPart,
     SaveFailed,
     ShardExit,
     ShardNews,
+    SnapshotCost,
     StepReport,
+    StepSkipped,
+    SuspectNamed,
     ValidationReport,
 )
 from shoal_workers.contract.spec import JobSpec
@@ -175,7 +179,11 @@ def _show(item: ShardNews, summary: Summary) -> None:
             _say(f"validation after step {item.step}: loss {item.loss:.6f} on {item.samples} samples")
         case SaveFailed():
             _say(f"rank {item.rank} could not save step {item.step}: {item.error}")
-        case SavedPart():
+        case StepSkipped():
+            _say(f"step {item.step} skipped: loss {item.loss}, norm {item.grad_norm}")
+        case SuspectNamed():
+            _say(f"rank {item.rank} computes wrong: {item.message}")
+        case SavedPart() | LeaveNotice() | SnapshotCost():
             pass
 
 

@@ -22,6 +22,8 @@ class SupervisorConfig(Frozen):
     code_uri: str | None = None
     """`gcs://...zip`, for the runtime environment of the shards."""
     timeouts: Timeouts = Timeouts()
+    memory_key: str = ""
+    """Shared secret of the attempt's shards; see ShardConfig."""
 
 
 class Directive(Frozen):

@@ -168,8 +168,8 @@ class Executor:
                 self._watch(index, self._attend(index, assignment))
             case Interrupt(index, generation) if self._fleet.knows(index):
                 self._watch(index, self._call(self._fleet.interrupt(index, generation)))
-            case RequestYield(index, generation) if self._fleet.knows(index):
-                self._watch(index, self._call(self._fleet.request_yield(index, generation)))
+            case RequestYield(index, generation, durable) if self._fleet.knows(index):
+                self._watch(index, self._call(self._fleet.request_yield(index, generation, durable)))
             case AskHoldings() | SuspectNode():
                 pass
             case Interrupt() | RequestYield():

@@ -12,7 +12,7 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.actor import CONCURRENCY_GROUPS, ShardActor
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Assignment, ErrorReport, ShardExit, ShardInfo, ShardPoll
+from shoal_workers.contract.messages import Assignment, ErrorReport, ShardConfig, ShardExit, ShardInfo, ShardPoll
 
 _GIB = 1 << 30
 
@@ -44,7 +44,14 @@ class Fleet:
         """Ask Ray for the process; it may wait for resources, and the first call to it says when it is there."""
         config = self._config
         self._handles[index] = self._actor_class.options(name=shard_id, **self._options).remote(
-            config.spec, config.job_id, shard_id, config.checkpoint_root
+            config.spec,
+            ShardConfig(
+                job_id=config.job_id,
+                attempt=config.attempt,
+                shard_id=shard_id,
+                checkpoint_root=config.checkpoint_root,
+                memory_key=config.memory_key,
+            ),
         )
 
     def find(self, index: int, shard_id: str) -> bool:
@@ -74,8 +81,8 @@ class Fleet:
     async def interrupt(self, index: int, generation: int) -> None:
         await self._handles[index].interrupt.remote(generation)
 
-    async def request_yield(self, index: int, generation: int) -> None:
-        await self._handles[index].request_yield.remote(generation)
+    async def request_yield(self, index: int, generation: int, durable: bool) -> None:
+        await self._handles[index].request_yield.remote(generation, durable)
 
     def knows(self, index: int) -> bool:
         """It was started or found, and not lost since."""

@@ -59,6 +59,8 @@ class Assignment(Frozen):
     """A whole snapshot in memory; goes before `restore_from`."""
     buddy: Endpoint | None = None
     """Who keeps a copy of this rank's snapshots, on another node; None: there is no other node."""
+    skip_steps: tuple[int, ...] = ()
+    """Numbers of steps that are not trained; their samples are used up."""
     store_timeout_s: float = 60.0
     """Rendezvous; must be longer than `collective_timeout_s`, else the others give up first."""
     collective_timeout_s: float = 30.0

@@ -273,7 +273,7 @@ class JobSpec(Frozen):
     seed: int = Field(0, ge=0, lt=2**32)
     """Initial weights, sample order and dropout are pure functions of it."""
     deterministic: bool = False
-    """Losses are the same bits for every world size and whatever happens; slower (docs/determinism.md says by how much)."""
+    """Losses are the same bits for every world size and whatever happens; docs/determinism.md says what it costs."""
 
     @field_validator("name")
     @classmethod

@@ -14,6 +14,7 @@ from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.engine.collective_errors import is_collective_error
 from shoal_workers.engine.errors import Fenced, FormFailed, NonFinite, StorageFailed, TaskFailed
 from shoal_workers.engine.user_code import report_of
+from shoal_workers.memory.errors import MemoryLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Ending:
     error: ErrorReport | None = None
     pending: CheckpointName | None = None
     """The part that must be durable before this rank may say FINISHED or YIELDED."""
+    is_durable: bool = False
+    """That part is."""
 
     @property
     def is_clean(self) -> bool:
@@ -49,6 +52,8 @@ def _kind(error: BaseException, phase: Phase, *, is_formed: bool) -> ExitKind | 
             return ExitKind.FORM_FAILED
         case NonFinite():
             return ExitKind.NON_FINITE
+        case MemoryLost():
+            return ExitKind.MEMORY_LOST
         case DamagedCheckpoint():
             return ExitKind.DAMAGED_CHECKPOINT
         case StorageFailed() | StorageUnusable():

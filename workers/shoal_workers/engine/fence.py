@@ -16,19 +16,25 @@ class Fence:
         self._lock = threading.Lock()
         self._fenced_to = -1
         self._yield_to = -1
+        self._durable_to = -1
 
     def raise_to(self, generation: int) -> None:
         """Every generation up to this one is over."""
         with self._lock:
             self._fenced_to = max(self._fenced_to, generation)
 
-    def ask_yield(self, generation: int) -> None:
-        """Every generation up to this one shall stop at its next step boundary."""
+    def ask_yield(self, generation: int, *, durable: bool) -> None:
+        """Every generation up to this one shall stop at its next step boundary; `durable`: with a checkpoint of it."""
         with self._lock:
             self._yield_to = max(self._yield_to, generation)
+            if durable:
+                self._durable_to = max(self._durable_to, generation)
 
     def is_fenced(self, generation: int) -> bool:
         return generation <= self._fenced_to
 
     def is_yield_asked(self, generation: int) -> bool:
         return generation <= self._yield_to
+
+    def is_durable_asked(self, generation: int) -> bool:
+        return generation <= self._durable_to

@@ -79,6 +79,10 @@ class Group:
         self.is_formed = True
         return mesh
 
+    def gather(self, what: str, value: str) -> list[str]:
+        """Training thread, all ranks: every rank's `value`, by rank. Raises as `form` does."""
+        return self._meeting.gather(what, value)
+
     def wake(self) -> None:
         """Any thread: free the training thread from whatever collective or store call it waits in. Call it again."""
         self._sockets.sweep()

@@ -16,6 +16,7 @@ class Position:
     def __init__(self, on_phase: PhaseHook | None = None) -> None:
         self._on_phase = on_phase
         self._now = (0, Phase.IDLE, 0, time.time(), "")
+        self._beat = 0
 
     @property
     def phase(self) -> Phase:
@@ -32,6 +33,7 @@ class Position:
     def enter(self, phase: Phase) -> None:
         """The hook is called with the phase and the steps completed before it."""
         generation, _, step, _, _ = self._now
+        self._beat += 1
         self._now = (generation, phase, step, time.time(), "")
         if self._on_phase is not None:
             self._on_phase(phase, step)
@@ -39,12 +41,14 @@ class Position:
     def reach(self, step: int) -> None:
         """`step` optimizer steps are completed."""
         generation, phase, _, _, note = self._now
+        self._beat += 1
         self._now = (generation, phase, step, time.time(), note)
 
     def note(self, text: str) -> None:
         generation, phase, step, _, _ = self._now
+        self._beat += 1
         self._now = (generation, phase, step, time.time(), text)
 
     def progress(self) -> Progress:
         generation, phase, step, at, note = self._now
-        return Progress(generation=generation, phase=phase, step=step, at=at, note=note)
+        return Progress(generation=generation, phase=phase, step=step, at=at, note=note, beat=self._beat)

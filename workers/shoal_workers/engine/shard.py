@@ -13,32 +13,38 @@ import gc
 import os
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
-from shoal_workers.checkpoint.reader import load
 from shoal_workers.contract.messages import Assignment, ExitKind, Formed, Phase, Progress, SaveFailed, ShardExit
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.batches import Batches
 from shoal_workers.engine.endings import Ending, classify
 from shoal_workers.engine.errors import Fenced, StorageFailed
 from shoal_workers.engine.extent import total_steps
+from shoal_workers.engine.fast_build import build_for_restore
 from shoal_workers.engine.fence import Fence
 from shoal_workers.engine.gradients import GradientPass
 from shoal_workers.engine.group import Group
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.position import PhaseHook, Position
+from shoal_workers.engine.restoring import Restored, is_restoring, restore
+from shoal_workers.engine.reuse import Kept, park, revive
 from shoal_workers.engine.saving import Saver
 from shoal_workers.engine.sharding import shard_model
-from shoal_workers.engine.state import apply_extra, tensors_of
+from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.stint import Stint
 from shoal_workers.engine.task import Dataset, LoadedTask, load_task
-from shoal_workers.engine.trainer import Built, Signals, Trainer
+from shoal_workers.engine.trainer import Built, Keepers, Signals, Trainer
 from shoal_workers.engine.user_code import UserCode
 from shoal_workers.engine.validation import Validation
+from shoal_workers.engine.waiting import start_timing
+from shoal_workers.engine.warm_up import warm_up
+from shoal_workers.memory.tier import RamTier
 
 
 class ShardEngine:
@@ -46,6 +52,7 @@ class ShardEngine:
 
     Args:
         checkpoint_root: URL of the job's checkpoint directory (it already contains the job id).
+        ram: keeps snapshots in memory; None: an unexpected death costs the steps since the last checkpoint.
         on_phase: for tests: called on the training thread at each phase entry, with the number of completed steps.
     """
 
@@ -57,15 +64,18 @@ class ShardEngine:
         shard_id: str,
         checkpoint_root: str,
         outbox: Outbox,
+        ram: RamTier | None = None,
         on_phase: PhaseHook | None = None,
     ) -> None:
         self._spec = spec
         self._job_id = job_id
         self._shard_id = shard_id
         self._outbox = outbox
+        self._ram = ram
         self._device = torch.device("cuda", torch.cuda.current_device()) if spec.worker.gpus else torch.device("cpu")
         # Every process hosts a store from the start, so that any of them can be the next rank 0 at once.
         self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        start_timing()
         self._saver = Saver(checkpoint_root, outbox)
         self._position = Position(on_phase)
         self._user_code = UserCode(lambda: self._position.phase)
@@ -75,6 +85,7 @@ class ShardEngine:
         self._task: LoadedTask | None = None
         self._train_data: Dataset | None = None
         self._validation_data: Dataset | None = None
+        self._kept: Kept | None = None
 
     @property
     def store_port(self) -> int:
@@ -92,7 +103,7 @@ class ShardEngine:
         return self._position.progress()
 
     def prepare(self) -> None:
-        """Training thread: import the task, let it prepare, open its data. Idempotent.
+        """Training thread: import the task, let it prepare, open its data, form a first group of one. Idempotent.
 
         Raises:
             TaskFailed: the task's own code raised.
@@ -105,6 +116,7 @@ class ShardEngine:
             self._task.prepare(self._position.note)
             self._validation_data = self._task.build_dataset("validation") if self._spec.validation.samples else None
             self._train_data = self._task.build_dataset("train")
+        warm_up(self._server, self._device)
         # What the imports made will never be garbage: without this each collection between generations looks at it all.
         gc.collect()
         gc.freeze()
@@ -114,9 +126,7 @@ class ShardEngine:
         """Training thread: live through one generation. Every expected end is a ShardExit, never an exception."""
         stint = self._begin(assignment)
         if stint is None:
-            return ShardExit(
-                generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=self._position.step
-            )
+            return self._exit(assignment, Ending(ExitKind.STALE))
         is_clean = False
         try:
             try:
@@ -129,13 +139,7 @@ class ShardEngine:
             ending = self._settle(assignment, ending)
         finally:
             self._leave(stint)
-        return ShardExit(
-            generation=assignment.generation,
-            rank=assignment.rank,
-            kind=ending.kind,
-            step=self._position.step,
-            error=ending.error,
-        )
+        return self._exit(assignment, ending)
 
     def interrupt(self, generation: int) -> bool:
         """Control thread: fence every generation up to this one, and wake the training thread out of it.
@@ -153,13 +157,15 @@ class ShardEngine:
             stint.wake_until_left()
             return True
 
-    def request_yield(self, generation: int) -> None:
-        """Control thread: let every rank stop after the same step, with a durable checkpoint part of it."""
-        self._fence.ask_yield(generation)
+    def request_yield(self, generation: int, *, durable: bool = True) -> None:
+        """Control thread: let every rank stop after the same step, with its snapshot in memory, or a durable part."""
+        self._fence.ask_yield(generation, durable=durable or self._ram is None)
 
     def close(self) -> None:
-        """Training thread, when no generation runs: stop the checkpoint writer."""
+        """Training thread, when no generation runs: stop the checkpoint writer, drop the snapshots."""
         self._saver.close()
+        if self._ram is not None:
+            self._ram.close()
 
     def _begin(self, assignment: Assignment) -> Stint | None:
         """None if the generation is over before it began."""
@@ -183,15 +189,17 @@ class ShardEngine:
             raise Fenced(f"generation {generation} is fenced")
 
     def _live(self, assignment: Assignment, group: Group) -> Ending:
-        """Form, build, restore, train. When it returns, nothing on the stack holds the model any more."""
+        """Form, build, restore, train. When it returns, nothing on the stack holds a process group any more."""
         signals = Signals(
             check=lambda: self._check(assignment.generation),
             is_yield_asked=lambda: self._fence.is_yield_asked(assignment.generation),
+            is_durable_asked=lambda: self._fence.is_durable_asked(assignment.generation),
         )
         try:
             self.prepare()
             built = self._build(assignment, group, signals)
-            trainer = Trainer(self._spec, assignment, built, self._position, self._saver, self._outbox, signals)
+            keepers = Keepers(self._saver, self._ram)
+            trainer = Trainer(self._spec, assignment, built, self._position, keepers, self._outbox, signals)
             return trainer.train()
         except BaseException as error:
             is_fenced = self._fence.is_fenced(assignment.generation)
@@ -199,22 +207,35 @@ class ShardEngine:
             if ended is None:
                 raise
             return ended
+        finally:
+            if self._kept is not None:
+                park(self._kept.model)
 
     def _build(self, assignment: Assignment, group: Group, signals: Signals) -> Built:
         task, train_data = self._task, self._train_data
         assert task is not None and train_data is not None
         start = time.perf_counter()
+        kept = self._fitting(assignment)
         self._position.enter(Phase.FORMING)
         mesh = group.form()
         formed = time.perf_counter()
         self._position.enter(Phase.BUILDING)
-        built = self._build_model(task, train_data, assignment, mesh, signals)
+        if kept is None or not revive(kept.model, mesh):
+            kept = self._build_model(task, assignment, mesh)
+        self._kept = kept
+        built = self._assemble(task, train_data, assignment, kept, signals)
         signals.check()
         restore_start = time.perf_counter()
-        if assignment.restore_from is not None:
+        restored = Restored(0, 0, 0)
+        if is_restoring(assignment):
             self._position.enter(Phase.RESTORING)
-            self._position.reach(self._restore(built, assignment.restore_from))
-            signals.check()
+            with self._user_code:
+                kept.update.materialise_state()
+                kept.view.tensors()
+            restored = restore(kept.view, kept.update, assignment, self._ram, signals.check)
+            self._position.reach(restored.step)
+        # Only when all have what they need is the group formed: one may have found a damaged file or a lost memory.
+        everyones = [Restored.parse(told) for told in group.gather("restored", str(restored))]
         if assignment.rank == 0:
             self._outbox.tell(
                 Formed(
@@ -226,28 +247,42 @@ class ShardEngine:
                     build_s=restore_start - formed,
                     restore_s=time.perf_counter() - restore_start,
                     num_parameters=sum(p.numel() for p in built.model.parameters()),
+                    restored_bytes=sum(one.num_bytes for one in everyones),
+                    remote_bytes=sum(one.remote_bytes for one in everyones),
                 )
             )
         return built
 
-    def _build_model(
-        self, task: LoadedTask, train_data: Dataset, assignment: Assignment, mesh: DeviceMesh, signals: Signals
-    ) -> Built:
-        spec, position = self._spec, self._position
+    def _fitting(self, assignment: Assignment) -> Kept | None:
+        """The model of the last generation, if it can go on as it is; else it is let go before another is made."""
+        kept, self._kept = self._kept, None
+        fits = kept is not None and is_restoring(assignment) and kept.fits(assignment)
+        return kept if fits else None
+
+    def _build_model(self, task: LoadedTask, assignment: Assignment, mesh: DeviceMesh) -> Kept:
+        spec = self._spec
         _choose_kernels(deterministic=spec.deterministic)
         with self._user_code:
-            model = task.build_model()
+            model = build_for_restore(task.build_model) if is_restoring(assignment) else task.build_model()
             shard_model(model, mesh, spec.precision, task.shard_units(model))
             update = task.build_update(model, spec.optimizer)
-            tokens_per_sample = task.tokens_per_sample
+        return Kept(assignment.layout, assignment.rank, model, update, StateView(model, update))
+
+    def _assemble(
+        self, task: LoadedTask, train_data: Dataset, assignment: Assignment, kept: Kept, signals: Signals
+    ) -> Built:
+        spec, position, model = self._spec, self._position, kept.model
         validation = None
         if self._validation_data is not None and len(self._validation_data):
             batches = Batches(task, self._validation_data, self._device)
             validation = Validation(spec, assignment, task, model, batches, position, signals.check)
         batches = Batches(task, train_data, self._device)
+        with self._user_code:
+            tokens_per_sample = task.tokens_per_sample
         return Built(
             model=model,
-            update=update,
+            update=kept.update,
+            view=kept.view,
             gradients=GradientPass(spec, assignment, task, model, batches, position, signals.check),
             validation=validation,
             device=self._device,
@@ -259,14 +294,6 @@ class ShardEngine:
             ),
             tokens_per_sample=tokens_per_sample,
         )
-
-    def _restore(self, built: Built, directory: str) -> int:
-        """Read the checkpoint into the live tensors; returns its step."""
-        with self._user_code:
-            built.update.materialise_state()
-            tensors = tensors_of(built.model, built.update)
-        extra = load(tensors, directory=directory)
-        return apply_extra(extra, built.update)
 
     def _settle(self, assignment: Assignment, ending: Ending) -> Ending:
         """A clean end waits until its checkpoint part is durable and told. The group is gone by then."""
@@ -283,7 +310,19 @@ class ShardEngine:
             ended = classify(error, Phase.SAVING, is_fenced=is_fenced, is_formed=True)
             assert ended is not None
             return ended
-        return ending
+        return replace(ending, is_durable=True)
+
+    def _exit(self, assignment: Assignment, ending: Ending) -> ShardExit:
+        return ShardExit(
+            generation=assignment.generation,
+            rank=assignment.rank,
+            kind=ending.kind,
+            step=self._position.step,
+            error=ending.error,
+            holdings=self._ram.holdings() if self._ram is not None else (),
+            is_durable=ending.is_durable,
+            at=time.time(),
+        )
 
 
 def _choose_kernels(*, deterministic: bool) -> None:

@@ -1,16 +1,18 @@
-"""The training loop of one generation: step, vote, update, report, validate, save; until finished or asked to yield.
+"""The training loop of one generation: step, vote, update, snapshot, report, validate, save; until finished or asked to
+yield.
 
     forward + backward of the local micro-batches      nothing is mutated
     the vote                                           the only all-reduce of the loop itself
     -------- from here on every rank does the same ----------------------------------------------------
     clip, learning rate, optimizer step                completed steps + 1
-    report (rank 0), validation, checkpoint part       as the step and the vote say
+    snapshot in memory, report (rank 0), validation, checkpoint part       as the step and the vote say
 
 Raises what `endings` classifies. Everything that it decides from, besides the vote, is a function of spec and step.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +21,8 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport, StepSkipped
+from shoal_workers.contract.spec import JobSpec, NonFinitePolicy
 from shoal_workers.engine.clip import clip, local_gradients, squared_norm
 from shoal_workers.engine.endings import Ending
 from shoal_workers.engine.errors import NonFinite
@@ -30,11 +32,15 @@ from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.position import Position
 from shoal_workers.engine.saving import Saver
 from shoal_workers.engine.schedule import lr_factor
-from shoal_workers.engine.state import extra_of, tensors_of
+from shoal_workers.engine.snapshots import Snapshots
+from shoal_workers.engine.state import extra_of
+from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.update import Update
 from shoal_workers.engine.user_code import UserCode
 from shoal_workers.engine.validation import Validation
-from shoal_workers.engine.vote import Ballot, Verdict, hold_vote
+from shoal_workers.engine.vote import Ballot, Verdict, Wishes, hold_vote
+from shoal_workers.engine.waiting import waited_s
+from shoal_workers.memory.tier import RamTier
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class Signals:
     check: Callable[[], None]
     """Raises Fenced once the generation is fenced."""
     is_yield_asked: Callable[[], bool]
+    is_durable_asked: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +60,20 @@ class Built:
     model: nn.Module
     """Sharded."""
     update: Update
+    view: StateView
     gradients: GradientPass
     validation: Validation | None
     device: torch.device
     total_steps: int
     tokens_per_sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """Where the process keeps state beyond the generation."""
+
+    saver: Saver
+    ram: RamTier | None
 
 
 class Trainer:
@@ -69,7 +85,7 @@ class Trainer:
         assignment: Assignment,
         built: Built,
         position: Position,
-        saver: Saver,
+        keepers: Keepers,
         outbox: Outbox,
         signals: Signals,
     ) -> None:
@@ -77,64 +93,132 @@ class Trainer:
         self._assignment = assignment
         self._built = built
         self._position = position
-        self._saver = saver
+        self._saver = keepers.saver
+        self._snapshots = Snapshots(spec.snapshot, assignment, keepers.ram, outbox)
         self._outbox = outbox
         self._signals = signals
         self._user_code = UserCode(lambda: position.phase)
         self._parameters = [p for p in built.model.parameters() if p.requires_grad]
         self._saved_mono = time.monotonic()
+        self._num_skipped = 0
 
     def train(self) -> Ending:
         """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
         self._built.model.train()
-        ended = time.perf_counter()
         if self._position.step >= self._built.total_steps:  # restored from the final checkpoint
             self._validate()
             return Ending(ExitKind.FINISHED)
+        if self._position.step > 0:  # so that the state is whole in this generation's own layout from its first step on
+            self._snapshot(replicate=True)
+        ended = time.perf_counter()
         while True:
-            step, lr, verdict = self._step()
+            if self._position.step + 1 in self._assignment.skip_steps:
+                self._skip(None)
+                continue
+            verdict = self._step()
+            step = self._position.step
+            if verdict.wishes.snapshots or verdict.wishes.yields:
+                self._snapshot(replicate=verdict.wishes.replicates)
             now = time.perf_counter()
-            self._report(step, lr, verdict, now - ended)
+            if verdict.is_finite:
+                self._report(step, verdict, now - ended)
+            self._snapshots.heed(verdict, now - ended, step)
             ended = now
-            is_last = step == self._built.total_steps
-            if is_last or is_due(step, self._spec.validation.every_steps):
-                self._validate()
-            pending = None
-            if is_last or verdict.yields or verdict.saves or is_due(step, self._spec.checkpoint.every_steps):
-                pending = self._save(step)
-            if is_last:
-                return Ending(ExitKind.FINISHED, pending=pending)
-            if verdict.yields:
-                return Ending(ExitKind.YIELDED, pending=pending)
+            ending = self._after(step, verdict.wishes)
+            if ending is not None:
+                return ending
 
-    def _step(self) -> tuple[int, float, Verdict]:
+    def _after(self, step: int, wishes: Wishes) -> Ending | None:
+        """Validation, checkpoint, and whether this was the last step."""
+        is_last = step == self._built.total_steps
+        if is_last or is_due(step, self._spec.validation.every_steps):
+            self._validate()
+        pending = None
+        if is_last or wishes.durably or wishes.saves or is_due(step, self._spec.checkpoint.every_steps):
+            pending = self._save(step)
+        if is_last:
+            return Ending(ExitKind.FINISHED, pending=pending)
+        if wishes.yields:
+            return Ending(ExitKind.YIELDED, pending=pending if wishes.durably else None)
+        return None
+
+    def _step(self) -> Verdict:
+        """One optimizer step, or one that was skipped because its result is not finite."""
         step, built = self._position.step, self._built
+        start, waited = time.perf_counter(), waited_s()
         losses = built.gradients.run(step)
         gradients = local_gradients(self._parameters)
-        verdict = hold_vote(
-            Ballot(
-                loss_sum=losses,
-                squared_norm=squared_norm(gradients, built.device),
-                wants_yield=self._signals.is_yield_asked(),
-                wants_save=self._is_save_time(),
-            ),
-            self._assignment.world_size,
+        compute_s = time.perf_counter() - start - (waited_s() - waited)
+        ballot = Ballot(
+            loss_sum=losses,
+            squared_norm=squared_norm(gradients, built.device),
+            wishes=self._wishes(step + 1),
+            compute_s=compute_s,
+            copy_s=self._snapshots.copy_s,
+            send_s=self._snapshots.send_s,
         )
+        verdict = hold_vote(ballot, self._assignment.rank, self._assignment.world_size)
         self._signals.check()
         if not verdict.is_finite:
-            raise NonFinite(
-                f"loss {verdict.loss} and gradient norm {verdict.grad_norm} in step {step + 1}. Nothing was updated. "
-                f"A lower optimizer.lr ({self._spec.optimizer.lr:g}), a longer schedule.warmup_steps "
-                f"({self._spec.schedule.warmup_steps}) or a lower optimizer.clip_norm may help."
-            )
+            self._refuse_or_skip(step, verdict)
+            return verdict
+        self._num_skipped = 0
         self._position.enter(Phase.OPTIMIZER)
         if self._spec.optimizer.clip_norm is not None:
             clip(gradients, verdict.grad_norm, self._spec.optimizer.clip_norm)
-        factor = lr_factor(self._spec.schedule, step, built.total_steps)
         with self._user_code:
-            built.update.step(factor)
+            built.update.step(lr_factor(self._spec.schedule, step, built.total_steps))
         self._position.reach(step + 1)
-        return step + 1, self._spec.optimizer.lr * factor, verdict
+        return verdict
+
+    def _wishes(self, step: int) -> Wishes:
+        """What this rank wants after step number `step`."""
+        is_asked = self._signals.is_yield_asked()
+        snapshots = self._snapshots.is_due(step)
+        return Wishes(
+            yields=is_asked,
+            durably=is_asked and self._signals.is_durable_asked(),
+            saves=self._is_save_time(),
+            snapshots=snapshots,
+            replicates=snapshots and self._snapshots.is_sending_due(step),
+        )
+
+    def _refuse_or_skip(self, step: int, verdict: Verdict) -> None:
+        self._num_skipped += 1
+        health, optimizer = self._spec.health, self._spec.optimizer
+        if health.non_finite is not NonFinitePolicy.SKIP or self._num_skipped > health.max_non_finite:
+            raise NonFinite(
+                f"loss {verdict.loss} and gradient norm {verdict.grad_norm} in step {step + 1}. Nothing was updated. "
+                f"A lower optimizer.lr ({optimizer.lr:g}), a longer schedule.warmup_steps "
+                f"({self._spec.schedule.warmup_steps}) or a lower optimizer.clip_norm may help; health.non_finite "
+                f"({health.non_finite}) can skip such a step, at most health.max_non_finite "
+                f"({health.max_non_finite}) in a row."
+            )
+        self._skip(verdict)
+
+    def _skip(self, verdict: Verdict | None) -> None:
+        """The step's samples are used up, and nothing is updated; all ranks."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._position.reach(self._position.step + 1)
+        if self._assignment.rank == 0:
+            self._outbox.tell(
+                StepSkipped(
+                    generation=self._assignment.generation,
+                    step=self._position.step,
+                    at=time.time(),
+                    loss=_finite(verdict.loss) if verdict else None,
+                    grad_norm=_finite(verdict.grad_norm) if verdict else None,
+                )
+            )
+
+    def _snapshot(self, *, replicate: bool) -> None:
+        if not self._snapshots.is_on:
+            return
+        self._position.enter(Phase.SNAPSHOT)
+        step, update = self._position.step, self._built.update
+        extra = extra_of(update, step=step, seed=self._spec.seed)
+        self._snapshots.take(self._built.view.tensors(), extra, step, replicate=replicate)
 
     def _is_save_time(self) -> bool:
         """Rank 0's clock decides for all."""
@@ -142,8 +226,9 @@ class Trainer:
         is_timed = every_s is not None and self._assignment.rank == 0
         return is_timed and time.monotonic() - self._saved_mono >= (every_s or 0)
 
-    def _report(self, step: int, lr: float, verdict: Verdict, step_s: float) -> None:
+    def _report(self, step: int, verdict: Verdict, step_s: float) -> None:
         if self._assignment.rank == 0:
+            factor = lr_factor(self._spec.schedule, step - 1, self._built.total_steps)
             self._outbox.tell(
                 StepReport(
                     generation=self._assignment.generation,
@@ -151,10 +236,11 @@ class Trainer:
                     at=time.time(),
                     loss=verdict.loss,
                     grad_norm=verdict.grad_norm,
-                    lr=lr,
+                    lr=self._spec.optimizer.lr * factor,
                     tokens=self._spec.batch.global_size * self._built.tokens_per_sample,
                     step_s=step_s,
                     world_size=self._assignment.world_size,
+                    compute_s=verdict.compute_s,
                 )
             )
 
@@ -169,8 +255,12 @@ class Trainer:
         self._position.enter(Phase.SAVING)
         update = self._built.update
         with self._user_code:
-            tensors = tensors_of(self._built.model, update)
+            tensors = self._built.view.tensors()
             extra = extra_of(update, step=step, seed=self._spec.seed)
             name = self._saver.save(self._assignment, step, tensors, extra, self._signals.check)
         self._saved_mono = time.monotonic()
         return name
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from shoal_workers.contract.spec import OptimizerSpec
 from shoal_workers.engine.optimizer import adamw
@@ -55,6 +55,9 @@ class Update:
         """
         if self.optimizer.state:
             return
+        if type(self.optimizer) is AdamW and self._stand_ins:
+            self._materialise_adamw()
+            return
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
@@ -65,6 +68,16 @@ class Update:
         self.optimizer.zero_grad(set_to_none=True)
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+    def _materialise_adamw(self) -> None:
+        """Just the tensors that its first step makes: a step would touch every page twice."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                self.optimizer.state[parameter] = {
+                    "step": torch.tensor(0.0),
+                    "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                }
 
     def state(self) -> Iterator[tuple[str, str, object]]:
         """(parameter's name, key, value) of everything that the optimizer keeps; shards as DTensors of global shape."""

@@ -1,8 +1,8 @@
 """The vote: one small all-reduce per step in which every rank says how its half of the step went.
 
-    rank 0  [loss, norm^2, bad, yield, save] \\
-    rank 1  [loss, norm^2, bad, yield, save]  >  sum  ->  the same verdict on every rank
-    rank 2  [loss, norm^2, bad, yield, save] /
+    rank 0  [1, bad, loss, norm^2, wishes ... | its seconds at place 0 of W] \\
+    rank 1  [1, bad, loss, norm^2, wishes ... | its seconds at place 1 of W]  >  sum  ->  the same verdict on every rank
+    rank 2  [1, bad, loss, norm^2, wishes ... | its seconds at place 2 of W] /
 
 It comes after the gradients are reduced and before anything is mutated. So when it completes, every rank has finished
 its backward pass, and when it does not, no rank has moved: the step can be done again. It replaces the all-reduce that
@@ -12,11 +12,28 @@ returns from a collective as if nothing had happened, with whatever was in the b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_NUM_SECONDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What one rank wants to happen after the step; it happens if anybody wants it."""
+
+    yields: bool = False
+    """Stop at this step boundary."""
+    durably: bool = False
+    """... with a durable checkpoint part."""
+    saves: bool = False
+    snapshots: bool = False
+    """Copy the state into memory."""
+    replicates: bool = False
+    """... and send it to the buddy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +44,13 @@ class Ballot:
     """Scalar: sum of the losses of this rank's real micro-batches, each over num_micro_batches."""
     squared_norm: Tensor
     """Scalar float64: squared L2 norm of this rank's gradient shards."""
-    wants_yield: bool
-    wants_save: bool
+    wishes: Wishes
+    compute_s: float
+    """Seconds of this step that the rank did not wait for others."""
+    copy_s: float
+    """Blocking seconds of its last snapshot."""
+    send_s: float
+    """CPU seconds of its last copy to the buddy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +60,34 @@ class Verdict:
     loss: float
     grad_norm: float
     is_finite: bool
-    yields: bool
-    saves: bool
+    wishes: Wishes
+    compute_s: tuple[float, ...]
+    """By rank."""
+    copy_s: float
+    """The slowest rank's."""
+    send_s: float
 
 
-def hold_vote(ballot: Ballot, world_size: int) -> Verdict:
+def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     """All ranks, once per step. Raises DistError if not everybody's ballot was counted."""
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
-    words = torch.tensor([1.0, ballot.wants_yield, ballot.wants_save], dtype=torch.float64, device=norm.device)
-    box = torch.cat([words, torch.stack([loss, norm, is_bad.double()])])
+    seconds = [0.0] * (_NUM_SECONDS * world_size)
+    seconds[_NUM_SECONDS * rank : _NUM_SECONDS * (rank + 1)] = [ballot.compute_s, ballot.copy_s, ballot.send_s]
+    words = torch.tensor([1.0, *astuple(ballot.wishes), *seconds], dtype=torch.float64, device=norm.device)
+    box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words])
     dist.all_reduce(box)
-    num_present, num_yield, num_save, total_loss, total_norm, num_bad = box.tolist()
+    total_loss, total_norm, num_bad, num_present, *rest = box.tolist()
     if num_present != world_size:
         raise dist.DistError(f"the vote counted {num_present:g} of {world_size} ranks: the communicator was aborted")
+    num_wishes = len(fields(Wishes))
+    wished, told = rest[:num_wishes], rest[num_wishes:]
     return Verdict(
         loss=total_loss,
         grad_norm=total_norm**0.5 if total_norm >= 0 else total_norm,
         is_finite=num_bad == 0,
-        yields=num_yield > 0,
-        saves=num_save > 0,
+        wishes=Wishes(*(count > 0 for count in wished)),
+        compute_s=tuple(told[0::_NUM_SECONDS]),
+        copy_s=max(told[1::_NUM_SECONDS]),
+        send_s=max(told[2::_NUM_SECONDS]),
     )

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_workers.engine.pace import Pace
+
+
+def noted(budget: float, step_s: float, cost_s: float, times: int = 20) -> Pace:
+    pace = Pace(budget)
+    for _ in range(times):
+        pace.note_step(step_s)
+        pace.note_cost(cost_s)
+    return pace
+
+
+def test_it_is_done_every_step_until_a_cost_is_known() -> None:
+    pace = Pace(0.01)
+    assert pace.every_steps == 1
+    pace.note_step(1.0)
+    pace.note_cost(100.0)  # cold memory
+    assert pace.every_steps == 1
+
+
+def test_a_cheap_thing_is_done_every_step() -> None:
+    assert noted(0.01, step_s=1.0, cost_s=0.009).every_steps == 1
+
+
+def test_a_dear_thing_waits_as_many_steps_as_the_budget_asks() -> None:
+    assert noted(0.01, step_s=0.1, cost_s=0.02).every_steps == 20
+
+
+@given(st.floats(0.001, 1), st.floats(1e-3, 100), st.floats(1e-4, 100))
+def test_the_share_keeps_near_the_budget(budget: float, step_s: float, cost_s: float) -> None:
+    pace = noted(budget, step_s, cost_s)
+    assert pace.share <= budget * 1.0001
+
+
+def test_small_changes_do_not_change_the_pace() -> None:
+    pace = noted(0.01, step_s=0.1, cost_s=0.02)
+    for _ in range(50):
+        pace.note_step(0.1)
+        pace.note_cost(0.018)
+    assert pace.every_steps == 20
+
+
+def test_it_comes_back_when_the_cost_falls() -> None:
+    pace = noted(0.01, step_s=0.1, cost_s=0.02)
+    for _ in range(50):
+        pace.note_step(0.1)
+        pace.note_cost(0.0005)
+    assert pace.every_steps == 1

@@ -1,0 +1,56 @@
+"""How often a thing may be done so that it costs no more than its share of the training time. Pure.
+
+Measured and adapted at run time: costs and step times drift with the world size and with whatever else the machine
+does. Moving averages, so that one hiccup does not change the pace; the first cost of a generation pays for cold memory
+and is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+
+_EMA = 0.2
+_CALM = 1.25
+"""A pace is kept until the budget asks for one that differs by more than this factor: it would flicker otherwise."""
+
+
+class Pace:
+    """`every_steps` follows from what was noted."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self._step_s: float | None = None
+        self._cost_s: float | None = None
+        self._num_costs = 0
+        self.every_steps = 1
+
+    @property
+    def cost_s(self) -> float:
+        """Moving average; 0 before the first."""
+        return self._cost_s or 0.0
+
+    @property
+    def share(self) -> float:
+        """Of the step time, at this pace."""
+        return self.cost_s / (self._step_s * self.every_steps) if self._step_s else 0.0
+
+    def note_step(self, step_s: float) -> None:
+        self._step_s = _blend(self._step_s, step_s)
+        self._adapt()
+
+    def note_cost(self, cost_s: float) -> None:
+        self._num_costs += 1
+        if self._num_costs > 1:
+            self._cost_s = _blend(self._cost_s, cost_s)
+            self._adapt()
+
+    def _adapt(self) -> None:
+        if not self._step_s or not self._cost_s:
+            return
+        wanted = self._cost_s / (self._budget * self._step_s)
+        if not self.every_steps / _CALM <= max(1.0, wanted) <= self.every_steps:
+            self.every_steps = max(1, math.ceil(wanted))
+
+
+def _blend(average: float | None, value: float) -> float:
+    return value if average is None else (1 - _EMA) * average + _EMA * value

@@ -1,0 +1,59 @@
+"""Fills a generation's state from the source that its assignment names: a snapshot in memory, or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal_workers.checkpoint.reader import load
+from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.engine.state import apply_extra
+from shoal_workers.engine.state_view import StateView
+from shoal_workers.engine.update import Update
+from shoal_workers.memory.errors import MemoryLost
+from shoal_workers.memory.tier import RamTier
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What one rank has read."""
+
+    step: int
+    num_bytes: int
+    remote_bytes: int
+    """From another node's memory."""
+
+    def __str__(self) -> str:
+        return f"{self.step} {self.num_bytes} {self.remote_bytes}"
+
+    @staticmethod
+    def parse(text: str) -> Restored:
+        return Restored(*map(int, text.split()))
+
+
+def is_restoring(assignment: Assignment) -> bool:
+    """False: the run starts from its seed."""
+    return assignment.restore_memory is not None or assignment.restore_from is not None
+
+
+def restore(
+    view: StateView, update: Update, assignment: Assignment, ram: RamTier | None, check: Callable[[], None]
+) -> Restored:
+    """Read into the live tensors; the optimizer's state must exist. Training thread, every rank by itself.
+
+    Raises:
+        MemoryLost: a part of the snapshot cannot be read; the values are neither the old nor the new ones.
+        DamagedCheckpoint, StateMismatch, OSError: as the checkpoint's reader.
+    """
+    tensors = view.tensors()
+    if assignment.restore_memory is not None:
+        source = assignment.restore_memory
+        if ram is None:
+            raise MemoryLost(source.generation, source.step, 0, source.parts[0].node_id, "this process has no RAM tier")
+        loaded = ram.load(tensors, source, check=check)
+        step = apply_extra(loaded.extra, update)
+        return Restored(step, loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes)
+    assert assignment.restore_from is not None
+    step = apply_extra(load(tensors, directory=assignment.restore_from), update)
+    return Restored(step, sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0)

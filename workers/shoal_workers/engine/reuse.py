@@ -1,0 +1,86 @@
+"""A sharded model that outlives its generation: taken off the dead group, and put onto the next one of the same shape.
+
+FSDP2 objects point to process groups. `park` drops those references, so that a group can go without a trace while the
+model stays; `revive` resolves them anew after the next group of equal shape is up. Between the two nothing may run.
+Uses private attributes of torch.distributed.fsdp: this is the only file that does so for re-forming, and
+tests/dist/test_reuse.py fails if a torch version changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.engine.state_view import StateView
+from shoal_workers.engine.update import Update
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A model and its optimizer between two generations."""
+
+    layout: Layout
+    rank: int
+    model: nn.Module
+    """Sharded."""
+    update: Update
+    view: StateView
+
+    def fits(self, assignment: Assignment) -> bool:
+        """The next generation cuts the state as this one did; only the groups are others."""
+        return self.layout == assignment.layout and self.rank == assignment.rank
+
+
+def park(model: nn.Module) -> None:
+    """Let go of every process group, and of what an interrupted step left behind."""
+    assert isinstance(model, FSDPModule)
+    model.reset_iter_state()
+    for group in _param_groups(model):
+        for parameter in group.fsdp_params:  # else the next backward adds to them, silently
+            parameter.unsharded_accumulated_grad = None
+            if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
+                unsharded.grad = None
+        for info in _mesh_infos(group):
+            info.shard_process_group = None
+            info.reduce_scatter_process_group = None
+            info.mesh._get_root_mesh()._pg_registry.clear()
+    for tensor in model.parameters():
+        tensor.grad = None
+
+
+def revive(model: nn.Module, mesh: DeviceMesh) -> bool:
+    """Put the model onto the groups that `mesh` was just made with. False: they are not the like of the old ones."""
+    infos = [info for group in _param_groups(model) for info in _mesh_infos(group)]
+    own = {id(info.mesh): info.mesh for info in infos}
+    if any(_names(known) != _names(mesh) or known.shape != mesh.shape for known in own.values()):
+        return False
+    for info in infos:
+        info.__post_init__()
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(True)
+    model.set_is_last_backward(True)
+    return True
+
+
+def _param_groups(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield from module._get_fsdp_state()._fsdp_param_groups
+
+
+def _mesh_infos(group: Any) -> list[Any]:
+    infos = [group.mesh_info, group.post_forward_mesh_info]
+    for parameter in group.fsdp_params:
+        infos += [parameter.mesh_info, parameter.post_forward_mesh_info]
+    return list({id(info): info for info in infos if info is not None}.values())
+
+
+def _names(mesh: DeviceMesh) -> list[str]:
+    return [str(name) for name in mesh._dim_group_names]

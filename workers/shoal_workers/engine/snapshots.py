@@ -1,0 +1,129 @@
+"""When snapshots are taken and sent to the buddy: after every step, or as often as the budget allows.
+
+    step s+1:  backward | vote | update | copy into memory | ---- step s+2 ---->
+                                                            | sender thread: to the buddy
+
+Rank 0 keeps the pace, since all ranks must snapshot the same steps for a snapshot to be whole; its wishes reach the
+others through the vote. Without a tier, or once memory is full, everything here is a no-op: training goes on, and an
+unexpected death costs the steps since the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+from shoal_workers.checkpoint.save_plan import local_tensor
+from shoal_workers.contract.messages import Assignment, LogLine, SnapshotCost
+from shoal_workers.contract.spec import SnapshotSpec
+from shoal_workers.engine.outbox import Outbox
+from shoal_workers.engine.pace import Pace
+from shoal_workers.engine.vote import Verdict
+from shoal_workers.memory.errors import MemoryFull
+from shoal_workers.memory.tier import RamTier
+
+_REPORT_EVERY = 50
+
+
+class Snapshots:
+    """Of one generation. Training thread only."""
+
+    def __init__(self, spec: SnapshotSpec, assignment: Assignment, ram: RamTier | None, outbox: Outbox) -> None:
+        self._assignment = assignment
+        self._ram = ram
+        self._outbox = outbox
+        self._copy = Pace(spec.budget)
+        self._send = Pace(spec.budget)
+        self._copy_s = 0.0
+        self._send_s = 0.0
+        self._snapshot_step = 0
+        self._sent_step = 0
+        self._num_taken = 0
+        self._told: tuple[int, int] | None = None
+        self._num_bytes = 0
+
+    @property
+    def is_on(self) -> bool:
+        return self._ram is not None
+
+    @property
+    def copy_s(self) -> float:
+        """Blocking seconds of the last one."""
+        return self._copy_s
+
+    @property
+    def send_s(self) -> float:
+        """CPU seconds of the last one that was sent."""
+        return self._send_s
+
+    def is_due(self, step: int) -> bool:
+        """Rank 0: whether the state after `step` shall be copied."""
+        return self._decides and step - self._snapshot_step >= self._copy.every_steps
+
+    def is_sending_due(self, step: int) -> bool:
+        """Rank 0: ... and sent to the buddies."""
+        return self._decides and step - self._sent_step >= self._send.every_steps
+
+    def take(self, state: dict[str, Tensor], extra: dict[str, Any], step: int, *, replicate: bool) -> None:
+        """Copy the state after `step`; returns once the live tensors may change again."""
+        a = self._assignment
+        if self._ram is None:
+            return
+        try:
+            self._copy_s = self._ram.snapshot(
+                state, generation=a.generation, rank=a.rank, world_size=a.world_size, step=step, extra=extra
+            )
+        except MemoryFull as error:
+            self._give_up(error)
+            return
+        self._num_taken += 1
+        self._snapshot_step = step
+        self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
+        if self._num_taken == 3:  # two slots are filled, and this generation's are newer than any other
+            self._ram.forget_older(a.generation)
+        if replicate and a.buddy is not None and self._ram.replicate(a.buddy):
+            self._sent_step = step
+        elif replicate:
+            self._sent_step = step if a.buddy is None else self._sent_step
+        cost = self._ram.take_send_cost()
+        self._send_s = cost.cpu_s if cost is not None else 0.0
+
+    def heed(self, verdict: Verdict, step_s: float, step: int) -> None:
+        """Rank 0: adapt the pace to what the ranks say that it costs."""
+        if not self._decides:
+            return
+        for pace, cost_s in ((self._copy, verdict.copy_s), (self._send, verdict.send_s)):
+            pace.note_step(step_s)
+            if cost_s:
+                pace.note_cost(cost_s)
+        paces = self._copy.every_steps, self._send.every_steps
+        if paces != self._told or self._num_taken % _REPORT_EVERY == 0:
+            self._told = paces
+            self._tell(step)
+
+    @property
+    def _decides(self) -> bool:
+        return self._ram is not None and self._assignment.rank == 0
+
+    def _tell(self, step: int) -> None:
+        self._outbox.tell(
+            SnapshotCost(
+                generation=self._assignment.generation,
+                step=step,
+                every_steps=self._copy.every_steps,
+                buddy_every_steps=self._send.every_steps,
+                copy_s=self._copy.cost_s,
+                buddy_s=self._send.cost_s,
+                share=self._copy.share + self._send.share,
+                num_bytes=self._num_bytes,
+            )
+        )
+
+    def _give_up(self, error: MemoryFull) -> None:
+        self._ram = None
+        text = (
+            f"no more snapshots in memory: {error}. An unexpected death will cost the steps since the last checkpoint."
+        )
+        self._outbox.log(LogLine(at=time.time(), stream="shoal", text=text))
