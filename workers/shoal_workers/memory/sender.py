@@ -1,0 +1,148 @@
+"""Streams a snapshot to the buddy behind training's back, one at a time, and says what that cost.
+
+The slot that is sent must not change until the outcome is told: it goes out of the very pages that the training thread
+wrote. A buddy that does not answer costs the copy, never the training: the failure is logged, and the slot free again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal_workers.contract.memory import Endpoint
+from shoal_workers.memory.requests import Answer, Part, Request, Verb
+from shoal_workers.memory.slot import PartHeader
+from shoal_workers.memory.wire import PeerRefused, Wire, connect
+
+_PATIENCE_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SendCost:
+    """What one copy to the buddy took."""
+
+    cpu_s: float
+    """Of the sender thread, kernel included; the receiver's share is not in it."""
+    wall_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A complete slot, and what to do before it goes, and when it may change again."""
+
+    fd: int
+    header: PartHeader
+    buddy: Endpoint
+    on_start: Callable[[], None]
+    on_end: Callable[[bool], None]
+    """True: the buddy has it."""
+
+
+class Sender:
+    """One thread, made when there is something to send. `offer` and `close` from one thread."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._changed = threading.Condition()
+        self._sending: Sending | None = None
+        self._cost: SendCost | None = None
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        with self._changed:
+            return self._sending is not None
+
+    def offer(self, sending: Sending) -> None:
+        """The sender is not busy: asserted."""
+        with self._changed:
+            assert self._sending is None
+            self._sending = sending
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="memory-send", daemon=True)
+            self._thread.start()
+
+    def take_cost(self) -> SendCost | None:
+        with self._changed:
+            cost, self._cost = self._cost, None
+            return cost
+
+    def close(self) -> None:
+        """Breaks off what is under way."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._sending is not None)
+                if self._stopped or self._sending is None:
+                    return
+                sending = self._sending
+            sending.on_start()
+            cost = self._send(sending)
+            sending.on_end(cost is not None)
+            with self._changed:
+                self._cost = cost or self._cost
+                self._sending = None
+
+    def _send(self, sending: Sending) -> SendCost | None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            with connect(sending.buddy, self._key, check=self._raise_if_stopped, patience_s=_PATIENCE_S) as wire:
+                put(wire, sending.fd, sending.header)
+        except Exception as error:  # the boundary of the thread: without a copy training goes on
+            header = sending.header
+            _log.warning(
+                "memory.send_failed",
+                extra={
+                    "generation": header.generation,
+                    "rank": header.rank,
+                    "step": header.step,
+                    "buddy": sending.buddy.node_id,
+                    "error": f"{type(error).__name__}: {error}",
+                },
+            )
+            return None
+        return SendCost(time.thread_time() - cpu, time.perf_counter() - wall, sending.header.num_bytes)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped:
+            raise ConnectionAbortedError("this process stops sending")
+
+
+def put(wire: Wire, fd: int, header: PartHeader) -> None:
+    """Returns when the buddy has said that its copy is complete. OSError otherwise."""
+    part = Part(
+        generation=header.generation,
+        rank=header.rank,
+        world_size=header.world_size,
+        step=header.step,
+        num_bytes=header.num_bytes,
+        index_bytes=header.index_bytes,
+        extra_bytes=header.extra_bytes,
+    )
+    wire.tell(Request(verb=Verb.PUT, part=part))
+    _expect_ok(wire)
+    wire.send_file(fd, header.index_offset, header.index_bytes)
+    wire.send_file(fd, header.extra_offset, header.extra_bytes)
+    wire.send_file(fd, header.payload_offset, header.num_bytes)
+    _expect_ok(wire)
+
+
+def _expect_ok(wire: Wire) -> None:
+    answer = wire.hear(Answer)
+    if not answer.ok:
+        raise PeerRefused(answer.why)
