@@ -53,6 +53,21 @@ JOB_TOKENS_PER_SECOND = Metric(
 JOB_STEPS_LOST = Metric(
     "shoal_job_steps_lost_total", Kind.COUNTER, "Steps that a job had to do again after incidents.", _JOB
 )
+JOB_GOODPUT_SECONDS = Metric(
+    "shoal_job_goodput_seconds",
+    Kind.GAUGE,
+    "Worker-seconds that a job has asked for, by what became of them; one moves from productive to what undid it.",
+    ("job_id", "category"),
+)
+JOB_GOODPUT_RATIO = Metric(
+    "shoal_job_goodput_ratio", Kind.GAUGE, "Productive share of the worker-seconds that a job has asked for.", _JOB
+)
+JOB_SNAPSHOT_SHARE = Metric(
+    "shoal_job_snapshot_share", Kind.GAUGE, "Share of a job's step time that snapshots in memory take.", _JOB
+)
+JOB_SNAPSHOT_EVERY_STEPS = Metric(
+    "shoal_job_snapshot_every_steps", Kind.GAUGE, "Steps between two snapshots in memory of a job.", _JOB
+)
 CHECKPOINT_BYTES = Metric(
     "shoal_checkpoint_bytes", Kind.GAUGE, "Size in bytes of a job's newest committed checkpoint.", _JOB
 )
@@ -64,6 +79,20 @@ RECOVERY_SECONDS = Metric(
     "Seconds that closed incidents took, by cause and phase; phase recovery is the whole, up to the first new step.",
     ("cause", "phase"),
     (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
+)
+INCIDENT_STEPS_LOST = Metric(
+    "shoal_incident_steps_lost",
+    Kind.HISTOGRAM,
+    "Steps that had to be done again after a closed incident, by cause.",
+    ("cause",),
+    (0, 1, 2, 5, 10, 25, 50, 100, 500, 1000),
+)
+INCIDENT_BYTES_MOVED = Metric(
+    "shoal_incident_bytes_moved",
+    Kind.HISTOGRAM,
+    "Bytes that all ranks together read to restore after a closed incident, by cause.",
+    ("cause",),
+    (2**20, 2**23, 2**26, 2**28, 2**30, 2**32, 2**34, 2**36, 2**38, 2**40),
 )
 CHECKPOINT_SECONDS = Metric(
     "shoal_checkpoint_seconds",
@@ -100,6 +129,7 @@ HTTP_REQUEST_SECONDS = Metric(
 
 ALL: tuple[Metric, ...] = (
     JOBS, JOB_WORKERS, JOB_DESIRED_WORKERS, JOB_STEP, JOB_LOSS, JOB_TOKENS_PER_SECOND, JOB_STEPS_LOST,
-    CHECKPOINT_BYTES, INCIDENTS, RECOVERY_SECONDS, CHECKPOINT_SECONDS, LEASE_EPOCH, CONTROL_PLANE_LEADER,
+    JOB_GOODPUT_SECONDS, JOB_GOODPUT_RATIO, JOB_SNAPSHOT_SHARE, JOB_SNAPSHOT_EVERY_STEPS, CHECKPOINT_BYTES, INCIDENTS,
+    RECOVERY_SECONDS, INCIDENT_STEPS_LOST, INCIDENT_BYTES_MOVED, CHECKPOINT_SECONDS, LEASE_EPOCH, CONTROL_PLANE_LEADER,
     NEWS_DROPPED, HTTP_REQUESTS, HTTP_REQUEST_SECONDS,
 )  # fmt: skip

@@ -79,6 +79,11 @@ class ShoalCollector(Collector):
             names.RECOVERY_SECONDS,
             {(c.value, p.value): (h.counts, h.count, h.total) for (c, p), h in sorted(snapshot.recoveries.items())},
         )
+        for metric, by_cause in (
+            (names.INCIDENT_STEPS_LOST, snapshot.steps_lost),
+            (names.INCIDENT_BYTES_MOVED, snapshot.bytes_moved),
+        ):
+            yield _histograms(metric, {(c.value,): (h.counts, h.count, h.total) for c, h in sorted(by_cause.items())})
         saved = snapshot.checkpoints
         yield _histograms(names.CHECKPOINT_SECONDS, {(): (saved.counts, saved.count, saved.total)})
         yield _values(names.LEASE_EPOCH, {(): lease.epoch if lease else 0})
@@ -112,11 +117,16 @@ def _job_families(live: Sequence[LiveJob]) -> Iterator[Family]:
         (names.JOB_LOSS, lambda job: job.loss),
         (names.JOB_TOKENS_PER_SECOND, lambda job: job.tokens_per_s),
         (names.JOB_STEPS_LOST, lambda job: job.steps_lost),
+        (names.JOB_GOODPUT_RATIO, lambda job: job.goodput_ratio),
+        (names.JOB_SNAPSHOT_SHARE, lambda job: job.snapshot_share),
+        (names.JOB_SNAPSHOT_EVERY_STEPS, lambda job: job.snapshot_every_steps),
         (names.CHECKPOINT_BYTES, lambda job: job.checkpoint_bytes),
     ]
     for metric, value_of in columns:
         values = {(job.job_id,): value_of(job) for job in live}
         yield _values(metric, {labels: value for labels, value in values.items() if value is not None})
+    booked = {(job.job_id, category): amount for job in live for category, amount in job.goodput_seconds.items()}
+    yield _values(names.JOB_GOODPUT_SECONDS, booked)
 
 
 def _values(metric: Metric, values: Mapping[_Labels, float]) -> Family:

@@ -12,7 +12,7 @@ from shoal_service.metric_names import ALL
 from shoal_service.metrics import ShoalCollector, build_registry
 from shoal_service.request_metrics import RequestMetrics
 from shoal_service.store import Lease, Store
-from shoal_service.views import AttemptEnd, CheckpointView, IncidentView
+from shoal_service.views import AttemptEnd, CheckpointView, Goodput, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]
@@ -46,7 +46,8 @@ def test_a_running_job_is_shown_and_an_ended_one_vanishes(store: Store, submit: 
     )
     attempt.tell(
         status_workers=3, status_step=30, status_loss=1.5, status_tokens_per_s=99.0, status_steps_lost=2,
-        checkpoints=checkpoints,
+        checkpoints=checkpoints, status_snapshot_share=0.004, status_snapshot_every_steps=2,
+        status_goodput=Goodput(at=9.0, seconds={"productive": 30.0, "queued": 10.0}, total=40.0, ratio=0.75),
     )  # fmt: skip
     samples = _scrape(store)
     assert _value(samples, "shoal_jobs", state="RUNNING") == 1
@@ -55,7 +56,10 @@ def test_a_running_job_is_shown_and_an_ended_one_vanishes(store: Store, submit: 
     expected = {
         "shoal_job_workers": 3, "shoal_job_desired_workers": 4, "shoal_job_step": 30, "shoal_job_loss": 1.5,
         "shoal_job_tokens_per_second": 99, "shoal_job_steps_lost_total": 2, "shoal_checkpoint_bytes": 200,
+        "shoal_job_goodput_ratio": 0.75, "shoal_job_snapshot_share": 0.004, "shoal_job_snapshot_every_steps": 2,
     }  # fmt: skip
+    assert _value(samples, "shoal_job_goodput_seconds", job_id=job_id, category="productive") == 30
+    assert _value(samples, "shoal_job_goodput_seconds", job_id=job_id, category="queued") == 10
     for name, value in expected.items():
         assert _value(samples, name, job_id=job_id) == value, name
         assert _value(samples, name, job_id=queued) is None
@@ -79,9 +83,11 @@ def test_recoveries_are_counted_by_cause_and_phase(store: Store, submit: Submit,
 
     attempt.tell(
         incidents=(
-            incident(1, IncidentCause.SHARD_DIED, closed=True, detect_s=0.02, recovery_s=2.0),
-            incident(2, IncidentCause.SHARD_DIED, closed=True, detect_s=0.2, recovery_s=4.0),
-            incident(3, IncidentCause.SHARD_DIED, detect_s=0.2),
+            incident(
+                1, IncidentCause.SHARD_DIED, closed=True, detect_s=0.02, recovery_s=2.0, steps_lost=0, bytes_moved=2**20
+            ),
+            incident(2, IncidentCause.SHARD_DIED, closed=True, detect_s=0.2, recovery_s=4.0, steps_lost=6),
+            incident(3, IncidentCause.SHARD_DIED, detect_s=0.2, steps_lost=100),
             incident(4, IncidentCause.STUCK),
         )
     )
@@ -97,6 +103,13 @@ def test_recoveries_are_counted_by_cause_and_phase(store: Store, submit: Submit,
     detect = {"cause": "shard_died", "phase": "detect"}
     assert _value(samples, "shoal_recovery_seconds_bucket", **detect, le="0.05") == 1
     assert _value(samples, "shoal_recovery_seconds_count", cause="stuck", phase="recovery") is None
+    died = {"cause": "shard_died"}
+    assert _value(samples, "shoal_incident_steps_lost_count", **died) == 2
+    assert _value(samples, "shoal_incident_steps_lost_sum", **died) == 6
+    assert _value(samples, "shoal_incident_steps_lost_bucket", **died, le="0.0") == 1
+    assert _value(samples, "shoal_incident_bytes_moved_count", **died) == 1
+    assert _value(samples, "shoal_incident_bytes_moved_bucket", **died, le="1048576.0") == 1
+    assert _value(samples, "shoal_incident_steps_lost_count", cause="stuck") is None
 
 
 def test_the_owner_of_the_lease_is_the_leader(store: Store, lease: Lease) -> None:

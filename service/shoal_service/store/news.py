@@ -142,6 +142,7 @@ def _incident_row(job_num: int, incident: IncidentView) -> dict[str, Any]:
         "restore_s": incident.restore_s,
         "first_step_s": incident.first_step_s,
         "recovery_s": incident.recovery_s,
+        "bytes_moved": incident.bytes_moved,
         "document": incident.model_dump_json(),
     }
 

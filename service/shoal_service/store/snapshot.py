@@ -14,7 +14,14 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Row, case, func, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
-from shoal_service.metric_names import CHECKPOINT_SECONDS, RECOVERY_SECONDS, RecoveryPhase
+from shoal_service.metric_names import (
+    CHECKPOINT_SECONDS,
+    INCIDENT_BYTES_MOVED,
+    INCIDENT_STEPS_LOST,
+    RECOVERY_SECONDS,
+    Metric,
+    RecoveryPhase,
+)
 from shoal_service.store import lease as leases
 from shoal_service.store.lease import Lease
 from shoal_service.store.tables import checkpoints, incidents, jobs
@@ -42,6 +49,11 @@ class LiveJob:
     tokens_per_s: float | None
     steps_lost: int
     checkpoint_bytes: int | None
+    goodput_seconds: dict[str, float]
+    """By category."""
+    goodput_ratio: float | None
+    snapshot_share: float | None
+    snapshot_every_steps: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,8 @@ class Snapshot:
     live: tuple[LiveJob, ...]
     incidents_by_cause: dict[IncidentCause, int]
     recoveries: dict[tuple[IncidentCause, RecoveryPhase], Histogram]
+    steps_lost: dict[IncidentCause, Histogram]
+    bytes_moved: dict[IncidentCause, Histogram]
     checkpoints: Histogram
     lease: Lease | None
 
@@ -62,6 +76,8 @@ def read(connection: Connection) -> Snapshot:
         live=_live(connection),
         incidents_by_cause={IncidentCause(cause): count for cause, count in caused},
         recoveries=_recoveries(connection),
+        steps_lost=_by_cause(connection, incidents.c.steps_lost, INCIDENT_STEPS_LOST),
+        bytes_moved=_by_cause(connection, incidents.c.bytes_moved, INCIDENT_BYTES_MOVED),
         checkpoints=_checkpoints(connection),
         lease=leases.current(connection),
     )
@@ -86,6 +102,7 @@ def _live(connection: Connection) -> tuple[LiveJob, ...]:
 
 def _live_job(row: Row[*tuple[Any, ...]]) -> LiveJob:
     status = json.loads(row.status)
+    goodput = status.get("goodput") or {}
     return LiveJob(
         job_id=row.id,
         workers=status.get("workers", 0),
@@ -95,6 +112,10 @@ def _live_job(row: Row[*tuple[Any, ...]]) -> LiveJob:
         tokens_per_s=status.get("tokens_per_s"),
         steps_lost=status.get("steps_lost", 0),
         checkpoint_bytes=row.bytes,
+        goodput_seconds=goodput.get("seconds", {}),
+        goodput_ratio=goodput.get("ratio"),
+        snapshot_share=status.get("snapshot_share"),
+        snapshot_every_steps=status.get("snapshot_every_steps"),
     )
 
 
@@ -111,6 +132,16 @@ def _recoveries(connection: Connection) -> dict[tuple[IncidentCause, RecoveryPha
             if histogram.count:
                 found[IncidentCause(cause), phase] = histogram
     return found
+
+
+def _by_cause(connection: Connection, column: Column[Any], metric: Metric) -> dict[IncidentCause, Histogram]:
+    """Of closed incidents that say it."""
+    query = select(incidents.c.cause, *_buckets(column, metric.buckets)).where(incidents.c.closed)
+    found = {
+        IncidentCause(cause): _histogram(values)
+        for cause, *values in connection.execute(query.group_by(incidents.c.cause))
+    }
+    return {cause: histogram for cause, histogram in found.items() if histogram.count}
 
 
 def _checkpoints(connection: Connection) -> Histogram:

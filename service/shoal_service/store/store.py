@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import text
 
 from shoal_service.core.desired import Desired
-from shoal_service.store import archives, driving, history, submissions
+from shoal_service.store import archives, driving, history, nodes, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import news as newsroom
 from shoal_service.store import snapshot as snapshots
@@ -25,10 +25,12 @@ from shoal_service.store.hub import Hub, Listener, Subscription
 from shoal_service.store.lease import Lease
 from shoal_service.store.migrate import migrate
 from shoal_service.store.news import Dropped
+from shoal_service.store.nodes import Suspicion
 from shoal_service.store.records import load_view
 from shoal_service.store.snapshot import Snapshot
 from shoal_service.views import (
     CheckpointView,
+    DrainView,
     EventView,
     IncidentView,
     JobPatch,
@@ -163,6 +165,30 @@ class Store:
         with self._database.read() as tx:
             return archives.get(tx, sha256)
 
+    def drain_node(self, node_id: str, *, reason: str, deadline: float | None, now: float) -> None:
+        """The node is to be left. Idempotent; whether there is such a node is the caller's business."""
+        with self._database.write() as tx:
+            nodes.request_drain(tx, node_id, reason=reason, deadline=deadline, now=now)
+        self._hub.publish(f"node {node_id}")
+
+    def undo_drain(self, node_id: str) -> bool:
+        """The node may be used again; False: it was not drained."""
+        with self._database.write() as tx:
+            undone = nodes.undo_drain(tx, node_id)
+        if undone:
+            self._hub.publish(f"node {node_id}")
+        return undone
+
+    def drains(self) -> dict[str, DrainView]:
+        """By node id: those that were asked for here; Ray's own are not known to the store."""
+        with self._database.read() as tx:
+            return nodes.drains(tx)
+
+    def suspicions(self) -> dict[str, Suspicion]:
+        """Nodes on probation, by id."""
+        with self._database.read() as tx:
+            return nodes.suspicions(tx)
+
     # --- control loop
 
     def acquire_lease(self, owner: str, *, ttl_s: float, now: float) -> Lease | None:
@@ -238,6 +264,30 @@ class Store:
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             driving.note(tx, job_id, message, now=now)
+
+    def postpone_probation(self, node_id: str, *, reason: str, next_test_at: float, epoch: int) -> None:
+        """The node has failed a test."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            nodes.postpone_test(tx, node_id, reason=reason, next_test_at=next_test_at)
+
+    def clear_suspicion(self, suspicion: Suspicion, *, epoch: int, now: float) -> bool:
+        """The node has passed its test, which the history of the job that suspected it is told. False: it is suspected
+        anew since."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            if not nodes.clear_suspicion(tx, suspicion):
+                return False
+            data = {"node_id": suspicion.node_id, "suspected_s": now - suspicion.since, "was": suspicion.reason}
+            driving.record_event(tx, suspicion.job_id, "node.cleared", data, now=now)
+        self._hub.publish(suspicion.job_id)
+        return True
+
+    def forget_nodes(self, node_ids: frozenset[str], *, epoch: int) -> None:
+        """Drop what is known of nodes that are gone."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            nodes.forget(tx, node_ids)
 
     def dropped(self) -> dict[Dropped, int]:
         """What `apply` has dropped since this process started."""

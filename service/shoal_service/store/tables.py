@@ -107,6 +107,7 @@ incidents = Table(
     Column("first_step_s", Double, nullable=True),
     Column("recovery_s", Double, nullable=True),
     Column("document", Text, nullable=False),
+    Column("bytes_moved", BigInteger, nullable=True),
     PrimaryKeyConstraint("job_num", "attempt", "id"),
     sqlite_with_rowid=False,
 )
@@ -166,6 +167,28 @@ code_archives = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("stored_at", Double, nullable=False),
     Column("data", LargeBinary, nullable=False),
+)
+
+node_drains = Table(
+    "node_drains",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("requested_at", Double, nullable=False),
+    Column("deadline", Double, nullable=True),  # NULL: the node stays, nothing shall run on it
+)
+
+node_suspicions = Table(
+    "node_suspicions",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("since", Double, nullable=False),
+    Column("job_id", String(32), nullable=False),  # no foreign key: a probation outlives the job
+    Column("attempt", Integer, nullable=False),
+    Column("probation_s", Double, nullable=False),
+    Column("next_test_at", Double, nullable=False),
+    Column("num_tests", Integer, nullable=False),  # that failed
 )
 
 lease = Table(

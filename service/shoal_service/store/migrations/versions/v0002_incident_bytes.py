@@ -1,0 +1,15 @@
+"""Bytes that were moved to restore, apart from the document: the metrics sum them up by cause."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("incidents", sa.Column("bytes_moved", sa.BigInteger(), nullable=True))
