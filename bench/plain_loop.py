@@ -1,7 +1,8 @@
 """The yardstick: an ordinary FSDP2 training loop under torchrun, as one would write it without Shoal.
 
 Same model class, data set, global batch, micro-batches, optimizer and clipping as the spec says; no votes, no reports,
-no checkpoints. Rank 0 prints one line of JSON with the seconds of every step. Run by bench/overhead.py:
+no checkpoints. Rank 0 prints one line of JSON with the seconds of every step. Run by bench/overhead.py; the peers of
+bench/recovery train the same loop, with checkpoints around it:
 
     torchrun --nproc-per-node 2 bench/plain_loop.py spec.yaml
 """
@@ -19,54 +20,79 @@ import torch.distributed as dist
 import yaml
 from torch.distributed.fsdp import fully_shard
 
+from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.spec_errors import parse_spec
 from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.tasks.lm import LanguageModel
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    spec = parse_spec(yaml.safe_load(Path(sys.argv[1]).read_text()))
-    dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    task = LanguageModel(model=spec.model, data=spec.data, seed=spec.seed)
-    task.prepare(lambda _: None)
-    data = task.build_dataset("train")
-    torch.manual_seed(spec.seed)
-    model = task.build_model()
-    for unit in task.shard_units(model):
-        fully_shard(unit)
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=spec.optimizer.lr, weight_decay=spec.optimizer.weight_decay)
+class PlainLoop:
+    """Model, optimizer and data of one rank; the process group exists already."""
 
-    steps = spec.stop.steps or 0
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(spec.seed)).tolist()
-    local = spec.batch.num_micro_batches // world_size
-    step_s: list[float] = []
-    losses: list[float] = []
-    last = time.perf_counter()
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = spec.optimizer.lr * lr_factor(spec.schedule, step, steps)
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.num_steps = spec.stop.steps or 0
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._local, self._micro_size = _shares(spec, self._world_size)
+        self._task = LanguageModel(model=spec.model, data=spec.data, seed=spec.seed)
+        self._task.prepare(lambda _: None)
+        self._data = self._task.build_dataset("train")
+        torch.manual_seed(spec.seed)
+        self.model = self._task.build_model()
+        for unit in self._task.shard_units(self.model):
+            fully_shard(unit)
+        fully_shard(self.model)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=spec.optimizer.lr, weight_decay=spec.optimizer.weight_decay
+        )
+        self._order = torch.randperm(len(self._data), generator=torch.Generator().manual_seed(spec.seed)).tolist()
+
+    def step(self, step: int) -> float:
+        """Train on the samples of a step (0, 1, ...); the mean loss over all ranks."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.spec.optimizer.lr * lr_factor(self.spec.schedule, step, self.num_steps)
+        local = self._local
         total = torch.zeros(())
         for index in range(local):
-            first = step * spec.batch.global_size + (rank * local + index) * spec.batch.micro_size
-            samples = [data[order[i % len(order)]] for i in range(first, first + spec.batch.micro_size)]
-            batch = torch.utils.data.default_collate(samples)
-            model.set_requires_gradient_sync(index == local - 1)
-            loss = task.loss(model, batch) / local
+            self.model.set_requires_gradient_sync(index == local - 1)
+            loss = self._task.loss(self.model, self._micro_batch(step, self._rank * local + index)) / local
             loss.backward()
             total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.clip_norm or float("inf"))
-        optimizer.step()
-        optimizer.zero_grad()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optimizer.clip_norm or float("inf"))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         dist.all_reduce(total)
-        losses.append(total.item() / world_size)
+        return total.item() / self._world_size
+
+    def _micro_batch(self, step: int, index: int) -> torch.Tensor:
+        first = step * self.spec.batch.global_size + index * self._micro_size
+        chosen = range(first, first + self._micro_size)
+        return torch.utils.data.default_collate([self._data[self._order[i % len(self._order)]] for i in chosen])
+
+
+def _shares(spec: JobSpec, world_size: int) -> tuple[int, int]:
+    """Micro-batches per rank and samples in each. A world size that does not divide them takes its samples at once."""
+    if spec.batch.num_micro_batches % world_size == 0:
+        return spec.batch.num_micro_batches // world_size, spec.batch.micro_size
+    if spec.batch.global_size % world_size:
+        raise SystemExit(f"batch.global_size {spec.batch.global_size} does not divide among {world_size} processes")
+    return 1, spec.batch.global_size // world_size
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    loop = PlainLoop(parse_spec(yaml.safe_load(Path(sys.argv[1]).read_text())))
+    step_s: list[float] = []
+    loss = 0.0
+    last = time.perf_counter()
+    for step in range(loop.num_steps):
+        loss = loop.step(step)
         now = time.perf_counter()
         step_s.append(now - last)
         last = now
-    if rank == 0:
-        print(json.dumps({"step_s": step_s, "last_loss": losses[-1], "pid": os.getpid()}))
+    if dist.get_rank() == 0:
+        print(json.dumps({"step_s": step_s, "last_loss": loss, "pid": os.getpid()}))
     dist.destroy_process_group()
 
 

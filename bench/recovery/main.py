@@ -1,0 +1,94 @@
+"""How long a failure stops training: Shoal, Ray Train V2 elastic and torchrun, on the same work and machine.
+
+    python bench/recovery/main.py [--systems shoal,ray_train,torchrun] [--events shard_kill,...] [--kills 5]
+                                  [--seed 1] [--out trials.jsonl]
+
+Starts and stops everything itself. One line of JSON for each trial as it happens, then the table and the ratios.
+docs/recovery.md tells what is measured and how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a script, from any directory
+
+from recovery import ray_train, shoal_jobs, torchrun
+from recovery.machine import describe
+from recovery.processes import adopt_orphans, end_all
+from recovery.report import ratios, table
+from recovery.trial import Event, System, Trial
+
+_EVENTS = {System.SHOAL: shoal_jobs.EVENTS, System.RAY_TRAIN: ray_train.EVENTS, System.TORCHRUN: torchrun.EVENTS}
+
+
+def main() -> None:
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ended benchmark cleans up, as after Ctrl-C
+    machine = describe()
+    trials: list[Trial] = []
+    begun_mono = time.monotonic()
+
+    def emit(trial: Trial) -> None:
+        trials.append(trial)
+        print(trial.line(), flush=True)
+        if arguments.out is not None:
+            with arguments.out.open("a") as file:
+                file.write(trial.line() + "\n")
+
+    print(json.dumps({"machine": machine}), flush=True)
+    if arguments.out is not None:
+        arguments.out.write_text(json.dumps({"machine": machine}) + "\n")
+    adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-", ignore_cleanup_errors=True) as folder, _nothing_left():
+        for system in arguments.systems:
+            events = set(_EVENTS[system]) & set(arguments.events)
+            if not events:
+                continue
+            place = Path(folder) / system
+            print(f"# {system}: {', '.join(sorted(events))}; {time.monotonic() - begun_mono:.0f} s", flush=True)
+            match system:
+                case System.SHOAL:
+                    shoal_jobs.run_events(events, place, kills=arguments.kills, seed=arguments.seed, emit=emit)
+                case System.RAY_TRAIN:
+                    ray_train.run_events(events, place, kills=arguments.kills, seed=arguments.seed, emit=emit)
+                case System.TORCHRUN:
+                    torchrun.run_events(events, place, kills=arguments.kills, seed=arguments.seed, emit=emit)
+    print(f"\n{machine['cpu']}, {machine['memory']}; {machine['system']}; {machine['software']}\n")
+    print(table(trials))
+    print("\n" + "\n".join(ratios(trials)))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", type=_list_of(System), default=list(System), metavar="A,B")
+    parser.add_argument("--events", type=_list_of(Event), default=list(Event), metavar="A,B")
+    parser.add_argument("--kills", type=int, default=5, help="trials of each event and system")
+    parser.add_argument("--seed", type=int, default=1, help="of ranks, steps and moments to strike at")
+    parser.add_argument("--out", type=Path, default=None, help="file to write the JSON lines to as well")
+    return parser.parse_args()
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for pid, command in end_all().items():
+            print(f"# had to end {pid}: {command[:100]}", flush=True)
+
+
+def _list_of(kind: type[System] | type[Event]):  # type: ignore[no-untyped-def]
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

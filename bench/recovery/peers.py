@@ -1,0 +1,146 @@
+"""A peer at work: its own processes train and stamp; the benchmark strikes at them and watches the stamps."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from recovery.measure import Disturbance, is_over, measure, measure_switch, steady_step_s
+from recovery.processes import died_after_s, end_tree, is_alive, send
+from recovery.stamps import Member, StepEnd, read_stamps
+from recovery.trial import Emit, Event, System, Trial
+from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
+
+_STEPS = 1_000_000
+"""More than ever happens: the benchmark ends the run."""
+_LOOK_S = 0.05
+_PATIENCE_S = 240.0
+_HANG_PATIENCE_S = 40.0
+"""Both peers' own limit is the collective's timeout, half an hour."""
+
+
+@dataclass
+class PeerRun:
+    """One run of a peer from its start to its end; `folder` holds spec, stamps and logs."""
+
+    system: System
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def steps(self) -> list[StepEnd]:
+        return read_stamps(self.folder)[0]
+
+    def group(self) -> list[Member]:
+        """The processes of the group that trains now."""
+        members = read_stamps(self.folder)[1]
+        return [one for one in members if is_alive(one.pid)]
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = _PATIENCE_S) -> bool:
+        """False: not within the time."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if self.process.poll() is not None:
+                raise SystemExit(f"{self.system} ended before {what}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def log_tail(self) -> str:
+        return (self.folder / "driver.log").read_text(errors="replace")[-3000:]
+
+    def wait_for_random_moment(self, chance: random.Random) -> None:
+        """A random step of the checkpoint cycle, and a random point within it, after a few quiet steps."""
+        steps = self.steps()
+        target = (steps[-1].step if steps else 0) + chance.randint(4, 3 + CHECKPOINT_EVERY_STEPS)
+        if not self.wait(lambda: bool(now := self.steps()) and now[-1].step >= target, f"step {target}"):
+            raise SystemExit(f"{self.system} does not reach step {target}:\n{self.log_tail()}")
+        steps = self.steps()
+        time.sleep(chance.random() * steady_step_s(steps, steps[-1]))
+
+    def end(self) -> None:
+        """With all its processes: torchrun puts each worker into a session of its own."""
+        end_tree(self.process.pid)
+
+
+def start_peer(system: System, folder: Path, command: list[str], environment: dict[str, str]) -> PeerRun:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "spec.yaml").write_text(yaml.safe_dump(workload(steps=_STEPS)))
+    with (folder / "driver.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+        )
+    return PeerRun(system, folder, process)
+
+
+def kill_workers(run: PeerRun, kills: int, chance: random.Random, emit: Emit) -> None:
+    for _ in range(kills):
+        run.wait_for_random_moment(chance)
+        victim = chance.choice(run.group())
+        emit(_observe(run, Event.SHARD_KILL, send(victim.pid, signal.SIGKILL)))
+
+
+def stop_worker(run: PeerRun, chance: random.Random, emit: Emit) -> None:
+    """A peer is given some patience, once; then the process is continued, so that the run can go on."""
+    run.wait_for_random_moment(chance)
+    victim = chance.choice(run.group())
+    at = send(victim.pid, signal.SIGSTOP)
+    trial = _observe(run, Event.SHARD_STOP, at, _HANG_PATIENCE_S)
+    send(victim.pid, signal.SIGCONT)
+    emit(trial)
+
+
+def kill_raylet(run: PeerRun, victim: Member, raylet: int, emit: Emit) -> None:
+    at = send(raylet, signal.SIGKILL)
+    died_s = died_after_s(victim.pid, at, _PATIENCE_S)
+    emit(_observe(run, Event.RAYLET_KILL, at, figures={"processes_died_s": died_s}))
+
+
+def wait_for_growth(run: PeerRun, joined_at: float, workers: int, emit: Emit) -> None:
+    """From the moment at which a node was there until training goes on at the larger size."""
+
+    def switched() -> bool:
+        cost = measure_switch(run.steps(), joined_at, workers)
+        return cost is not None and is_over(run.steps(), joined_at + cost.regain_s - 1e-6)
+
+    if not run.wait(switched, "it grows"):
+        emit(Trial(run.system, Event.CAPACITY, note=f"did not grow within {_PATIENCE_S:.0f} s"))
+        return
+    cost = measure_switch(run.steps(), joined_at, workers)
+    assert cost is not None
+    emit(_trial(run, Event.CAPACITY, cost, {}))
+
+
+def _observe(
+    run: PeerRun,
+    event: Event,
+    at: float,
+    patience_s: float = _PATIENCE_S,
+    figures: dict[str, float | None] | None = None,
+) -> Trial:
+    before = run.steps()
+    if not run.wait(lambda: is_over(run.steps(), at), f"it recovers from {event}", patience_s):
+        size = before[-1].world_size if before else None
+        return Trial(run.system, event, from_workers=size, note=f"no recovery within {patience_s:.0f} s")
+    return _trial(run, event, measure(run.steps(), at), figures or {})
+
+
+def _trial(run: PeerRun, event: Event, cost: Disturbance, figures: dict[str, float | None]) -> Trial:
+    return Trial(
+        run.system,
+        event,
+        pause_s=cost.pause_s,
+        regain_s=cost.regain_s,
+        steps_lost=cost.steps_lost,
+        from_workers=cost.from_world_size,
+        to_workers=cost.to_world_size,
+        step_s=cost.step_s,
+        figures=dict(figures),
+    )

@@ -1,0 +1,86 @@
+"""Ray Train V2, elastic: a failure ends all workers, and the controller starts a new group from the last checkpoint."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+from recovery.nodes import Nodes
+from recovery.peers import PeerRun, kill_raylet, kill_workers, start_peer, stop_worker, wait_for_growth
+from recovery.processes import session_members
+from recovery.stamps import Member
+from recovery.trial import Emit, Event, System
+from recovery.workload import WORKERS
+from shoal_service.embedded_cluster import EmbeddedCluster
+
+EVENTS = (Event.SHARD_KILL, Event.SHARD_STOP, Event.RAYLET_KILL, Event.CAPACITY)
+_NODE_EVENTS = {Event.RAYLET_KILL, Event.CAPACITY}
+_HEAD = "127.0.0.1"
+_MOST_RAYLET_KILLS = 1
+
+
+def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
+    """On clusters as Shoal embeds them, so that Ray is the same for both; one node per worker for what needs nodes."""
+    chance = random.Random(seed)
+    if events - _NODE_EVENTS:
+        cluster = EmbeddedCluster(folder / "one-node", num_cpus=WORKERS)
+        try:
+            cluster.start()
+            run = _start(folder / "one-node")
+            try:
+                if Event.SHARD_KILL in events:
+                    kill_workers(run, kills, chance, emit)
+                if Event.SHARD_STOP in events:
+                    stop_worker(run, chance, emit)
+            finally:
+                run.end()
+        finally:
+            cluster.stop()
+    if events & _NODE_EVENTS:
+        cluster = EmbeddedCluster(folder / "nodes", num_cpus=WORKERS, num_nodes=WORKERS)
+        try:
+            cluster.start()
+            _strike_nodes(_start(folder / "nodes"), Nodes(folder / "nodes"), events, kills, chance, emit)
+        finally:
+            cluster.stop()
+
+
+def _start(folder: Path) -> PeerRun:
+    nodes = Nodes(folder)
+    environment = {**os.environ, **nodes.environment}
+    command = [sys.executable, str(Path(__file__).parent / "ray_train_driver.py"), str(folder), nodes.address]
+    return start_peer(System.RAY_TRAIN, folder, command, environment)
+
+
+def _strike_nodes(
+    run: PeerRun, nodes: Nodes, events: set[Event], kills: int, chance: random.Random, emit: Emit
+) -> None:
+    """Kill a raylet that has a worker but neither head nor controller; then let a node join and see training grow.
+
+    Each kill needs the node of the one before it back; `kills` is bounded, since that alone takes a minute and more.
+    """
+    try:
+        for _ in range(min(kills, _MOST_RAYLET_KILLS)):
+            run.wait_for_random_moment(chance)
+            ip, victim = chance.choice(_victims(run, nodes))
+            kill_raylet(run, victim, nodes.raylet(ip), emit)
+            nodes.remove(ip)
+            if Event.CAPACITY in events:
+                joined_at = nodes.add(ip, num_cpus=1)
+                wait_for_growth(run, joined_at, WORKERS, emit)
+            else:
+                break  # at 3 workers already, and Ray Train would wait a minute before it grew
+    finally:
+        nodes.end_joined()
+        run.end()
+
+
+def _victims(run: PeerRun, nodes: Nodes) -> list[tuple[str, Member]]:
+    found = []
+    for ip, leader in nodes.leaders.items():
+        members = session_members(leader)
+        if ip != _HEAD and not any("TrainController" in command for command in members.values()):
+            found += [(ip, member) for member in run.group() if member.pid in members]
+    return found

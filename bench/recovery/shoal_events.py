@@ -1,0 +1,175 @@
+"""What happens to Shoal, one function per event: strike, wait until it is over, emit what it cost."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from itertools import pairwise
+from typing import Any
+
+from recovery.measure import Disturbance, is_over, longest_gap_s, measure, measure_switch, steady_step_s
+from recovery.processes import died_after_s, is_alive, send
+from recovery.shoal_run import ShoalRun
+from recovery.shoal_server import ShoalServer
+from recovery.trial import Emit, Event, System, Trial
+from recovery.workload import WORKERS
+from shoal_service.views import IncidentView, WorkerView
+
+HEAD = "127.0.0.1"
+_RECOVERY_PATIENCE_S = 120.0
+_CONTROL_PLANE_DOWN_S = 2.0
+_QUIET_S = 3.0
+"""So long after a strike that nothing should answer to, training is watched for a gap."""
+_PHASES = ("detect_s", "quiesce_s", "plan_s", "form_s", "restore_s", "first_step_s", "recovery_s")
+
+
+def kill_shards(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, standbys: int = 0) -> None:
+    event = Event.SHARD_KILL_STANDBY if standbys else Event.SHARD_KILL
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS, standbys)
+        victim = chance.choice(run.workers())
+        emit(_observe(run, event, send(victim.pid, signal.SIGKILL)))
+
+
+def stop_shard(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, factor: float, floor_s: float) -> None:
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS)
+        steps = run.steps()
+        threshold_s = max(factor * steady_step_s(steps, steps[-1]), floor_s)
+        victim = chance.choice(run.workers())
+        at = send(victim.pid, signal.SIGSTOP)
+        trial = _observe(run, Event.SHARD_STOP, at, {"threshold_s": round(threshold_s, 2)})
+        if is_alive(victim.pid):
+            trial.figures["victim_lives"] = True
+            send(victim.pid, signal.SIGKILL)
+        emit(trial)
+
+
+def kill_raylets(server: ShoalServer, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+    """Each kill is followed by a new node in the same place: that is the event `capacity`."""
+    nodes = server.nodes
+    try:
+        for _ in range(kills):
+            run.wait_for_random_moment(chance, WORKERS)
+            victim = _off_the_supervisor(server, run, chance)
+            at = send(nodes.raylet(victim.node_ip), signal.SIGKILL)
+            died_s = died_after_s(victim.pid, at, _RECOVERY_PATIENCE_S)
+            emit(_observe(run, Event.RAYLET_KILL, at, {"processes_died_s": died_s}))
+            nodes.remove(victim.node_ip)
+            joined_at = nodes.add(victim.node_ip, num_cpus=1)
+            emit(_observe_switch(run, Event.CAPACITY, joined_at, WORKERS))
+    finally:
+        nodes.end_joined()
+
+
+def shrink(run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS)
+        asked_at = time.time()
+        run.client.scale(run.id, max_workers=WORKERS - 1)
+        emit(_observe_switch(run, Event.SHRINK, asked_at, WORKERS - 1))
+        run.client.scale(run.id, max_workers=WORKERS)
+
+
+def kill_supervisor(server: ShoalServer, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS)
+        before = [one.pid for one in run.workers()]
+        [supervisor] = server.pids_of("SupervisorActor")
+        at = send(supervisor, signal.SIGKILL)
+        time.sleep(_QUIET_S)
+        run.must(lambda: _heard_since(run, at + _QUIET_S), "the supervisor is back")  # noqa: B023
+        emit(_undisturbed(run, Event.SUPERVISOR_KILL, at, before))
+
+
+def kill_control_plane(server: ShoalServer, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS)
+        before = [one.pid for one in run.workers()]
+        at = server.kill()
+        time.sleep(_CONTROL_PLANE_DOWN_S)
+        server.start()
+        run.must(lambda: _heard_since(run, server.started_at), "the control plane knows of new steps")
+        heard_at = time.time()
+        trial = _undisturbed(run, Event.CONTROL_PLANE_KILL, at, before)
+        trial.figures["reattached_s"] = round(heard_at - server.listening_at, 3)
+        trial.figures["started_and_reattached_s"] = round(heard_at - server.started_at, 3)
+        emit(trial)
+
+
+def _observe(run: ShoalRun, event: Event, at: float, figures: dict[str, Any] | None = None) -> Trial:
+    if not run.wait(lambda: is_over(run.steps(), at), f"it recovers from {event}", _RECOVERY_PATIENCE_S):
+        return Trial(System.SHOAL, event, note=f"no recovery within {_RECOVERY_PATIENCE_S:.0f} s")
+    cost = measure(run.steps(), at)
+    run.wait(lambda: run.incident_after(at) is not None, "the incident is closed", 10.0)
+    return _trial(event, cost, (figures or {}) | _of_incident(run.incident_after(at), at))
+
+
+def _observe_switch(run: ShoalRun, event: Event, asked_at: float, workers: int) -> Trial:
+    def is_known() -> bool:
+        cost = measure_switch(run.steps(), asked_at, workers)
+        return cost is not None and is_over(run.steps(), asked_at + cost.regain_s - 1e-6)
+
+    if not run.wait(is_known, f"{event}: {workers} workers", _RECOVERY_PATIENCE_S):
+        return Trial(System.SHOAL, event, note=f"not at {workers} workers within {_RECOVERY_PATIENCE_S:.0f} s")
+    cost = measure_switch(run.steps(), asked_at, workers)
+    assert cost is not None
+    return _trial(event, cost, {})
+
+
+def _undisturbed(run: ShoalRun, event: Event, at: float, pids: list[int]) -> Trial:
+    """For strikes that training must not notice: the longest gap between steps, minus a median step."""
+    steps = run.steps()
+    before = [one for one in steps if one.at <= at]
+    since = [before[-1], *(one for one in steps if one.at > at)]
+    step_s = steady_step_s(steps, before[-1])
+    return Trial(
+        System.SHOAL,
+        event,
+        pause_s=max(0.0, longest_gap_s(steps, before[-1].at, steps[-1].at) - step_s),
+        steps_lost=sum(b.step <= a.step for a, b in pairwise(since)),
+        from_workers=before[-1].world_size,
+        to_workers=steps[-1].world_size,
+        step_s=step_s,
+        figures={"same_pids": [one.pid for one in run.workers()] == pids},
+    )
+
+
+def _trial(event: Event, cost: Disturbance, figures: dict[str, Any]) -> Trial:
+    return Trial(
+        System.SHOAL,
+        event,
+        pause_s=cost.pause_s,
+        regain_s=cost.regain_s,
+        steps_lost=cost.steps_lost,
+        from_workers=cost.from_world_size,
+        to_workers=cost.to_world_size,
+        step_s=cost.step_s,
+        figures=figures,
+    )
+
+
+def _of_incident(incident: IncidentView | None, at: float) -> dict[str, Any]:
+    """Where the time went, as the service has it; what it could not know is the time from the signal to its notice."""
+    if incident is None:
+        return {"incident": "none was closed"}
+    figures: dict[str, Any] = {"cause": str(incident.cause), "witness": incident.witness, "action": incident.action}
+    figures |= {name: getattr(incident, name) for name in _PHASES}
+    figures |= {
+        "noticed_s": round(incident.at - at, 4),
+        "state_source": incident.state_source,
+        "bytes_moved": incident.bytes_moved,
+    }
+    return {key: value for key, value in figures.items() if value not in (None, "")}
+
+
+def _heard_since(run: ShoalRun, at: float) -> bool:
+    steps = run.steps()
+    return bool(steps) and steps[-1].at > at
+
+
+def _off_the_supervisor(server: ShoalServer, run: ShoalRun, chance: random.Random) -> WorkerView:
+    """A worker on a node that has neither the head nor the job's supervisor."""
+    spared = {HEAD} | {ip for pid in server.pids_of("SupervisorActor") if (ip := server.nodes.ip_of(pid))}
+    return chance.choice([one for one in run.workers() if one.node_ip not in spared])

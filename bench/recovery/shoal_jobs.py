@@ -1,0 +1,84 @@
+"""Shoal on the same work: a real `shoal serve` for each kind of cluster and job that the events need."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recovery import shoal_events
+from recovery.shoal_run import ShoalRun
+from recovery.shoal_server import ShoalServer
+from recovery.snapshot_cost import compare_snapshots
+from recovery.trial import Emit, Event
+from recovery.workload import WORKERS
+
+_HANG = {"hang_factor": 5.0, "hang_floor_s": 3.0}
+"""Small, so that the figure shows what recovery costs and not how long one waits before one believes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Events that share a cluster and a job."""
+
+    name: str
+    events: tuple[Event, ...]
+    options: tuple[str, ...]
+    settings: dict[str, Any]
+
+
+_ONE_NODE = (f"--num-cpus={WORKERS}",)
+_STANDBY_NODE = (f"--num-cpus={WORKERS + 1}",)
+_NODES = (f"--num-cpus={WORKERS}", f"--nodes={WORKERS}")
+PLANS = (
+    Plan("kill", (Event.SHARD_KILL, Event.SHRINK, Event.SUPERVISOR_KILL, Event.CONTROL_PLANE_KILL), _ONE_NODE, {}),
+    Plan("standby", (Event.SHARD_KILL_STANDBY,), _STANDBY_NODE, {"elasticity": {"standby": 1}}),
+    Plan("hang", (Event.SHARD_STOP,), _ONE_NODE, {"health": _HANG}),
+    Plan("nodes", (Event.RAYLET_KILL, Event.CAPACITY), _NODES, {}),
+    Plan("snapshots", (Event.SNAPSHOT_COST,), _ONE_NODE, {}),
+)
+EVENTS = tuple(event for plan in PLANS for event in plan.events)
+
+
+def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
+    for plan in PLANS:
+        wanted = events & set(plan.events)
+        if wanted:
+            _run(plan, wanted, folder / plan.name, kills, random.Random(seed), emit)
+
+
+def _run(plan: Plan, events: set[Event], folder: Path, kills: int, chance: random.Random, emit: Emit) -> None:
+    server = ShoalServer(folder, plan.options)
+    try:
+        server.start()
+        if Event.SNAPSHOT_COST in events:
+            compare_snapshots(server, emit)
+            return
+        with _job(server, plan) as run:
+            strikes: dict[Event, Callable[[], None]] = {
+                Event.SHARD_KILL: lambda: shoal_events.kill_shards(run, kills, chance, emit),
+                Event.SHARD_KILL_STANDBY: lambda: shoal_events.kill_shards(run, kills, chance, emit, standbys=1),
+                Event.SHARD_STOP: lambda: shoal_events.stop_shard(
+                    run, kills, chance, emit, factor=_HANG["hang_factor"], floor_s=_HANG["hang_floor_s"]
+                ),
+                Event.RAYLET_KILL: lambda: shoal_events.kill_raylets(server, run, kills, chance, emit),
+                Event.SHRINK: lambda: shoal_events.shrink(run, kills, chance, emit),
+                Event.SUPERVISOR_KILL: lambda: shoal_events.kill_supervisor(server, run, kills, chance, emit),
+                Event.CONTROL_PLANE_KILL: lambda: shoal_events.kill_control_plane(server, run, kills, chance, emit),
+            }
+            for event, strike in strikes.items():
+                if event in events:
+                    strike()
+    finally:
+        server.end()
+
+
+@contextmanager
+def _job(server: ShoalServer, plan: Plan) -> Iterator[ShoalRun]:
+    with server.client as client:
+        run = ShoalRun(client, **plan.settings)
+        yield run
+        run.cancel()

@@ -1,0 +1,96 @@
+"""One job of Shoal under observation: its steps as the service's series has them, its workers, its incidents.
+
+The series overwrites a step that is done again, so it is read every now and then, and each reading is kept.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from recovery.measure import steady_step_s
+from recovery.stamps import StepEnd
+from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
+from shoal_api.client import Client, Disconnected
+from shoal_service.views import IncidentView, WorkerView
+
+_STEPS = 1_000_000
+"""More than ever happens: the benchmark cancels the job."""
+_LOOK_S = 0.2
+_PATIENCE_S = 120.0
+_OVERLAP_STEPS = 60
+"""So many steps before the newest known one are read again: a rollback goes back a checkpoint's distance at most."""
+
+
+class ShoalRun:
+    """`settings` are sections of the spec, over the common workload."""
+
+    def __init__(self, client: Client, **settings: Any) -> None:
+        self.client = client
+        spec = workload(steps=_STEPS)
+        for section, values in settings.items():
+            spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values
+        self.id = client.submit(spec).id
+        self._seen: dict[tuple[int, int, float], StepEnd] = {}
+
+    def steps(self) -> list[StepEnd]:
+        """Every end of a step that was ever read, in the order of time."""
+        newest = max((step for _, step, _ in self._seen), default=0)
+        for point in self.client.series(self.id, after_step=newest - _OVERLAP_STEPS):
+            end = StepEnd(point.step, point.at, point.world_size, f"generation {point.generation}")
+            self._seen[point.generation, point.step, point.at] = end
+        return sorted(self._seen.values(), key=lambda one: one.at)
+
+    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = _PATIENCE_S) -> bool:
+        """False: not within the time. A service that does not answer is asked again."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                if condition():
+                    return True
+                status = self.client.job(self.id).status
+                if status.state.ended:
+                    raise SystemExit(f"the job ended {status.state} before {what}: {status.message}")
+            except Disconnected:
+                pass
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_S)
+
+    def must(self, condition: Callable[[], Any], what: str, timeout_s: float = _PATIENCE_S) -> None:
+        if not self.wait(condition, what, timeout_s):
+            raise SystemExit(f"not within {timeout_s:.0f} s: {what}; {self.client.job(self.id).status}")
+
+    def wait_for_random_moment(self, chance: random.Random, workers: int, standbys: int = 0) -> None:
+        """As for the peers: a random step of the checkpoint cycle and a random point within it, at full strength."""
+        self.must(lambda: self._is_settled(workers, standbys), f"{workers} workers and {standbys} standbys")
+        target = self.steps()[-1].step + chance.randint(4, 3 + CHECKPOINT_EVERY_STEPS)
+        self.must(lambda: self.steps()[-1].step >= target, f"step {target}")
+        steps = self.steps()
+        time.sleep(chance.random() * steady_step_s(steps, steps[-1]))
+
+    def workers(self) -> list[WorkerView]:
+        """Members of the group, by rank."""
+        members = [one for one in self.client.workers(self.id) if one.rank is not None]
+        return sorted(members, key=lambda one: one.rank or 0)
+
+    def standbys(self) -> int:
+        return sum(one.rank is None and one.state == "warm" for one in self.client.workers(self.id))
+
+    def incident_after(self, at: float) -> IncidentView | None:
+        """The first one that began after a moment, once it is closed."""
+        found = [one for one in self.client.incidents(self.id) if one.at > at and one.closed]
+        return min(found, key=lambda one: one.at) if found else None
+
+    def cancel(self) -> None:
+        self.client.cancel(self.id)
+        self.client.wait(self.id, timeout_s=_PATIENCE_S)
+
+    def _is_settled(self, workers: int, standbys: int) -> bool:
+        """As many workers as asked for, in a group that has made a few steps."""
+        steps = self.steps()
+        recent = [one for one in steps[-3:] if one.world_size == workers]
+        is_one_group = len(recent) == 3 and len({one.life for one in recent}) == 1
+        return is_one_group and len(self.workers()) == workers and self.standbys() >= standbys

@@ -1,0 +1,68 @@
+"""Who completed which step when, as the training processes themselves stamp it on the machine's clock.
+
+Every process appends its own lines to its own file, so nothing is shared and a SIGKILL tears at most the last line:
+
+    {"at": ..., "pid": ..., "rank": 0, "world_size": 4, "life": "..."}         a process begins to train
+    {"at": ..., "step": 12, "world_size": 4, "life": "..."}                    rank 0: step 12 is completed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    step: int
+    """Optimizer steps completed."""
+    at: float
+    """Wall-clock time, seconds since the epoch."""
+    world_size: int
+    life: str
+    """Tells one forming of the group from the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    rank: int
+    pid: int
+    at: float
+    world_size: int
+
+
+class StampWriter:
+    """One per training process."""
+
+    def __init__(self, folder: Path, rank: int, world_size: int) -> None:
+        self._file = (folder / f"stamps-{os.getpid()}.jsonl").open("a", buffering=1)
+        self._rank = rank
+        self._fields = {"world_size": world_size, "life": f"{os.getpid()}-{time.time():.3f}"}
+        self._write(pid=os.getpid(), rank=rank)
+
+    def step_ended(self, step: int) -> None:
+        if self._rank == 0:
+            self._write(step=step)
+
+    def _write(self, **fields: Any) -> None:
+        self._file.write(json.dumps({"at": time.time(), **fields, **self._fields}) + "\n")
+
+
+def read_stamps(folder: Path) -> tuple[list[StepEnd], list[Member]]:
+    """Everything stamped so far, in the order of time."""
+    steps, members = [], []
+    for path in folder.glob("stamps-*.jsonl"):
+        for line in path.read_text().splitlines():
+            try:
+                stamp = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # its writer was killed in the middle of it, or is about to finish it
+            if "step" in stamp:
+                steps.append(StepEnd(stamp["step"], stamp["at"], stamp["world_size"], stamp["life"]))
+            else:
+                members.append(Member(stamp["rank"], stamp["pid"], stamp["at"], stamp["world_size"]))
+    return sorted(steps, key=lambda one: one.at), sorted(members, key=lambda one: one.at)

@@ -1,0 +1,56 @@
+"""What torchrun starts 4 times, and again after every failure: the peer loop, checkpoints in a local directory.
+
+torchrun --standalone --nproc-per-node 4 --max-restarts 1000 bench/recovery/torchrun_worker.py FOLDER
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a script, from any directory
+
+from plain_loop import PlainLoop
+from recovery.peer_loop import save_state, train
+
+
+class LocalCheckpoints:
+    """A directory per step; the file `latest` is replaced once all of it is there. The newest two are kept."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._saved: list[Path] = []
+
+    def newest(self) -> tuple[Path, int] | None:
+        latest = self._root / "latest"
+        if not latest.exists():
+            return None
+        step = int(latest.read_text())
+        return self._directory(step), step
+
+    def save(self, loop: PlainLoop, step: int) -> None:
+        directory = self._directory(step)
+        save_state(loop, directory)  # returns on rank 0 once every rank's part and the metadata are written
+        if dist.get_rank() == 0:
+            (self._root / "latest.tmp").write_text(str(step))
+            (self._root / "latest.tmp").replace(self._root / "latest")
+            self._saved.append(directory)
+            for old in self._saved[:-2]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _directory(self, step: int) -> Path:
+        return self._root / f"step-{step:06}"
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    folder = Path(sys.argv[1])
+    train(folder, LocalCheckpoints(folder / "checkpoints"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""One trial: what was done to which system, and what it cost. One line of JSON; everything printed comes from these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class System(StrEnum):
+    SHOAL = "shoal"
+    RAY_TRAIN = "ray_train"
+    TORCHRUN = "torchrun"
+
+
+class Event(StrEnum):
+    """What happens to the cluster or to the job; the values are those of `--events` and of the JSON lines."""
+
+    SHARD_KILL = "shard_kill"
+    """SIGKILL of one worker process, 4 of them; nothing takes its place at once."""
+    SHARD_KILL_STANDBY = "shard_kill_standby"
+    """The same with a warm standby."""
+    SHARD_STOP = "shard_stop"
+    """SIGSTOP of one worker process: it hangs."""
+    RAYLET_KILL = "raylet_kill"
+    """SIGKILL of the raylet of a node with one worker on it; the node's processes die of it."""
+    HOST_CUT = "host_cut"
+    """A host's network link goes down."""
+    CAPACITY = "capacity"
+    """A node joins while one worker is missing."""
+    SHRINK = "shrink"
+    """The job is told to use one worker less."""
+    DRAIN = "drain"
+    """A node with one worker on it is to be left."""
+    CONTROL_PLANE_KILL = "control_plane_kill"
+    """SIGKILL of `shoal serve`, which is started again."""
+    SUPERVISOR_KILL = "supervisor_kill"
+    """SIGKILL of the job's supervisor."""
+    HEAD_KILL = "head_kill"
+    """SIGKILL of Ray's control service, which is started again."""
+    SNAPSHOT_COST = "snapshot_cost"
+    """Nothing happens: steps with snapshots in memory against steps without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    system: System
+    event: Event
+    pause_s: float | None = None
+    """None: it did not recover, or there is nothing to wait for; `note` says which."""
+    regain_s: float | None = None
+    steps_lost: int | None = None
+    from_workers: int | None = None
+    to_workers: int | None = None
+    step_s: float | None = None
+    """A median step at the new size."""
+    note: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What only this event has, by name with its unit."""
+
+    def line(self) -> str:
+        document = asdict(self)
+        for key, value in document.items():
+            if isinstance(value, float):
+                document[key] = round(value, 4)
+        return json.dumps({k: v for k, v in document.items() if v not in ({}, "")})
+
+
+Emit = Callable[[Trial], None]
+
+
+def read_trials(path: Path) -> list[Trial]:
+    """From a file with one JSON line each; other lines are not for us."""
+    trials = []
+    for line in path.read_text().splitlines():
+        document = json.loads(line)
+        if "event" in document:
+            document["system"], document["event"] = System(document["system"]), Event(document["event"])
+            trials.append(Trial(**document))
+    return trials
