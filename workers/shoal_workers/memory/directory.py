@@ -2,7 +2,7 @@
 
     <root>/shoal-<uid>/                      mode 0700
         <job>-a<attempt>/
-            lock                             every living process of the attempt on this machine holds it, shared
+            .lock                            every living process of the attempt on this machine holds it, shared
             <node id>/
                 <shard id>.<random>/         one per process
                     owner                    its process holds it, exclusively
@@ -28,7 +28,7 @@ from urllib.parse import quote
 
 from shoal_workers.memory.slot import PartHeader, read_header, read_sequence
 
-_LOCK = "lock"
+_LOCK = ".lock"
 _OWNER = "owner"
 _TRASH = ".trash-"
 _STARTING = ".starting-"
@@ -51,6 +51,7 @@ class ProcessDirectory:
 
     def __init__(self, root: Path, *, job_id: str, attempt: int, node_id: str, shard_id: str) -> None:
         """OSError where `root` cannot be used."""
+        self._is_closed = False
         self._base = _base(root)
         self._attempt = self._base / _segment(f"{job_id}-a{attempt}")
         self.node = self._attempt / _segment(node_id)
@@ -59,7 +60,7 @@ class ProcessDirectory:
                 _make_private(self._base)
                 self._lock = _join(self._attempt)
                 try:
-                    self.node.mkdir(mode=0o700, exist_ok=True)
+                    _make(self.node)
                     self._owner, self.path = _settle(self.node, _segment(shard_id))
                     return
                 except FileNotFoundError:
@@ -118,6 +119,9 @@ class ProcessDirectory:
 
     def close(self) -> None:
         """Removes this process's directory; the last process of the attempt on this machine removes all of it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._owner)
         try:
@@ -203,17 +207,20 @@ def _base(root: Path) -> Path:
 
 
 def _make_private(base: Path) -> None:
-    with suppress(FileExistsError):
-        base.mkdir(mode=0o700)
+    _make(base)
     found = base.lstat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o170077 != 0o040000:
         raise PermissionError(f"{base} is not a directory of this user alone; remove it.")
 
 
+def _make(directory: Path) -> None:
+    with suppress(FileExistsError):  # mkdir's own exist_ok raises if it is swept away in between
+        directory.mkdir(mode=0o700)
+
+
 def _join(attempt: Path) -> int:
     """The attempt's lock, held shared. FileNotFoundError when a sweeper came in between."""
-    with suppress(FileExistsError):
-        attempt.mkdir(mode=0o700)
+    _make(attempt)
     fd = os.open(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_SH)
     if not _is_at(fd, attempt / _LOCK):

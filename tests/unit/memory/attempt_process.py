@@ -1,0 +1,23 @@
+"""Program of a process that joins an attempt, writes parts, says where it is, and lives until it is killed.
+
+python attempt_process.py ROOT JOB NODE [GENERATION:STEP ...]      a step of `torn` is never finished
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from shoal_workers.memory.directory import ProcessDirectory
+from shoal_workers.memory.slot import Regions, SlotFile
+
+REGIONS = Regions.of(index_bytes=0, extra_room=0, num_bytes=100)
+
+directory = ProcessDirectory(Path(sys.argv[1]), job_id=sys.argv[2], attempt=1, node_id=sys.argv[3], shard_id="s")
+for number, part in enumerate(sys.argv[4:]):
+    slot = SlotFile(directory.path / f"own-{number}", REGIONS.file_bytes)
+    generation, _, step = part.partition(":")
+    if step != "torn":
+        slot.finish(REGIONS, generation=int(generation), rank=0, world_size=1, step=int(step), extra=0)
+print(directory.path, flush=True)
+sys.stdin.read()

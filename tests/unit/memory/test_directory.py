@@ -1,0 +1,198 @@
+"""The dead are told from the living by their locks, and only what is dead is swept."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_workers.memory.directory import ProcessDirectory, sweep_stale
+
+StartProcess = Callable[..., Any]
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Callable[..., ProcessDirectory]]:
+    """`join(job_id=, node_id=, shard_id=)`: a directory of this process; locks are per open file, so it can have many."""
+    with ExitStack() as stack:
+
+        def make(**changes: Any) -> ProcessDirectory:
+            names = {"job_id": "job", "attempt": 1, "node_id": "n", "shard_id": "s", **changes}
+            directory = ProcessDirectory(tmp_path, **names)
+            stack.callback(directory.close)
+            return directory
+
+        yield make
+
+
+def _steps(directory: ProcessDirectory) -> list[tuple[int, int]]:
+    return sorted((header.generation, header.step) for _, header in directory.parts())
+
+
+def test_directories_are_for_this_user_only(tmp_path: Path, join: Callable[..., ProcessDirectory]) -> None:
+    directory = join()
+    place = directory.path
+    assert place.parent.parent.parent.parent == tmp_path
+    while place != tmp_path:
+        assert place.stat().st_mode & 0o777 == 0o700
+        place = place.parent
+
+
+def test_directory_that_others_could_write_to_is_refused(tmp_path: Path, join: Callable[..., ProcessDirectory]) -> None:
+    base = tmp_path / f"shoal-{os.geteuid()}"
+    base.mkdir()
+    base.chmod(0o777)
+    with pytest.raises(PermissionError, match="not a directory of this user alone"):
+        join()
+
+
+def test_link_in_the_place_of_the_directory_is_refused(tmp_path: Path, join: Callable[..., ProcessDirectory]) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / f"shoal-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError, match="not a directory of this user alone"):
+        join()
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", ".trash-x", "lock", "ä"])
+def test_any_name_is_one_segment(tmp_path: Path, join: Callable[..., ProcessDirectory], name: str) -> None:
+    directory = join(job_id=name, node_id=name, shard_id=name)
+    assert len(directory.path.relative_to(tmp_path).parts) == 4
+    assert not any(part.startswith(".") for part in directory.path.relative_to(tmp_path).parts)
+    assert sweep_stale(tmp_path) == []
+
+
+def test_parts_of_a_killed_process_are_still_there(join: Callable[..., Any], start_process: StartProcess) -> None:
+    process = start_process("1:10", "1:11", "1:torn")
+    process.kill()
+    assert _steps(join()) == [(1, 10), (1, 11)]
+
+
+def test_parts_of_another_node_are_not_seen(join: Callable[..., Any], start_process: StartProcess) -> None:
+    start_process("1:10", node="other")
+    assert _steps(join()) == []
+
+
+def test_attempt_of_the_dead_is_swept(tmp_path: Path, start_process: StartProcess) -> None:
+    start_process("1:10", job="old", node="a").kill()
+    start_process("1:10", job="old", node="b").kill()
+    assert sweep_stale(tmp_path) == ["old-a1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_attempt_of_which_one_process_lives_is_not_swept(tmp_path: Path, start_process: StartProcess) -> None:
+    start_process("1:10", node="a").kill()
+    living = start_process("1:10", node="b")
+    assert sweep_stale(tmp_path) == []
+    living.kill()
+    assert sweep_stale(tmp_path) == ["job-a1"]
+
+
+def test_own_attempt_is_not_swept(tmp_path: Path, join: Callable[..., Any], start_process: StartProcess) -> None:
+    start_process("1:10").kill()
+    directory = join()
+    assert sweep_stale(tmp_path) == []
+    assert _steps(directory) == [(1, 10)]
+
+
+def test_what_a_killed_sweeper_left_is_swept(tmp_path: Path, start_process: StartProcess) -> None:
+    process = start_process("1:10")
+    process.kill()
+    attempt = process.path.parent.parent
+    attempt.rename(attempt.with_name(".trash-job-a1-00"))
+    assert sweep_stale(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sweepers_and_starters_do_not_hurt_each_other(tmp_path: Path) -> None:
+    """Starters of one attempt come and go as fast as they can, while others sweep: a living one always keeps its own."""
+    over = threading.Event()
+    wrong: list[object] = []
+
+    def sweep() -> None:
+        while not over.is_set():
+            sweep_stale(tmp_path)
+
+    def start(shard: str) -> None:
+        try:
+            for _ in range(40):
+                directory = ProcessDirectory(tmp_path, job_id="job", attempt=1, node_id="n", shard_id=shard)
+                (directory.path / "own-1").touch()
+                if not (directory.path / "own-1").exists():
+                    wrong.append(directory.path)
+                directory.close()
+        except Exception as error:
+            wrong.append(error)
+
+    starters = [threading.Thread(target=start, args=(f"s{number}",)) for number in range(3)]
+    sweepers = [threading.Thread(target=sweep) for _ in range(2)]
+    for thread in starters + sweepers:
+        thread.start()
+    for thread in starters:
+        thread.join()
+    over.set()
+    for thread in sweepers:
+        thread.join()
+    assert wrong == []
+    sweep_stale(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_old_parts_of_the_dead_are_forgotten(join: Callable[..., Any], start_process: StartProcess) -> None:
+    dead = start_process("1:10", "2:20", "2:torn")
+    dead.kill()
+    directory = join()
+    directory.forget_dead(2)
+    assert _steps(directory) == [(2, 20)]
+    assert [path.name for path in dead.path.iterdir() if path.name != "owner"] == ["own-1"]
+    directory.forget_dead(3)
+    assert not dead.path.exists()
+
+
+def test_old_parts_of_the_living_are_left(join: Callable[..., Any], start_process: StartProcess) -> None:
+    start_process("1:10")
+    directory = join()
+    directory.forget_dead(5)
+    assert _steps(directory) == [(1, 10)]
+
+
+def test_forgotten_node_is_empty_and_the_other_node_is_not(
+    tmp_path: Path, join: Callable[..., Any], start_process: StartProcess
+) -> None:
+    start_process("1:10").kill()
+    start_process("1:11")
+    start_process("1:12", node="other")
+    here, there = join(), join(node_id="other")
+    here.forget_node()
+    assert _steps(here) == []
+    assert not here.node.exists()
+    assert _steps(there) == [(1, 12)]
+
+
+def test_last_node_that_is_forgotten_leaves_nothing(
+    tmp_path: Path, join: Callable[..., Any], start_process: StartProcess
+) -> None:
+    start_process("1:10")
+    join().forget_node()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_last_process_that_closes_leaves_nothing_not_even_of_the_dead(
+    tmp_path: Path, join: Callable[..., Any], start_process: StartProcess
+) -> None:
+    start_process("1:10").kill()
+    first, second = join(), join()
+    first.close()
+    assert not first.path.exists()
+    assert _steps(second) == [(1, 10)]
+    second.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unusable_root_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        ProcessDirectory(tmp_path / "nosuch", job_id="j", attempt=1, node_id="n", shard_id="s")

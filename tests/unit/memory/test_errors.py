@@ -1,0 +1,32 @@
+"""Errors of the RAM tier say what is lost and what to do, and survive crossing a process border."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from shoal_workers.memory.errors import MemoryFull, MemoryLost, MemoryTierError
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryLost(3, 41, 2, "node-b", "it is gone"), MemoryFull("/dev/shm/x", 100, 7, "No space left on device")]
+)
+def test_errors_survive_pickling(error: MemoryTierError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+    assert str(again) == str(error)
+
+
+def test_lost_part_names_part_node_and_reason() -> None:
+    told = str(MemoryLost(3, 41, 2, "node-b", "it was written over"))
+    assert "part of rank 2" in told
+    assert "generation 3 at step 41" in told
+    assert "node node-b: it was written over" in told
+
+
+def test_full_memory_names_what_is_needed_what_is_free_and_the_way_out() -> None:
+    told = str(MemoryFull("/dev/shm/x", 100, 7, "No space left on device"))
+    assert "needs 100 bytes of shared memory in /dev/shm/x, where 7 are free" in told
+    assert "snapshot.enabled: false" in told

@@ -1,0 +1,118 @@
+"""A slot is a part only between `finish` and the next `begin`, and taking memory fails in words, never in signals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal_workers.memory.errors import MemoryFull
+from shoal_workers.memory.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, read_header
+
+_REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=5000)
+
+
+@pytest.fixture
+def slot(tmp_path: Path) -> Iterator[SlotFile]:
+    slot = SlotFile(tmp_path / "own-1", _REGIONS.file_bytes)
+    yield slot
+    slot.remove()
+
+
+def _read(path: Path) -> PartHeader | None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return read_header(fd)
+    finally:
+        os.close(fd)
+
+
+def _finish(slot: SlotFile, step: int = 7) -> None:
+    slot.finish(_REGIONS, generation=3, rank=1, world_size=4, step=step, extra=2)
+
+
+def test_new_slot_holds_no_part(slot: SlotFile) -> None:
+    assert slot.header is None
+    assert _read(slot.path) is None
+
+
+def test_finished_part_is_read_as_it_was_written(slot: SlotFile) -> None:
+    _finish(slot)
+    found = _read(slot.path)
+    assert found is not None
+    assert found == slot.header
+    assert (found.generation, found.rank, found.world_size, found.step, found.num_bytes) == (3, 1, 4, 7, 5000)
+
+
+def test_part_is_not_there_while_it_is_written_over(slot: SlotFile) -> None:
+    _finish(slot)
+    slot.begin()
+    assert slot.header is None
+    assert _read(slot.path) is None
+
+
+def test_every_part_has_a_sequence_of_its_own(slot: SlotFile) -> None:
+    seen = set()
+    for _ in range(3):
+        slot.begin()
+        _finish(slot)
+        assert slot.header is not None
+        seen.add(slot.header.sequence)
+    assert len(seen) == 3
+    assert all(sequence % 2 == 0 for sequence in seen)
+
+
+def test_payload_is_page_aligned_and_regions_do_not_overlap() -> None:
+    for index_bytes, extra_room in [(0, 0), (1, 1), (5000, 70_000)]:
+        regions = Regions.of(index_bytes=index_bytes, extra_room=extra_room, num_bytes=3)
+        assert regions.payload_offset % PAGE_BYTES == 0
+        assert PAGE_BYTES <= regions.index_offset
+        assert regions.index_offset + index_bytes <= regions.extra_offset
+        assert regions.extra_offset + extra_room <= regions.payload_offset
+        assert regions.payload_offset + 3 <= regions.file_bytes
+
+
+@pytest.mark.parametrize("content", [b"", b"SHOALRM1", b"x" * 5000])
+def test_other_files_hold_no_part(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "own-9").write_bytes(content)
+    assert _read(tmp_path / "own-9") is None
+
+
+def test_part_that_is_longer_than_its_file_is_none(slot: SlotFile) -> None:
+    slot.finish(
+        Regions.of(index_bytes=10, extra_room=100, num_bytes=1 << 40),
+        generation=1, rank=0, world_size=1, step=1, extra=0,
+    )  # fmt: skip
+    assert _read(slot.path) is None
+
+
+def test_more_than_there_is_raises_memory_full_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(MemoryFull) as caught:
+        SlotFile(tmp_path / "own-1", 1 << 60)
+    assert caught.value.needed_bytes == 1 << 60
+    assert 0 < caught.value.free_bytes < 1 << 60
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_that_was_removed_is_memory_full_too(tmp_path: Path) -> None:
+    with pytest.raises(MemoryFull, match="was removed"):
+        SlotFile(tmp_path / "gone" / "own-1", 4096)
+
+
+def test_slot_fits_what_is_neither_too_large_nor_far_too_small(tmp_path: Path) -> None:
+    slot = SlotFile(tmp_path / "own-1", 8 << 20)
+    assert slot.fits(8 << 20)
+    assert slot.fits(4 << 20)
+    assert not slot.fits((8 << 20) + 1)
+    assert not slot.fits(1 << 20)
+    slot.remove()
+
+
+def test_removed_slot_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(3):
+        SlotFile(tmp_path / "own-1", 4096).remove()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert list(tmp_path.iterdir()) == []
