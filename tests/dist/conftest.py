@@ -14,22 +14,20 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from shoal_workers.checkpoint.commit import newest_committed, write_marker
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.marker import CommitMarker
+from shoal_workers.contract.memory import Endpoint, MemorySource
 from shoal_workers.contract.messages import (
     Assignment,
-    Formed,
     SavedPart,
-    SaveFailed,
     ShardExit,
     ShardNews,
     StepReport,
-    ValidationReport,
 )
 
 HERE = Path(__file__).parent
@@ -46,8 +44,15 @@ class Shard:
     """The test's end of one shard process."""
 
     def __init__(
-        self, connection: Connection, pid: int, spec: dict[str, Any], root: str, has_exit: threading.Event
+        self,
+        connection: Connection,
+        pid: int,
+        spec: dict[str, Any],
+        root: str,
+        has_exit: threading.Event,
+        memory: tuple[str, str] | None = None,
     ) -> None:
+        """`memory`: directory of the snapshots and node id; None: no RAM tier."""
         self.pid = pid
         self.news: list[ShardNews] = []
         self._seq = 0
@@ -58,7 +63,8 @@ class Shard:
         """The process is dead."""
         self.has_exit = has_exit
         threading.Thread(target=self._receive, daemon=True).start()
-        self.store_port: int = self.call("create", spec, root)
+        self.node_id = memory[1] if memory else ""
+        self.store_port, self.memory_port = self.call("create", spec, root, memory)
 
     def call(self, name: str, *arguments: Any) -> Any:
         with self._calling:
@@ -106,17 +112,42 @@ class Shard:
 class Job:
     """Plays the supervisor for the shards of one job."""
 
-    def __init__(self, fleet: Fleet, spec: dict[str, Any], root: Path) -> None:
+    def __init__(self, fleet: Fleet, spec: dict[str, Any], root: Path, memory_root: Path | None) -> None:
         self._fleet = fleet
+        self._memory_root = memory_root
         self.spec = {"task": "tiny_tasks:Counting", **spec}
         self.root = str(root)
         self.generation = 0
         self.committed: list[str] = []
 
-    def shards(self, count: int) -> list[Shard]:
-        return [self._fleet.start(self.spec, self.root) for _ in range(count)]
+    def shards(self, count: int, node_id: str = "n1") -> list[Shard]:
+        memory = (str(self._memory_root), node_id) if self._memory_root else None
+        return [self._fleet.start(self.spec, self.root, memory) for _ in range(count)]
 
-    def start(self, shards: list[Shard], *, world_size: int | None = None, **changes: Any) -> int:
+    @staticmethod
+    def in_memory(exits: list[ShardExit], living: list[Shard]) -> MemorySource:
+        """The newest snapshot that is whole in the memory of the nodes on which somebody lives."""
+        servers = {shard.node_id: Endpoint(node_id=shard.node_id, host="127.0.0.1", port=shard.memory_port)
+                   for shard in living}  # fmt: skip
+        held: dict[tuple[int, int, int], dict[int, Endpoint]] = {}
+        for holding in (holding for shard_exit in exits for holding in shard_exit.holdings):
+            if holding.node_id in servers:
+                key = holding.step, holding.generation, holding.world_size
+                held.setdefault(key, {})[holding.rank] = servers[holding.node_id]
+        step, generation, world_size = max(key for key, parts in held.items() if len(parts) == key[2])
+        parts = held[step, generation, world_size]
+        return MemorySource(
+            generation=generation, world_size=world_size, step=step, parts=tuple(parts[r] for r in range(world_size))
+        )
+
+    def start(
+        self,
+        shards: list[Shard],
+        *,
+        world_size: int | None = None,
+        buddy_of: Callable[[int], Shard] | None = None,
+        **changes: Any,
+    ) -> int:
         """Send the next generation's assignments; returns its number. The first shard is rank 0."""
         self.generation += 1
         self._fleet.has_exit.clear()
@@ -132,6 +163,9 @@ class Job:
                 "restore_from": newest_committed(self.root) if Path(self.root).exists() else None,
                 **changes,
             }
+            if buddy_of is not None:
+                buddy = buddy_of(rank)
+                values["buddy"] = Endpoint(node_id=buddy.node_id, host="127.0.0.1", port=buddy.memory_port)
             shard.call("run", Assignment(**values))
         return self.generation
 
@@ -191,7 +225,7 @@ class Job:
 
     @staticmethod
     def told(shards: list[Shard], kind: type[Any]) -> list[Any]:
-        assert kind in (Formed, StepReport, ValidationReport, SavedPart, SaveFailed)
+        assert issubclass(kind, get_args(ShardNews))
         return [item for shard in shards for item in shard.poll() if isinstance(item, kind)]
 
 
@@ -210,12 +244,12 @@ class Fleet:
         assert self._zygote.stdout is not None
         assert self._zygote.stdout.readline() == b"ready\n"
 
-    def start(self, spec: dict[str, Any], root: str) -> Shard:
+    def start(self, spec: dict[str, Any], root: str, memory: tuple[str, str] | None = None) -> Shard:
         assert self._zygote.stdin is not None
         self._zygote.stdin.write(f"{self._listener.address}\n".encode())
         self._zygote.stdin.flush()
         connection = self._listener.accept()
-        shard = Shard(connection, connection.recv()[1], spec, root, self.has_exit)
+        shard = Shard(connection, connection.recv()[1], spec, root, self.has_exit, memory)
         self._shards.append(shard)
         return shard
 
@@ -249,10 +283,13 @@ def fleet(_zygote_fleet: Fleet) -> Iterator[Fleet]:
 
 @pytest.fixture
 def make_job(fleet: Fleet, tmp_path: Path) -> Any:
-    """`make_job(**spec)`: a job with the tiny task; its checkpoints lie under tmp_path."""
+    """`make_job(**spec)`: a job with the tiny task; its checkpoints, and snapshots if `memory`, lie under tmp_path."""
 
-    def make(root: str = "job", **spec: Any) -> Job:
-        return Job(fleet, spec, tmp_path / root)
+    def make(root: str = "job", *, memory: bool = False, **spec: Any) -> Job:
+        memory_root = tmp_path / f"{root}-memory" if memory else None
+        if memory_root:
+            memory_root.mkdir()
+        return Job(fleet, spec, tmp_path / root, memory_root)
 
     return make
 

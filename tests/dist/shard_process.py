@@ -16,6 +16,7 @@ from shoal_workers.contract.spec_errors import parse_spec
 from shoal_workers.engine.errors import TaskFailed
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.shard import ShardEngine
+from shoal_workers.memory.tier import RamTier
 
 faulthandler.enable()
 
@@ -30,6 +31,7 @@ class ShardProcess:
         self.entered = {}
         self.outbox = Outbox("shard-under-test")
         self.engine = None
+        self.ram = None
 
     def send(self, kind, value):
         with self.sending:
@@ -57,16 +59,27 @@ class ShardProcess:
         except EOFError:
             self.assignments.put(None)
 
-    def do_create(self, spec, checkpoint_root):
+    def do_create(self, spec, checkpoint_root, memory):
+        if memory is not None:
+            root, node_id = memory
+            self.ram = RamTier(
+                job_id="job", attempt=1, shard_id=f"shard-{os.getpid()}", node_id=node_id, key="key", root=Path(root)
+            )
         self.engine = ShardEngine(
             parse_spec(spec),
             job_id="job",
             shard_id="shard-under-test",
             checkpoint_root=checkpoint_root,
             outbox=self.outbox,
+            ram=self.ram,
             on_phase=self.on_phase,
         )
-        return self.engine.store_port
+        return self.engine.store_port, self.ram.port if self.ram else 0
+
+    def do_kept_model(self):
+        """Tells one model object from another."""
+        kept = self.engine._kept
+        return kept and id(kept.model)
 
     def do_strike(self, phase, step, action, count):
         assert phase in list(Phase)

@@ -41,7 +41,8 @@ class Kept:
 def park(model: nn.Module) -> None:
     """Let go of every process group, and of what an interrupted step left behind."""
     assert isinstance(model, FSDPModule)
-    model.reset_iter_state()
+    if model._get_fsdp_state()._is_root is not None:  # else it has never run, and has nothing to reset
+        model.reset_iter_state()
     for group in _param_groups(model):
         for parameter in group.fsdp_params:  # else the next backward adds to them, silently
             parameter.unsharded_accumulated_grad = None

@@ -1,0 +1,144 @@
+"""Groups re-form from what lies in memory: at most one step is lost, and the losses are the plain run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_workers.contract.memory import Endpoint
+from shoal_workers.contract.messages import ExitKind, Formed, SnapshotCost
+
+STEPS = 8
+SPEC: dict[str, Any] = {
+    "batch": {"global_size": 8, "micro_size": 2},
+    "optimizer": {"lr": 0.02},
+    "schedule": {"warmup_steps": 2},
+    "stop": {"steps": STEPS},
+    "checkpoint": {"every_steps": 100},
+    "validation": {"samples": 0},
+    "elasticity": {"max_workers": 4},
+    "snapshot": {"budget": 1.0},
+    "seed": 3,
+}
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "snapshot"])
+def test_a_killed_rank_costs_at_most_one_step_without_any_checkpoint(make_job: Any, reference: Any, phase: str) -> None:
+    job = make_job(memory=True, **SPEC)
+    shards = job.shards(4)
+    victim, survivors = shards[1], [shards[0], *shards[2:]]
+    victim.strike(phase, 6 if phase == "snapshot" else 5, "kill")
+    job.start(shards)
+    assert victim.gone.wait(30)
+    exits, seconds = job.interrupt(survivors)
+    assert seconds < 2
+    source = job.in_memory(exits, survivors)
+    assert source.step == 5, "the dead rank's part outlives it"
+    assert [e.kind for e in job.run(survivors, restore_memory=source)] == [ExitKind.FINISHED] * 3
+    formed = job.told(survivors, Formed)[-1]
+    assert (formed.start_step, formed.remote_bytes) == (5, 0)
+    assert formed.restored_bytes > 0
+    assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_survivors_keep_their_model_when_a_spare_takes_the_dead_ranks_place(make_job: Any, reference: Any) -> None:
+    job = make_job(memory=True, **SPEC)
+    shards = job.shards(4)
+    spare = shards.pop()
+    victim, survivors = shards[1], [shards[0], shards[2]]
+    victim.strike("backward", 4, "kill")
+    job.start(shards)
+    assert victim.gone.wait(30)
+    exits, _ = job.interrupt(survivors)
+    before = [shard.call("kept_model") for shard in survivors]
+    members = [shards[0], spare, shards[2]]
+    ends = job.run(members, restore_memory=job.in_memory(exits, members))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3
+    assert [shard.call("kept_model") for shard in survivors] == before
+    assert job.told(members, Formed)[-1].start_step == 4
+    assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_a_switch_at_a_step_boundary_needs_no_storage_and_loses_nothing(make_job: Any, reference: Any) -> None:
+    job = make_job(memory=True, **SPEC)
+    shards = job.shards(2)
+    shards[0].strike("forward", 4, "hold")
+    generation = job.start(shards)
+    shards[0].reached()
+    shards[1].call("request_yield", generation, False)
+    shards[0].call("go")
+    exits = [shard.exit() for shard in shards]
+    assert [(e.kind, e.step, e.is_durable) for e in exits] == [(ExitKind.YIELDED, 5, False)] * 2
+    assert not list(Path(job.root).glob("step-*"))
+    larger = shards + job.shards(2)
+    ends = job.run(larger, restore_memory=job.in_memory(exits, larger))
+    assert [e.kind for e in ends] == [ExitKind.FINISHED] * 4
+    assert job.told(larger, Formed)[-1].start_step == 5
+    assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_a_lost_node_is_made_good_by_the_buddies_on_the_other(make_job: Any, reference: Any) -> None:
+    job = make_job(memory=True, **SPEC)
+    here, there = job.shards(2, "n1"), job.shards(2, "n2")
+    shards = [*here, *there]
+    shards[0].strike("forward", 6, "hold")
+    generation = job.start(shards, buddy_of=lambda rank: shards[(rank + 2) % 4])
+    shards[0].reached()
+    for shard in there:
+        shard.kill()
+    shards[0].call("interrupt", generation)
+    shards[0].call("go")
+    exits, _ = job.interrupt(here)
+    source = job.in_memory(exits, here)
+    assert source.generation == generation
+    assert 6 - source.step <= 2, "a copy that was still on its way does not count"
+    assert [e.kind for e in job.run(here, restore_memory=source)] == [ExitKind.FINISHED] * 2
+    assert job.losses(here) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_memory_that_is_gone_is_said_to_be(make_job: Any) -> None:
+    job = make_job(memory=True, **SPEC)
+    (shard,) = job.shards(1)
+    shard.strike("forward", 3, "hold")
+    generation = job.start([shard])
+    shard.reached()
+    shard.call("interrupt", generation)
+    shard.call("go")
+    source = job.in_memory([shard.exit()], [shard])
+    gone = source.model_copy(update={"parts": (Endpoint(node_id="elsewhere", host="127.0.0.1", port=1),)})
+    [stranger] = job.shards(1, "n2")
+    (end,) = job.run([stranger], restore_memory=gone)
+    assert end.kind is ExitKind.MEMORY_LOST
+    assert "elsewhere" in end.error.message
+    (end,) = job.run([shard], restore_memory=source)
+    assert end.kind is ExitKind.FINISHED
+
+
+def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any) -> None:
+    """Rounds with the same world keep the model, rounds with another build it anew."""
+    job = make_job(memory=True, **{**SPEC, "stop": {"steps": 10_000}})
+    shards = job.shards(3)
+    source, census = None, {}
+    for round_ in range(100):
+        members = shards[: 2 + round_ % 4 // 2]
+        generation = job.start(members, restore_memory=source)
+        shards[0].call("request_yield", generation, False)
+        exits = [shard.exit() for shard in members]
+        assert [e.kind for e in exits] == [ExitKind.YIELDED] * len(members), exits
+        source = job.in_memory(exits, members)
+        assert source.step == round_ + 1
+        if round_ in (19, 99):
+            census[round_] = [shard.call("census") for shard in shards]
+    for (fds, threads), (fds_after, threads_after) in zip(census[19], census[99], strict=True):
+        assert fds_after <= fds + 2
+        assert threads_after <= threads + 1
+
+
+def test_rank_0_tells_what_the_snapshots_cost(make_job: Any) -> None:
+    job = make_job(memory=True, **SPEC)
+    shards = job.shards(2)
+    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2
+    told = job.told(shards, SnapshotCost)
+    assert told and told[0].every_steps == 1 and told[0].num_bytes > 0
