@@ -229,6 +229,15 @@ class DrainView(Frozen):
     """"api", or "ray" for a drain that the cluster announced."""
 
 
+class DrainRequest(Frozen):
+    """What is asked of a node that shall be left."""
+
+    reason: str = Field("drain requested", min_length=1, max_length=500)
+    """For people; shown with the node and in the histories of the jobs that leave it."""
+    deadline_s: float | None = Field(None, ge=0, le=30 * 86400, allow_inf_nan=False)
+    """Seconds until the node goes away; null: it stays, nothing shall run on it."""
+
+
 class NodeView(Frozen):
     node_id: str
     ip: str
@@ -239,6 +248,9 @@ class NodeView(Frozen):
     drain: DrainView | None = None
     suspected: str = ""
     """Why it is on probation; empty: it is not."""
+    suspected_since: float | None = None
+    next_test_at: float | None = None
+    """When the probation test of it runs next; until one passes, no new process is placed there."""
 
 
 class ClusterView(Frozen):
@@ -271,6 +283,54 @@ class Goodput(Frozen):
     """Booked up to this wall-clock time."""
     max_step: int = 0
     """Largest step that was ever completed: one up to it that is done again is `recomputed`."""
+
+
+class SpecDifference(Frozen):
+    """A key that decides about the losses, and is not the same in two specs."""
+
+    path: str
+    """Dotted, for example optimizer.lr."""
+    value: Any
+    against: Any
+
+
+class ParityPoint(Frozen):
+    """One step of two jobs, next to each other."""
+
+    step: int
+    loss: float
+    """NaN and infinity are null."""
+    against: float
+    abs_diff: float
+    rel_diff: float
+
+
+class ParityView(Frozen):
+    """How far the losses of two jobs differ, step by step: of one with incidents against an undisturbed one."""
+
+    job_id: str
+    against_id: str
+    tolerance: float
+    """Largest relative difference that is still parity."""
+    within_tolerance: bool
+    """Steps were compared, and none differs by more."""
+    bit_identical: bool
+    """Steps were compared, and all losses are the same doubles."""
+    steps_compared: int
+    steps_only_in_job: int
+    steps_only_in_against: int
+    max_abs_diff: float | None = None
+    max_abs_diff_step: int | None = None
+    max_rel_diff: float | None = None
+    """|a - b| / max(|a|, |b|); infinite (null) where only one of them is finite."""
+    max_rel_diff_step: int | None = None
+    first_step_different: int | None = None
+    first_step_over_tolerance: int | None = None
+    steps_over_tolerance: int = 0
+    differs_in: tuple[SpecDifference, ...] = ()
+    """Why the losses may well differ: data, model, seed and so on are not the same. Empty: the specs match."""
+    points: tuple[ParityPoint, ...] = ()
+    """Of long series: of each of equal shares of the steps, the one with the largest relative difference."""
 
 
 class Page(Frozen, Generic[T]):
@@ -322,6 +382,8 @@ class SupervisorNews(Frozen):
     series: tuple[SeriesPoint, ...] = ()
     """Stored by step: a step that is done again after a rollback overwrites itself."""
     logs: tuple[PendingLog, ...] = ()
+    suspects: tuple[SuspectedNode, ...] = ()
+    """Nodes that go on probation."""
     status: JobStatus
     """The newest status, whole."""
     workers: tuple[WorkerView, ...] = ()
@@ -334,6 +396,14 @@ class PendingEvent(Frozen):
     at: float
     type: str
     data: dict[str, Any] = Field(default_factory=dict)
+
+
+class SuspectedNode(Frozen):
+    """A process on this node was at fault, and it may have been the node's."""
+
+    at: float
+    node_id: str
+    reason: str
 
 
 class PendingLog(Frozen):

@@ -25,9 +25,10 @@ from pydantic import BaseModel
 from shoal_api.answers import EventPage, Health, LogPage, Readiness, SpecCheck
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.follow import follow as follow_stream
-from shoal_api.client.series import parse_series
+from shoal_api.client.series import parse_parity, parse_series
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Transport
 from shoal_service.code_archive import pack
+from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.spec_io import SpecFormat, decode
 from shoal_service.views import (
     CheckpointView,
@@ -40,6 +41,7 @@ from shoal_service.views import (
     JobView,
     LogView,
     Page,
+    ParityView,
     SeriesPoint,
     WorkerView,
 )
@@ -234,6 +236,14 @@ class Client:
 
     def checkpoints(self, job_id: str) -> tuple[CheckpointView, ...]:
         return self._get(f"{_path(job_id)}/checkpoints", Page[CheckpointView]).items
+
+    def parity(
+        self, job_id: str, against: str, *, tolerance: float = DEFAULT_TOLERANCE, max_points: int = 0
+    ) -> ParityView:
+        """How far the losses of two jobs differ. `max_points`: list so many steps, of long series the worst ones."""
+        params = {"against": against, "tolerance": tolerance, "max_points": max_points}
+        answer = self._transport.send("GET", f"{_path(job_id)}/parity", params=params)
+        return parse_parity(answer.content)
 
     # The service
 

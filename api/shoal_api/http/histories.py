@@ -1,4 +1,5 @@
-"""Routes of what a job went through and is made of: events, logs, series, workers, incidents, checkpoints."""
+"""Routes of what a job went through and is made of: events, logs, series, workers, incidents, checkpoints; and how
+its losses compare with another job's."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from shoal_api.http.context import MAX_SEQ, Context, JobId, wants_events
 from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line
 from shoal_api.http.long_poll import EventQuery, poll_events
 from shoal_api.http.streams import sse_response, text_response
-from shoal_service.views import CheckpointView, IncidentView, Page, SeriesPoint, WorkerView
+from shoal_service.core.parity import DEFAULT_TOLERANCE
+from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, SeriesPoint, WorkerView
 
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only what comes after this number.")]
 LastEventId = Annotated[
@@ -105,6 +107,25 @@ def routes(context: Context) -> APIRouter:
     async def checkpoints(job_id: JobId) -> Response:
         """Oldest first; damaged and deleted ones are listed too."""
         return await _page(Page[CheckpointView], store.checkpoints, job_id)
+
+    @router.get("/parity", response_model=ParityView, summary="Whether two jobs have the same losses")
+    async def parity(
+        job_id: JobId,
+        against: Annotated[
+            str, Query(min_length=1, max_length=64, description="The other job, usually an undisturbed one.")
+        ],
+        tolerance: Annotated[
+            float, Query(ge=0, le=1, allow_inf_nan=False, description="Largest relative difference that is parity.")
+        ] = DEFAULT_TOLERANCE,
+        max_points: Annotated[
+            int, Query(ge=0, le=20_000, description="List the losses of at most so many steps; 0: none.")
+        ] = 0,
+    ) -> Response:
+        """Every step that both have, as exact doubles: the largest difference, the first step that differs, and which
+        keys of the specs may be the reason.
+        """
+        found = await run_in_threadpool(store.parity, job_id, against, tolerance=tolerance, max_points=max_points)
+        return Response(found.model_dump_json(), media_type="application/json")
 
     return router
 

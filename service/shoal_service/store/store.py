@@ -15,7 +15,8 @@ from typing import Any
 from sqlalchemy import text
 
 from shoal_service.core.desired import Desired
-from shoal_service.store import archives, driving, history, nodes, submissions
+from shoal_service.core.parity import DEFAULT_TOLERANCE
+from shoal_service.store import archives, comparison, driving, history, nodes, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import news as newsroom
 from shoal_service.store import snapshot as snapshots
@@ -38,6 +39,7 @@ from shoal_service.views import (
     JobView,
     LogView,
     Page,
+    ParityView,
     SeriesPoint,
     SupervisorNews,
     WorkerView,
@@ -150,6 +152,13 @@ class Store:
     def checkpoints(self, job_id: str) -> list[CheckpointView]:
         with self._database.read() as tx:
             return history.read_checkpoints(tx, job_id)
+
+    def parity(
+        self, job_id: str, against_id: str, *, tolerance: float = DEFAULT_TOLERANCE, max_points: int = 0
+    ) -> ParityView:
+        """The losses of two jobs, step by step; `max_points` 0: no points. Raises JobNotFound."""
+        with self._database.read() as tx:
+            return comparison.parity(tx, job_id, against_id, tolerance=tolerance, max_points=max_points)
 
     def put_code(self, sha256: str, data: bytes, now: float) -> None:
         """Raises InvalidArchive: too large, or not what its name says."""

@@ -1,0 +1,188 @@
+"""The loss parity report: two series of losses, compared step by step. Pure; the store feeds it rows.
+
+A job that lost workers, was resized, paused or moved must have the losses of the undisturbed run: equal bits in
+deterministic mode, within a relative tolerance otherwise. Steps that were rolled back are in the series once, as they
+were done last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shoal_service.views import ParityPoint, ParityView, SpecDifference
+from shoal_workers.contract.spec import JobSpec
+
+Losses = Iterable[tuple[int, float]]
+"""Steps and their losses, steps rising."""
+DEFAULT_TOLERANCE = 1e-5
+DECISIVE = (
+    "task", "code.archive", "model", "data", "seed", "batch", "optimizer", "schedule", "precision", "stop",
+    "deterministic", "health.non_finite",
+)  # fmt: skip
+"""What the losses are a function of. Everything else (workers, layout, checkpoints ...) must make no difference."""
+
+
+def compare(
+    job_id: str, losses: Losses, against_id: str, reference: Losses, *, tolerance: float, max_points: int = 0
+) -> ParityView:
+    """Reads both series once, side by side. `max_points` 0: the summary only."""
+    summary = _Summary(tolerance)
+    points = _Thinned(max_points)
+    for step, loss, other in _side_by_side(losses, reference):
+        if loss is None or other is None:
+            summary.add_lonely(in_job=loss is not None)
+            continue
+        point = _point(step, loss, other)
+        summary.add(point)
+        points.add(point)
+    return summary.view(job_id, against_id, tuple(points.kept()))
+
+
+def differences(spec: JobSpec, against: JobSpec) -> tuple[SpecDifference, ...]:
+    """Keys of DECISIVE that are not the same, each by its full path."""
+    left, right = spec.model_dump(mode="json"), against.model_dump(mode="json")
+    return tuple(
+        difference for path in DECISIVE for difference in _differences(path, _at(left, path), _at(right, path))
+    )
+
+
+def _side_by_side(losses: Losses, reference: Losses) -> Iterator[tuple[int, float | None, float | None]]:
+    """Every step of either, once."""
+    left, right = iter(losses), iter(reference)
+    a, b = next(left, None), next(right, None)
+    while a is not None or b is not None:
+        if b is None or (a is not None and a[0] < b[0]):
+            assert a is not None
+            yield a[0], a[1], None
+            a = next(left, None)
+        elif a is None or b[0] < a[0]:
+            yield b[0], None, b[1]
+            b = next(right, None)
+        else:
+            yield a[0], a[1], b[1]
+            a, b = next(left, None), next(right, None)
+
+
+def _point(step: int, loss: float, other: float) -> ParityPoint:
+    abs_diff, rel_diff = _distance(loss, other)
+    return ParityPoint(step=step, loss=loss, against=other, abs_diff=abs_diff, rel_diff=rel_diff)
+
+
+def _distance(a: float, b: float) -> tuple[float, float]:
+    """Absolute and relative. Two that are not a number, or the same infinity, do not differ."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0, 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf, math.inf
+    largest = max(abs(a), abs(b))
+    return abs(a - b), abs(a / largest - b / largest)
+
+
+class _Summary:
+    def __init__(self, tolerance: float) -> None:
+        self._tolerance = tolerance
+        self._compared = 0
+        self._only_in_job = 0
+        self._only_in_against = 0
+        self._over = 0
+        self._largest_abs: ParityPoint | None = None
+        self._largest_rel: ParityPoint | None = None
+        self._first_different: int | None = None
+        self._first_over: int | None = None
+
+    def add_lonely(self, *, in_job: bool) -> None:
+        if in_job:
+            self._only_in_job += 1
+        else:
+            self._only_in_against += 1
+
+    def add(self, point: ParityPoint) -> None:
+        self._compared += 1
+        if self._largest_abs is None or point.abs_diff > self._largest_abs.abs_diff:
+            self._largest_abs = point
+        if self._largest_rel is None or point.rel_diff > self._largest_rel.rel_diff:
+            self._largest_rel = point
+        if self._first_different is None and point.abs_diff > 0:
+            self._first_different = point.step
+        if point.rel_diff > self._tolerance:
+            self._over += 1
+            self._first_over = point.step if self._first_over is None else self._first_over
+
+    def view(self, job_id: str, against_id: str, points: tuple[ParityPoint, ...]) -> ParityView:
+        differs = self._first_different is not None
+        return ParityView(
+            job_id=job_id,
+            against_id=against_id,
+            tolerance=self._tolerance,
+            within_tolerance=self._compared > 0 and self._over == 0,
+            bit_identical=self._compared > 0 and not differs,
+            steps_compared=self._compared,
+            steps_only_in_job=self._only_in_job,
+            steps_only_in_against=self._only_in_against,
+            max_abs_diff=self._largest_abs.abs_diff if self._largest_abs else None,
+            max_abs_diff_step=self._largest_abs.step if self._largest_abs and differs else None,
+            max_rel_diff=self._largest_rel.rel_diff if self._largest_rel else None,
+            max_rel_diff_step=self._largest_rel.step if self._largest_rel and differs else None,
+            first_step_different=self._first_different,
+            first_step_over_tolerance=self._first_over,
+            steps_over_tolerance=self._over,
+            points=points,
+        )
+
+
+class _Thinned:
+    """At most `max_points` of however many points: neighbours are merged, the worse one stays.
+
+    Starts with buckets of one point; whenever there are too many, pairs of buckets become one.
+    """
+
+    def __init__(self, max_points: int) -> None:
+        self._max_points = max_points
+        self._width = 1
+        self._buckets: list[ParityPoint] = []
+        self._in_last = 0
+
+    def add(self, point: ParityPoint) -> None:
+        if self._max_points == 0:
+            return
+        if self._buckets and self._in_last < self._width:
+            self._buckets[-1] = _worse(self._buckets[-1], point)
+            self._in_last += 1
+            return
+        if len(self._buckets) == self._max_points:
+            self._merge()
+            self.add(point)
+            return
+        self._buckets.append(point)
+        self._in_last = 1
+
+    def kept(self) -> list[ParityPoint]:
+        return self._buckets
+
+    def _merge(self) -> None:
+        """Every bucket is full, but the last one of an odd number has nobody to merge with: it is half full then."""
+        pairs = [self._buckets[i : i + 2] for i in range(0, len(self._buckets), 2)]
+        self._in_last = self._width * len(pairs[-1])
+        self._width *= 2
+        self._buckets = [pair[0] if len(pair) == 1 else _worse(*pair) for pair in pairs]
+
+
+def _worse(a: ParityPoint, b: ParityPoint) -> ParityPoint:
+    return b if b.rel_diff > a.rel_diff else a
+
+
+def _at(document: dict[str, Any], path: str) -> Any:
+    value: Any = document
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def _differences(path: str, value: Any, against: Any) -> Iterator[SpecDifference]:
+    if isinstance(value, dict) and isinstance(against, dict):
+        for key in sorted(value.keys() | against.keys()):
+            yield from _differences(f"{path}.{key}", value.get(key), against.get(key))
+    elif value != against:
+        yield SpecDifference(path=path, value=value, against=against)

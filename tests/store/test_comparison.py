@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.store import JobNotFound, Store
+from shoal_service.views import SeriesPoint
+
+Submit = Callable[..., str]
+Begin = Callable[..., Any]
+
+
+def points(losses: dict[int, float]) -> tuple[SeriesPoint, ...]:
+    return tuple(
+        SeriesPoint(
+            step=step,
+            at=1.0,
+            loss=loss,
+            grad_norm=1.0,
+            lr=0.1,
+            tokens_per_s=1.0,
+            step_s=1.0,
+            world_size=1,
+            generation=1,
+        )
+        for step, loss in losses.items()
+    )
+
+
+@pytest.fixture
+def trained(submit: Submit, begin: Begin) -> Callable[..., str]:
+    def train(losses: dict[int, float], **changes: Any) -> str:
+        attempt = begin(submit(**changes))
+        attempt.tell(series=points(losses))
+        return str(attempt.job_id)
+
+    return train
+
+
+def test_stored_losses_are_compared_as_exact_doubles(store: Store, trained: Callable[..., str]) -> None:
+    losses = {step: math.exp(-step / 1000) * 5.5 for step in range(1, 2001)}
+    first, second = trained(losses), trained(losses)
+    assert store.parity(first, second).bit_identical
+    third = trained(losses | {777: math.nextafter(losses[777], 0)})
+    report = store.parity(first, third, max_points=100)
+    assert (report.first_step_different, report.within_tolerance, report.steps_compared) == (777, True, 2000)
+    assert any(point.step == 777 for point in report.points) and len(report.points) <= 100
+
+
+def test_a_step_that_was_done_again_counts_as_it_was_done_last(
+    store: Store, submit: Submit, begin: Begin, trained: Callable[..., str]
+) -> None:
+    attempt = begin(submit())
+    attempt.tell(series=points({1: 5.0, 2: 9.0}))
+    attempt.tell(series=points({2: 4.0}))
+    assert store.parity(attempt.job_id, trained({1: 5.0, 2: 4.0})).bit_identical
+
+
+def test_a_loss_that_was_not_a_number_is_one_still(store: Store, trained: Callable[..., str]) -> None:
+    assert store.parity(trained({1: math.nan}), trained({1: math.nan})).bit_identical
+    assert not store.parity(trained({1: math.nan}), trained({1: 1.0})).within_tolerance
+
+
+def test_specs_that_differ_are_said_to(store: Store, trained: Callable[..., str]) -> None:
+    report = store.parity(trained({1: 1.0}, seed=7), trained({1: 1.0}, name="other"))
+    assert [(d.path, d.value, d.against) for d in report.differs_in] == [("seed", 7, 0)]
+
+
+def test_both_jobs_must_exist(store: Store, trained: Callable[..., str]) -> None:
+    job_id = trained({1: 1.0})
+    for pair in ((job_id, "job-nobody"), ("job-nobody", job_id)):
+        with pytest.raises(JobNotFound, match="job-nobody"):
+            store.parity(*pair)
