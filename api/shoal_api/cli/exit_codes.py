@@ -10,7 +10,8 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    """The job failed or was cancelled, the demo or a check of the doctor did not pass, or the server broke."""
+    """The job failed or was cancelled, two jobs have no parity, the demo or a check of the doctor did not pass, or the
+    server broke."""
     USAGE = 2
     """Wrong options, a spec that is refused, or a request that does not fit the job's state."""
     UNREACHABLE = 3

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from shoal_api.cli.commands import check, control, inspect, serve, specs, submit
+from shoal_api.cli.commands import check, control, goodput, incidents, inspect, parity, serve, specs, submit
 
 _HELP = """Elastic training on Ray: jobs survive dead workers and finish with the undisturbed run's model.
 
@@ -18,7 +18,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Jobs": (
         submit.submit, submit.watch, inspect.jobs, inspect.show, inspect.logs, inspect.events,
         control.scale, control.pause, control.resume, control.cancel,
-        inspect.workers, inspect.incidents, inspect.checkpoints,
+        inspect.workers, incidents.incidents, goodput.goodput, parity.parity, inspect.checkpoints,
     ),
     _SPECS: (specs.validate, specs.schema),
     "Server": (serve.serve, inspect.cluster, check.demo, check.doctor, check.version),

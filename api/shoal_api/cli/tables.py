@@ -14,7 +14,6 @@ from shoal_api.cli.sparkline import sparkline, worker_bar
 from shoal_service.views import (
     CheckpointView,
     ClusterView,
-    IncidentView,
     JobSummary,
     JobView,
     SeriesPoint,
@@ -34,7 +33,7 @@ _SPARKLINE_WIDTH = 40
 def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
     if not jobs:
         return Text("no jobs; `shoal submit SPEC` makes one", style="dim")
-    table = _table("id", "name", "state", ">step", ">loss", ">workers", ">age")
+    table = new_table("id", "name", "state", ">step", ">loss", ">workers", ">age")
     for job in jobs:
         state = Text(job.state, style=STATE_STYLE[job.state])
         if job.reason:
@@ -65,7 +64,9 @@ def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
         ("ETA", seconds(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
         ("checkpoint", f"step {status.checkpoint_step}" if status.checkpoint_step is not None else ""),
+        ("snapshots", _snapshots(job)),
         ("incidents", f"{status.incidents}, {status.steps_lost} steps lost" if status.incidents else ""),
+        ("goodput", _goodput(job)),
         ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
         ("created", clock(job.created_at)),
         ("started", clock(job.started_at) if job.started_at else ""),
@@ -86,7 +87,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
 
 
 def workers_table(workers: Iterable[WorkerView]) -> Table:
-    table = _table(">rank", "shard", "state", "phase", ">step", ">generation", ">pid", "node")
+    table = new_table(">rank", "shard", "state", "phase", ">step", ">generation", ">pid", "node")
     for worker in workers:
         rank = "-" if worker.rank is None else str(worker.rank)
         table.add_row(
@@ -96,25 +97,10 @@ def workers_table(workers: Iterable[WorkerView]) -> Table:
     return table
 
 
-def incidents_table(incidents: Sequence[IncidentView]) -> Table | Text:
-    if not incidents:
-        return Text("no incidents", style="dim")
-    table = _table("at", "cause", ">ranks", "workers", ">detect", ">recovery", ">steps lost", "from", "message")
-    for one in incidents:
-        to_workers = one.to_workers if one.to_workers is not None else "?"
-        table.add_row(
-            clock(one.at), Text(one.cause, style="red"), ",".join(str(rank) for rank in one.ranks) or "-",
-            f"{one.from_workers} -> {to_workers}", seconds(one.detect_s),
-            seconds(one.recovery_s) if one.closed else "open", "?" if one.steps_lost is None else str(one.steps_lost),
-            one.state_source or "-", one.message,
-        )  # fmt: skip
-    return table
-
-
 def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
     if not checkpoints:
         return Text("no checkpoints yet", style="dim")
-    table = _table(">step", "state", ">size", ">took", ">stall", ">workers", "committed", "url")
+    table = new_table(">step", "state", ">size", ">took", ">stall", ">workers", "committed", "url")
     for one in checkpoints:
         style = {"committed": "green", "damaged": "red", "failed": "red"}.get(one.state, "dim")
         table.add_row(
@@ -130,7 +116,7 @@ def cluster_page(cluster: ClusterView) -> list[Any]:
     free = f"CPUs {cluster.cpus_free:g} of {cluster.cpus_total:g} free"
     if cluster.gpus_total:
         free += f", GPUs {cluster.gpus_free:g} of {cluster.gpus_total:g} free"
-    table = _table("node", "ip", "state", ">cpus", ">gpus", ">memory")
+    table = new_table("node", "ip", "state", ">cpus", ">gpus", ">memory")
     for node in cluster.nodes:
         alive = Text("alive", style="green") if node.alive else Text("dead", style="red")
         table.add_row(
@@ -157,7 +143,20 @@ def _validation(job: JobView) -> str:
     return f"loss {number(job.status.val_loss)}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
 
 
-def _table(*columns: str) -> Table:
+def _snapshots(job: JobView) -> str:
+    every, share = job.status.snapshot_every_steps, job.status.snapshot_share
+    if every is None:
+        return ""
+    pace = "after every step" if every == 1 else f"after every {every} steps"
+    return f"in memory, {pace}" + (f", {share:.2%} of the step time" if share is not None else "")
+
+
+def _goodput(job: JobView) -> str:
+    goodput = job.status.goodput
+    return "" if goodput is None or goodput.ratio is None else f"{goodput.ratio:.1%}"
+
+
+def new_table(*columns: str) -> Table:
     """Columns whose name starts with ">" are aligned to the right."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:

@@ -1,4 +1,4 @@
-"""Commands that only look: jobs, show, logs, events, workers, incidents, checkpoints, cluster."""
+"""Commands that only look: jobs, show, logs, events, workers, checkpoints, cluster."""
 
 from __future__ import annotations
 
@@ -90,13 +90,6 @@ def workers(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = 
     from shoal_api.cli.tables import workers_table
 
     _list(job, url, as_json, lambda client, job_id: client.workers(job_id), workers_table)
-
-
-def incidents(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """List what went wrong, and what it cost."""
-    from shoal_api.cli.tables import incidents_table
-
-    _list(job, url, as_json, lambda client, job_id: client.incidents(job_id), incidents_table)
 
 
 def checkpoints(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:

@@ -1,0 +1,16 @@
+"""The command that shows where a job's worker-seconds went."""
+
+from __future__ import annotations
+
+from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
+
+
+def goodput(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Show how much of the workers' time was productive, and where the rest went."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.goodput_page import goodput_page
+        from shoal_service.views import Goodput
+
+        with session.open_client() as client:
+            view = client.job(session.job_id(client, job))
+        session.output.document(view.status.goodput or Goodput(), lambda: goodput_page(view))
