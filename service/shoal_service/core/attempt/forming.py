@@ -1,10 +1,14 @@
-"""Which processes form the next group, when, and from which state."""
+"""When a group forms, and from which state: the first one, the next one, and a larger or smaller one on purpose."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shoal_service.core.attempt import holdings, nodes
+from shoal_service.core.attempt.buddies import buddies
 from shoal_service.core.attempt.commands import RequestYield, Run
+from shoal_service.core.attempt.ranks import next_members
+from shoal_service.core.attempt.source import best_source, durable_step
 from shoal_service.core.attempt.state import Process, Stage, Wanted
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.planner import plan
@@ -16,10 +20,7 @@ def consider(turn: Turn) -> None:
     """Looked at after every event: is it time to form a first group, to resume, to grow, to shrink, to pause?"""
     match turn.state.stage:
         case Stage.STARTING | Stage.WAITING if _ready(turn):
-            form(turn, _candidates(turn))
-        case Stage.RUNNING if turn.state.exits:
-            # a member has left as planned: the others are about to, or run into the deadline
-            turn.enter(Stage.SWITCHING)
+            form(turn, next_members(turn.state, turn.now))
         case Stage.RUNNING:
             reason = _reason_to_switch(turn)
             if reason is not None:
@@ -30,20 +31,25 @@ def consider(turn: Turn) -> None:
 
 def plan_next(turn: Turn) -> None:
     """A group has ended and may be followed by another: form it now, or wait for processes."""
-    if turn.state.wanted is Wanted.PAUSE:
-        turn.end(EndReason.PAUSED, "paused on request")
+    state = turn.state
+    members = next_members(state, turn.now)
+    can_form = len(members) >= max(1, state.min_workers) and turn.now >= state.not_before
+    if state.wanted is Wanted.PAUSE:
+        best = best_source(state)
+        if best is None or best.step <= durable_step(state) or not can_form:
+            turn.end(EndReason.PAUSED, "paused on request")
+            return
+        # what is in memory is newer than what is durable: go on from it, and pause at the next step boundary
+    if can_form:
+        form(turn, members)
         return
-    candidates = _candidates(turn)
-    if len(candidates) < turn.state.min_workers or turn.now < turn.state.not_before:
-        turn.enter(Stage.WAITING)
-        turn.emit(
-            "job.waiting",
-            warm=len(candidates),
-            min_workers=turn.state.min_workers,
-            until=turn.now + turn.state.spec.elasticity.wait_s,
-        )
-        return
-    form(turn, candidates)
+    turn.enter(Stage.WAITING)
+    turn.emit(
+        "job.waiting",
+        warm=len(members),
+        min_workers=state.min_workers,
+        until=turn.now + state.spec.elasticity.wait_s,
+    )
 
 
 def form(turn: Turn, chosen: Sequence[Process]) -> None:
@@ -51,10 +57,11 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
     state = turn.state
     generation = state.generation + 1
     layout, reason = plan(state.spec, len(chosen))
-    first = chosen[0].info
-    assert first is not None
+    infos = [process.info for process in chosen if process.info is not None]
+    memory = best_source(state, chosen) if state.keeps_snapshots else None
+    keepers = buddies(infos) if state.keeps_snapshots else (None,) * len(infos)
     restore_from = None if state.newest is None else f"{state.checkpoint_root.rstrip('/')}/{state.newest}"
-    for rank, process in enumerate(chosen):
+    for rank, (process, buddy) in enumerate(zip(chosen, keepers, strict=True)):
         turn.update_process(process.index, in_run=True)
         assignment = Assignment(
             job_id=state.job_id,
@@ -62,26 +69,40 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
             generation=generation,
             rank=rank,
             layout=layout,
-            store_host=first.node_ip,
-            store_port=first.store_port,
+            store_host=infos[0].node_ip,
+            store_port=infos[0].store_port,
             restore_from=restore_from,
+            restore_memory=memory,
+            buddy=buddy,
         )
         turn.do(Run(process.index, assignment))
-    turn.set(
-        generation=generation,
-        members=tuple(p.index for p in chosen),
-        restored=state.newest,
-        exits={},
-        parts={name: parts for name, parts in state.parts.items() if name in state.committing},
-    )
+    source = "memory" if memory else "checkpoint" if state.newest else "initial"
     if state.incident is not None:
-        source = "initial" if state.newest is None else "checkpoint"
+        spares = [p.index for p in chosen if p.index not in state.members]
         turn.set(
             incident=state.incident.model_copy(
-                update={"forming_at": turn.now, "to_workers": len(chosen), "state_source": source}
+                update={
+                    "forming_at": turn.now,
+                    "to_workers": len(chosen),
+                    "to_layout": layout.describe(),
+                    "num_spares": len(spares),
+                    "state_source": source,
+                }
             )
         )
         turn.show_incident()
+    turn.set(
+        generation=generation,
+        members=tuple(p.index for p in chosen),
+        layout=layout,
+        restored=state.newest,
+        memory=memory,
+        exits={},
+        asked={},
+        told={},
+        beats={},
+        parts={name: parts for name, parts in state.parts.items() if name in state.committing},
+    )
     turn.enter(Stage.FORMING)
     turn.emit(
         "generation.forming",
@@ -89,24 +110,21 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
         workers=len(chosen),
         layout=layout.describe(),
         reason=reason,
+        source=source,
         restore=state.newest,
+        step=memory.step if memory else durable_step(state),
     )
-
-
-def _candidates(turn: Turn) -> tuple[Process, ...]:
-    """Warm processes up to the grant: members keep their rank order, so that state stays where it is; spares follow."""
-    order = {index: rank for rank, index in enumerate(turn.state.members)}
-    warm = sorted(turn.state.warm, key=lambda p: (order.get(p.index, len(order)), p.index))
-    return tuple(warm[: turn.state.granted])
 
 
 def _ready(turn: Turn) -> bool:
     """All that were asked for are there; or enough are, and the others let us wait too long."""
     state = turn.state
-    candidates = _candidates(turn)
-    if len(candidates) < max(1, state.min_workers) or turn.now < state.not_before:
+    members = next_members(state, turn.now)
+    if len(members) < max(1, state.min_workers) or turn.now < state.not_before:
         return False
-    return len(candidates) >= state.granted or _settled(turn)
+    if holdings.awaited(state, turn.now):
+        return False
+    return len(members) >= state.granted or _settled(turn)
 
 
 def _settled(turn: Turn) -> bool:
@@ -121,18 +139,57 @@ def _settled(turn: Turn) -> bool:
 
 def _reason_to_switch(turn: Turn) -> str | None:
     state = turn.state
-    have, could = len(state.members), state.num_usable
+    have, could = len(state.members), len(next_members(state, turn.now))
     if state.wanted is Wanted.PAUSE:
         return "pause"
     if state.granted < have:
         return f"shrink {have} -> {state.granted}"
+    drain = _reason_to_drain(turn)
+    if drain is not None:
+        return drain
     if could > have and turn.now >= state.grow_not_before and _settled(turn):
         return f"grow {have} -> {could}"
     return None
 
 
-def _switch(turn: Turn, reason: str) -> None:
+def _reason_to_drain(turn: Turn) -> str | None:
+    """Members have to go: once others can take their place, or nobody is to be expected any more; at the latest when
+    their time has come. Below elasticity.min_workers only then."""
     state = turn.state
+    following = next_members(state, turn.now)
+    going = [p for p in nodes.members_to_go(state) if p not in following]
+    if not going:
+        turn.set(draining_since=None)
+        return None
+    if state.draining_since is None:
+        turn.set(draining_since=turn.now)
+    leave = nodes.leave_of(state, going[0])
+    assert leave is not None
+    reason = f"drain {leave.node_id}: {leave.reason}"
+    if any(nodes.is_due(state, p, turn.now) for p in going):
+        return reason
+    if len(following) < max(1, state.min_workers):
+        return None
+    if len(following) >= min(state.granted, len(state.members)) or _nobody_comes(turn):
+        return reason
+    return None
+
+
+def _nobody_comes(turn: Turn) -> bool:
+    """No process has become warm for a while, and those that are starting had their time."""
+    state = turn.state
+    newest = max(turn.state.draining_since or turn.now, *(p.warm_at or 0.0 for p in state.warm))
+    is_starting = any(not p.warm for p in state.processes)
+    return turn.now - newest >= (state.timeouts.gather_s if is_starting else state.timeouts.settle_s)
+
+
+def _switch(turn: Turn, reason: str) -> None:
+    """Ask for a stop at the next step boundary. Its snapshot in memory is enough, unless nobody will be left to read it
+    from there: in a pause, or when the attempt will have to wait for capacity."""
+    state = turn.state
+    following = len(next_members(state, turn.now))
+    durable = state.wanted is Wanted.PAUSE or not state.keeps_snapshots or following < max(1, state.min_workers)
     turn.enter(Stage.SWITCHING)
-    turn.emit("generation.switching", generation=state.generation, reason=reason)
-    turn.do(*(RequestYield(index, state.generation) for index in state.members))
+    turn.set(switch_durable=durable)
+    turn.emit("generation.switching", generation=state.generation, reason=reason, durable=durable)
+    turn.do(*(RequestYield(index, state.generation, durable) for index in state.members))

@@ -1,21 +1,28 @@
 """step(state, event, now) -> (state, commands): what an attempt does about whatever happens to it. Pure.
 
-    a member is lost, by death, stuck survivor, broken collective
-      1 QUIESCE  fence generation g, wake every survivor out of its collective, wait until each has left `run`
-      2 PLAN     members = survivors + warm spares, up to the grant; newest committed checkpoint
+    a member is lost, by death, hang, stuck survivor, broken collective
+      1 QUIESCE  fence generation g, wake every survivor out of its collective, collect what lies in memory
+      2 PLAN     members = survivors + warm spares, up to the grant; the cheapest whole source of the state
       3 FORM     run(g+1) in the same processes
       4 RUN      the first completed step closes the incident
 
-A planned change (grow, shrink, pause) asks for a stop at the next step boundary instead, commits the checkpoint of that
-very step, and forms from it: nothing is lost.
+A planned change (grow, shrink, drain) asks for a stop at the next step boundary instead and forms from the snapshot of
+that very step in memory: nothing is lost. A pause, which leaves nobody to remember, commits a durable checkpoint first.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from shoal_service.core.attempt import forming, leaving, news, processes
-from shoal_service.core.attempt.commands import Command, Commit, FindCheckpoint, Interrupt, RequestYield
+from shoal_service.core.attempt import deadlines, forming, hangs, holdings, judging, leaving, news, processes
+from shoal_service.core.attempt.commands import (
+    AskHoldings,
+    Command,
+    Commit,
+    FindCheckpoint,
+    Interrupt,
+    RequestYield,
+)
 from shoal_service.core.attempt.events import (
     Beat,
     CheckpointCommitted,
@@ -39,7 +46,7 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.state import Attempt, Stage, Wanted
 from shoal_service.core.attempt.turn import Turn
-from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.job import EndReason
 
 
 def open_attempt() -> tuple[Command, ...]:
@@ -50,21 +57,25 @@ def open_attempt() -> tuple[Command, ...]:
 def reopen(state: Attempt) -> tuple[Command, ...]:
     """What was asked for and never answered, to be asked again after the supervisor's own death. All of it is harmless
     to repeat."""
-    in_run = [p.index for p in state.processes if p.in_run]
-    commits = tuple(
+    commits: tuple[Command, ...] = tuple(
         Commit(name, tuple(parts[rank] for rank in sorted(parts)))
         for name, parts in state.parts.items()
         if name in state.committing
     )
+    questions: tuple[Command, ...] = (
+        *commits,
+        *(AskHoldings(index) for index in state.asked if state.process(index) is not None),
+    )
     match state.stage:
         case Stage.OPENING | Stage.FALLING_BACK:
-            return (*commits, FindCheckpoint(excluding=state.damaged))
-        case Stage.QUIESCING:
-            return (*commits, *(Interrupt(index, state.generation) for index in in_run))
+            return (*questions, FindCheckpoint(excluding=state.damaged))
+        case Stage.QUIESCING if state.interrupted_at is not None:
+            return (*questions, *(Interrupt(index, state.generation) for index in state.in_run))
         case Stage.SWITCHING:
-            return (*commits, *(RequestYield(index, state.generation) for index in in_run))
+            yields = (RequestYield(index, state.generation, state.switch_durable) for index in state.in_run)
+            return (*questions, *yields)
         case _:
-            return commits
+            return questions
 
 
 def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Command, ...]]:
@@ -72,6 +83,15 @@ def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Comma
     if state.stage is Stage.ENDED:
         return state, ()
     turn = Turn(state, now)
+    deadlines.forgive_absence(turn)
+    _happen(turn, event)
+    for look in (deadlines.look, forming.consider, processes.replenish):
+        if turn.state.stage is not Stage.ENDED:
+            look(turn)
+    return turn.state, tuple(turn.commands)
+
+
+def _happen(turn: Turn, event: Event) -> None:
     match event:
         case CheckpointFound(name):
             _checkpoint_found(turn, name)
@@ -83,9 +103,23 @@ def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Comma
             processes.failed_to_start(turn, index, error)
         case ProcessLost(index, cause, witness, message):
             leaving.process_lost(turn, index, cause, witness, message)
+        case ProcessUnreachable(index, _):
+            processes.unreachable(turn, index)
         case RunReturned(index, shard_exit):
+            processes.answered(turn, index)
             leaving.run_returned(turn, index, shard_exit)
+        case InterruptHeard(index, generation):
+            processes.answered(turn, index)
+            leaving.interrupt_heard(turn, index, generation)
+        case HoldingsTold(index, held):
+            processes.answered(turn, index)
+            holdings.told(turn, index, held)
+            judging.judge_when_all_left(turn)
+        case Beat(index, progress):
+            processes.answered(turn, index)
+            hangs.beat(turn, index, progress)
         case NewsArrived(index, item):
+            processes.answered(turn, index)
             news.arrived(turn, index, item)
         case CheckpointCommitted(name, generation, committed_step):
             news.committed(turn, name, generation, committed_step)
@@ -97,17 +131,12 @@ def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Comma
             turn.set(spec=turn.state.spec.model_copy(update={"elasticity": elasticity}))
         case WantedChanged(wanted):
             _wanted(turn, wanted)
-        case Beat() | InterruptHeard() | HoldingsTold() | ProcessUnreachable() | NodesAvoided():
-            pass
+        case NodesAvoided(avoided):
+            turn.set(avoided=avoided)
         case Tick():
-            _deadlines(turn)
+            pass  # deadlines are looked at after every event
         case _:
             assert_never(event)
-    if turn.state.stage is not Stage.ENDED:
-        forming.consider(turn)
-    if turn.state.stage is not Stage.ENDED:
-        processes.replenish(turn)
-    return turn.state, tuple(turn.commands)
 
 
 def _checkpoint_found(turn: Turn, name: str | None) -> None:
@@ -130,38 +159,3 @@ def _wanted(turn: Turn, wanted: Wanted) -> None:
             turn.end(EndReason.PAUSED, "paused on request")
         case Wanted.PAUSE | Wanted.RUN:
             pass  # a running group is asked to stop at its next step boundary by forming.consider
-
-
-def _deadlines(turn: Turn) -> None:
-    state = turn.state
-    waited, timeouts = turn.now - state.since, state.timeouts
-    match state.stage:
-        case Stage.OPENING | Stage.FALLING_BACK if waited > timeouts.commit_s:
-            turn.end(EndReason.STORAGE_FAILED, f"{state.checkpoint_root} did not answer for {waited:.0f} s")
-        case Stage.STARTING if waited > timeouts.start_s and state.num_usable < state.min_workers:
-            turn.end(
-                EndReason.CAPACITY_TIMEOUT,
-                f"only {state.num_usable} of at least {state.min_workers} workers started within {waited:.0f} s",
-            )
-        case Stage.WAITING if waited > state.spec.elasticity.wait_s and state.num_usable < state.min_workers:
-            turn.end(
-                EndReason.CAPACITY_TIMEOUT,
-                f"{state.num_usable} of at least {state.min_workers} workers (elasticity.min_workers) for "
-                f"{waited:.0f} s (elasticity.wait_s)",
-            )
-        case Stage.FORMING if waited > timeouts.form_s:
-            leaving.lose_group(
-                turn, IncidentCause.FORM_FAILED, "deadline", f"the group did not come together within {waited:.0f} s"
-            )
-        case Stage.SWITCHING if waited > timeouts.switch_s:
-            leaving.lose_group(
-                turn, IncidentCause.COLLECTIVE_FAILED, "deadline", f"no step boundary was reached in {waited:.0f} s"
-            )
-        case Stage.QUIESCING if waited > timeouts.quiesce_s:
-            leaving.evict_stuck(turn)
-        case Stage.QUIESCING if state.interrupt_at is not None and turn.now >= state.interrupt_at:
-            leaving.interrupt_rest(turn)
-        case Stage.COMMITTING if waited > timeouts.commit_s:
-            leaving.go_on_without_commit(turn, f"the commit took longer than {waited:.0f} s")
-        case _:
-            pass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shoal_service.core.attempt import leaving
+from shoal_service.core.attempt import blame, judging, processes
 from shoal_service.core.attempt.commands import Commit
+from shoal_service.core.attempt.hangs import MEDIAN_OF
 from shoal_service.core.attempt.state import Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.marker import CheckpointName
@@ -25,6 +26,9 @@ from shoal_workers.contract.messages import (
 
 def arrived(turn: Turn, index: int, item: ShardNews) -> None:
     """News of an older generation are dropped: a zombie can change nothing."""
+    if isinstance(item, LeaveNotice):
+        processes.about_to_leave(turn, index, item)  # the process says it of itself, whatever it is doing
+        return
     if item.generation != turn.state.generation or index not in turn.state.members:
         return
     match item:
@@ -38,7 +42,7 @@ def arrived(turn: Turn, index: int, item: ShardNews) -> None:
             _save_failed(turn, item)
         case ValidationReport() | SnapshotCost() | StepSkipped():
             pass  # shown, not decided upon
-        case LeaveNotice() | SuspectNamed():
+        case SuspectNamed():
             pass
         case _:
             assert_never(item)
@@ -48,14 +52,14 @@ def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     _answered(turn, name)
     remember_newest(turn, name)
     turn.emit("checkpoint.committed", name=name, step=step, generation=generation)
-    leaving.after_commit(turn)
+    judging.after_commit(turn)
 
 
 def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
     _answered(turn, name)
     turn.set(failed_saves=(*turn.state.failed_saves, name))
     turn.emit("checkpoint.failed", name=name, generation=generation, message=message)
-    leaving.after_commit(turn)
+    judging.after_commit(turn)
 
 
 def remember_newest(turn: Turn, name: str | None) -> None:
@@ -92,12 +96,19 @@ def _formed(turn: Turn, item: Formed) -> None:
                     "form_s": item.form_s,
                     "restore_s": item.build_s + item.restore_s,
                     "steps_lost": lost,
+                    "bytes_moved": item.restored_bytes,
                 }
             ),
             steps_lost=state.steps_lost + lost - (state.incident.steps_lost or 0),
         )
         turn.show_incident()
-    turn.set(step=item.start_step, start_step=item.start_step, total_steps=item.total_steps, formed_once=True)
+    turn.set(
+        step=item.start_step,
+        start_step=item.start_step,
+        total_steps=item.total_steps,
+        formed_once=True,
+        progressed_at=turn.now,
+    )
     turn.emit(
         "generation.formed", generation=item.generation, workers=len(state.members), start_step=item.start_step,
         steps_lost=lost, form_s=item.form_s, build_s=item.build_s, restore_s=item.restore_s,
@@ -106,15 +117,18 @@ def _formed(turn: Turn, item: Formed) -> None:
 
 
 def _step_done(turn: Turn, item: StepReport) -> None:
-    turn.set(step=max(turn.state.step, item.step), fruitless=0)
-    incident = turn.state.incident
-    if incident is not None and incident.formed_at is not None and item.step > turn.state.start_step:
-        turn.show_incident(closed=True)
-        turn.emit(
-            "incident.closed", id=incident.id, cause=incident.cause, recovery_s=turn.now - incident.at,
-            steps_lost=incident.steps_lost, from_workers=incident.from_workers, to_workers=incident.to_workers,
-        )  # fmt: skip
-        turn.set(incident=None)
+    state = turn.state
+    turn.set(
+        step=max(state.step, item.step),
+        fruitless=0,
+        progressed_at=turn.now,
+        step_times=(*state.step_times, item.step_s)[-MEDIAN_OF:],
+    )
+    if state.hang is not None and item.step > state.hang.step:
+        turn.set(hang=None)
+    incident = state.incident
+    if incident is not None and incident.formed_at is not None and item.step > state.start_step:
+        blame.close(turn)
 
 
 def _part_saved(turn: Turn, part: SavedPart) -> None:
@@ -139,4 +153,4 @@ def _save_failed(turn: Turn, item: SaveFailed) -> None:
             "checkpoint.failed", name=name, generation=item.generation, rank=item.rank, step=item.step,
             message=item.error,
         )  # fmt: skip
-    leaving.after_commit(turn)
+    judging.after_commit(turn)

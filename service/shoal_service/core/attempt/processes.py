@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from shoal_service.core.attempt import holdings, nodes
 from shoal_service.core.attempt.commands import StartProcess
-from shoal_service.core.attempt.state import Process, Stage
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Process, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.views import UserFailure
 from shoal_workers.contract.ids import shard_name
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import ErrorReport, ShardInfo
+from shoal_workers.contract.messages import ErrorReport, LeaveNotice, ShardInfo
 
 _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
 """Not while a group re-forms, nor before its first step: a starting process would slow the survivors down."""
@@ -20,6 +21,22 @@ def warm(turn: Turn, index: int, info: ShardInfo) -> None:
     turn.update_process(index, info=info, warm_at=turn.now)
     turn.set(failed_starts=0)
     turn.emit("worker.started", shard_id=info.shard_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid)
+    if turn.state.stage is Stage.WAITING:
+        holdings.ask(turn, index)  # memory outlives processes: it may serve what those before it on its node left
+
+
+def unreachable(turn: Turn, index: int) -> None:
+    """By itself no verdict: it may be a moment, and Ray may be about to know better."""
+    process = turn.state.process(index)
+    if process is not None and process.warm and process.unreachable_since is None:
+        turn.update_process(index, unreachable_since=turn.now)
+
+
+def answered(turn: Turn, index: int) -> None:
+    """It was only a moment."""
+    process = turn.state.process(index)
+    if process is not None and process.unreachable_since is not None:
+        turn.update_process(index, unreachable_since=None)
 
 
 def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
@@ -52,21 +69,70 @@ def start_died(turn: Turn, process: Process, message: str) -> None:
         )
 
 
+def about_to_leave(turn: Turn, index: int, notice: LeaveNotice) -> None:
+    """SIGTERM, or a preemption notice: the process, not its node, will be gone soon."""
+    process = turn.state.process(index)
+    if process is None or process.info is None or process.leave is not None:
+        return
+    deadline = turn.now + notice.grace_s
+    leave = AvoidedNode(node_id=process.info.node_id, reason=notice.reason, deadline=deadline)
+    turn.update_process(index, leave=leave)
+    turn.emit(
+        "worker.leaving", shard_id=process.shard_id, rank=turn.state.rank_of(index), reason=notice.reason,
+        grace_s=notice.grace_s,
+    )  # fmt: skip
+
+
 def replenish(turn: Turn) -> None:
-    """Start what is missing to the target; drop what is beyond it, newest first, never a member."""
+    """Start what is missing to the target; drop what has to go, and what is beyond the target, newest first, never a
+    member."""
     state = turn.state
-    if state.stage not in _REPLENISHING or (state.failed_starts and turn.now < state.grow_not_before):
+    if state.stage not in _REPLENISHING or (state.stage is Stage.RUNNING and state.incident is not None):
         return
-    if state.stage is Stage.RUNNING and state.incident is not None:
-        return
-    for _ in range(state.target_processes - len(state.processes)):
+    if not state.failed_starts or turn.now >= state.grow_not_before:
+        _start_missing(turn)
+    if state.stage is Stage.RUNNING and state.memory is not None and state.step == state.start_step:
+        return  # until the new group has a snapshot of its own, those that leave may be needed to serve the old one
+    _drop_leavers(turn)
+    _drop_surplus(turn)
+
+
+def _drop_leavers(turn: Turn) -> None:
+    """The group runs without them. While it waits they may serve what lies in their memory, until they are due."""
+    state = turn.state
+    for process in _spare(state):
+        leave = nodes.leave_of(state, process)
+        if leave is not None and (state.stage is not Stage.WAITING or nodes.is_due(state, process, turn.now)):
+            turn.emit("worker.released", shard_id=process.shard_id, reason=leave.reason)
+            turn.kill(process.index, leave.reason)
+
+
+def _start_missing(turn: Turn) -> None:
+    state = turn.state
+    avoided = tuple(sorted(node.node_id for node in state.avoided))
+    for _ in range(state.target_processes - len(_staying(state))):
         index = turn.state.next_index
         process = Process(index=index, shard_id=shard_name(state.job_id, state.attempt, index), started_at=turn.now)
         turn.set(processes=(*turn.state.processes, process), next_index=index + 1)
-        turn.do(StartProcess(index, process.shard_id))
-    surplus = max(0, len(turn.state.processes) - state.target_processes)
-    members = state.members if state.group_active else ()  # one that has left `run` may still have news to tell
-    spare = [p for p in turn.state.processes if not p.in_run and p.index not in members]
-    for process in sorted(spare, key=lambda p: (p.warm, -p.index))[:surplus]:
-        turn.emit("worker.released", shard_id=process.shard_id)
-        turn.kill(process.index, "more processes than granted")
+        turn.do(StartProcess(index, process.shard_id, avoided))
+
+
+def _drop_surplus(turn: Turn) -> None:
+    state = turn.state
+    staying = _staying(state)
+    surplus = max(0, len(staying) - state.target_processes)
+    spare = [p for p in _spare(state) if p in staying]
+    for process in sorted(spare, key=lambda p: (p.warm, p.index in state.members, -p.index))[:surplus]:
+        reason = "more processes than granted"
+        turn.emit("worker.released", shard_id=process.shard_id, reason=reason)
+        turn.kill(process.index, reason)
+
+
+def _staying(state: Attempt) -> list[Process]:
+    return [p for p in state.processes if nodes.leave_of(state, p) is None]
+
+
+def _spare(state: Attempt) -> list[Process]:
+    """In no group. One that has left `run` may still have news to tell."""
+    members = state.members if state.group_active else ()
+    return [p for p in state.processes if not p.in_run and p.index not in members]

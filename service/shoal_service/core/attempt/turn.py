@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from shoal_service.core.attempt.commands import Command, Emit, End, KillProcess, ShowIncident
-from shoal_service.core.attempt.state import TRANSITIONS, Attempt, Incident, Process, Stage
-from shoal_service.views import AttemptEnd, IncidentView, UserFailure
+from shoal_service.core.attempt.incident import view_of
+from shoal_service.core.attempt.state import TRANSITIONS, Attempt, Process, Stage
+from shoal_service.views import AttemptEnd, UserFailure
 from shoal_workers.contract.job import EndReason
 
 
@@ -58,33 +59,3 @@ class Turn:
         self.show_incident()
         self.enter(Stage.ENDED)
         self.do(End(AttemptEnd(reason=reason, message=message, step=self.state.step, failure=failure)))
-
-
-def view_of(incident: Incident, *, now: float | None) -> IncidentView:
-    """What the incident cost so far; `now` closes it: the first step of the new generation is done."""
-
-    def between(start: float | None, end: float | None) -> float | None:
-        return None if start is None or end is None else max(0.0, end - start)
-
-    return IncidentView(
-        id=incident.id,
-        cause=incident.cause,
-        witness=incident.witness,
-        ranks=incident.ranks,
-        shard_ids=incident.shard_ids,
-        node_id=incident.node_id,
-        generation=incident.generation,
-        at=incident.at,
-        from_workers=incident.from_workers,
-        to_workers=incident.to_workers,
-        quiesce_s=between(incident.at, incident.quiesced_at),
-        plan_s=between(incident.quiesced_at, incident.forming_at),
-        form_s=incident.form_s,
-        restore_s=incident.restore_s,
-        first_step_s=between(incident.formed_at, now),
-        recovery_s=between(incident.at, now),
-        state_source=incident.state_source,
-        steps_lost=incident.steps_lost,
-        closed=now is not None,
-        message=incident.message,
-    )

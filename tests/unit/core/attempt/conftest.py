@@ -18,6 +18,7 @@ import pytest
 
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
+    AskHoldings,
     Command,
     Commit,
     Emit,
@@ -30,15 +31,19 @@ from shoal_service.core.attempt.commands import (
     Run,
     ShowIncident,
     StartProcess,
+    SuspectNode,
 )
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
     Event,
+    HoldingsTold,
+    InterruptHeard,
     NewsArrived,
     ProcessFailedToStart,
     ProcessLost,
+    ProcessUnreachable,
     ProcessWarm,
     RunReturned,
     Tick,
@@ -47,6 +52,7 @@ from shoal_service.core.attempt.state import Attempt, Stage, Timeouts
 from shoal_service.views import AttemptEnd, IncidentView
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.memory import Endpoint, Holding, MemorySource
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
@@ -64,6 +70,8 @@ from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
 ROOT = "/checkpoints/j1"
 TOTAL_STEPS = 12
+TICK_S = 0.25
+MEMORY_PORT = 7000
 TIMEOUTS = Timeouts(quiesce_s=5.0, form_s=20.0, start_s=60.0, gather_s=3.0, settle_s=3.0, commit_s=20.0, switch_s=40.0)
 
 
@@ -76,9 +84,14 @@ class FakeProcess:
     alive: bool = True
     is_warm: bool = False
     is_stuck: bool = False
+    """Its training thread cannot be woken."""
+    is_stopped: bool = False
+    """SIGSTOP, or cut off: it does not even hear what it is told."""
+    node_id: str = ""
     run: Assignment | None = None
     step: int = 0
-    yields: bool = False
+    yields: bool | None = None
+    """Asked to stop at the next step boundary; True: with a durable checkpoint."""
     fenced: bool = False
 
 
@@ -104,6 +117,12 @@ class World:
     told_gone: set[int] = field(default_factory=set)
     """Processes that the machine killed, or was told of as lost."""
     num_steps: int = 0
+    num_nodes: int | None = None
+    """Processes are spread over so many; None: each has one of its own."""
+    memory: dict[str, list[tuple[int, Holding]]] = field(default_factory=dict)
+    """By node, with the process whose snapshots they are; newest last."""
+    lost_memory: set[tuple[int, int]] = field(default_factory=set)
+    """(generation, step) of snapshots that can no longer be read, although they are told of."""
 
     # --- what the machine is told, and what it says -----------------------------------------------------------------
 
@@ -131,7 +150,8 @@ class World:
                     self.finds.append(command)
                 case StartProcess(index, shard_id):
                     assert index not in self.processes
-                    self.processes[index] = FakeProcess(index, shard_id)
+                    node_id = f"n{index if self.num_nodes is None else index % self.num_nodes}"
+                    self.processes[index] = FakeProcess(index, shard_id, node_id=node_id)
                 case KillProcess(index, _):
                     assert self._is_believed_alive(index)
                     self.told_gone.add(index)
@@ -140,13 +160,22 @@ class World:
                     if command is runs[0]:
                         self._look_at_runs(runs)
                     process = self.processes[index]
-                    process.run, process.step, process.yields, process.fenced = assignment, 0, False, False
+                    process.run, process.step, process.yields, process.fenced = assignment, 0, None, False
                 case Interrupt(index, generation):
                     self._look_at_call(index, generation)
-                    self.processes[index].fenced = True
-                case RequestYield(index, generation):
+                    process = self.processes[index]
+                    if not process.is_stopped:
+                        process.fenced = True
+                        self.post(f"heard-{index}", InterruptHeard(index, generation))
+                case AskHoldings(index):
+                    assert self._is_believed_alive(index)
+                    if not self.processes[index].is_stopped:
+                        self.post(f"held-{index}", HoldingsTold(index, self.held_on(self.processes[index].node_id)))
+                case SuspectNode():
+                    pass
+                case RequestYield(index, generation, durable):
                     self._look_at_call(index, generation)
-                    self.processes[index].yields = True
+                    self.processes[index].yields = durable
                 case Commit():
                     assert len({part.rank for part in command.parts}) == command.parts[0].world_size
                     self.commits.append(command)
@@ -187,10 +216,35 @@ class World:
         newest = max((_name(name) for name in self.known), default=None)
         expected = None if newest is None else f"{ROOT}/{newest}"
         assert {c.assignment.restore_from for c in runs} == {expected}, "not the newest good checkpoint"
+        source = runs[0].assignment.restore_memory
+        assert all(c.assignment.restore_memory == source for c in runs)
+        if source is not None:
+            self._look_at_source(source, newest)
+        self._look_at_buddies(runs)
         for process in self.processes.values():
             assert not (process.alive and process.run), f"{process} still runs an older generation"
         for command in runs:
             assert self._is_believed_alive(command.index) and self.state.process(command.index).warm
+
+    def _look_at_source(self, source: MemorySource, newest: CheckpointName | None) -> None:
+        assert newest is None or source.step >= newest.step, "what is durable is newer"
+        assert len(source.parts) == source.world_size
+        for rank, endpoint in enumerate(source.parts):
+            server = self.processes[endpoint.port - MEMORY_PORT]
+            assert self._is_believed_alive(server.index) and server.is_warm and server.node_id == endpoint.node_id
+            held = [(h.generation, h.rank, h.step) for h in self.held_on(endpoint.node_id)]
+            assert (source.generation, rank, source.step) in held, "it was never told to lie there"
+
+    def _look_at_buddies(self, runs: list[Run]) -> None:
+        nodes = {c.assignment.rank: self.processes[c.index].node_id for c in runs}
+        copies: dict[Endpoint, int] = {}
+        for command in runs:
+            buddy = command.assignment.buddy
+            expected = len(set(nodes.values())) > 1 and self.state.keeps_snapshots
+            assert (buddy is not None) == expected
+            if buddy is not None:
+                assert buddy.node_id != nodes[command.assignment.rank] and buddy.node_id in nodes.values()
+                copies[buddy] = copies.get(buddy, 0) + 1
 
     def _look_at_call(self, index: int, generation: int) -> None:
         assert self._is_believed_alive(index), "a call to a process that is known to be gone"
@@ -217,9 +271,13 @@ class World:
             self.deliver(min(self.pending))
 
     def pass_time(self, seconds: float) -> None:
-        """In one leap; deadlines are looked at once, at its end."""
-        self.now += seconds
-        self.feed(Tick())
+        """With ticks as the executor gives them."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + TICK_S)
+            self.feed(Tick())
+        if seconds == 0:
+            self.feed(Tick())
 
     def start_all(self) -> None:
         """Every process that starts becomes warm."""
@@ -232,8 +290,9 @@ class World:
         if process.alive and not process.is_warm:
             process.is_warm = True
             info = ShardInfo(
-                shard_id=process.shard_id, node_id=f"n{index}", node_ip="10.0.0.1", pid=4000 + index,
+                shard_id=process.shard_id, node_id=process.node_id, node_ip="10.0.0.1", pid=4000 + index,
                 store_port=5000 + index, device="cpu",
+                memory_port=MEMORY_PORT + index if self.state.keeps_snapshots else 0,
             )  # fmt: skip
             self.post(f"warm-{index}", ProcessWarm(index, info))
 
@@ -273,8 +332,43 @@ class World:
     def _gone(self, index: int) -> None:
         process = self.processes[index]
         process.alive, process.run = False, None
-        for channel in (f"warm-{index}", f"news-{index}", f"exit-{index}", f"lost-{index}"):
+        for channel in [name for name in self.pending if name.rpartition("-")[2] == str(index)]:
+            self.pending.pop(channel)
+
+    def die_node(self, node_id: str) -> None:
+        """With everything that lies in its memory."""
+        self.memory.pop(node_id, None)
+        for process in self.processes.values():
+            if process.node_id == node_id and process.alive:
+                self.die(process.index, IncidentCause.NODE_DIED)
+
+    def stop(self, index: int, *, unreachable: bool = False) -> None:
+        """SIGSTOP: it does nothing and hears nothing. Unreachable: calls to it fail as well, and that is told."""
+        process = self.processes[index]
+        process.is_stopped = process.is_stuck = True
+        for channel in (f"exit-{index}", f"heard-{index}", f"held-{index}"):
             self.pending.pop(channel, None)
+        if unreachable:
+            self.post(f"unreachable-{index}", ProcessUnreachable(index, "connection timed out"))
+
+    def held_on(self, node_id: str) -> tuple[Holding, ...]:
+        return tuple(holding for _, holding in self.memory.get(node_id, []))
+
+    def snapshot(self) -> None:
+        """Every member keeps its part of this step, and its buddy a copy; of each the last two."""
+        for process in self.group() if self.state.keeps_snapshots else ():
+            run = process.run
+            places = [process.node_id, *([run.buddy.node_id] if run.buddy else [])]
+            for node_id in places:
+                part = Holding(
+                    generation=run.generation, rank=run.rank, world_size=run.world_size, step=process.step,
+                    num_bytes=10, node_id=node_id,
+                )  # fmt: skip
+                held = self.memory.setdefault(node_id, [])
+                own = [entry for entry in held if entry[0] == process.index]
+                self.memory[node_id] = [
+                    *(e for e in held if e[0] != process.index), *own[-1:], (process.index, part)
+                ]  # fmt: skip
 
     def group(self) -> list[FakeProcess]:
         """The living members that are in `run` of the current generation, by rank."""
@@ -289,8 +383,10 @@ class World:
     def leave(self, process: FakeProcess, kind: ExitKind, error: ErrorReport | None = None) -> None:
         assert process.run is not None
         shard_exit = ShardExit(
-            generation=process.run.generation, rank=process.run.rank, kind=kind, step=process.step, error=error
-        )
+            generation=process.run.generation, rank=process.run.rank, kind=kind, step=process.step, error=error,
+            holdings=self.held_on(process.node_id), at=self.now,
+            is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and process.yields is True),
+        )  # fmt: skip
         process.run = None
         self.post(f"exit-{process.index}", RunReturned(process.index, shard_exit))
 
@@ -299,22 +395,37 @@ class World:
         group = self.group()
         if not self.is_whole:
             return
-        url = group[0].run.restore_from
+        source = group[0].run.restore_memory
+        if source is not None and not self._can_be_read(source):
+            for process in group:
+                self.leave(process, ExitKind.MEMORY_LOST, _error("MemoryLost", "a part is gone"))
+            return
+        url = group[0].run.restore_from if source is None else None
         name = None if url is None else url.rsplit("/", 1)[1]
         if name is not None and not self.committed[name]:
             for process in group:
                 self.leave(process, ExitKind.DAMAGED_CHECKPOINT, _error("ChecksumMismatch", "flipped byte"))
             return
-        start = 0 if name is None else _name(name).step
+        start = source.step if source is not None else 0 if name is None else _name(name).step
         for process in group:
             process.step = start
         self.tell(
             group[0],
             Formed(
                 generation=group[0].run.generation, at=self.now, start_step=start, total_steps=self.total_steps,
-                form_s=0.1, build_s=0.2, restore_s=0.3, num_parameters=10,
+                form_s=0.1, build_s=0.2, restore_s=0.3, num_parameters=10, restored_bytes=40,
             ),
         )  # fmt: skip
+
+    def _can_be_read(self, source: MemorySource) -> bool:
+        servers = [self.processes[endpoint.port - MEMORY_PORT] for endpoint in source.parts]
+        there = all(
+            server.alive and not server.is_stopped
+            and any((h.generation, h.rank, h.step) == (source.generation, rank, source.step)
+                    for h in self.held_on(server.node_id))
+            for rank, server in enumerate(servers)
+        )  # fmt: skip
+        return there and (source.generation, source.step) not in self.lost_memory
 
     def train(self, steps: int = 1, *, save_every: int = 4) -> None:
         """So many steps of a formed group. It stops where it was asked to, or at the end, with a part of that step."""
@@ -326,11 +437,12 @@ class World:
                 for process in group:
                     process.step += 1
                 self.num_steps += 1
+                self.snapshot()
                 self.tell(group[0], _step_report(group[0].run, group[0].step, self.now))
             step = group[0].step
             kind = ExitKind.FINISHED if step == self.total_steps else ExitKind.YIELDED
-            leaves = step == self.total_steps or any(p.yields for p in group)
-            if leaves or step % save_every == 0:
+            leaves = step == self.total_steps or any(p.yields is not None for p in group)
+            if step == self.total_steps or any(p.yields for p in group) or step % save_every == 0:
                 self.save()
             if leaves:
                 for process in group:
@@ -444,13 +556,24 @@ NewWorld = Callable[..., World]
 
 @pytest.fixture
 def new_world() -> NewWorld:
-    """new_world(workers=3, min_workers=1, standby=0, **spec): an attempt that has just been opened."""
+    """new_world(workers=3, min_workers=1, standby=0, memory=False, nodes=None, **spec): an attempt that has just been
+    opened; with `memory`, its processes keep snapshots."""
     return make_world
 
 
-def make_world(workers: int = 3, *, min_workers: int = 1, standby: int = 0, wait_s: float = 30.0, **spec: Any) -> World:
+def make_world(
+    workers: int = 3,
+    *,
+    min_workers: int = 1,
+    standby: int = 0,
+    wait_s: float = 30.0,
+    memory: bool = False,
+    nodes: int | None = None,
+    **spec: Any,
+) -> World:
     elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
     document = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}, **spec}
+    document["snapshot"] = {"enabled": memory}
     world = World(
         Attempt(
             job_id="j1",
@@ -460,7 +583,8 @@ def make_world(workers: int = 3, *, min_workers: int = 1, standby: int = 0, wait
             granted=workers,
             timeouts=TIMEOUTS,
             since=1000.0,
-        )
+        ),
+        num_nodes=nodes,
     )
     world.perform(machine.open_attempt())
     return world
@@ -476,7 +600,8 @@ def part_of(run: Assignment, step: int) -> SavedPart:
 def _copy_of(state: Attempt) -> Attempt:
     """Shares only what cannot be changed."""
     parts = {name: dict(by_rank) for name, by_rank in state.parts.items()}
-    return state.model_copy(update={"exits": dict(state.exits), "parts": parts})
+    dicts = {name: dict(getattr(state, name)) for name in ("exits", "told", "asked", "beats")}
+    return state.model_copy(update={**dicts, "parts": parts})
 
 
 def _step_report(run: Assignment, step: int, at: float) -> StepReport:

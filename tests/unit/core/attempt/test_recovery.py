@@ -56,11 +56,11 @@ def test_before_the_first_checkpoint_the_group_starts_again_from_the_seed(new_wo
     assert world.incidents()[0].state_source == "initial" and world.state.steps_lost == 3
 
 
-def test_survivors_keep_their_order_so_that_state_stays_where_it_is(new_world: NewWorld) -> None:
+def test_survivors_keep_their_ranks_so_that_state_stays_where_it_is(new_world: NewWorld) -> None:
     world = new_world(workers=4, standby=1).open(then=5)
     world.die(0)
     world.recover()
-    assert world.state.members == (1, 2, 3, 4)
+    assert world.state.members == (4, 1, 2, 3), "the spare has taken the dead rank's place"
 
 
 def test_a_standby_takes_the_dead_ranks_place_at_once(new_world: NewWorld) -> None:

@@ -241,7 +241,7 @@ def test_a_finished_member_is_not_released_before_its_part_is_heard_of(new_world
     world.recover()
     world.run(1)
     world.start_all()
-    assert world.state.members == (1, 2)
+    assert world.state.members == (2, 1)
     world.run(5)
     while world.group() and world.group()[0].step < 12:
         world.train(1)

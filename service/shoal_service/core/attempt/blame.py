@@ -1,0 +1,82 @@
+"""Incidents: who is to blame for a lost group, and when that is over. Called by `leaving`, `judging` and `news`."""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt.incident import Incident
+from shoal_service.core.attempt.state import Attempt, Process
+from shoal_service.core.attempt.turn import Turn
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import ExitKind
+
+
+def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, process: Process | None) -> None:
+    """Open the incident, or add to the one that is open.
+
+    `process`: the one that is gone; None where the group broke and nobody is known to be gone.
+    """
+    state = turn.state
+    rank = None if process is None else state.rank_of(process.index)
+    ranks = () if rank is None else (rank,)
+    names = () if process is None else (process.shard_id,)
+    node_id = process.info.node_id if process is not None and process.info is not None else ""
+    known = state.incident
+    if known is None:
+        incident = Incident(
+            id=state.num_incidents + 1,
+            cause=cause,
+            witness=witness,
+            ranks=ranks,
+            shard_ids=names,
+            node_id=node_id,
+            generation=state.generation,
+            at=turn.now,
+            last_sign_at=_last_sign(state, process, turn.now),
+            from_workers=len(state.members),
+            from_layout=state.layout.describe() if state.layout else "",
+            message=message,
+            step_before=state.step,
+        )
+        turn.set(incident=incident, num_incidents=incident.id)
+        turn.emit(
+            "incident.opened", id=incident.id, cause=cause, witness=witness, ranks=list(ranks), message=message,
+            generation=state.generation, workers=len(state.members), step=state.step,
+        )  # fmt: skip
+    else:
+        signs = [s for s in (known.last_sign_at, _last_sign(state, process, known.at)) if s is not None]
+        verdict = {"cause": cause, "witness": witness, "message": message, "node_id": node_id}
+        culprit = {"message": message, "node_id": node_id}
+        if not (known.is_suspicion and process is not None):
+            verdict = culprit if cause is known.cause and process is not None and not known.ranks else {}
+        turn.set(
+            incident=known.model_copy(
+                update={
+                    "ranks": tuple(sorted({*known.ranks, *ranks})),
+                    "shard_ids": tuple(dict.fromkeys((*known.shard_ids, *names))),
+                    "last_sign_at": max(signs) if signs and known.forming_at is None else known.last_sign_at,
+                    "formed_at": None,  # a late report of a step must not close it
+                    **verdict,
+                }
+            )
+        )
+    turn.show_incident()
+
+
+def close(turn: Turn) -> None:
+    """The first step after it is done."""
+    incident = turn.state.incident
+    assert incident is not None
+    turn.show_incident(closed=True)
+    turn.emit(
+        "incident.closed", id=incident.id, cause=incident.cause, recovery_s=turn.now - incident.at,
+        steps_lost=incident.steps_lost, from_workers=incident.from_workers, to_workers=incident.to_workers,
+    )  # fmt: skip
+    turn.set(incident=None)
+
+
+def _last_sign(state: Attempt, process: Process | None, at: float) -> float | None:
+    """The newest of: a beat of the lost member (of any, if nobody is known to be lost), a broken collective. Clocks of
+    nodes differ: what is later than the incident says nothing."""
+    lost = state.beats.get(process.index) if process is not None else None
+    beats = [lost] if lost is not None else [] if process is not None else list(state.beats.values())
+    exits = [e.at for e in state.exits.values() if e.kind is ExitKind.COLLECTIVE_FAILED]
+    return max((sign for sign in [*(beat.at for beat in beats), *exits] if 0 < sign <= at), default=None)

@@ -1,0 +1,36 @@
+"""Nodes that must not be used any longer, and processes that are about to go. Pure questions about the state.
+
+Two ways to the same end: the control plane names nodes (a drain, a probation), and a process says that it will be taken
+away (SIGTERM, a preemption notice). Either way the group switches away from it at a step boundary, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Process
+
+
+def leave_of(state: Attempt, process: Process) -> AvoidedNode | None:
+    """Why and until when the process has to go; None: it may stay."""
+    if process.leave is not None:
+        return process.leave
+    node_id = process.info.node_id if process.info is not None else None
+    return next((avoided for avoided in state.avoided if avoided.node_id == node_id), None)
+
+
+def is_due(state: Attempt, process: Process, now: float) -> bool:
+    """Its time is up, but for what a switch takes."""
+    leave = leave_of(state, process)
+    return leave is not None and leave.deadline is not None and now >= leave.deadline - margin_s(state)
+
+
+def members_to_go(state: Attempt) -> list[Process]:
+    """Members that must not stay in the group."""
+    return [p for p in state.processes if p.index in state.members and leave_of(state, p) is not None]
+
+
+def margin_s(state: Attempt) -> float:
+    """Seconds before a deadline at which the switch begins, ready or not: to the step boundary and over."""
+    step_s = statistics.median(state.step_times) if state.step_times else 0.0
+    return state.timeouts.leave_margin_s + 2 * step_s

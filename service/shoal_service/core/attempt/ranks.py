@@ -1,0 +1,39 @@
+"""Who forms the next group, and in which rank. Pure; asked by `forming` and by the deadlines of waiting stages.
+
+A member keeps its place where it can, so that its state stays where it is: a dead rank's place goes to a warm spare,
+and only where there is none do the others close up, in order.
+
+    0 1 2 3  rank 1 dies   a spare 4: 0 4 2 3     no spare: 0 2 3
+"""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt import nodes
+from shoal_service.core.attempt.state import Attempt, Process
+
+
+def next_members(state: Attempt, now: float) -> tuple[Process, ...]:
+    """Usable processes up to the grant, in rank order. Those that are to leave their node or are about to go are left
+    out, unless elasticity.min_workers cannot be had without them; once their time has come they are out anyway."""
+    usable = {p.index: p for p in state.usable}
+    staying = {i: p for i, p in usable.items() if nodes.leave_of(state, p) is None}
+    missing = min(state.min_workers, state.granted) - len(staying)
+    order = {index: rank for rank, index in enumerate(state.members)}
+    if missing > 0:
+        leaving = [p for i, p in usable.items() if i not in staying and not nodes.is_due(state, p, now)]
+        leaving.sort(key=lambda p: (order.get(p.index, len(order)), p.index))
+        staying |= {p.index: p for p in leaving[:missing]}
+    return _in_order(state, staying)
+
+
+def _in_order(state: Attempt, available: dict[int, Process]) -> tuple[Process, ...]:
+    size = min(state.granted, len(available))
+    members = [index for index in state.members if index in available][:size]
+    spares = sorted(index for index in available if index not in state.members)[: size - len(members)]
+    order = []
+    for index in state.members:
+        if index in members:
+            order.append(index)
+        elif spares and index not in available:
+            order.append(spares.pop(0))
+    return tuple(available[index] for index in [*order, *spares])

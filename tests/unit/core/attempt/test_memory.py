@@ -1,0 +1,266 @@
+"""The cheapest whole source: what lies in the memory of living nodes goes before what lies in storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.commands import AskHoldings, KillProcess, RequestYield, Run
+from shoal_service.core.attempt.events import GrantChanged, WantedChanged
+from shoal_service.core.attempt.state import Stage, Wanted
+from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.messages import ExitKind
+
+NewWorld = Callable[..., Any]
+
+
+def last_runs(world: Any) -> list[Any]:
+    runs = [c.assignment for c in world.commands if isinstance(c, Run)]
+    return [run for run in runs if run.generation == world.state.generation]
+
+
+def test_a_death_loses_no_completed_step_where_a_buddy_has_the_part(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.die(1)
+    world.recover()
+    source = last_runs(world)[0].restore_memory
+    assert (source.generation, source.step, source.world_size) == (1, 6, 3)
+    assert [endpoint.node_id for endpoint in source.parts] == ["n0", "n2", "n2"], "rank 1's buddy is on n2"
+    assert last_runs(world)[0].restore_from.endswith("step-000000000004-a1-g1"), "in case that memory fails"
+    world.run(1)
+    [incident] = world.incidents()
+    assert (incident.state_source, incident.steps_lost, incident.bytes_moved) == ("memory", 0, 40)
+    assert (incident.from_layout, incident.to_layout) == ("fsdp3", "fsdp2")
+    assert world.state.step == 7 and world.num_steps == 7
+
+
+def test_the_memory_of_a_dead_process_is_served_by_another_on_its_node(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True, nodes=1).open(then=6)
+    world.die(1)
+    world.recover()
+    assert world.state.step == 6 and world.state.memory is not None
+    assert {endpoint.port for endpoint in world.state.memory.parts} == {7000}, "one that stays a member"
+
+
+def test_a_spare_is_asked_what_lies_on_a_node_that_lost_its_member(new_world: NewWorld) -> None:
+    """Two nodes of two processes each; rank 1 is alone with the spare on its node, and its buddy dies with it."""
+    world = new_world(workers=3, standby=1, memory=True, nodes=2).open(then=6)
+    world.die(1)
+    world.deliver("lost-1")
+    assert [c.index for c in world.commands if isinstance(c, AskHoldings)] == [3]
+    world.obey_interrupts()
+    held = world.pending.pop("held-3")
+    world.memory["n0"] = [(i, h) for i, h in world.memory["n0"] if h.rank != 1]
+    for channel in ("exit-0", "exit-2"):
+        told = world.pending.pop(channel)[0]
+        still = tuple(h for h in told.exit.holdings if h.rank != 1)
+        world.post(channel, type(told)(told.index, told.exit.model_copy(update={"holdings": still})))
+    world.deliver_all()
+    assert world.state.stage is Stage.QUIESCING, "the spare may know of rank 1's part"
+    world.pending["held-3"] = held
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING and world.state.memory.step == 6
+
+
+def test_a_spare_that_does_not_answer_is_not_waited_for_beyond_the_deadline(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1, memory=True).open(then=6)
+    world.stop(2)
+    world.die(1)
+    for node in world.memory:
+        world.memory[node] = [(i, h) for i, h in world.memory[node] if h.rank != 1]
+    world.recover()
+    assert world.state.stage is Stage.QUIESCING
+    world.pass_time(5.1)
+    assert world.state.stage is Stage.FORMING and world.state.memory is None
+
+
+def test_nobody_waits_for_a_spare_once_the_newest_step_is_whole(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=6)
+    world.stop(3)
+    world.die(1)
+    world.recover()
+    assert world.state.generation == 2 and world.state.step == 6
+
+
+def test_a_node_that_takes_its_buddy_along_leaves_the_checkpoint(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.die_node("n1")
+    world.die_node("n2")
+    world.recover()
+    world.run(1)
+    [incident] = world.incidents()
+    assert incident.state_source == "checkpoint" and incident.steps_lost == 2
+
+
+def test_a_whole_step_before_is_better_than_the_checkpoint(new_world: NewWorld) -> None:
+    """A rank dies after the others have taken the snapshot of step 7, and before it has taken its own."""
+    world = new_world(workers=3, memory=True).open(then=7)
+    for node in world.memory:
+        world.memory[node] = [(i, h) for i, h in world.memory[node] if (h.rank, h.step) != (1, 7)]
+    world.die(1)
+    world.recover()
+    world.run(1)
+    assert world.incidents()[0].steps_lost == 1 and world.incidents()[0].state_source == "memory"
+
+
+def test_a_newer_checkpoint_goes_before_memory(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=4)
+    for node in world.memory:
+        world.memory[node] = [(i, h) for i, h in world.memory[node] if h.step == 3]
+    world.die(1)
+    world.recover()
+    assert world.state.memory is None and world.state.step == 4
+
+
+def test_a_snapshot_that_cannot_be_read_is_not_chosen_again(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.lost_memory = {(1, 6)}
+    world.die(1)
+    world.recover()
+    assert world.state.stage is Stage.FORMING and world.state.unreadable == ((1, 6),)
+    assert world.state.memory.step == 5, "the one before it is whole as well"
+    world.lost_memory.add((1, 5))
+    world.form()
+    world.deliver_all()
+    world.pass_time(3.0)  # the third attempt backs off
+    assert world.state.stage is Stage.FORMING and world.state.memory is None
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    [incident] = world.incidents()
+    assert (incident.state_source, incident.steps_lost) == ("checkpoint", 2)
+
+
+def test_a_source_whose_server_died_is_read_from_another(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True).open(then=6)
+    world.die(1)
+    world.deliver_all()
+    world.obey_interrupts()
+    world.deliver_all()
+    assert {e.node_id for e in world.state.memory.parts} == {"n0", "n2", "n3"}
+    world.die(3)
+    for process in world.group():
+        world.leave(process, ExitKind.MEMORY_LOST)
+    world.deliver_all()
+    assert world.state.unreadable == () and world.state.memory.step == 6, "rank 3's part lies with its buddy"
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    assert world.state.steps_lost == 0
+
+
+def test_growing_needs_no_storage(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=5)
+    world.feed(GrantChanged(3))
+    world.pass_time(0.25)
+    world.start_all()
+    assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {False}
+    world.train(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING and world.commits == []
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    assert world.state.step == 7 and world.num_steps == 7 and world.incidents() == []
+
+
+def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True).open(then=5)
+    world.feed(GrantChanged(2))
+    world.train(1)
+    world.deliver_all()
+    world.form()
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING and world.count(KillProcess) == 0
+    world.run(1)
+    assert sorted(c.index for c in world.commands if isinstance(c, KillProcess)) == [2, 3]
+    assert world.state.step == 7 and world.state.steps_lost == 0
+
+
+def test_a_switch_whose_snapshot_is_not_whole_says_so(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, nodes=1).open(then=6)
+    world.feed(GrantChanged(1))
+    world.train(1)
+    world.pending.pop("exit-1")
+    run = next(run for run in last_runs(world) if run.rank == 1)
+    world.processes[1].run = run
+    world.memory.clear()
+    world.leave(world.processes[1], ExitKind.YIELDED)
+    told = world.pending.pop("exit-0")[0]
+    world.post("exit-0", type(told)(0, told.exit.model_copy(update={"holdings": ()})))
+    world.deliver_all()
+    assert world.events("generation.switch_lossy")[0]["step"] == 4
+    world.form()
+    world.deliver_all()
+    assert world.state.steps_lost == 3
+
+
+def test_a_pause_is_durable(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=5)
+    world.feed(WantedChanged(Wanted.PAUSE))
+    assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
+    world.run(1)
+    assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000006-a1-g1"
+
+
+def test_a_pause_that_comes_while_the_group_switches_keeps_every_step(new_world: NewWorld) -> None:
+    """The boundary's snapshot lies in memory only, which ends with the processes: one more step, and it is durable."""
+    world = new_world(workers=2, memory=True).open(then=5)
+    world.feed(GrantChanged(1))
+    world.feed(WantedChanged(Wanted.PAUSE))
+    world.train(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000007-a1-g2"
+
+
+def test_a_death_in_a_pause_keeps_what_is_in_memory(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.feed(WantedChanged(Wanted.PAUSE))
+    world.die(1)
+    world.recover()
+    world.run(1)
+    assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000007-a1-g2"
+
+
+def test_a_grant_below_min_workers_is_left_with_a_checkpoint(new_world: NewWorld) -> None:
+    world = new_world(workers=3, min_workers=2, memory=True).open(then=5)
+    world.feed(GrantChanged(1))
+    assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
+    world.run(1)
+    assert world.state.stage is Stage.WAITING and world.state.newest == "step-000000000006-a1-g1"
+
+
+def test_a_newcomer_on_a_dead_node_tells_what_its_memory_still_holds(new_world: NewWorld) -> None:
+    """The last process of the only node dies; its snapshots outlive it."""
+    world = new_world(workers=1, memory=True, nodes=1).open(then=6)
+    world.die(0)
+    world.deliver_all()
+    assert world.state.stage is Stage.WAITING
+    world.start(1)
+    world.deliver("warm-1")
+    assert world.state.stage is Stage.WAITING
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING and world.state.memory.step == 6
+
+
+def test_without_snapshots_nobody_is_asked(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1).open(then=5)
+    world.die(1)
+    world.recover()
+    assert world.count(AskHoldings) == 0 and world.state.memory is None
+    assert all(run.buddy is None for run in last_runs(world))
+
+
+def test_a_lost_source_without_a_dead_process_is_an_incident_of_its_own(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=5)
+    world.feed(GrantChanged(1))
+    world.train(1)
+    world.deliver_all()
+    world.lost_memory = {(1, 6)}
+    world.form()
+    world.deliver_all()
+    assert world.state.incident.cause is IncidentCause.MEMORY_LOST
