@@ -15,6 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from shoal_service.views import Goodput, IncidentView, JobStatus
+from shoal_workers.contract.job import IncidentCause, JobState
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -78,6 +81,32 @@ def test_the_job_page_shows_a_job_its_progress_and_its_workers(
     job_id = supervise()
     text, complaints = asyncio.run(read_page(devtools, f"{service.url}/#{job_id}", until=job_id))
     assert spec["name"] in text
+    assert complaints == []
+
+
+GOODPUT = Goodput(
+    at=4e9, seconds={"productive": 300.0, "recovering": 60.0, "degraded": 40.0}, recovering={"shard_died": 60.0},
+    total=400.0, ratio=0.75,
+)  # fmt: skip
+INCIDENT = IncidentView(
+    id=1, cause=IncidentCause.SHARD_DIED, witness="run call", ranks=(2,), shard_ids=("s2",), generation=1, at=1.7e9,
+    from_workers=4, to_workers=3, detect_s=0.05, quiesce_s=0.03, plan_s=0.01, form_s=0.1, restore_s=0.04,
+    first_step_s=0.2, recovery_s=0.38, state_source="memory", bytes_moved=3 * 2**20, steps_lost=1,
+    action="restart process, shrink", closed=True, message="killed",
+)  # fmt: skip
+
+
+def test_the_job_page_shows_where_the_time_went_and_what_went_wrong(
+    service: Any, supervise: Callable[..., str], devtools: str
+) -> None:
+    status = JobStatus(state=JobState.RUNNING, goodput=GOODPUT, snapshot_every_steps=1, snapshot_share=0.004, workers=3)
+    job_id = supervise(status=status, incidents=(INCIDENT,))
+    text, complaints = asyncio.run(read_page(devtools, f"{service.url}/#{job_id}", until="3 MiB"))
+    for words in (
+        "75 % of 6.67 min of workers asked for", "(shard died 60 s)", "every step, 0.4 %", "restart process, shrink",
+        "4 → 3", "0.38 s", "memory", "first step",
+    ):  # fmt: skip
+        assert words in text
     assert complaints == []
 
 

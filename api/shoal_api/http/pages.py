@@ -17,6 +17,7 @@ _HEADERS = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"
 _FILES = {
     "/": ("index.html", "text/html"),
     "/docs": ("docs.html", "text/html"),
+    "/static/draw.js": ("draw.js", "text/javascript"),
     "/static/jobs.js": ("jobs.js", "text/javascript"),
     "/static/docs.js": ("docs.js", "text/javascript"),
     "/static/style.css": ("style.css", "text/css"),

@@ -3,18 +3,9 @@
 const $ = (id) => document.getElementById(id);
 const MOOD = { RUNNING: "good", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "dim", QUEUED: "dim", PAUSED: "warn",
   RECOVERING: "warn", WAITING: "warn" };
-const number = (value, digits = 4) => value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString();
-const seconds = (value) => value === null || value === undefined ? "–" : value < 90 ? `${number(value, 3)} s`
-  : value < 5400 ? `${number(value / 60, 3)} min` : `${number(value / 3600, 3)} h`;
 const clock = (at) => new Date(at * 1000).toLocaleString();
 const steps = (job) => number(job.step, 15) + (job.total_steps ? ` / ${number(job.total_steps, 15)}` : "");
 
-function element(name, text, className) {
-  const made = document.createElement(name);
-  if (text instanceof Node) made.append(text); else if (text !== undefined) made.textContent = String(text);
-  if (className) made.className = className;
-  return made;
-}
 const tag = (state) => element("span", state, `tag ${MOOD[state] || "busy"}`);
 function fill(body, rows) {
   body.replaceChildren(...rows.map((cells) => { const row = element("tr"); row.append(...cells.map((c) => element("td", c))); return row; }));
@@ -53,11 +44,41 @@ function showJob(job) {
   const facts = [["Step", steps(status)], ["Loss", number(status.loss)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers}`],
     ["Remaining", seconds(status.eta_s)], ["Incidents", status.incidents], ["Steps lost", status.steps_lost],
+    ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"], ["Snapshots", snapshots(status)],
     ["Checkpoint at step", number(status.checkpoint_step, 15)], ["Parameters", number(status.num_parameters)],
     ["Attempt", status.attempt], ["Generation", status.generation]];
   $("facts").replaceChildren(...facts.map(([name, value]) => { const fact = element("div"); fact.append(element("dt", name), element("dd", value)); return fact; }));
+  showGoodput(status.goodput);
   $("failure").hidden = !status.failure;
   if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")} at step ${status.failure.step}\n${status.failure.traceback || status.failure.message}`;
+}
+
+const snapshots = (status) => status.snapshot_every_steps === null ? "–" :
+  `every ${status.snapshot_every_steps === 1 ? "step" : `${status.snapshot_every_steps} steps`}, ${percent(status.snapshot_share)}`;
+
+function showGoodput(goodput) {
+  const total = goodput ? goodput.total : 0;
+  $("ratio").textContent = total ? `${percent(goodput.ratio)} of ${seconds(total)} of workers asked for` : "nothing booked yet";
+  const parts = total ? CATEGORIES.map((name) => [name, goodput.seconds[name] || 0]).filter(([, amount]) => amount > 0) : [];
+  stripe($("goodput"), parts, 900, 22);
+  $("categories").replaceChildren(...parts.map(([name, amount]) => key(name, `${percent(amount / total)}, ${seconds(amount)}`,
+    name === "recovering" ? Object.entries(goodput.recovering).map(([cause, part]) => `${words(cause)} ${seconds(part)}`).join(", ") : "")));
+}
+
+function phasesOf(incident) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 160 12");
+  stripe(svg, PHASES.map((name) => [name, incident[`${name}_s`] || 0]).filter(([, amount]) => amount > 0), 160, 12);
+  return svg;
+}
+
+function showIncidents(incidents) {
+  $("calm").hidden = incidents.length > 0;
+  fill($("incidents"), incidents.map((one) => [clock(one.at), words(one.cause), one.ranks.join(", "), `${one.from_workers} → ${one.to_workers ?? "…"}`,
+    one.action || "–", seconds(one.detect_s), one.closed ? seconds(one.recovery_s) : element("span", "open", "warn"), phasesOf(one),
+    number(one.steps_lost), one.state_source ?? "–", bytes(one.bytes_moved)]));
+  [...$("incidents").rows].forEach((row, index) => { row.title = incidents[index].message; });
+  $("phases").replaceChildren(...(incidents.length ? PHASES.map((name) => key(name)) : []));
 }
 
 async function refresh() {
@@ -77,35 +98,8 @@ function showHistory(series, incidents, workers) {
   const hits = incidents.map((incident) => (series.find((point) => point.at >= incident.at) || {}).step).filter((step) => step !== undefined);
   draw($("loss"), series.filter((point) => point.loss !== null).map((point) => [point.step, point.loss]), { hits });
   draw($("world"), series.map((point) => [point.step, point.world_size]), { hits, area: true });
-  fill($("incidents"), incidents.map((one) => [clock(one.at), one.cause, one.ranks.join(", "), `${one.from_workers} → ${one.to_workers ?? "…"}`,
-    seconds(one.detect_s), one.closed ? seconds(one.recovery_s) : element("span", "open", "warn"), number(one.steps_lost), one.state_source ?? "–"]));
+  showIncidents(incidents);
   fill($("workers"), workers.map((one) => [one.rank ?? "–", one.state, one.phase, one.step, one.generation, one.node_ip, one.pid]));
-}
-
-function draw(svg, points, { hits, area }) {
-  const [width, height, left, bottom, top] = [900, svg.viewBox.baseVal.height, 52, 20, 8];
-  const add = (name, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text !== undefined) made.textContent = text;
-    svg.append(made);
-  };
-  svg.replaceChildren();
-  if (!points.length) { add("text", { x: left, y: height / 2 }, "no steps yet"); return; }
-  const [first, last] = [points[0][0], points[points.length - 1][0]];
-  const values = points.map((point) => point[1]);
-  const low = area ? 0 : Math.min(...values), high = Math.max(...values, low + 1e-9);
-  const x = (step) => left + (width - left - 8) * (last === first ? 0.5 : (step - first) / (last - first));
-  const y = (value) => top + (height - top - bottom) * (1 - (value - low) / (high - low));
-  for (const value of area ? [0, high] : [low, (low + high) / 2, high]) {
-    add("line", { x1: left, x2: width - 8, y1: y(value), y2: y(value), class: "grid" });
-    add("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, number(value, 3));
-  }
-  for (const step of [first, last]) add("text", { x: x(step), y: height - 4, "text-anchor": step === first ? "start" : "end" }, `step ${step}`);
-  for (const step of hits) add("line", { x1: x(step), x2: x(step), y1: top, y2: height - bottom, class: "hit" });
-  if (!area) { add("polyline", { points: points.map(([s, v]) => `${x(s)},${y(v)}`).join(" "), class: "curve" }); return; }
-  const stairs = points.flatMap(([s, v], index) => [`${x(index ? s : first)},${y(index ? points[index - 1][1] : v)}`, `${x(s)},${y(v)}`]);
-  add("polygon", { points: [`${x(first)},${y(0)}`, ...stairs, `${x(last)},${y(0)}`].join(" "), class: "area" });
 }
 
 async function showCluster() {
