@@ -103,3 +103,22 @@ class Failing(Counting):
         if self.model.get("fail") == "nan" and bool((batch[:, 0] == self.model["on"]).any()):
             return loss * float("nan")
         return loss
+
+
+class Steep(Counting):
+    """Gradients far beyond what is usual, on some samples only."""
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * (1e7 if bool((batch[:, 0] == self.model["on"]).any()) else 1.0)
+
+
+class Routed(Counting):
+    """Some parameters have a gradient in some micro-batches only, one never."""
+
+    def build_model(self):
+        model = super().build_model()
+        model.shift = nn.Parameter(torch.zeros(3, 29))
+        model.idle = nn.Parameter(torch.ones(5))
+        plain = model.forward
+        model.forward = lambda tokens: plain(tokens) + (model.shift[tokens[0, 0] % 3] if tokens[0, 0] % 4 == 1 else 0)
+        return model

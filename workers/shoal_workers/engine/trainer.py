@@ -23,7 +23,7 @@ from torch import nn
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport, StepSkipped
 from shoal_workers.contract.spec import JobSpec, NonFinitePolicy
-from shoal_workers.engine.clip import clip, local_gradients, squared_norm
+from shoal_workers.engine.clip import clip, local_gradients
 from shoal_workers.engine.endings import Ending
 from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due
@@ -151,7 +151,7 @@ class Trainer:
         compute_s = time.perf_counter() - start - (waited_s() - waited)
         ballot = Ballot(
             loss_sum=losses,
-            squared_norm=squared_norm(gradients, built.device),
+            squared_norm=built.gradients.squared_norm(gradients),
             wishes=self._wishes(step + 1),
             compute_s=compute_s,
             copy_s=self._snapshots.copy_s,

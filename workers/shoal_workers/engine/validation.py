@@ -1,7 +1,8 @@
 """Mean loss over the first samples of the validation split: exact, and equal for every world size.
 
 The samples are cut into the same micro-batches whatever the world size; ranks take turns, and those that have none left
-run the first one again with weight zero, so that everybody's collectives match.
+run the first one again with weight zero, so that everybody's collectives match. In deterministic mode the ranks' sums
+are added exactly, which makes the result the same bits.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from shoal_workers.contract.deal import randomness_seed
 from shoal_workers.contract.messages import Assignment, Phase, ValidationReport
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.batches import Batches
+from shoal_workers.engine.exact_sum import sum_over_ranks
 from shoal_workers.engine.position import Position
 from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.task import LoadedTask
@@ -58,7 +60,7 @@ class Validation:
         """All ranks; the report is the same on each."""
         self._position.enter(Phase.VALIDATING)
         self._model.eval()
-        total = torch.zeros((), dtype=torch.float64, device=device)
+        sums = [torch.zeros((), dtype=torch.float64, device=device)]
         with torch.no_grad():
             for samples, weight in self._slices:
                 self._check()
@@ -66,10 +68,9 @@ class Validation:
                     seed_everything(randomness_seed(self._spec.seed ^ _STREAM, 0, samples.start))
                     loss = self._task.loss(self._model, self._batches.of(list(samples)))
                 if weight:
-                    total += loss.detach().double() * weight
+                    sums.append(loss.detach().double().reshape(()) * weight)
         self._model.train()
-        dist.all_reduce(total)
-        loss_value = total.item() / self._num_samples
+        loss_value = self._over_ranks(torch.stack(sums)) / self._num_samples
         per_byte = self._task.bytes_per_token
         return ValidationReport(
             generation=self._generation,
@@ -79,3 +80,10 @@ class Validation:
             bits_per_byte=loss_value / math.log(2) / per_byte if per_byte else None,
             samples=self._num_samples,
         )
+
+    def _over_ranks(self, sums: Tensor) -> float:
+        if self._spec.deterministic:
+            return sum_over_ranks(sums)
+        total = sums.sum()
+        dist.all_reduce(total)
+        return float(total)

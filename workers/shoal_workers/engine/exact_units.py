@@ -1,0 +1,103 @@
+"""Where each parameter's integer gradient lies: one accumulator per FSDP unit, cut into ranks as FSDP cuts.
+
+    unit's accumulator, int64, world size 3            parameter of 7 rows: chunks of ceil(7 / 3) = 3 rows
+    rank 0's chunk  | rows 0 1 2 of w | bias ... |
+    rank 1's chunk  | rows 3 4 5 of w | bias ... |     what is beyond the last row stays zero
+    rank 2's chunk  | row  6 - - of w | bias ... |
+
+So an all-to-all of the rows of the accumulator brings each rank its own shard, without any packing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One trainable parameter's columns in its unit's accumulator."""
+
+    owner: nn.Module
+    name: str
+    """The owner's attribute: the whole parameter while the unit is gathered, the shard otherwise."""
+    shard: DTensor
+    sums: Tensor
+    """View of the accumulator: [world size, elements per rank with FSDP's padding]."""
+    was_touched: bool = False
+    """Whether a micro-batch of this step had a gradient for it on this rank."""
+
+    def add(self, integers: Tensor) -> None:
+        """`integers`: int64, as many as the whole parameter has elements."""
+        width = self.sums.shape[1]
+        num_full, rest = divmod(integers.numel(), width)
+        self.sums[:num_full] += integers[: num_full * width].view(num_full, width)
+        if rest:
+            self.sums[num_full, :rest] += integers[num_full * width :]
+        self.was_touched = True
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """An FSDP module and the parameters that it gathers."""
+
+    module: nn.Module
+    slots: list[Slot]
+    sums: Tensor
+    """The accumulator: [world size, elements per rank], contiguous."""
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """The units of a model sharded by FSDP2 along dim 0 of every parameter over one mesh axis; accumulators zeroed."""
+    units: list[Unit] = []
+    seen: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        found: list[tuple[nn.Module, str, DTensor]] = []
+        for owner, name, shard in _own_parameters(module):
+            if shard.requires_grad and shard.numel() and id(shard) not in seen:
+                seen.add(id(shard))
+                found.append((owner, name, _checked(name, shard)))
+        if found:
+            units.append(_unit(module, found))
+    return units
+
+
+def _own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Those that no unit further inside gathers."""
+    for name, parameter in module.named_parameters(recurse=False):
+        yield module, name, parameter
+    for child in module.children():
+        if not isinstance(child, FSDPModule):
+            yield from _own_parameters(child)
+
+
+def _checked(name: str, parameter: nn.Parameter) -> DTensor:
+    placements = parameter.placements if isinstance(parameter, DTensor) else None
+    if placements != (Shard(0),):
+        raise NotImplementedError(
+            f"deterministic: true needs every parameter sharded by rows over one axis; {name!r} is laid out as "
+            f"{placements or 'a plain tensor'}. Set deterministic to false, or use data-parallel sharding only."
+        )
+    assert isinstance(parameter, DTensor)
+    return parameter
+
+
+def _unit(module: nn.Module, found: list[tuple[nn.Module, str, DTensor]]) -> Unit:
+    world_size = found[0][2].device_mesh.size()
+    device = found[0][2].to_local().device
+    widths = [chunk_numel(shard.shape, world_size) for *_, shard in found]
+    sums = torch.zeros(world_size, sum(widths), dtype=torch.int64, device=device)
+    views = torch.split(sums, widths, dim=1)
+    return Unit(module, [Slot(*one, view) for one, view in zip(found, views, strict=True)], sums)
+
+
+def chunk_numel(shape: torch.Size, world_size: int) -> int:
+    """Elements of the largest of the chunks of rows that FSDP2 gives to the ranks."""
+    return -(-shape[0] // world_size) * shape[1:].numel()
