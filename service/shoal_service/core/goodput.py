@@ -150,6 +150,7 @@ def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, wo
     """
     if generation != ledger.generation or step <= ledger.line_step:
         return ledger
+    is_next = step == ledger.line_step + 1  # else steps in between were settled by a supervisor that died since
     share = min(ledger.unsettled, step_s * workers)
     copies = min(share, ledger.snapshot_s * workers)
     under = Category.RECOMPUTED if step <= ledger.max_step else Category.PRODUCTIVE
@@ -160,7 +161,7 @@ def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, wo
         update={
             "line_step": step,
             "max_step": max(ledger.max_step, step),
-            "unsettled": ledger.unsettled - share,
+            "unsettled": ledger.unsettled - share if is_next else 0.0,
             "incident": max(0.0, ledger.incident - share) if _is_recovering(source) else ledger.incident,
         }
     )

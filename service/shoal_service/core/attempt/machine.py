@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shoal_service.core.attempt import deadlines, forming, hangs, holdings, judging, leaving, news, processes
+from shoal_service.core.attempt import booking, deadlines, forming, hangs, holdings, judging, leaving, news, processes
 from shoal_service.core.attempt.commands import (
     AskHoldings,
     Command,
@@ -88,6 +88,7 @@ def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Comma
     for look in (deadlines.look, forming.consider, processes.replenish):
         if turn.state.stage is not Stage.ENDED:
             look(turn)
+    turn.set(ledger=booking.booked(state, turn.state, event, now))
     return turn.state, tuple(turn.commands)
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from shoal_service.core.attempt.incident import Incident
+from shoal_service.core.goodput import Ledger
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.memory import Holding, MemorySource
@@ -236,6 +237,8 @@ class Attempt(Frozen):
     """Re-formations since the last completed step."""
     failed_starts: int = 0
     """Processes that died while starting since the last one that came up."""
+    ledger: Ledger = Ledger()
+    """Where the worker-seconds went; kept by `booking`, never decided upon."""
 
     def process(self, index: int) -> Process | None:
         return next((p for p in self.processes if p.index == index), None)
@@ -285,4 +288,4 @@ def essential(state: Attempt) -> Attempt:
     """What must be in the journal: without the pulse of a healthy group, which changes with every step and every poll,
     and which a restarted supervisor takes anew. The executor writes the journal when this differs."""
     pulse = {"step": 0, "fruitless": 0, "turned_at": 0.0, "progressed_at": 0.0, "step_times": (), "beats": {}}
-    return state.model_copy(update=pulse)
+    return state.model_copy(update={**pulse, "ledger": Ledger()})

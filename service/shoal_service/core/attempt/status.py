@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shoal_service.core import goodput
 from shoal_service.core.attempt.state import Attempt, Process, Stage, Wanted
 from shoal_service.views import Condition, JobStatus, WorkerView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import Phase, Progress, StepReport, ValidationReport
+from shoal_workers.contract.messages import Phase, Progress, SnapshotCost, StepReport, ValidationReport
 
 _EMA = 0.1
 
@@ -24,6 +25,7 @@ class Readings:
     num_parameters: int | None = None
     layout: str = ""
     progress: dict[int, Progress] = field(default_factory=dict)
+    snapshots: SnapshotCost | None = None
     checkpoint_error: str | None = None
     checkpoint_error_since: float = 0.0
 
@@ -62,6 +64,9 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int) -> JobSt
         eta_s=left * readings.step_s if left is not None and readings.step_s else None,
         note=_note(state, readings),
         conditions=_conditions(state, readings),
+        goodput=goodput.show(state.ledger),
+        snapshot_every_steps=readings.snapshots.every_steps if readings.snapshots else None,
+        snapshot_share=readings.snapshots.share if readings.snapshots else None,
     )
 
 

@@ -1,0 +1,107 @@
+"""What each turn of the attempt machine means for the goodput ledger. Pure; `machine.step` calls `booked` at its end.
+
+    stage before the turn                                     the time since the last turn goes to
+    ------------------------------------------------------    -----------------------------------------------------
+    running, switching                                        productive (members) and degraded (missing ones)
+    anything else, an incident is open                        recovering, by its cause
+    opening, starting; forming for the first time             starting
+    committing after the last step                            checkpoint_stall
+    committing, forming again, falling back                   resizing
+    waiting, quiescing                                        idle: nothing is wrong, and nothing can be done yet
+
+The machine never looks at the ledger.
+"""
+
+from __future__ import annotations
+
+from shoal_service.core import goodput
+from shoal_service.core.attempt.events import Event, NewsArrived
+from shoal_service.core.attempt.state import Attempt, Stage
+from shoal_service.core.goodput import Category, Ledger
+from shoal_workers.contract.messages import SavedPart, ShardNews, SnapshotCost, StepReport
+
+_QUIET_S = 5.0
+"""Time that changes nothing is booked no more often: a waiting job must not be news with every tick."""
+
+
+def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
+    """The ledger after one turn, which took the attempt from `before` to `after`."""
+    ledger = before.ledger
+    if _is_quiet(before, after, event) and ledger.at is not None and now - ledger.at < _QUIET_S:
+        return ledger
+    asked = before.spec.elasticity.max_workers
+    workers = min(asked, len(before.members))
+    ledger = goodput.account(ledger, _account_of(before), asked=asked, members=workers, now=now)
+    if isinstance(event, NewsArrived) and _is_of_the_group(before, event):
+        ledger = _heard(ledger, event.item, workers)
+    return _moved_on(ledger, before, after)
+
+
+def _is_quiet(before: Attempt, after: Attempt, event: Event) -> bool:
+    """The seconds to come go where those before this turn went."""
+    return (
+        not isinstance(event, NewsArrived)
+        and after.stage is before.stage
+        and after.incident == before.incident
+        and after.spec.elasticity == before.spec.elasticity
+    )
+
+
+def _account_of(state: Attempt) -> str:
+    match state.stage:
+        case Stage.RUNNING | Stage.SWITCHING:
+            return Category.PRODUCTIVE
+        case _ if state.incident is not None:
+            return goodput.recovering(state.incident.cause)
+        case Stage.COMMITTING if _is_finishing(state):
+            return Category.CHECKPOINT_STALL
+        case Stage.FORMING | Stage.COMMITTING | Stage.FALLING_BACK if state.formed_once:
+            return Category.RESIZING
+        case Stage.WAITING | Stage.QUIESCING if state.formed_once:
+            return Category.IDLE
+        case _:
+            return Category.STARTING
+
+
+def _is_of_the_group(state: Attempt, event: NewsArrived) -> bool:
+    return event.item.generation == state.generation and event.index in state.members
+
+
+def _heard(ledger: Ledger, item: ShardNews, workers: int) -> Ledger:
+    match item:
+        case StepReport():
+            return goodput.settle_step(
+                ledger, generation=item.generation, step=item.step, step_s=item.step_s, workers=workers
+            )
+        case SavedPart():
+            return goodput.checkpoint_stalled(ledger, step=item.step, stall_s=item.stall_s, workers=workers)
+        case SnapshotCost():
+            return goodput.snapshots_cost(ledger, copy_s=item.copy_s, every_steps=item.every_steps)
+        case _:
+            return ledger
+
+
+def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
+    """What the turn's change of stage and of the incident does to seconds that are booked already."""
+    if before.incident is not None and after.incident is not None and before.incident.cause != after.incident.cause:
+        ledger = goodput.rename_incident(ledger, before.incident.cause, after.incident.cause)
+    if _is_training(before) and not _is_training(after):
+        if after.incident is not None:
+            ledger = goodput.discard(ledger, goodput.recovering(after.incident.cause))
+        elif after.stage is Stage.COMMITTING:
+            ledger = goodput.discard(ledger, Category.CHECKPOINT_STALL if _is_finishing(after) else Category.RESIZING)
+        else:
+            ledger = goodput.discard(ledger, Category.IDLE)
+    if not _is_training(before) and _is_training(after):
+        ledger = goodput.group_formed(ledger, generation=after.generation, start_step=after.start_step)
+    if before.incident is not None and after.incident is None:
+        ledger = goodput.close_incident(ledger)
+    return ledger
+
+
+def _is_training(state: Attempt) -> bool:
+    return state.stage in (Stage.RUNNING, Stage.SWITCHING)
+
+
+def _is_finishing(state: Attempt) -> bool:
+    return state.total_steps is not None and state.step >= state.total_steps
