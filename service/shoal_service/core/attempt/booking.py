@@ -86,17 +86,23 @@ def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
     if before.incident is not None and after.incident is not None and before.incident.cause != after.incident.cause:
         ledger = goodput.rename_incident(ledger, before.incident.cause, after.incident.cause)
     if _is_training(before) and not _is_training(after):
-        if after.incident is not None:
-            ledger = goodput.discard(ledger, goodput.recovering(after.incident.cause))
-        elif after.stage is Stage.COMMITTING:
-            ledger = goodput.discard(ledger, Category.CHECKPOINT_STALL if _is_finishing(after) else Category.RESIZING)
-        else:
-            ledger = goodput.discard(ledger, Category.IDLE)
+        ledger = goodput.discard(ledger, _account_of_the_rest(after))
     if not _is_training(before) and _is_training(after):
         ledger = goodput.group_formed(ledger, generation=after.generation, start_step=after.start_step)
     if before.incident is not None and after.incident is None:
         ledger = goodput.close_incident(ledger)
     return ledger
+
+
+def _account_of_the_rest(after: Attempt) -> str:
+    """What a group that has left did since its last completed step, and why it left."""
+    if after.incident is not None:
+        return goodput.recovering(after.incident.cause)
+    if _is_finishing(after):
+        return Category.CHECKPOINT_STALL
+    if after.stage in (Stage.COMMITTING, Stage.FORMING, Stage.WAITING):
+        return Category.RESIZING
+    return Category.IDLE
 
 
 def _is_training(state: Attempt) -> bool:
