@@ -1,5 +1,6 @@
-"""Writes the generated pages: `make docs`. docs/spec.md is a table of every key of a job spec, from its own schema; the
-state diagram in docs/architecture.md is the attempt machine's own table of transitions.
+"""Writes the generated pages: `make docs`. docs/spec.md is a table of every key of a job spec, from its own schema;
+docs/metrics.md lists every metric, from its declaration; the state diagram in docs/architecture.md is the attempt
+machine's own table of transitions.
 
 Tests compare the committed pages with what this makes, so they cannot fall behind the code.
 """
@@ -10,7 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shoal_service import metric_names
 from shoal_service.core.attempt.state import TRANSITIONS, Stage
+from shoal_service.core.goodput import Category
+from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
 
@@ -19,6 +23,7 @@ DOCS = Path(__file__).resolve().parent
 
 def main() -> None:
     (DOCS / "spec.md").write_text(spec_page(), encoding="utf-8")
+    (DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")
     page = DOCS / "architecture.md"
     page.write_text(with_stage_diagram(page.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -44,6 +49,38 @@ def _stage_diagram() -> str:
     ]
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {Stage.OPENING}", *arrows]
     return "\n".join([*lines, f"    {Stage.COMMITTING} --> {Stage.ENDED}", f"    {Stage.ENDED} --> [*]", "```", ""])
+
+
+def metrics_page() -> str:
+    """The whole of docs/metrics.md."""
+    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for metric in metric_names.ALL:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    words = [
+        f"| `{label}` | {', '.join(f'`{value}`' for value in values)} |" for label, values in _LABEL_VALUES.items()
+    ]
+    return "\n".join(
+        [_METRICS_INTRODUCTION, *lines, "", "## Labels", "", "| label | values |", "|---|---|", *words, ""]
+    )
+
+
+_METRICS_INTRODUCTION = """# Metrics
+
+<!-- Made by docs/generate.py from service/shoal_service/metric_names.py; run `make docs`. -->
+
+`GET /metrics` is made at scrape time from the store: any control plane shows all of it, nothing is lost when one dies, and
+the series of a job that has ended vanish. Series with `job_id` are those of jobs that have an attempt. Times are seconds,
+sizes bytes. Besides these there are the usual `process_...` metrics of the control plane itself.
+[deploy/](../deploy) has a configuration for Prometheus and a dashboard for Grafana, which shows nearly all of them.
+"""
+_LABEL_VALUES: dict[str, list[str]] = {
+    "state": [state.value for state in JobState],
+    "category": [category.value for category in Category],
+    "cause": [cause.value for cause in IncidentCause],
+    "phase": [phase.value for phase in metric_names.RecoveryPhase],
+}
+"""Closed sets; the others are ids, routes and methods."""
 
 
 def spec_page() -> str:

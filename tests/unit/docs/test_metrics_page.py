@@ -1,0 +1,37 @@
+"""docs/metrics.md is what docs/generate.py makes of the declared metrics."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from shoal_service.core.goodput import Category
+from shoal_service.metric_names import ALL
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_committed_page_is_up_to_date(generate: ModuleType) -> None:
+    assert (DOCS / "metrics.md").read_text(encoding="utf-8") == generate.metrics_page(), "run `make docs`"
+
+
+def test_every_metric_is_listed() -> None:
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    assert all(f"| `{metric.name}` |" in page for metric in ALL)
+
+
+def test_the_page_of_the_rest_api_explains_every_category() -> None:
+    page = (DOCS / "rest-api.md").read_text(encoding="utf-8")
+    assert all(f"| `{category}` |" in page for category in Category)
