@@ -69,9 +69,9 @@ _METRICS_INTRODUCTION = """# Metrics
 
 <!-- Made by docs/generate.py from service/shoal_service/metric_names.py; run `make docs`. -->
 
-`GET /metrics` is made at scrape time from the store: any control plane shows all of it, nothing is lost when one dies, and
-the series of a job that has ended vanish. Series with `job_id` are those of jobs that have an attempt. Times are seconds,
-sizes bytes. Besides these there are the usual `process_...` metrics of the control plane itself.
+`GET /metrics` is made at scrape time from the store: any control plane shows all of it, nothing is lost when one dies,
+and the series of a job that has ended vanish. Series with `job_id` are those of jobs that have an attempt. Times are
+seconds, sizes bytes. Besides these there are the usual `process_...` metrics of the control plane itself.
 [deploy/](../deploy) has a configuration for Prometheus and a dashboard for Grafana, which shows nearly all of them.
 """
 _LABEL_VALUES: dict[str, list[str]] = {
