@@ -9,6 +9,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from shoal_workers.contract.messages import (
     ShardNews,
     StepReport,
 )
+from shoal_workers.memory.tier import RamTier
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0
@@ -307,3 +309,38 @@ def reference() -> Callable[..., dict[int, float]]:
         return known[key]
 
     return losses
+
+
+class Nodes:
+    """RAM tiers of one attempt in this process, on whatever nodes the test wants; all are closed when it is over."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._tiers: list[tuple[RamTier, Endpoint]] = []
+
+    def start(self, node_id: str = "a", **changes: Any) -> RamTier:
+        names = {"job_id": "job", "attempt": 1, "shard_id": f"s{len(self._tiers)}", "key": "secret", **changes}
+        tier = RamTier(node_id=node_id, root=self.root, **names)
+        self._tiers.append((tier, Endpoint(node_id=node_id, host="127.0.0.1", port=tier.port)))
+        return tier
+
+    def endpoint(self, tier: RamTier) -> Endpoint:
+        return next(endpoint for known, endpoint in self._tiers if known is tier)
+
+    def source(self, *tiers: RamTier, step: int, generation: int = 1) -> MemorySource:
+        """A snapshot of which rank r's part is asked for at the r-th tier."""
+        parts = tuple(self.endpoint(tier) for tier in tiers)
+        return MemorySource(generation=generation, world_size=len(parts), step=step, parts=parts)
+
+    def close(self) -> None:
+        for tier, _ in self._tiers:
+            tier.close()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
+        nodes = Nodes(Path(folder))
+        yield nodes
+        nodes.close()
+        assert list(nodes.root.iterdir()) == [], "something is left in shared memory"

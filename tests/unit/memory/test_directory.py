@@ -18,7 +18,7 @@ StartProcess = Callable[..., Any]
 
 @pytest.fixture
 def join(tmp_path: Path) -> Iterator[Callable[..., ProcessDirectory]]:
-    """`join(job_id=, node_id=, shard_id=)`: a directory of this process; locks are per open file, so it can have many."""
+    """`join(job_id=, node_id=, ...)`: a directory of this process, which can have many: locks are per open file."""
     with ExitStack() as stack:
 
         def make(**changes: Any) -> ProcessDirectory:
@@ -109,7 +109,7 @@ def test_what_a_killed_sweeper_left_is_swept(tmp_path: Path, start_process: Star
 
 
 def test_sweepers_and_starters_do_not_hurt_each_other(tmp_path: Path) -> None:
-    """Starters of one attempt come and go as fast as they can, while others sweep: a living one always keeps its own."""
+    """Starters of one attempt come and go as fast as they can while others sweep: a living one keeps its own."""
     over = threading.Event()
     wrong: list[object] = []
 

@@ -1,0 +1,81 @@
+"""Program of four gloo processes: snapshots a trained state under every layout, loads each into every layout.
+
+    python memory_layouts.py STORE_FILE ROOT
+
+The layouts are those of checkpoint_layouts.py. Ranks 0 and 1 are on node `a`, 2 and 3 on node `b`, so every load of a
+layout of three or four ranks reads some parts from local memory and some over TCP. Rank 0 prints one JSON line:
+{"differing": {"saved->loaded": [names of tensors that differ]}, "local": bytes, "remote": bytes}.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from checkpoint_layouts import LAYOUTS, digests, make_meshes, mesh_of, trained_state
+
+from shoal_workers.contract.memory import Endpoint, MemorySource
+from shoal_workers.memory.tier import RamTier
+
+_WORLD = 4
+
+
+def main(store_file: str, root: str) -> int:
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run_rank, args=(rank, store_file, Path(root))) for rank in range(_WORLD)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return sum(abs(rank.exitcode or 0) for rank in ranks)
+
+
+def run_rank(rank: int, store_file: str, root: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=_WORLD)
+    meshes = make_meshes(_WORLD)
+    told = {"differing": {}, "local": 0, "remote": 0}
+    template = {
+        layout: trained_state(mesh, seed=100)
+        for layout in LAYOUTS
+        if (mesh := mesh_of(layout, meshes)) is None or mesh.get_coordinate() is not None
+    }
+    node = "ab"[rank // 2]
+    ram = RamTier(job_id="job", attempt=1, shard_id=f"s{rank}", node_id=node, key="secret", root=root)
+    everyone: list[Endpoint] = [Endpoint(node_id="", host="", port=0)] * _WORLD
+    dist.all_gather_object(everyone, Endpoint(node_id=node, host="127.0.0.1", port=ram.port))
+    for generation, layout in enumerate(LAYOUTS, start=1):
+        mesh = mesh_of(layout, meshes)
+        in_it = layout in template
+        world = _WORLD if mesh is None else mesh.size()
+        state = trained_state(mesh, seed=generation) if in_it else {}
+        saved = digests(state)
+        if in_it:
+            extra = {"saved_by": rank, "layout": layout}
+            ram.prepare(state, rank=rank, world_size=world)
+            ram.snapshot(state, generation=generation, rank=rank, world_size=world, step=2, extra=extra)
+        dist.barrier()
+        source = MemorySource(generation=generation, world_size=world, step=2, parts=tuple(everyone[:world]))
+        for target, blank in template.items():
+            into = copy.deepcopy(blank) if target == "plain" else blank
+            loaded = ram.load(into, source, check=lambda: None)
+            assert loaded.extra == {"saved_by": 0, "layout": layout}, loaded
+            told["local"] += loaded.local_bytes
+            told["remote"] += loaded.remote_bytes
+            found = digests(into)
+            told["differing"][f"{layout}->{target}"] = [fqn for fqn in found if in_it and found[fqn] != saved[fqn]]
+        dist.barrier()
+    if rank == 0:
+        print(json.dumps(told), flush=True)
+    dist.barrier()
+    ram.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

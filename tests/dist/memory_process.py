@@ -1,0 +1,54 @@
+"""Program of a process on node `a` that takes snapshots: `python memory_process.py torn|serve ROOT`.
+
+torn     steps 1 and 2, then is killed while step 3 is copied: its first tensor is there, its second is not
+serve    step 1; says its port and lives until its stdin ends
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal_workers.memory.tier import RamTier
+
+_NUMEL = 1 << 20
+
+
+class Fatal(torch.Tensor):
+    """Whoever copies it is killed, after what comes before it in the state has been copied."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._foreach_copy_:
+            for target, source in zip(*args[:2], strict=True):
+                if isinstance(source, Fatal):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                target.copy_(source)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def snapshot(ram: RamTier, step: int, second: torch.Tensor | None = None) -> None:
+    first = torch.full((_NUMEL,), float(step))
+    state = {"first": first, "second": first.clone() if second is None else second}
+    ram.snapshot(state, generation=1, rank=0, world_size=1, step=step, extra={"step": step})
+
+
+def main(mode: str, root: str) -> None:
+    torch.set_num_threads(1)
+    ram = RamTier(job_id="job", attempt=1, shard_id="writer", node_id="a", key="secret", root=Path(root))
+    snapshot(ram, 1)
+    if mode == "torn":
+        snapshot(ram, 2)
+        snapshot(ram, 3, torch.full((_NUMEL,), 3.0).as_subclass(Fatal))
+    print(ram.port, flush=True)
+    sys.stdin.read()
+    ram.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,360 @@
+"""Between nodes: restores over TCP, a buddy's copy, and clients and peers that hang, lie or are cut off."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from shoal_workers.contract.memory import Endpoint, MemorySource
+from shoal_workers.memory.errors import MemoryLost
+from shoal_workers.memory.requests import Answer, Part, Request, Verb
+from shoal_workers.memory.tier import RamTier
+from shoal_workers.memory.wire import CHUNK_BYTES, PeerRefused, Wire, connect
+
+_PATIENCE_S = 20.0
+
+
+def _state(value: float, numel: int = 1000) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((numel,), float(value)), "n": torch.tensor(int(value))}
+
+
+def _snapshot(tier: RamTier, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> None:
+    values: dict[str, Any] = {"rank": 0, "world_size": 1, "extra": {"step": step}, **changes}
+    tier.snapshot(_state(step, numel), generation=generation, step=step, **values)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _steps(tier: RamTier) -> list[tuple[int, int]]:
+    return [(held.generation, held.step) for held in tier.holdings()]
+
+
+def _wait_until_sent(tier: RamTier) -> Any:
+    deadline = time.monotonic() + _PATIENCE_S
+    while (cost := tier.take_send_cost()) is None:
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.001)
+    return cost
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.001)
+
+
+@pytest.fixture
+def mute() -> Iterator[Endpoint]:
+    """Accepts connections in the kernel, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield Endpoint(node_id="mute", host="127.0.0.1", port=server.getsockname()[1])
+
+
+@pytest.fixture
+def ask(nodes: Any) -> Iterator[Callable[..., Wire]]:
+    """`ask(tier, key=)`: a connection that has proved itself."""
+    wires: list[Wire] = []
+
+    def make(tier: RamTier, key: str = "secret") -> Wire:
+        wires.append(connect(nodes.endpoint(tier), key, check=_nothing, patience_s=5.0))
+        return wires[-1]
+
+    yield make
+    for wire in wires:
+        wire.__exit__()
+
+
+def test_part_on_another_node_comes_over_tcp(nodes: Any) -> None:
+    writer, reader = nodes.start("a"), nodes.start("b")
+    numel = 3 * CHUNK_BYTES // 4 + 17
+    _snapshot(writer, 7, numel=numel)
+    state = _state(-1, numel)
+    loaded = reader.load(state, nodes.source(writer, step=7), check=_nothing)
+    assert (loaded.local_bytes, loaded.remote_bytes) == (0, 4 * numel + 8)
+    assert bool((state["w"] == 7).all()) and int(state["n"]) == 7
+
+
+def test_tensors_that_nobody_asks_for_do_not_travel(nodes: Any) -> None:
+    writer, reader = nodes.start("a"), nodes.start("b")
+    state = {"used": torch.arange(1000.0), "unused": torch.zeros(100_000)}
+    writer.snapshot(state, generation=1, rank=0, world_size=1, step=1, extra={})
+    blank = {"used": torch.zeros(1000)}
+    assert reader.load(blank, nodes.source(writer, step=1), check=_nothing).remote_bytes == 4000
+    assert torch.equal(blank["used"], state["used"])
+
+
+def test_parts_of_one_snapshot_may_lie_on_many_nodes(nodes: Any) -> None:
+    tiers = [nodes.start(node) for node in "abc"]
+    for rank, tier in enumerate(tiers):
+        tier.snapshot(
+            {f"w{rank}": torch.full((100,), float(rank))},
+            generation=1, rank=rank, world_size=3, step=4, extra={"of": rank}, owns_replicated=True,
+        )  # fmt: skip
+    state = {f"w{rank}": torch.zeros(100) for rank in range(3)}
+    loaded = tiers[1].load(state, nodes.source(*tiers, step=4), check=_nothing)
+    assert (loaded.extra, loaded.local_bytes, loaded.remote_bytes) == ({"of": 0}, 400, 800)
+    assert [float(tensor[0]) for tensor in state.values()] == [0, 1, 2]
+
+
+def test_buddy_keeps_the_two_newest_copies(nodes: Any) -> None:
+    writer, buddy = nodes.start("a"), nodes.start("b")
+    for step in range(1, 5):
+        _snapshot(writer, step)
+        assert writer.replicate(nodes.endpoint(buddy))
+        cost = _wait_until_sent(writer)
+        assert cost.num_bytes == writer.holdings()[0].num_bytes
+        assert cost.cpu_s > 0
+        assert cost.wall_s > 0
+    assert _steps(buddy) == [(1, 3), (1, 4)]
+    assert {held.node_id for held in buddy.holdings()} == {"b"}
+    assert writer.take_send_cost() is None
+
+
+def test_nothing_to_send_is_said(nodes: Any) -> None:
+    writer, buddy = nodes.start("a"), nodes.start("b")
+    assert not writer.replicate(nodes.endpoint(buddy))
+
+
+def test_copy_is_used_when_the_node_is_gone(nodes: Any) -> None:
+    writer, buddy, reader = nodes.start("a"), nodes.start("b"), nodes.start("c")
+    _snapshot(writer, 7)
+    assert writer.replicate(nodes.endpoint(buddy))
+    _wait_until_sent(writer)
+    shutil.rmtree(writer._directory.node)
+    with pytest.raises(MemoryLost, match="not there any more"):
+        reader.load(_state(-1), nodes.source(writer, step=7), check=_nothing)
+    for tier in (reader, buddy):
+        state = _state(-1)
+        loaded = tier.load(state, nodes.source(buddy, step=7), check=_nothing)
+        assert loaded.extra == {"step": 7}
+        assert bool((state["w"] == 7).all())
+    assert loaded.remote_bytes == 0
+
+
+def test_own_copy_is_read_where_the_supervisor_named_another_node(nodes: Any) -> None:
+    writer, buddy = nodes.start("a"), nodes.start("b")
+    _snapshot(writer, 7)
+    assert writer.replicate(nodes.endpoint(buddy))
+    _wait_until_sent(writer)
+    assert buddy.load(_state(-1), nodes.source(writer, step=7), check=_nothing).remote_bytes == 0
+
+
+def test_busy_sender_says_so_and_its_slot_is_not_written_over(nodes: Any, mute: Endpoint) -> None:
+    writer = nodes.start("a")
+    _snapshot(writer, 1)
+    assert writer.replicate(mute)
+    assert not writer.replicate(mute)
+    for step in range(2, 6):
+        _snapshot(writer, step)
+    assert _steps(writer) == [(1, 1), (1, 4), (1, 5)]
+
+
+def test_step_that_the_buddy_has_stays_here_until_the_next_has_been_handed_over(nodes: Any) -> None:
+    """After the loss of the buddy's node the living parts of that step are needed next to the copies of the lost."""
+    writer, buddy = nodes.start("a"), nodes.start("b")
+    for step in range(1, 10):
+        _snapshot(writer, step)
+        if step % 3 == 0:
+            assert writer.replicate(nodes.endpoint(buddy))
+            _wait_until_sent(writer)
+    assert {(1, 6), (1, 9)} <= set(_steps(writer))
+    assert _steps(buddy) == [(1, 6), (1, 9)]
+    assert len(_steps(writer)) <= 4
+
+
+def test_buddy_that_is_gone_costs_the_copy_only(nodes: Any) -> None:
+    writer, buddy, other = nodes.start("a"), nodes.start("b"), nodes.start("c")
+    endpoint = nodes.endpoint(buddy)
+    buddy.close()
+    _snapshot(writer, 1)
+    assert writer.replicate(endpoint)
+    _wait_until(lambda: writer.replicate(nodes.endpoint(other)))
+    _wait_until_sent(writer)
+    assert _steps(other) == [(1, 1)]
+
+
+def test_forgotten_generations_are_dropped_and_not_taken_any_more(nodes: Any) -> None:
+    writer, buddy = nodes.start("a"), nodes.start("b")
+    _snapshot(writer, 1)
+    assert writer.replicate(nodes.endpoint(buddy))
+    _wait_until_sent(writer)
+    buddy.forget_older(1)
+    assert _steps(buddy) == [(1, 1)]
+    buddy.forget_older(2)
+    assert _steps(buddy) == []
+    assert writer.replicate(nodes.endpoint(buddy))
+    _snapshot(writer, 2, generation=2)
+    _wait_until(lambda: writer.replicate(nodes.endpoint(buddy)))
+    _wait_until_sent(writer)
+    assert _steps(buddy) == [(2, 2)]
+
+
+@pytest.mark.parametrize("cut_at", ["before anything", "in the index", "in the payload"])
+def test_copy_that_is_cut_off_is_never_seen_and_the_one_before_stays(
+    nodes: Any, ask: Callable[..., Wire], cut_at: str
+) -> None:
+    writer, buddy = nodes.start("a"), nodes.start("b")
+    for step in (1, 2):
+        _snapshot(writer, step)
+        assert writer.replicate(nodes.endpoint(buddy))
+        _wait_until_sent(writer)
+    sent = {"before anything": 0, "in the index": 50, "in the payload": 100 + 10 + 3000}[cut_at]
+    with ask(buddy) as wire:
+        part = Part(generation=1, rank=0, world_size=1, step=3, num_bytes=4000, index_bytes=100, extra_bytes=10)
+        wire.tell(Request(verb=Verb.PUT, part=part))
+        assert wire.hear(Answer).ok
+        wire.send(bytes(sent))
+    assert (1, 3) not in _steps(buddy)
+    assert (1, 2) in _steps(buddy)
+    _snapshot(writer, 4)
+    assert writer.replicate(nodes.endpoint(buddy))
+    _wait_until_sent(writer)
+    assert _steps(buddy) == [(1, 2), (1, 4)]
+
+
+def test_copy_for_which_there_is_no_room_is_refused(nodes: Any, ask: Callable[..., Wire]) -> None:
+    buddy = nodes.start("b")
+    with ask(buddy) as wire:
+        part = Part(generation=1, rank=0, world_size=1, step=3, num_bytes=1 << 60)
+        wire.tell(Request(verb=Verb.PUT, part=part))
+        answer = wire.hear(Answer)
+    assert not answer.ok
+    assert "bytes of shared memory" in answer.why
+
+
+def test_wrong_key_is_refused_on_both_sides(nodes: Any, ask: Callable[..., Wire]) -> None:
+    writer = nodes.start("a")
+    _snapshot(writer, 1)
+    with pytest.raises(PeerRefused, match="does not accept this attempt's key"):
+        ask(writer, key="wrong")
+    stranger = nodes.start("b", key="wrong", attempt=2)
+    with pytest.raises(MemoryLost, match="does not accept this attempt's key"):
+        stranger.load(_state(-1), nodes.source(writer, step=1), check=_nothing)
+
+
+def test_server_that_does_not_know_the_key_is_not_believed(nodes: Any) -> None:
+    reader = nodes.start("a")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pretend() -> None:
+            client, _ = server.accept()
+            with client:
+                client.sendall(bytes(32))
+                client.recv(64, socket.MSG_WAITALL)
+                client.sendall(bytes(32))
+
+        liar = threading.Thread(target=pretend)
+        liar.start()
+        source = MemorySource(
+            generation=1,
+            world_size=1,
+            step=1,
+            parts=(Endpoint(node_id="b", host="127.0.0.1", port=server.getsockname()[1]),),
+        )
+        with pytest.raises(MemoryLost, match="does not know this attempt's key"):
+            reader.load(_state(-1), source, check=_nothing)
+        liar.join()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"\0\0\0\0",
+        b"\xff\xff\xff\xff",
+        b"\5\0\0\0hello",
+        *(
+            len(text).to_bytes(4, "little") + text
+            for text in (
+                json.dumps(document).encode()
+                for document in (
+                    [],
+                    {"verb": "nosuch"},
+                    {"verb": "find"},
+                    {"verb": "read", "part": {"generation": -1, "rank": 0, "step": 0}},
+                    {"verb": "put", "part": {"generation": 1, "rank": 0, "step": 0, "num_bytes": -5}},
+                    {"verb": "put", "part": {"generation": 1, "rank": 0, "step": 0, "num_bytes": 1 << 62}},
+                    {"verb": "read", "part": {"generation": 1, "rank": 0, "step": 1}, "ranges": [[-1, 5]]},
+                )
+            )
+        ),
+    ],
+)
+def test_server_hangs_up_on_what_is_not_a_request(nodes: Any, ask: Callable[..., Wire], message: bytes) -> None:
+    writer, reader = nodes.start("a"), nodes.start("b")
+    _snapshot(writer, 1)
+    with ask(writer) as wire, pytest.raises(ConnectionError):
+        wire.send(message)
+        wire.receive(1)
+    assert reader.load(_state(-1), nodes.source(writer, step=1), check=_nothing).remote_bytes == 4008
+
+
+def test_more_than_the_payload_is_not_read(nodes: Any, ask: Callable[..., Wire]) -> None:
+    writer = nodes.start("a")
+    _snapshot(writer, 1)
+    with ask(writer) as wire:
+        wire.tell(Request(verb=Verb.FIND, part=Part(generation=1, rank=0, step=1)))
+        part = wire.hear(Answer).part
+        assert part is not None
+        wire.receive(part.index_bytes + part.extra_bytes)
+        wire.tell(Request(verb=Verb.READ, part=part, ranges=((0, part.num_bytes), (part.num_bytes, 1))))
+        assert not wire.hear(Answer).ok
+        wire.tell(Request(verb=Verb.LIST))
+        assert wire.hear(Answer).holdings == writer.holdings()
+
+
+def test_clients_that_say_nothing_do_not_keep_others_out(nodes: Any) -> None:
+    writer, reader = nodes.start("a"), nodes.start("b")
+    _snapshot(writer, 1)
+    silent = [socket.create_connection(("127.0.0.1", writer.port)) for _ in range(80)]
+    try:
+        assert reader.load(_state(-1), nodes.source(writer, step=1), check=_nothing).remote_bytes == 4008
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+def test_fenced_generation_leaves_a_peer_that_says_nothing(nodes: Any, mute: Endpoint) -> None:
+    reader = nodes.start("a")
+    looks = 0
+
+    class Fenced(Exception):
+        pass
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            raise Fenced
+
+    start = time.monotonic()
+    source = MemorySource(generation=1, world_size=1, step=1, parts=(mute,))
+    with pytest.raises(Fenced):
+        reader.load(_state(-1), source, check=check)
+    assert time.monotonic() - start < 2.0
+
+
+def test_peer_that_says_nothing_is_given_up(mute: Endpoint) -> None:
+    with pytest.raises(TimeoutError, match=r"no progress for 0\.3 s"):
+        connect(mute, "secret", check=_nothing, patience_s=0.3)
+
+
+def test_closing_breaks_off_what_is_under_way(nodes: Any, mute: Endpoint) -> None:
+    writer, other = nodes.start("a"), nodes.start("b")
+    _snapshot(writer, 1)
+    assert writer.replicate(mute)
+    with socket.create_connection(("127.0.0.1", other.port)):
+        start = time.monotonic()
+        writer.close()
+        other.close()
+        assert time.monotonic() - start < 3.0

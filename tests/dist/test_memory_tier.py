@@ -1,0 +1,252 @@
+"""One node's snapshots: what stays, what goes, and that a hundred of them leave no more behind than one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal_workers.contract.memory import Holding, MemorySource
+from shoal_workers.memory.errors import MemoryFull, MemoryLost
+from shoal_workers.memory.tier import RamTier, sweep_stale
+
+
+def _state(value: float, numel: int = 1000) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((numel,), float(value)), "n": torch.tensor(int(value)), "e": torch.zeros(0, 3)}
+
+
+def _snapshot(tier: RamTier, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> float:
+    values: dict[str, Any] = {"rank": 0, "world_size": 1, "extra": {"step": step}, **changes}
+    return tier.snapshot(_state(step, numel), generation=generation, step=step, **values)
+
+
+def _load(tier: RamTier, source: MemorySource, numel: int = 1000) -> float:
+    """The value that the state has afterwards."""
+    state = _state(-1, numel)
+    loaded = tier.load(state, source, check=_nothing)
+    assert loaded.extra == {"step": source.step}
+    assert bool((state["w"] == state["n"]).all())
+    return float(state["n"])
+
+
+def _nothing() -> None:
+    pass
+
+
+def _steps(tier: RamTier) -> list[tuple[int, int]]:
+    return [(held.generation, held.step) for held in tier.holdings()]
+
+
+def test_live_tensors_may_change_after_a_snapshot(nodes: Any) -> None:
+    tier = nodes.start()
+    state = _state(7)
+    assert tier.snapshot(state, generation=1, rank=0, world_size=1, step=7, extra={"step": 7}) > 0
+    state["w"].fill_(9)
+    assert _load(tier, nodes.source(tier, step=7)) == 7
+
+
+def test_two_newest_snapshots_are_held(nodes: Any) -> None:
+    tier = nodes.start()
+    assert tier.holdings() == ()
+    for step in range(1, 6):
+        _snapshot(tier, step)
+    num_bytes = 4032 + 64  # 1000 floats, one integer and nothing, each from a multiple of 64 on
+    assert tier.holdings() == tuple(
+        Holding(generation=1, rank=0, world_size=1, step=step, num_bytes=num_bytes, node_id="a") for step in (4, 5)
+    )
+    assert [_load(tier, nodes.source(tier, step=step)) for step in (4, 5)] == [4, 5]
+
+
+def test_holdings_are_seen_by_every_process_of_the_node_and_by_no_other(nodes: Any) -> None:
+    first, second, elsewhere = nodes.start("a"), nodes.start("a"), nodes.start("b")
+    _snapshot(first, 1, rank=0, world_size=2)
+    _snapshot(second, 1, rank=1, world_size=2)
+    assert first.holdings() == second.holdings()
+    assert [held.rank for held in first.holdings()] == [0, 1]
+    assert elsewhere.holdings() == ()
+
+
+def test_snapshot_that_was_restored_from_outlives_the_first_of_the_new_generation(nodes: Any) -> None:
+    tier = nodes.start()
+    for step in (10, 11):
+        _snapshot(tier, step)
+    _load(tier, nodes.source(tier, step=10))
+    _snapshot(tier, 11, generation=2)
+    assert _steps(tier) == [(1, 10), (2, 11)]
+    _snapshot(tier, 12, generation=2)
+    assert _steps(tier) == [(2, 11), (2, 12)]
+
+
+def test_newer_steps_of_a_life_that_was_given_up_go_first(nodes: Any) -> None:
+    tier = nodes.start()
+    for step in (40, 41):
+        _snapshot(tier, step)
+    for step in (5, 6):  # restored from a checkpoint
+        _snapshot(tier, step, generation=2)
+    assert _steps(tier) == [(2, 5), (2, 6)]
+
+
+def test_another_layout_keeps_what_was_restored_until_it_has_its_own(nodes: Any) -> None:
+    """Slots that are too small cannot be written over; preparing for the new layout must not destroy them."""
+    tier = nodes.start()
+    for step in (10, 11):
+        _snapshot(tier, step)
+    numel = 1 << 20
+    tier.prepare(_state(0, numel), rank=0, world_size=1)
+    assert _steps(tier) == [(1, 10), (1, 11)]
+    assert _load(tier, nodes.source(tier, step=10)) == 10
+    tier.prepare(_state(0, numel), rank=0, world_size=1)
+    _snapshot(tier, 11, generation=2, numel=numel)
+    assert (2, 11) in _steps(tier)
+    _snapshot(tier, 12, generation=2, numel=numel)
+    assert _steps(tier) == [(2, 11), (2, 12)]
+    assert _load(tier, nodes.source(tier, step=12, generation=2), numel) == 12
+
+
+def test_plain_values_may_grow_beyond_their_room(nodes: Any) -> None:
+    tier = nodes.start()
+    for step, length in enumerate([10, 300_000, 5, 2_000_000], start=1):
+        _snapshot(tier, step, extra={"step": step, "text": "x" * length})
+        loaded = tier.load(_state(-1), nodes.source(tier, step=step), check=_nothing)
+        assert loaded.extra == {"step": step, "text": "x" * length}
+
+
+def test_plain_tensors_are_kept_by_rank_0_only_unless_told_otherwise(nodes: Any) -> None:
+    for node, rank, owns, expected in [("a", 0, None, 24), ("b", 1, None, 0), ("c", 1, True, 24), ("d", 0, False, 0)]:
+        tier = nodes.start(node)
+        tier.prepare({"w": torch.arange(3)}, rank=rank, world_size=2, owns_replicated=owns)
+        tier.snapshot(
+            {"w": torch.arange(3)}, generation=1, rank=rank, world_size=2, step=1, extra={}, owns_replicated=owns
+        )
+        assert [held.num_bytes for held in tier.holdings()] == [expected]
+
+
+def test_part_that_is_not_there_is_lost(nodes: Any) -> None:
+    tier = nodes.start()
+    _snapshot(tier, 1)
+    with pytest.raises(MemoryLost, match="not there any more") as caught:
+        tier.load(_state(-1), nodes.source(tier, step=2), check=_nothing)
+    lost = caught.value
+    assert (lost.generation, lost.step, lost.rank, lost.node_id) == (1, 2, 0, "a")
+
+
+def test_snapshot_of_another_model_is_lost(nodes: Any) -> None:
+    tier = nodes.start()
+    _snapshot(tier, 1)
+    with pytest.raises(MemoryLost, match="it has no v"):
+        tier.load({"v": torch.zeros(3)}, nodes.source(tier, step=1), check=_nothing)
+
+
+def test_part_of_another_world_is_lost(nodes: Any) -> None:
+    tier = nodes.start()
+    _snapshot(tier, 1, world_size=2)
+    with pytest.raises(MemoryLost, match="of a world of 2, not of 1"):
+        tier.load(_state(-1), nodes.source(tier, step=1), check=_nothing)
+
+
+def test_part_that_is_written_over_while_it_is_read_is_lost(nodes: Any) -> None:
+    tier = nodes.start()
+    for step in (1, 2):
+        _snapshot(tier, step)
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # the index has been read, the values have not
+            _snapshot(tier, 3)
+
+    with pytest.raises(MemoryLost, match="written over while it was read"):
+        tier.load(_state(-1), nodes.source(tier, step=1), check=check)
+
+
+def test_fenced_generation_leaves_a_load(nodes: Any) -> None:
+    tier = nodes.start()
+    _snapshot(tier, 1)
+
+    class Fenced(Exception):
+        pass
+
+    def check() -> None:
+        raise Fenced
+
+    with pytest.raises(Fenced):
+        tier.load(_state(-1), nodes.source(tier, step=1), check=check)
+
+
+def test_full_memory_leaves_the_snapshots_before(nodes: Any) -> None:
+    """A tensor that claims 4 TiB without having them: the tmpfs says no before a byte is taken."""
+    tier = nodes.start()
+    _snapshot(tier, 1)
+    huge = {"w": torch.zeros(1).expand(1 << 40)}
+    with pytest.raises(MemoryFull) as caught:
+        tier.prepare(huge, rank=0, world_size=1)
+    assert caught.value.needed_bytes > 1 << 42 > caught.value.free_bytes
+    with pytest.raises(MemoryFull):
+        tier.snapshot(huge, generation=1, rank=0, world_size=1, step=2, extra={})
+    assert _steps(tier) == [(1, 1)]
+    _snapshot(tier, 2)
+    assert _steps(tier) == [(1, 1), (1, 2)]
+
+
+def test_forgotten_attempt_is_gone_while_its_processes_live(nodes: Any) -> None:
+    first, second = nodes.start("a"), nodes.start("a")
+    for tier in (first, second):
+        _snapshot(tier, 1)
+    first.forget_all()
+    assert second.holdings() == ()
+    assert list(nodes.root.iterdir()) == []
+    with pytest.raises(MemoryFull, match="the directory of the attempt was removed"):
+        _snapshot(second, 2)  # training that has not heard of it yet
+    assert second.holdings() == ()
+
+
+def test_starting_sweeps_the_attempts_of_the_dead(nodes: Any) -> None:
+    dead = nodes.start(job_id="dead")
+    base = dead._directory.path.parent.parent.parent
+    shutil.copytree(base / "dead-a1", base / "dead-a2")  # files without a holder of their lock
+    living = nodes.start()
+    assert sorted(path.name for path in base.iterdir()) == ["dead-a1", "job-a1"]
+    assert sweep_stale(nodes.root) == []
+    assert living.holdings() == ()
+
+
+def test_nothing_grows_over_a_hundred_snapshots_and_loads(nodes: Any) -> None:
+    tier, other = nodes.start("a"), nodes.start("b")
+    sizes = [30_000, 30_000, 31_000]  # in bytes: within a slot's capacity, so that layouts change but files do not
+
+    def cycle(number: int) -> None:
+        generation = 1 + number // 10
+        numel = sizes[generation % 3] // 4
+        _snapshot(tier, number, generation=generation, numel=numel)
+        source = nodes.source(tier, step=number, generation=generation)
+        assert _load(tier, source, numel) == number
+        assert _load(other, source, numel) == number
+        assert tier.replicate(nodes.endpoint(other))
+        while tier.take_send_cost() is None:
+            threading.Event().wait(0.001)
+        tier.forget_older(generation)
+        other.forget_older(generation)
+
+    for number in range(30):
+        cycle(number)
+    before = _resources()
+    for number in range(30, 130):
+        cycle(number)
+    after = _resources()
+    assert {name: after[name] - before[name] for name in after if after[name] > before[name] + 1} == {}
+
+
+def _resources() -> dict[str, int]:
+    gc.collect()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+        "threads": sum(not thread.name.startswith("memory-serve") for thread in threading.enumerate()),
+        "maps": sum("/own-" in line or "/buddy-" in line for line in Path("/proc/self/maps").read_text().splitlines()),
+    }
