@@ -23,6 +23,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_service.embedded_cluster import EmbeddedCluster
 from shoal_service.metrics import build_registry
+from shoal_service.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.request_metrics import RequestMetrics
 from shoal_service.settings import Settings
 from shoal_service.store.store import Store
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shoal_service.cluster import Cluster
 
 _STOP_S = 15.0
+_HEAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -43,8 +45,8 @@ def run_server(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     embedded = None if settings.ray_address else _embedded(settings)
-    if embedded is not None:
-        os.environ.update(embedded.environment)
+    for name, value in (embedded.environment if embedded is not None else CLUSTER_ENVIRONMENT).items():
+        os.environ.setdefault(name, value)
     # Only now: ray reads its environment when it is imported, and never again.
     from shoal_service.cluster import Cluster
     from shoal_service.control_loop import ControlLoop, LoopConfig
@@ -56,7 +58,8 @@ async def _serve(settings: Settings) -> None:
         lease_ttl_s=settings.lease_ttl_s,
         checkpoint_url=settings.checkpoint_url,
     )
-    control = ControlLoop(store, cluster, loop_config)
+    connected = asyncio.Event()
+    control = ControlLoop(store, cluster, loop_config, reconnected=connected.set)
     requests = RequestMetrics()
     registry = build_registry(store, owner=loop_config.owner, requests=requests)
     app = create_app(
@@ -70,9 +73,15 @@ async def _serve(settings: Settings) -> None:
 
         async def act() -> None:
             await _connect(settings, cluster, embedded, stop)
-            _stop_on_signals(server)  # again: connecting, Ray takes SIGTERM for itself, prints a stack and aborts
-            if not stop.is_set():
-                await control.run(stop)
+            connected.set()
+            async with asyncio.TaskGroup() as group:
+                keepers = [group.create_task(_keep_signals(server, connected))]
+                if embedded is not None:
+                    keepers.append(group.create_task(_keep_alive(embedded)))
+                if not stop.is_set():
+                    await control.run(stop)
+                for keeper in keepers:
+                    keeper.cancel()
 
         acting = asyncio.create_task(act())
         sys.stderr.write(f"listening on http://{host}:{port}\n")
@@ -98,6 +107,24 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, setattr, server, "should_exit", True)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+
+
+async def _keep_signals(server: uvicorn.Server, connected: asyncio.Event) -> None:
+    """After each connecting: Ray takes SIGTERM for itself then, would print a stack and abort."""
+    while True:
+        await connected.wait()
+        connected.clear()
+        _stop_on_signals(server)
+
+
+async def _keep_alive(embedded: EmbeddedCluster) -> None:
+    """Start what has died of the embedded cluster again. Nobody tells of a process that an earlier server started."""
+    while True:
+        await asyncio.sleep(_HEAL_S)
+        try:
+            await asyncio.to_thread(embedded.heal)
+        except Exception:
+            _log.exception("the embedded cluster could not be healed; trying again")
 
 
 async def _connect(settings: Settings, cluster: Cluster, embedded: EmbeddedCluster | None, stop: asyncio.Event) -> None:

@@ -4,26 +4,51 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import Any
+import socket
+import time
+from dataclasses import dataclass
 
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 import ray
+from shoal_service.supervisor import gcs
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_service.views import NodeView, SupervisorNews
+from shoal_service.supervisor.journal import Journal
+from shoal_service.supervisor.probe import fault_of_node
+from shoal_service.views import DrainView, NodeView, SupervisorNews
 from shoal_workers.contract.ids import NAMESPACE, supervisor_name
 
 _GIB = 1 << 30
+_NODE_LABEL = "ray.io/node-id"
+_FORGET_S = 2.0
+_ORPHANED_S = 5.0
+"""A head that was restarted takes up its old clients within a second or two."""
+_log = logging.getLogger(__name__)
 
 
 class SupervisorGone(Exception):
     """No supervisor of that job attempt is alive in the cluster."""
 
 
+class SupervisorUnavailable(Exception):
+    """It does not answer now: it is being restarted, or cannot be reached. Ask again."""
+
+
 class ClusterUnreachable(Exception):
     """Ray does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The cluster at one moment."""
+
+    nodes: tuple[NodeView, ...]
+    free: dict[str, float]
+    """Resources that nobody holds, over all nodes."""
+    reconnected: bool
+    """Handles from before are worth nothing any more."""
 
 
 class SupervisorHandle:
@@ -37,9 +62,12 @@ class SupervisorHandle:
 
         Raises:
             SupervisorGone: the actor is dead for good (Ray restarts it otherwise).
+            SupervisorUnavailable
         """
         try:
             news: SupervisorNews = await self._actor.pull.remote(after, wait_s, epoch)
+        except ActorUnavailableError as error:
+            raise SupervisorUnavailable(str(error)) from error
         except RayActorError as error:
             raise SupervisorGone(str(error)) from error
         return news
@@ -47,6 +75,8 @@ class SupervisorHandle:
     async def direct(self, directive: Directive) -> None:
         try:
             await self._actor.direct.remote(directive)
+        except ActorUnavailableError as error:
+            raise SupervisorUnavailable(str(error)) from error
         except RayActorError as error:
             raise SupervisorGone(str(error)) from error
 
@@ -63,6 +93,9 @@ class Cluster:
 
     def __init__(self) -> None:
         self.address = ""
+        self._node_id = ""
+        """Of the raylet that this driver is attached to."""
+        self._unreachable_since_mono: float | None = None
 
     def connect(self, address: str) -> None:
         """Become a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
@@ -78,6 +111,8 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, RayError) as error:
             raise ClusterUnreachable(f"no Ray cluster answers at {self.address}: {error}") from error
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._unreachable_since_mono = None
 
     def disconnect(self) -> None:
         ray.shutdown()
@@ -86,15 +121,55 @@ class Cluster:
     def connected(self) -> bool:
         return bool(ray.is_initialized())
 
-    def nodes(self) -> tuple[NodeView, ...]:
-        return tuple(_node_view(node) for node in ray.nodes())
+    def look(self) -> Sight:
+        """Blocks for some seconds at most, unless the head dies in this very moment; then until it is back.
 
-    def free(self) -> dict[str, float]:
-        resources: dict[str, float] = ray.available_resources()
-        return resources
+        A driver outlives the head, and even the raylet that it is attached to, but without that one it cannot start
+        anything; and a head that came back with other tables does not know it any more. In both cases it connects anew.
+        """
+        reconnected = self._reconnect_if_orphaned()
+        nodes = self._nodes()
+        if any(node.node_id == self._node_id and not node.alive for node in nodes):
+            self._reconnect()
+            reconnected, nodes = True, self._nodes()
+        return Sight(nodes=nodes, free=ray.available_resources(), reconnected=reconnected)
 
-    def start_supervisor(self, config: SupervisorConfig) -> SupervisorHandle:
-        """Idempotent: an attempt has one supervisor, whoever asks for it."""
+    def _nodes(self) -> tuple[NodeView, ...]:
+        """As Ray sees them, with the drains that it announces."""
+        try:
+            draining = gcs.draining()
+            nodes = tuple(_node_view(node, draining) for node in gcs.nodes())
+        except gcs.GcsUnavailable as error:
+            if self._unreachable_since_mono is None:
+                self._unreachable_since_mono = time.monotonic()
+            raise ClusterUnreachable(str(error)) from error
+        self._unreachable_since_mono = None
+        return nodes
+
+    def _reconnect_if_orphaned(self) -> bool:
+        """The head listens, and does not answer this driver: it is another one."""
+        since = self._unreachable_since_mono
+        if ray.is_initialized() and (
+            since is None or time.monotonic() - since < _ORPHANED_S or not _listens(self.address)
+        ):
+            return False
+        self._reconnect()
+        return True
+
+    def _reconnect(self) -> None:
+        _log.warning("connecting to the Ray cluster anew", extra={"address": self.address})
+        ray.shutdown()
+        self.connect(self.address)
+
+    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> SupervisorHandle:
+        """Idempotent: an attempt has one supervisor, whoever asks for it.
+
+        Where there are others, it is kept off the head, whose death it shall survive, and off nodes to be left.
+        """
+        try:
+            heads = {node.node_id for node in gcs.nodes() if node.is_head}
+        except gcs.GcsUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
         actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor)
         actor = actor_class.options(
             name=supervisor_name(config.job_id, config.attempt),
@@ -104,6 +179,8 @@ class Cluster:
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
+            label_selector={_NODE_LABEL: f"!in({','.join(sorted({*heads, *avoid_nodes}))})"},
+            fallback_strategy=[{"label_selector": {_NODE_LABEL: "!in(none)"}}],
         ).remote(config)
         return SupervisorHandle(actor)
 
@@ -114,16 +191,31 @@ class Cluster:
             return None
 
     def reap(self, job_id: str, attempt: int) -> int:
-        """Kill what is left of an attempt: its supervisor first, so that it replaces nothing. Returns how many."""
+        """Kill what is left of an attempt: its supervisor first, so that it replaces nothing. Returns how many.
+
+        Shards are asked to remove their snapshots before; one that does not answer leaves them to the next on its node.
+        """
         prefix = supervisor_name(job_id, attempt).removesuffix("supervisor")
         names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"] == NAMESPACE]
         mine = sorted((n for n in names if n.startswith(prefix)), key=lambda n: not n.endswith("/supervisor"))
+        handles = []
         for name in mine:
             try:
-                ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+                handles.append(ray.get_actor(name, namespace=NAMESPACE))
             except ValueError:
                 continue  # gone meanwhile
+            if name.endswith("/supervisor"):
+                ray.kill(handles.pop(), no_restart=True)
+        if handles:
+            ray.wait([handle.forget_memory.remote() for handle in handles], num_returns=len(handles), timeout=_FORGET_S)
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
+        Journal(job_id, attempt).delete()
         return len(mine)
+
+    async def fault_of_node(self, suspect: NodeView, partner: str | None) -> str:
+        """The probation test of a node: what was wrong; empty: it passed. Takes some seconds."""
+        return await fault_of_node(suspect.node_id, partner, has_gpu=suspect.gpus > 0)
 
     def upload_code(self, archive: bytes) -> str:
         """Put a zip archive where the shards' runtime environments fetch it from; the same bytes, the same URI."""
@@ -134,13 +226,27 @@ class Cluster:
         return uri
 
 
-def _node_view(node: dict[str, Any]) -> NodeView:
-    resources = node.get("Resources", {})
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _node_view(node: gcs.RayNode, draining: dict[str, float | None]) -> NodeView:
+    drain = None
+    if node.is_alive and node.node_id in draining:
+        drain = DrainView(
+            reason="drained by Ray", requested_at=time.time(), deadline=draining[node.node_id], source="ray"
+        )
     return NodeView(
-        node_id=node["NodeID"],
-        ip=node["NodeManagerAddress"],
-        alive=node["Alive"],
-        cpus=float(resources.get("CPU", 0.0)),
-        gpus=float(resources.get("GPU", 0.0)),
-        memory_gib=float(resources.get("memory", 0.0)) / _GIB,
+        node_id=node.node_id,
+        ip=node.ip,
+        alive=node.is_alive,
+        cpus=float(node.resources.get("CPU", 0.0)),
+        gpus=float(node.resources.get("GPU", 0.0)),
+        memory_gib=float(node.resources.get("memory", 0.0)) / _GIB,
+        drain=drain,
     )

@@ -12,17 +12,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal_service.cluster import Cluster, ClusterUnreachable
+from shoal_service.cluster import Cluster, ClusterUnreachable, Sight
+from shoal_service.core import nodes as node_rules
+from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.desired import Desired
+from shoal_service.core.nodes import Doubt
 from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide
 from shoal_service.driver import Driver
+from shoal_service.probation import Probation
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost, RequestConflict
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.views import ClusterView
+from shoal_service.views import ClusterView, NodeView
 from shoal_workers.contract.job import JobState
 
 _log = logging.getLogger(__name__)
@@ -33,6 +38,7 @@ _MIN_PASS_S = 0.2
 _IDLE_SHARE = 9.0
 """A pause is at least so many times as long as the pass before it: a long queue must not take the HTTP edge's time."""
 _MAX_PAUSE_S = 3.0
+_LOOK_S = 5.0
 _MAX_NOTES = 50
 """Only the head of the queue is told why it waits: each note is a write, and the head's reason is everybody's."""
 
@@ -49,13 +55,19 @@ class LoopConfig:
 class ControlLoop:
     """`run` until told to stop. `snapshot` may be read from any thread."""
 
-    def __init__(self, store: Store, cluster: Cluster, config: LoopConfig) -> None:
+    def __init__(
+        self, store: Store, cluster: Cluster, config: LoopConfig, *, reconnected: Callable[[], None] = lambda: None
+    ) -> None:
+        """`reconnected` is called on the loop after each time that the cluster was connected to anew."""
         self._store = store
         self._cluster = cluster
         self._config = config
         self._lease: Lease | None = None
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._notes: dict[str, str] = {}
+        self._probation = Probation(store, cluster)
+        self._reconnected = reconnected
+        self._looking: asyncio.Task[Sight] | None = None
         self._view = ClusterView(
             connected=False, address=cluster.address, nodes=(), cpus_total=0, cpus_free=0, gpus_total=0, gpus_free=0,
             owner="", epoch=0,
@@ -94,16 +106,32 @@ class ControlLoop:
             self._lease = await asyncio.to_thread(
                 self._store.acquire_lease, self._config.owner, ttl_s=self._config.lease_ttl_s, now=now
             )
-        await self._look_at_cluster()
+        reachable = await self._look_at_cluster()
         if self._lease is None:
             await self._let_go()
             return
         rows = await asyncio.to_thread(self._store.jobs_to_drive)
-        await self._schedule(rows, self._lease)
+        if reachable:
+            await self._schedule(rows, self._lease)
+            await self._probation.consider(self._view.nodes, epoch=self._lease.epoch, now=time.time())
+        else:
+            self._drive_all(rows, self._lease)  # supervisors live, and may be asked to pause or to cancel
         self._forget_ended()
 
-    async def _look_at_cluster(self) -> None:
-        nodes, free = await asyncio.to_thread(lambda: (self._cluster.nodes(), self._cluster.free()))
+    async def _look_at_cluster(self) -> bool:
+        """False: the head does not answer; what was seen last is kept."""
+        try:
+            sight = await self._sight()
+        except ClusterUnreachable as error:
+            if self._view.connected:
+                _log.warning("the Ray head is away; jobs go on", extra={"error": str(error)})
+            self._view = self._view.model_copy(update={"connected": False})
+            return False
+        if sight.reconnected:
+            self._reconnected()
+            await self._drop_drivers()
+        nodes = await asyncio.to_thread(self._described, sight)
+        free = sight.free
         alive = [n for n in nodes if n.alive]
         lease = self._lease or await asyncio.to_thread(self._store.current_lease)
         self._view = ClusterView(
@@ -117,6 +145,25 @@ class ControlLoop:
             owner=lease.owner if lease else "",
             epoch=lease.epoch if lease else 0,
         )
+        return True
+
+    async def _sight(self) -> Sight:
+        """One look at a time: one that is stuck in Ray is waited for again, not joined by another."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(asyncio.to_thread(self._cluster.look))
+        await asyncio.wait({self._looking}, timeout=_LOOK_S)
+        if not self._looking.done():
+            raise ClusterUnreachable(f"no answer from the Ray head within {_LOOK_S:g} s")
+        return self._looking.result()
+
+    def _described(self, sight: Sight) -> tuple[NodeView, ...]:
+        """With drains and probation; blocks on the store."""
+        drains, suspicions = self._store.drains(), self._store.suspicions()
+        gone = {n.node_id for n in sight.nodes if not n.alive} & {*drains, *suspicions}
+        if gone and self._lease is not None:
+            self._store.forget_nodes(frozenset(gone), epoch=self._lease.epoch)
+        doubts = {s.node_id: Doubt(s.reason, s.since, s.next_test_at) for s in suspicions.values()}
+        return node_rules.described(sight.nodes, drains, doubts)
 
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         by_id = {row.id: row for row in rows}
@@ -125,9 +172,13 @@ class ControlLoop:
         changes = [d for d in decisions if not isinstance(d, Wait)]
         for decision in (*changes, *waits):
             await self._carry_out(decision, by_id[decision.job_id], lease)
-        for row in await asyncio.to_thread(self._store.jobs_to_drive) if changes else rows:
+        self._drive_all(await asyncio.to_thread(self._store.jobs_to_drive) if changes else rows, lease)
+
+    def _drive_all(self, rows: list[DriveRow], lease: Lease) -> None:
+        avoid = node_rules.avoided(self._view.nodes)
+        for row in rows:
             if row.state is not JobState.QUEUED:
-                self._drive(row, lease)
+                self._drive(row, lease, avoid)
 
     async def _carry_out(self, decision: Decision, row: DriveRow, lease: Lease) -> None:
         now = time.time()
@@ -152,19 +203,19 @@ class ControlLoop:
     def _capacity(self) -> list[NodeCapacity]:
         return [
             NodeCapacity(node_id=n.node_id, cpus=n.cpus, gpus=n.gpus, memory_gib=n.memory_gib)
-            for n in self._view.nodes
-            if n.alive
+            for n in node_rules.usable(self._view.nodes)
         ]
 
-    def _drive(self, row: DriveRow, lease: Lease) -> None:
+    def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...]) -> None:
         """A driver per attempt; an existing one is told what is wanted now."""
         key = (row.id, row.attempt)
         if key not in self._drivers:
             url = self._config.checkpoint_url
             driver = Driver(self._store, self._cluster, row, epoch=lease.epoch, checkpoint_url=url)
+            driver.want(row, avoid)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")
             self._drivers[key] = (driver, task)
-        self._drivers[key][0].want(row)
+        self._drivers[key][0].want(row, avoid)
 
     def _forget_ended(self) -> None:
         for key, (_, task) in list(self._drivers.items()):
@@ -179,6 +230,10 @@ class ControlLoop:
     async def _let_go(self) -> None:
         """Without the lease nothing is driven; supervisors go on by themselves."""
         self._lease = None
+        self._probation.stop()
+        await self._drop_drivers()
+
+    async def _drop_drivers(self) -> None:
         tasks = [task for _, task in self._drivers.values()]
         self._drivers.clear()
         for task in tasks:

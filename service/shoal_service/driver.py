@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 
-from shoal_service.cluster import Cluster, SupervisorGone, SupervisorHandle
-from shoal_service.core.attempt.state import Wanted
+from shoal_service.cluster import Cluster, SupervisorGone, SupervisorHandle, SupervisorUnavailable
+from shoal_service.core.attempt.state import AvoidedNode, Wanted
 from shoal_service.core.desired import Desired
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
@@ -16,6 +17,7 @@ from shoal_workers.contract.job import EndReason
 
 _log = logging.getLogger(__name__)
 _PULL_WAIT_S = 1.0
+_RETRY_S = 0.25
 _LINGER_S = 0.1
 """Between two answers: steps of a fast job are stored in batches, not one transaction each."""
 _WANTED = {Desired.RUN: Wanted.RUN, Desired.PAUSE: Wanted.PAUSE, Desired.CANCEL: Wanted.CANCEL}
@@ -30,11 +32,13 @@ class Driver:
         self._row = row
         self._epoch = epoch
         self._checkpoint_url = checkpoint_url
+        self._avoid: tuple[AvoidedNode, ...] = ()
         self._told: Directive | None = None
         self._changed = asyncio.Event()
 
-    def want(self, row: DriveRow) -> None:
-        """The newest row of the store."""
+    def want(self, row: DriveRow, avoid: tuple[AvoidedNode, ...]) -> None:
+        """The newest row of the store, and the nodes that must not be used."""
+        self._avoid = avoid
         if self._directive(row) != self._told:
             self._row = row
             self._changed.set()
@@ -66,12 +70,17 @@ class Driver:
         if row.pulled_seq > 0:
             raise SupervisorGone("no actor of that name is in the cluster")
         config = await asyncio.to_thread(self._config)
-        return await asyncio.to_thread(self._cluster.start_supervisor, config)
+        avoid = frozenset(node.node_id for node in self._avoid)
+        return await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid)
 
     async def _follow(self, supervisor: SupervisorHandle) -> None:
         pulled = self._row.pulled_seq
         while True:
-            news = await supervisor.pull(pulled, _PULL_WAIT_S, self._epoch)
+            try:
+                news = await supervisor.pull(pulled, _PULL_WAIT_S, self._epoch)
+            except SupervisorUnavailable:
+                await asyncio.sleep(_RETRY_S)
+                continue
             await asyncio.to_thread(self._store.apply, self._row.id, news, epoch=self._epoch, now=time.time())
             pulled = news.seq
             if news.end is not None:
@@ -89,6 +98,9 @@ class Driver:
                     await supervisor.direct(directive)
                 except SupervisorGone:
                     return  # `_follow` finds out too, and says so
+                except SupervisorUnavailable:
+                    await asyncio.sleep(_RETRY_S)
+                    continue
                 self._told = directive
             await self._changed.wait()
             self._changed.clear()
@@ -100,6 +112,7 @@ class Driver:
             wanted=_WANTED[row.desired],
             elasticity=row.spec.elasticity,
             spec_version=row.spec_version,
+            avoid=self._avoid,
         )
 
     def _config(self) -> SupervisorConfig:
@@ -120,4 +133,6 @@ class Driver:
             epoch=self._epoch,
             spec_version=row.spec_version,
             code_uri=code_uri,
+            goodput=row.status.goodput,
+            memory_key=secrets.token_hex(16),
         )

@@ -1,16 +1,21 @@
-"""EmbeddedCluster: a local Ray cluster that `shoal serve` starts when it is given none.
+"""EmbeddedCluster: a local Ray cluster that `shoal serve` starts when it is given none, and keeps alive.
 
-Its processes are children in sessions of their own, so they outlive a control plane that is killed; the next control
-plane finds them by the note in the state directory. A control plane that stops in an orderly way stops them, by pid.
+Its processes lead sessions of their own, so they outlive a control plane that is killed; the next control plane finds
+them by the note in the state directory. A control plane that stops in an orderly way stops them, by session.
+
+    one node        head and workers are one: `ray start --head` with all the CPUs
+    several nodes   a head without CPUs, and so many raylets at 127.0.0.2, 127.0.0.3, ...
+
+`heal` starts the head again when it has died. Its tables (GCS) lie on disk: actors live on while it is away, and it
+finds them again. If only its GCS process has died, only that is started, beside the running rest of the head.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,13 +24,25 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from shoal_service.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.sessions import SessionsRemain, command_of, end_session, free_port, listens, session_members
 from shoal_workers.contract.base import Frozen
 
-_STARTED = "Ray runtime started"
+_log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
-_STOP_TIMEOUT_S = 20.0
 _OBJECT_STORE_BYTES = 100 << 20
 """Small: Shoal moves no tensors through Ray's object store."""
+_GCS = "/gcs_server"
+_RAYLET = "/raylet/raylet"
+_HEAD = 0
+
+
+class _Node(Frozen):
+    """One `ray start`. Number 0 is the head."""
+
+    number: int
+    sessions: tuple[int, ...] = ()
+    """Every session that was started for it."""
 
 
 class _Note(Frozen):
@@ -33,8 +50,12 @@ class _Note(Frozen):
 
     address: str
     pids: tuple[int, ...]
-    """Leaders of the sessions, the head's first."""
+    """Leaders of all sessions, the head's first."""
     temp_dir: str
+    client_port: int = 0
+    nodes: tuple[_Node, ...] = ()
+    gcs_command: tuple[str, ...] = ()
+    """How the head's GCS process was started."""
 
 
 class EmbeddedClusterFailed(Exception):
@@ -42,10 +63,7 @@ class EmbeddedClusterFailed(Exception):
 
 
 class EmbeddedCluster:
-    """One head and any number of further raylets on this machine: 127.0.0.1, 127.0.0.2, ...
-
-    `num_cpus` and `num_gpus` are those of all nodes together.
-    """
+    """`num_cpus` and `num_gpus` are those of all nodes together. Not thread-safe: one call at a time."""
 
     def __init__(self, state_dir: Path, *, num_cpus: int, num_gpus: int = 0, num_nodes: int = 1) -> None:
         self._state_dir = state_dir
@@ -55,7 +73,7 @@ class EmbeddedCluster:
         self._num_gpus = num_gpus // num_nodes
         self._num_nodes = num_nodes
         self.address = ""
-        self._started = _Note(address="", pids=(), temp_dir="")
+        self._note = _Note(address="", pids=(), temp_dir="")
         self.adopted = False
         """True: the cluster was already running."""
 
@@ -63,41 +81,51 @@ class EmbeddedCluster:
     def environment(self) -> dict[str, str]:
         """What a driver's environment must hold *before* it imports ray, which reads it once.
 
-        Token authentication; loopback, since Ray otherwise replaces 127.0.0.1 by the host's own address; and no
-        niceness: Ray runs its workers at 15, and whatever else the machine does would come before the training.
+        Token authentication; and loopback, since Ray otherwise replaces 127.0.0.1 by the host's own address.
         """
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token_path),
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_worker_niceness": "0",
+            **CLUSTER_ENVIRONMENT,
         }
 
     def start(self) -> str:
         """Adopt the cluster that an earlier control plane left behind, or start one. Returns its address."""
         self._state_dir.mkdir(parents=True, exist_ok=True)
         note = self._read_note()
-        if note is not None and all(_alive(pid) for pid in note.pids) and _answers(note.address):
-            self.address, self.adopted = note.address, True
+        if note is not None and any(_is_alive(node, _RAYLET) for node in note.nodes):
+            self._note, self.address, self.adopted = note, note.address, True
+            self.heal()
             return self.address
         self.stop()
         if not self.token_path.exists():
             self.token_path.touch(mode=0o600)
             self.token_path.write_text(secrets.token_hex(32))
-        port = _free_port()
-        self.address = f"127.0.0.1:{port}"
+        self.address = f"127.0.0.1:{free_port()}"
         temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")  # short: Ray puts Unix sockets below it
-        head = ["--head", f"--port={port}", f"--temp-dir={temp_dir}", "--include-dashboard=false",
-                f"--ray-client-server-port={_free_port()}"]  # fmt: skip
-        # The head's tables on disk, so that a head that dies alone can come back to living actors.
-        gcs_store = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{temp_dir}/gcs"}
-        self._started = _Note(address=self.address, pids=(), temp_dir=temp_dir)
-        self._launch(head, 0, gcs_store)
-        for node in range(1, self._num_nodes):
-            # without the variable Ray refuses a second node on loopback
-            join = [f"--address={self.address}"]
-            self._launch(join, node, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"})
+        nodes = tuple(_Node(number=n) for n in range(1 if self._num_nodes == 1 else self._num_nodes + 1))
+        self._note = _Note(address=self.address, pids=(), temp_dir=temp_dir, client_port=free_port(), nodes=nodes)
+        self._start_nodes(range(len(nodes)))
         return self.address
+
+    def heal(self) -> bool:
+        """Start the head again if it has died, and the nodes if all of them have; True: something was started.
+
+        One dead node of several stays dead, as a machine would. Only after `start`.
+        """
+        nodes = self._note.nodes
+        dead = [node.number for node in nodes if not _is_alive(node, _RAYLET)]
+        has_workers = len(dead) < len(nodes) and dead != [node.number for node in nodes[1:]]
+        revived = [number for number in dead if number == _HEAD or not has_workers]
+        is_headless = not _is_alive(nodes[_HEAD], _GCS)
+        if not revived and not is_headless:
+            return False
+        _log.warning("the embedded Ray cluster is healed", extra={"nodes": revived, "is_headless": is_headless})
+        if is_headless and _HEAD not in revived:
+            self._start_gcs()
+        self._start_nodes(revived)
+        return True
 
     def stop(self) -> None:
         """End the processes of the note and all that they started, and remove their temporary files.
@@ -108,39 +136,100 @@ class EmbeddedCluster:
         if note is None:
             return
         for leader in reversed(note.pids):
-            _end_session(leader)
+            if _is_ray(leader):
+                _end(leader)
         shutil.rmtree(note.temp_dir, ignore_errors=True)
         self._note_path.unlink(missing_ok=True)
 
-    def _launch(self, arguments: list[str], node: int, extra_environment: dict[str, str]) -> None:
-        """One `ray start --block`, the leader of its own session; returns when Ray says that it has started."""
+    def _start_nodes(self, numbers: list[int] | range) -> None:
+        """The head before all others, which then start side by side."""
+        if _HEAD in numbers:
+            self._finish(_HEAD, self._launch(_HEAD))
+            gcs = _members(self._note.nodes[_HEAD], _GCS)
+            self._note = self._note.model_copy(update={"gcs_command": command_of(gcs[0])})
+            self._write_note()
+        starting = {number: self._launch(number) for number in numbers if number != _HEAD}
+        for number, process in starting.items():
+            self._finish(number, process)
+
+    def _launch(self, number: int) -> subprocess.Popen[bytes]:
+        """One `ray start`, the leader of its own session. It ends when its node is up; its children stay behind: with
+        `--block` it would end them all when one of them dies, and the GCS could not be started again alone."""
+        for leader in self._note.nodes[number].sessions:
+            _end(leader)  # what may be left of the node's last life
+        alone = self._num_nodes == 1
+        cpus, gpus = (0, 0) if number == _HEAD and not alone else (self._num_cpus, self._num_gpus)
         command = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
-            f"--node-ip-address=127.0.0.{node + 1}",
-            f"--num-cpus={self._num_cpus}",
-            f"--num-gpus={self._num_gpus}",
+            *(sys.executable, "-m", "ray.scripts.scripts", "start"),
+            f"--node-ip-address=127.0.0.{number + 1}",
+            f"--num-cpus={cpus}",
+            f"--num-gpus={gpus}",
             f"--object-store-memory={_OBJECT_STORE_BYTES}",
             "--dashboard-agent-listen-port=0",
             "--include-log-monitor=false",
             "--disable-usage-stats",
-            *arguments,
+            *(self._head_arguments() if number == _HEAD else self._join_arguments()),
         ]
-        log_path = self._state_dir / f"ray-node-{node}.log"
-        environment = {**os.environ, **self.environment, **extra_environment}
+        environment = {**os.environ, **self.environment, **(self._gcs_store if number == _HEAD else _JOIN_ENVIRONMENT)}
+        return self._spawn(number, command, environment, self._log_path(number))
+
+    def _head_arguments(self) -> tuple[str, ...]:
+        port = self.address.rpartition(":")[2]
+        return (
+            *("--head", f"--port={port}", f"--temp-dir={self._note.temp_dir}", "--include-dashboard=false"),
+            f"--ray-client-server-port={self._note.client_port}",
+        )
+
+    def _join_arguments(self) -> tuple[str, ...]:
+        """The head's address as IPv6: Ray replaces the IPv4 one by the host's own, where the head does not listen."""
+        return (f"--address=[::ffff:127.0.0.1]:{self.address.rpartition(':')[2]}",)
+
+    @property
+    def _gcs_store(self) -> dict[str, str]:
+        """The head's tables on disk, so that a head that dies alone can come back to living actors."""
+        return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{self._note.temp_dir}/gcs"}
+
+    def _finish(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        try:
+            status = process.wait(_START_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        if status != 0:
+            _end(process.pid)
+            path = self._log_path(number)
+            tail = path.read_text(errors="replace")[-2000:]
+            raise EmbeddedClusterFailed(f"`ray start` did not come up; {path} ends with:\n{tail}")
+
+    def _start_gcs(self) -> None:
+        environment = {**os.environ, **self.environment, **self._gcs_store}
+        self._spawn(_HEAD, list(self._note.gcs_command), environment, self._state_dir / "ray-gcs.log")
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not listens(self.address):
+            if time.monotonic() > deadline:
+                raise EmbeddedClusterFailed(f"the GCS does not listen at {self.address}")
+            time.sleep(0.05)  # another process's socket: there is nothing to wait for
+
+    def _spawn(
+        self, number: int, command: list[str], environment: dict[str, str], log_path: Path
+    ) -> subprocess.Popen[bytes]:
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 start_new_session=True, env=environment,
             )  # fmt: skip
-        self._started = self._started.model_copy(update={"pids": (*self._started.pids, process.pid)})
+        nodes = tuple(
+            node.model_copy(update={"sessions": (*(s for s in node.sessions if session_members(s)), process.pid)})
+            if node.number == number
+            else node
+            for node in self._note.nodes
+        )
+        pids = tuple(session for node in nodes for session in node.sessions)
+        self._note = self._note.model_copy(update={"nodes": nodes, "pids": pids})
         self._write_note()  # at once: a control plane that is killed in mid-start leaves nothing unknown behind
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while _STARTED not in log_path.read_text(errors="replace"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                _end_session(process.pid)
-                tail = log_path.read_text(errors="replace")[-2000:]
-                raise EmbeddedClusterFailed(f"`ray start` did not come up; {log_path} ends with:\n{tail}")
-            time.sleep(0.05)  # Ray offers nothing to wait for but its output
+        return process
+
+    def _log_path(self, number: int) -> Path:
+        return self._state_dir / f"ray-node-{number}.log"
 
     def _read_note(self) -> _Note | None:
         try:
@@ -150,62 +239,35 @@ class EmbeddedCluster:
 
     def _write_note(self) -> None:
         temporary = self._note_path.with_suffix(".tmp")
-        temporary.write_text(self._started.model_dump_json())
+        temporary.write_text(self._note.model_dump_json())
         temporary.replace(self._note_path)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+_JOIN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+"""Without it Ray refuses a second node on loopback."""
 
 
-def _answers(address: str) -> bool:
-    host, port = address.rsplit(":", 1)
+def _is_alive(node: _Node, program: str) -> bool:
+    return bool(_members(node, program))
+
+
+def _members(node: _Node, program: str) -> list[int]:
+    """Pids of a node's processes that run this program."""
+    return [
+        pid
+        for session in node.sessions
+        for pid in session_members(session)
+        if command_of(pid)[:1] and command_of(pid)[0].endswith(program)
+    ]
+
+
+def _is_ray(leader: int) -> bool:
+    """The number may have been given to somebody else's session since the note was written."""
+    return any("ray" in part for pid in session_members(leader) for part in command_of(pid)[:3])
+
+
+def _end(leader: int) -> None:
     try:
-        socket.create_connection((host, int(port)), timeout=2.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def _alive(pid: int) -> bool:
-    """The process exists and is Ray's: a pid may have been given to somebody else since."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"ray.scripts" in command
-
-
-def _end_session(leader: int) -> None:
-    """Kill every process of the session, also those that moved to groups of their own, until none is left."""
-    deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while members := _session_members(leader):
-        for pid in members:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        try:
-            os.waitpid(leader, os.WNOHANG)
-        except ChildProcessError:
-            pass  # started by an earlier control plane
-        if time.monotonic() > deadline:
-            raise EmbeddedClusterFailed(f"processes {members} of the embedded cluster cannot be ended")
-        time.sleep(0.02)
-
-
-def _session_members(leader: int) -> list[int]:
-    """Living processes of the session; zombies have ended."""
-    members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, _, session = (entry / "stat").read_text().rpartition(") ")[2].split()[:4]
-            except (OSError, ValueError):
-                continue  # gone meanwhile
-            if int(session) == leader and state != "Z":
-                members.append(int(entry.name))
-    return members
+        end_session(leader)
+    except SessionsRemain as error:
+        raise EmbeddedClusterFailed(str(error)) from error

@@ -16,6 +16,7 @@ from shoal_service.views import (
     ClusterView,
     JobSummary,
     JobView,
+    NodeView,
     SeriesPoint,
     WorkerView,
 )
@@ -116,13 +117,31 @@ def cluster_page(cluster: ClusterView) -> list[Any]:
     free = f"CPUs {cluster.cpus_free:g} of {cluster.cpus_total:g} free"
     if cluster.gpus_total:
         free += f", GPUs {cluster.gpus_free:g} of {cluster.gpus_total:g} free"
-    table = new_table("node", "ip", "state", ">cpus", ">gpus", ">memory")
-    for node in cluster.nodes:
-        alive = Text("alive", style="green") if node.alive else Text("dead", style="red")
+    owner = Text(f"control plane {cluster.owner}, epoch {cluster.epoch}", style="dim")
+    return [head, Text(free), owner, nodes_table(cluster.nodes)]
+
+
+def nodes_table(nodes: Sequence[NodeView]) -> Table:
+    table = new_table("node", "ip", "state", ">cpus", ">gpus", ">memory", "why")
+    for node in nodes:
+        state, why = _node_state(node)
         table.add_row(
-            node.node_id[:12], node.ip, alive, f"{node.cpus:g}", f"{node.gpus:g}", f"{node.memory_gib:.1f} GiB"
+            node.node_id[:12], node.ip, state, f"{node.cpus:g}", f"{node.gpus:g}", f"{node.memory_gib:.1f} GiB", why
         )
-    return [head, Text(free), Text(f"control plane {cluster.owner}, epoch {cluster.epoch}", style="dim"), table]
+    return table
+
+
+def _node_state(node: NodeView) -> tuple[Text, str]:
+    """In one word, and the reason for it."""
+    if not node.alive:
+        return Text("dead", style="red"), ""
+    if node.drain is not None:
+        leaves = f", goes away at {clock(node.drain.deadline)}" if node.drain.deadline is not None else ""
+        return Text("drained", style="yellow"), node.drain.reason + leaves
+    if node.suspected:
+        test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
+        return Text("suspected", style="yellow"), node.suspected + test
+    return Text("alive", style="green"), ""
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -33,6 +33,7 @@ from shoal_service.spec_io import SpecFormat, decode
 from shoal_service.views import (
     CheckpointView,
     ClusterView,
+    DrainRequest,
     ElasticityPatch,
     EventView,
     IncidentView,
@@ -40,6 +41,7 @@ from shoal_service.views import (
     JobSummary,
     JobView,
     LogView,
+    NodeView,
     Page,
     ParityView,
     SeriesPoint,
@@ -250,6 +252,24 @@ class Client:
     def cluster(self) -> ClusterView:
         return self._get("/v1/cluster", ClusterView)
 
+    def nodes(self) -> tuple[NodeView, ...]:
+        return self._get("/v1/nodes", Page[NodeView]).items
+
+    def node(self, node_id: str) -> NodeView:
+        return self._get(_node_path(node_id), NodeView)
+
+    def drain(self, node_id: str, *, reason: str = "drain requested", deadline_s: float | None = None) -> NodeView:
+        """Jobs leave the node at their next step boundary, and nothing new is placed there. `deadline_s`: it goes away
+        in so many seconds."""
+        body = DrainRequest(reason=reason, deadline_s=deadline_s).model_dump_json().encode()
+        response = self._transport.send("POST", f"{_node_path(node_id)}/drain", headers=_JSON, content=body)
+        return NodeView.model_validate_json(response.content)
+
+    def undo_drain(self, node_id: str) -> NodeView:
+        """The node may be used again."""
+        response = self._transport.send("DELETE", f"{_node_path(node_id)}/drain")
+        return NodeView.model_validate_json(response.content)
+
     def health(self) -> Health:
         """The process answers."""
         return self._get("/healthz", Health)
@@ -286,6 +306,10 @@ class Client:
 
 def _path(job_id: str) -> str:
     return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _node_path(node_id: str) -> str:
+    return f"/v1/nodes/{quote(node_id, safe='')}"
 
 
 def _document_of(spec: JobSpec | Mapping[str, Any] | str | Path) -> tuple[Any, Path]:

@@ -13,7 +13,7 @@ from functools import partial
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from shoal_api.http import code, histories, jobs, operations, pages, problems
+from shoal_api.http import code, histories, jobs, nodes, operations, pages, problems
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.edge import Edge, RequestObserver
 from shoal_api.http.openapi import build_openapi
@@ -59,7 +59,13 @@ def create_app(
     app.state.changes = context.changes
     app.openapi = partial(build_openapi, app)  # type: ignore[method-assign]
     problems.install(app)
-    for router in (jobs.routes(context), histories.routes(context), code.routes(context), operations.routes(context)):
+    for router in (
+        jobs.routes(context),
+        histories.routes(context),
+        code.routes(context),
+        nodes.routes(context),
+        operations.routes(context),
+    ):
         app.include_router(router)
     app.include_router(pages.routes())
     app.add_middleware(Edge, observe=observe)

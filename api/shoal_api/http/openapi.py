@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
-from shoal_service.views import JobPatch
+from shoal_service.views import DrainRequest, JobPatch
 from shoal_workers.contract.spec import JobSpec
 
 _REF = "#/components/schemas/{model}"
@@ -22,10 +22,10 @@ _TAGS = [
 ]
 
 
-def body_of(model: str, media_types: tuple[str, ...]) -> dict[str, Any]:
+def body_of(model: str, media_types: tuple[str, ...], *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that decodes its body itself."""
     schema = {"schema": {"$ref": _REF.format(model=model)}}
-    return {"requestBody": {"required": True, "content": dict.fromkeys(media_types, schema)}}
+    return {"requestBody": {"required": required, "content": dict.fromkeys(media_types, schema)}}
 
 
 def build_openapi(app: FastAPI) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
         schemas.pop("HTTPValidationError", None)
         schemas.pop("ValidationError", None)
         _, extra = models_json_schema(
-            [(model, "validation") for model in (Problem, JobSpec, JobPatch)], ref_template=_REF
+            [(model, "validation") for model in (Problem, JobSpec, JobPatch, DrainRequest)], ref_template=_REF
         )
         for name, schema in extra["$defs"].items():
             schemas.setdefault(name, schema)

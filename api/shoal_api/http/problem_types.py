@@ -49,7 +49,13 @@ class Kind(Enum):
         "If-Match does not name the job's current ETag. Read it again, then decide.",
     )
     JOB_ENDED = ("job-ended", 409, "The job has ended", "Jobs that have ended can be read, not changed.")
-    REQUEST_CONFLICT = ("request-conflict", 409, "Not possible now", "The job's present state does not allow this.")
+    REQUEST_CONFLICT = (
+        "request-conflict",
+        409,
+        "Not possible now",
+        "The present state of the job, or of the node, does not allow this.",
+    )
+    NODE_NOT_FOUND = ("node-not-found", 404, "No such node", "GET /v1/nodes lists those of the cluster.")
     CODE_MISMATCH = (
         "code-mismatch",
         422,

@@ -16,9 +16,11 @@ from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.endings import FailureRecord, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
+from shoal_service.store import nodes
 from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.ledgers import newest
+from shoal_service.store.nodes import Suspicion
 from shoal_service.store.records import load, load_spec, plain_text, workers_document
 from shoal_service.store.tables import checkpoints, incidents, logs, series
 from shoal_service.views import AttemptEnd, CheckpointView, IncidentView, PendingLog, SeriesPoint, SupervisorNews
@@ -64,6 +66,8 @@ def _store_items(edit: JobEdit, news: SupervisorNews) -> None:
     upsert(connection, incidents, [_incident_row(job.num, incident) for incident in told])
     upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in news.checkpoints])
     upsert(connection, series, [_series_row(job.num, point) for point in news.series])
+    if news.suspects:
+        _suspect(edit, news)
     if news.logs:
         last = job.log_seq + len(news.logs)
         kept = news.logs[-MAX_LOG_LINES:]
@@ -71,6 +75,20 @@ def _store_items(edit: JobEdit, news: SupervisorNews) -> None:
         connection.execute(plain_insert(logs), [_log_row(job.num, first + i, line) for i, line in enumerate(kept)])
         connection.execute(delete(logs).where(logs.c.job_num == job.num, logs.c.seq <= last - MAX_LOG_LINES))
         edit.set(log_seq=last)
+
+
+def _suspect(edit: JobEdit, news: SupervisorNews) -> None:
+    """These nodes go on probation, for as long as the job that named them says."""
+    job = edit.job
+    probation_s = load_spec(edit.connection, job.num, job.spec_version).health.probation_s
+    for suspect in news.suspects:
+        nodes.suspect(
+            edit.connection,
+            Suspicion(
+                node_id=suspect.node_id, reason=suspect.reason, since=suspect.at, job_id=job.id, attempt=news.attempt,
+                probation_s=probation_s, next_test_at=edit.now + probation_s, num_tests=0,
+            ),
+        )  # fmt: skip
 
 
 def _follow_status(edit: JobEdit, news: SupervisorNews) -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import traceback
 
 import ray
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.journal import Journal
+from shoal_service.supervisor.lives import MAX_SHORT_LIVES, SHORT_LIFE_S, is_crash_loop
 from shoal_service.supervisor.newsdesk import Newsdesk
+from shoal_service.supervisor.reporter import Reporter
 from shoal_service.views import AttemptEnd, SupervisorNews, UserFailure
 from shoal_workers.contract.job import EndReason
 
@@ -23,16 +26,12 @@ class SupervisorActor:
 
     def __init__(self, config: SupervisorConfig) -> None:
         self._config = config
-        self._journal = Journal(config.job_id, config.attempt)
-        entry = self._journal.read()
         self._epoch = config.epoch
-        if entry is None:
-            self._newsdesk = Newsdesk(config.attempt)
-        else:
-            # numbers handed out since the entry was written are unknown: jump far beyond any of them
-            self._newsdesk = Newsdesk(config.attempt, seq=entry.seq + _SEQ_JUMP, untold=entry.untold)
-        self._executor = Executor(config, self._journal, self._newsdesk, entry)
-        threading.Thread(target=self._live, name="executor", daemon=True).start()
+        self._journal = Journal(config.job_id, config.attempt)
+        self._newsdesk = Newsdesk(config.attempt)
+        self._executor = self._prepare()
+        if self._executor is not None:
+            threading.Thread(target=self._live, args=(self._executor,), name="executor", daemon=True).start()
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorNews:
@@ -44,7 +43,8 @@ class SupervisorActor:
     def direct(self, directive: Directive) -> None:
         """What the control plane wants now."""
         self._check(directive.epoch)
-        self._executor.direct(directive)
+        if self._executor is not None:
+            self._executor.direct(directive)
 
     @ray.method(concurrency_group="direct")
     def release(self, epoch: int) -> None:
@@ -57,21 +57,49 @@ class SupervisorActor:
             raise StaleEpoch(epoch, self._epoch)
         self._epoch = epoch
 
-    def _live(self) -> None:
+    def _prepare(self) -> Executor | None:
+        """None: the attempt has ended. An actor whose constructor raises could not even say why."""
+        try:
+            return self._resume()
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    def _resume(self) -> Executor | None:
+        config, entry = self._config, self._journal.read()
+        births = self._journal.note_birth(time.time())
+        if entry is not None:
+            # numbers handed out since the entry was written are unknown: jump far beyond any of them
+            self._newsdesk = Newsdesk(config.attempt, seq=entry.seq + _SEQ_JUMP, untold=entry.untold)
+        if not is_crash_loop(births):
+            return Executor(config, self._journal, self._newsdesk, entry)
+        if entry is not None:
+            Reporter(self._newsdesk, config).show(entry.state)
+        self._end(
+            f"the supervisor of attempt {config.attempt} died {MAX_SHORT_LIVES} times in a row within "
+            f"{SHORT_LIFE_S:g} s of its start. The logs of the Ray workers on its node say why.",
+            step=entry.state.step if entry is not None else 0,
+        )
+        return None
+
+    def _live(self, executor: Executor) -> None:
         """The process boundary's one catch-all: an error of our own ends the attempt with its traceback."""
         try:
-            asyncio.run(self._executor.run())
+            asyncio.run(executor.run())
         except Exception as error:
-            failure = UserFailure(
-                type=type(error).__name__,
-                message=str(error),
-                traceback=traceback.format_exc(),
-                phase="supervising",
-                ranks=(),
-                step=0,
-            )
-            self._newsdesk.end(
-                AttemptEnd(
-                    reason=EndReason.INTERNAL, message=f"supervisor: {failure.type}: {error}", step=0, failure=failure
-                )
-            )
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        failure = UserFailure(
+            type=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            phase="supervising",
+            ranks=(),
+            step=0,
+        )
+        self._end(f"supervisor: {failure.type}: {error}", failure=failure)
+
+    def _end(self, message: str, *, step: int = 0, failure: UserFailure | None = None) -> None:
+        """Whoever stores this also kills what is left of the attempt."""
+        self._newsdesk.end(AttemptEnd(reason=EndReason.INTERNAL, message=message, step=step, failure=failure))

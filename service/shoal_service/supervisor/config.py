@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt.state import Timeouts, Wanted
+from shoal_service.core.attempt.state import AvoidedNode, Timeouts, Wanted
+from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
@@ -24,6 +25,8 @@ class SupervisorConfig(Frozen):
     timeouts: Timeouts = Timeouts()
     memory_key: str = ""
     """Shared secret of the attempt's shards; see ShardConfig."""
+    goodput: Goodput | None = None
+    """What was booked of the job before this attempt, which goes on with it."""
 
 
 class Directive(Frozen):
@@ -34,6 +37,8 @@ class Directive(Frozen):
     wanted: Wanted
     elasticity: ElasticitySpec
     spec_version: int
+    avoid: tuple[AvoidedNode, ...] = ()
+    """Nodes that are drained or on probation, by id."""
 
 
 class StaleEpoch(Exception):

@@ -1,20 +1,33 @@
-"""Fleet: the shard processes of one attempt as Ray actors. Starts, finds, calls and kills them; decides nothing."""
+"""Fleet: the shard processes of one attempt as Ray actors. Starts, finds, calls and kills them; decides nothing.
+
+What may wait for the Ray head (creating an actor does) runs on threads of its own: while the head is away, the executor
+must go on with what lives.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 import ray
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_workers.actor import CONCURRENCY_GROUPS, ShardActor
+from shoal_workers.actor import CONCURRENCY_GROUPS, ShardActor, is_shard_process
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.memory import Holding
 from shoal_workers.contract.messages import Assignment, ErrorReport, ShardConfig, ShardExit, ShardInfo, ShardPoll
 
 _GIB = 1 << 30
+_NUM_CREATING = 8
+_KILL_S = 0.3
+"""Ray's own kill takes some tens of milliseconds; a process that is stopped does not hear it."""
+_TERMINATE_S = 2.0
 
 
 class Fleet:
@@ -23,6 +36,10 @@ class Fleet:
     def __init__(self, config: SupervisorConfig) -> None:
         self._config = config
         self._handles: dict[int, ActorHandle] = {}
+        self._infos: dict[int, ShardInfo] = {}
+        self._creating: dict[int, asyncio.Future[ActorHandle]] = {}
+        self._threads = ThreadPoolExecutor(_NUM_CREATING, thread_name_prefix="create")
+        self._node_id: str = ray.get_runtime_context().get_node_id()
         worker = config.spec.worker
         env_vars = {"OMP_NUM_THREADS": str(max(1, int(worker.cpus)))}
         runtime_env: dict[str, Any] = {"env_vars": env_vars}
@@ -40,30 +57,31 @@ class Fleet:
             self._options["memory"] = int(worker.memory_gib * _GIB)
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(ShardActor)
 
-    def start(self, index: int, shard_id: str) -> None:
+    async def start(self, index: int, shard_id: str, avoid_nodes: tuple[str, ...]) -> None:
         """Ask Ray for the process; it may wait for resources, and the first call to it says when it is there."""
-        config = self._config
-        self._handles[index] = self._actor_class.options(name=shard_id, **self._options).remote(
-            config.spec,
-            ShardConfig(
-                job_id=config.job_id,
-                attempt=config.attempt,
-                shard_id=shard_id,
-                checkpoint_root=config.checkpoint_root,
-                memory_key=config.memory_key,
-            ),
-        )
+        loop = asyncio.get_running_loop()
+        creating = loop.run_in_executor(self._threads, self._create, shard_id, avoid_nodes)
+        self._creating[index] = creating
+        try:
+            handle = await asyncio.shield(creating)
+        finally:
+            self._creating.pop(index, None)
+        self._handles[index] = handle
 
-    def find(self, index: int, shard_id: str) -> bool:
+    def find(self, index: int, shard_id: str, info: ShardInfo | None) -> bool:
         """Re-attach by name, after the supervisor's own death. False: it is gone."""
         try:
             self._handles[index] = ray.get_actor(shard_id, namespace=NAMESPACE)
         except ValueError:
             return False
+        if info is not None:
+            self._infos[index] = info
         return True
 
     async def prepare(self, index: int) -> ShardInfo | ErrorReport:
         answer: ShardInfo | ErrorReport = await self._handles[index].prepare.remote()
+        if isinstance(answer, ShardInfo):
+            self._infos[index] = answer
         return answer
 
     async def run(self, index: int, assignment: Assignment) -> ShardExit:
@@ -78,24 +96,77 @@ class Fleet:
         answer: ShardPoll = await self._handles[index].poll.remote(after, acknowledged, wait_s)
         return answer
 
+    async def holdings(self, index: int) -> tuple[Holding, ...]:
+        answer: tuple[Holding, ...] = await self._handles[index].holdings.remote()
+        return answer
+
     async def interrupt(self, index: int, generation: int) -> None:
         await self._handles[index].interrupt.remote(generation)
 
     async def request_yield(self, index: int, generation: int, durable: bool) -> None:
         await self._handles[index].request_yield.remote(generation, durable)
 
+    async def forget_memory(self, index: int) -> None:
+        await self._handles[index].forget_memory.remote()
+
     def knows(self, index: int) -> bool:
         """It was started or found, and not lost since."""
         return index in self._handles
 
-    def kill(self, index: int) -> None:
+    def one_per_node(self) -> dict[str, int]:
+        """By node id, one process that lives there, as far as is known."""
+        return {info.node_id: index for index, info in self._infos.items() if index in self._handles}
+
+    async def kill(self, index: int) -> None:
+        """End the process, whatever state it is in; returns when that was done, or somebody else has to do it."""
+        info = self._infos.pop(index, None)
+        creating = self._creating.get(index)
+        if creating is not None:
+            creating.add_done_callback(_kill_created)
         handle = self._handles.pop(index, None)
-        if handle is not None:
-            ray.kill(handle, no_restart=True)
+        if handle is None:
+            return
+        ray.kill(handle, no_restart=True)
+        if info is not None:
+            await asyncio.sleep(_KILL_S)
+            await self._terminate(info)
 
     def forget(self, index: int) -> None:
         """The process is known to be gone."""
         self._handles.pop(index, None)
+        self._infos.pop(index, None)
+
+    async def _terminate(self, info: ShardInfo) -> None:
+        """SIGKILL for a process that Ray's kill did not end: Ray itself would wait five seconds, holding its resources,
+        and for the head, if that is away. Only a process of the same node can do it; without one, Ray does."""
+        if info.node_id == self._node_id:
+            if is_shard_process(info.pid):
+                os.kill(info.pid, signal.SIGKILL)
+            return
+        helper = self.one_per_node().get(info.node_id)
+        if helper is None:
+            return
+        try:
+            call = self._handles[helper].terminate.remote(info.pid, info.shard_id)
+            await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)
+        except (RayError, TimeoutError):
+            pass  # the helper is gone or stopped, too
+
+    def _create(self, shard_id: str, avoid_nodes: tuple[str, ...]) -> ActorHandle:
+        config = self._config
+        options = dict(self._options)
+        if avoid_nodes:
+            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(avoid_nodes)})"}
+        return self._actor_class.options(name=shard_id, **options).remote(
+            config.spec,
+            ShardConfig(
+                job_id=config.job_id,
+                attempt=config.attempt,
+                shard_id=shard_id,
+                checkpoint_root=config.checkpoint_root,
+                memory_key=config.memory_key,
+            ),
+        )
 
 
 def cause_of(error: RayActorError) -> IncidentCause:
@@ -103,3 +174,9 @@ def cause_of(error: RayActorError) -> IncidentCause:
     words = str(error).lower()
     by_node = any(phrase in words for phrase in ("its node has died", "node was terminated", "node died"))
     return IncidentCause.NODE_DIED if by_node else IncidentCause.SHARD_DIED
+
+
+def _kill_created(creating: asyncio.Future[ActorHandle]) -> None:
+    """It was given up before Ray had even taken note of it."""
+    if not creating.cancelled() and creating.exception() is None:
+        ray.kill(creating.result(), no_restart=True)

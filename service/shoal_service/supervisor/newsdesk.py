@@ -19,6 +19,7 @@ from shoal_service.views import (
     PendingLog,
     SeriesPoint,
     SupervisorNews,
+    SuspectedNode,
     WorkerView,
 )
 
@@ -26,7 +27,7 @@ _MAX_SERIES = 200_000
 _MAX_LOGS = 20_000
 _MAX_PER_PULL = 5_000
 
-Durable = PendingEvent | IncidentView | CheckpointView
+Durable = PendingEvent | IncidentView | CheckpointView | SuspectedNode
 
 
 class Newsdesk:
@@ -118,6 +119,7 @@ class Newsdesk:
             ),
             series=tuple(item for number, item in self._series if number <= seq),
             logs=tuple(item for number, item in self._logs if number <= seq),
+            suspects=tuple(i for i in durable if isinstance(i, SuspectedNode)),
             status=self._status or JobStatus(),
             workers=self._workers,
             end=self._end if seq == self._seq else None,

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import assert_never
 
-from shoal_service.core.attempt.commands import Emit, End, ShowIncident
+from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state import Attempt
 from shoal_service.core.attempt.status import Readings, status_of, workers_of
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.newsdesk import Newsdesk
-from shoal_service.views import CheckpointView, PendingEvent, PendingLog, SeriesPoint
-from shoal_workers.contract.messages import Formed, ShardNews, ShardPoll, StepReport, ValidationReport
+from shoal_service.views import CheckpointView, PendingEvent, PendingLog, SeriesPoint, SuspectedNode
+from shoal_workers.contract.messages import Formed, ShardNews, ShardPoll, SnapshotCost, StepReport, ValidationReport
 
 
 class Reporter:
@@ -42,6 +42,8 @@ class Reporter:
             self._newsdesk.tell(event, *point)
         elif isinstance(item, Formed):
             self._readings.num_parameters = item.num_parameters
+        elif isinstance(item, SnapshotCost):
+            self._readings.snapshots = item
 
     def heard(self, index: int, poll: ShardPoll, state: Attempt) -> None:
         """Logs and progress of one process."""
@@ -76,6 +78,14 @@ class Reporter:
                     self._newsdesk.end(end)
                 case _:
                     assert_never(item)
+
+    def suspect(self, command: SuspectNode) -> None:
+        """The node goes on probation, and the job's history says why."""
+        now = time.time()
+        self._newsdesk.tell(
+            SuspectedNode(at=now, node_id=command.node_id, reason=command.reason),
+            PendingEvent(at=now, type="node.suspected", data={"node_id": command.node_id, "reason": command.reason}),
+        )
 
     def event(self, type_: str, data: dict[str, object]) -> None:
         self._newsdesk.tell(PendingEvent(at=time.time(), type=type_, data=data))

@@ -1,0 +1,247 @@
+"""Attendant: everything that is asked of one process, and how its answers, or their failing, become events.
+
+One per living process. It holds no state of the attempt and decides nothing; the machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+
+from shoal_service.core.attempt.events import (
+    Beat,
+    Event,
+    HoldingsTold,
+    InterruptHeard,
+    NewsArrived,
+    ProcessFailedToStart,
+    ProcessLost,
+    ProcessUnreachable,
+    ProcessWarm,
+    RunReturned,
+)
+from shoal_service.core.attempt.state import Attempt
+from shoal_service.supervisor.fleet import Fleet, cause_of
+from shoal_service.supervisor.newsdesk import Newsdesk
+from shoal_service.supervisor.reporter import Reporter
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import Assignment, ErrorReport
+
+_log = logging.getLogger(__name__)
+_POLL_WAIT_S = 1.0
+"""A poll is answered at once when there is news. Without any it says at least so often that the process answers, and
+how far its training thread is."""
+_RETRY_S = 0.25
+_FAREWELL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What all attendants of an attempt share; made by the executor."""
+
+    fleet: Fleet
+    newsdesk: Newsdesk
+    reporter: Reporter
+    post: Callable[[Event], None]
+    settled: Callable[[], Awaitable[None]]
+    """Waits until everything that was posted has been decided upon."""
+    state: Callable[[], Attempt]
+    kill: Callable[[int], None]
+    """End a process of this index for good."""
+
+
+class Attendant:
+    """Called on the executor's loop only. Each public method but `farewell` returns at once."""
+
+    def __init__(self, index: int, office: Office) -> None:
+        self.index = index
+        self._office = office
+        self._fleet = office.fleet
+        self._post = office.post
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._heard = 0
+        """Up to which number the process was listened to."""
+
+    def start(self, shard_id: str, avoid_nodes: tuple[str, ...]) -> None:
+        """Start the process and bring it up."""
+        self._spawn(self._start(shard_id, avoid_nodes))
+
+    def bring_up(self) -> None:
+        """Ask a process that exists to become warm."""
+        self._spawn(self._prepare())
+
+    def listen(self) -> None:
+        self._spawn(self._listen())
+
+    def run(self, assignment: Assignment) -> None:
+        """The one `run` call in flight."""
+        self._spawn(self._run(assignment))
+
+    def rejoin(self, generation: int) -> None:
+        """Ask again for the answer of a `run` call that is lost."""
+        self._spawn(self._join(generation))
+
+    def interrupt(self, generation: int) -> None:
+        self._spawn(self._interrupt(generation))
+
+    def request_yield(self, generation: int, durable: bool) -> None:
+        self._spawn(self._request_yield(generation, durable))
+
+    def ask_holdings(self) -> None:
+        self._spawn(self._ask_holdings())
+
+    def leave(self) -> None:
+        """Nothing that the process may still answer matters any more."""
+        for task in self._tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    async def farewell(self) -> None:
+        """The attempt is over: hear what the process printed last."""
+        if not self._fleet.knows(self.index):
+            return
+        with contextlib.suppress(RayError, TimeoutError):
+            call = self._fleet.poll(self.index, self._heard, self._heard, 0.0)
+            poll = await asyncio.wait_for(call, timeout=_FAREWELL_S)
+            self._office.reporter.heard(self.index, poll, self._office.state())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, shard_id: str, avoid_nodes: tuple[str, ...]) -> None:
+        try:
+            await self._fleet.start(self.index, shard_id, avoid_nodes)
+        except RayError as error:
+            self._lost(error, "start")
+            return
+        self.listen()
+        await self._prepare()
+
+    async def _prepare(self) -> None:
+        while True:
+            try:
+                answer = await self._fleet.prepare(self.index)
+                break
+            except ActorUnavailableError as error:
+                await self._unreachable(error)  # prepare is harmless to repeat
+            except RayError as error:
+                self._lost(error, "prepare call")
+                return
+        if isinstance(answer, ErrorReport):
+            self._post(ProcessFailedToStart(self.index, answer))
+        else:
+            self._post(ProcessWarm(self.index, answer))
+
+    async def _run(self, assignment: Assignment) -> None:
+        try:
+            self._post(RunReturned(self.index, await self._fleet.run(self.index, assignment)))
+        except ActorUnavailableError as error:
+            await self._unreachable(error)
+            await self._join(assignment.generation)
+        except RayError as error:
+            self._lost(error, "run call")
+
+    async def _join(self, generation: int) -> None:
+        """Unavailable is not dead, and a restarted supervisor has lost its calls: ask again for the answer."""
+        while True:
+            try:
+                self._post(RunReturned(self.index, await self._fleet.join(self.index, generation)))
+                return
+            except ActorUnavailableError as error:
+                await self._unreachable(error)
+            except RayError as error:
+                self._lost(error, "join call")
+                return
+
+    async def _listen(self) -> None:
+        """Long-polls the process for news, logs and progress, as long as it lives.
+
+        The process keeps what it told until the control plane has stored it: a supervisor that dies before loses
+        nothing. What was stored, but not acknowledged yet, is told again: steps overwrite themselves, and some lines of
+        the log are there twice.
+        """
+        receipts: deque[tuple[int, int]] = deque()
+        """Of each answer: its number, and the newsdesk's once all of it was told there."""
+        acknowledged = 0
+        newsdesk = self._office.newsdesk
+        while True:
+            while receipts and receipts[0][1] <= newsdesk.acknowledged:
+                acknowledged, _ = receipts.popleft()
+            try:
+                poll = await self._fleet.poll(self.index, self._heard, acknowledged, _POLL_WAIT_S)
+            except ActorUnavailableError as error:
+                await self._unreachable(error)
+                continue
+            except RayError as error:
+                self._lost(error, "poll call")  # the run call says so too, if there is one; who is first counts
+                return
+            self._heard = poll.seq
+            self._office.reporter.heard(self.index, poll, self._office.state())
+            for item in poll.news:
+                self._post(NewsArrived(self.index, item))
+            self._post(Beat(self.index, poll.progress))
+            await self._office.settled()
+            if not receipts or receipts[-1][0] != poll.seq:
+                receipts.append((poll.seq, newsdesk.seq))
+
+    async def _interrupt(self, generation: int) -> None:
+        """Insist: what is not woken is killed soon."""
+        while True:
+            try:
+                await self._fleet.interrupt(self.index, generation)
+                self._post(InterruptHeard(self.index, generation))
+                return
+            except ActorUnavailableError as error:
+                await self._unreachable(error)
+            except RayError as error:
+                _log.info("an interrupt failed; the run call will say why", extra={"error": str(error)})
+                return
+
+    async def _request_yield(self, generation: int, durable: bool) -> None:
+        while True:
+            try:
+                await self._fleet.request_yield(self.index, generation, durable)
+                return
+            except ActorUnavailableError as error:
+                await self._unreachable(error)
+            except RayError as error:
+                _log.info("a request failed; the run call will say why", extra={"error": str(error)})
+                return
+
+    async def _ask_holdings(self) -> None:
+        while True:
+            try:
+                self._post(HoldingsTold(self.index, await self._fleet.holdings(self.index)))
+                return
+            except ActorUnavailableError as error:
+                await self._unreachable(error)
+            except RayError as error:
+                self._lost(error, "holdings call")
+                return
+
+    async def _unreachable(self, error: RayError) -> None:
+        """Ray re-connects, or calls the process dead after its own health check; until then it is neither."""
+        self._post(ProcessUnreachable(self.index, _first_line(error)))
+        await asyncio.sleep(_RETRY_S)
+
+    def _lost(self, error: RayError, witness: str) -> None:
+        self.leave()
+        cause = cause_of(error) if isinstance(error, RayActorError) else IncidentCause.SHARD_DIED
+        if isinstance(error, RayActorError):
+            self._fleet.forget(self.index)
+        else:  # a fault of our own in a process that lives: it must not keep its resources
+            self._office.kill(self.index)
+        self._post(ProcessLost(self.index, cause, witness, _first_line(error)))
+
+
+def _first_line(error: RayError) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from shoal_service.core.attempt.state import AvoidedNode
+from shoal_service.core.nodes import (
+    MAX_TEST_DELAY_S,
+    Doubt,
+    avoided,
+    described,
+    next_test_delay_s,
+    partner_for_test,
+    usable,
+    with_drains,
+)
+from shoal_service.views import DrainView, NodeView
+
+DRAIN = DrainView(reason="new disks", requested_at=1.0, deadline=60.0, source="api")
+DOUBT = Doubt(reason="computes wrong", since=2.0, next_test_at=602.0)
+
+
+def node(name: str, *, alive: bool = True, cpus: float = 4.0, drain: DrainView | None = None) -> NodeView:
+    return NodeView(node_id=name, ip="10.0.0.1", alive=alive, cpus=cpus, gpus=0.0, memory_gib=8.0, drain=drain)
+
+
+def test_a_drained_node_is_avoided_until_its_deadline_and_its_capacity_does_not_count() -> None:
+    nodes = described([node("a"), node("b")], {"a": DRAIN}, {})
+    assert nodes[0].drain == DRAIN and nodes[1].drain is None
+    assert avoided(nodes) == (AvoidedNode(node_id="a", reason="drained: new disks", deadline=60.0),)
+    assert [n.node_id for n in usable(nodes)] == ["b"]
+
+
+def test_a_suspected_node_is_avoided_without_a_deadline() -> None:
+    nodes = described([node("a"), node("b")], {}, {"b": DOUBT})
+    assert (nodes[1].suspected, nodes[1].suspected_since, nodes[1].next_test_at) == ("computes wrong", 2.0, 602.0)
+    assert avoided(nodes) == (AvoidedNode(node_id="b", reason="on probation: computes wrong"),)
+
+
+def test_suspected_nodes_are_used_while_there_is_no_sound_one() -> None:
+    only = described([node("a")], {}, {"a": DOUBT})
+    assert avoided(only) == () and usable(only) == only
+    assert only[0].suspected == "computes wrong (used all the same: there is no sound node)"
+    beside_a_head = described([node("head", cpus=0.0), node("a"), node("gone", alive=False)], {}, {"a": DOUBT})
+    assert avoided(beside_a_head) == ()
+    beside_a_drained_one = described([node("a"), node("b")], {"b": DRAIN}, {"a": DOUBT})
+    assert [n.node_id for n in avoided(beside_a_drained_one)] == ["b"]
+
+
+def test_a_drain_is_an_order_even_if_no_node_is_left() -> None:
+    nodes = described([node("a")], {"a": DRAIN}, {})
+    assert [n.node_id for n in avoided(nodes)] == ["a"] and usable(nodes) == ()
+
+
+def test_dead_nodes_need_not_be_avoided() -> None:
+    assert avoided(described([node("a", alive=False), node("b")], {"a": DRAIN}, {"a": DOUBT})) == ()
+
+
+def test_a_drain_of_rays_own_goes_before_and_stays() -> None:
+    rays = DrainView(reason="drained by Ray", requested_at=5.0, source="ray")
+    seen = [node("a", drain=rays), node("b", drain=DRAIN)]
+    assert [n.drain for n in with_drains(seen, {"a": DRAIN})] == [rays, None]
+
+
+def test_the_partner_of_a_test_is_a_sound_node() -> None:
+    nodes = described([node("a"), node("b"), node("c"), node("head", cpus=0.0)], {"b": DRAIN}, {"a": DOUBT})
+    assert partner_for_test("a", nodes) == "c"
+    assert partner_for_test("a", nodes[:2]) is None
+
+
+def test_tests_that_fail_are_repeated_later_and_later() -> None:
+    assert [next_test_delay_s(600.0, failed) for failed in range(4)] == [600.0, 1200.0, 2400.0, 4800.0]
+    assert next_test_delay_s(600.0, 500) == MAX_TEST_DELAY_S
+    assert next_test_delay_s(10 * MAX_TEST_DELAY_S, 3) == 10 * MAX_TEST_DELAY_S
