@@ -53,22 +53,33 @@ class GlooSockets:
 
     def sweep(self) -> int:
         """Shut down what a thread of ours may wait for; returns how many connections that were."""
+        num_shut = 0
+        for connection, _ in self._connections():
+            try:
+                connection.shutdown(socket.SHUT_RD)
+                num_shut += 1
+            except OSError:  # the peer was faster
+                pass
+        return num_shut
+
+    def are_all_closed(self) -> bool:
+        """No connection of gloo is left: nothing can be sent or received, so no buffer is touched any more."""
+        return all(is_store for _, is_store in self._connections())
+
+    def _connections(self) -> Iterator[tuple[socket.socket, bool]]:
+        """This generation's, each with whether it leads to the store."""
         own = self._own
         if not own and self._listening_before is not None:  # groups are being made right now
             own = listening_addresses() - self._listening_before
-        num_shut = 0
         for connection in _own_sockets():
             try:
                 local, remote = _plain(connection.getsockname()), _plain(connection.getpeername())
             except OSError:  # not connected: a listener, or already gone
                 continue
-            if _matches(local, own) or _matches(remote, self._peers) or _matches(remote, self._store):
-                try:
-                    connection.shutdown(socket.SHUT_RD)
-                    num_shut += 1
-                except OSError:  # the peer was faster
-                    pass
-        return num_shut
+            if _matches(local, own) or _matches(remote, self._peers):
+                yield connection, False
+            elif _matches(remote, self._store):
+                yield connection, True
 
 
 def listening_addresses() -> frozenset[Address]:

@@ -27,13 +27,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as redistribute
 
 from shoal_workers.contract.messages import Assignment
-from shoal_workers.engine.errors import EngineError, FormFailed
+from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
 from shoal_workers.engine.gloo_sockets import Address, GlooSockets
 from shoal_workers.engine.meeting import Meeting
 from shoal_workers.engine.mesh import build_mesh
 
 _PARTING_S = 2.0
-_SWEEP_S = 0.02
+_BURIAL_S = 0.1
 
 
 class Group:
@@ -42,6 +42,7 @@ class Group:
     def __init__(self, assignment: Assignment, device: torch.device, check: Callable[[], None]) -> None:
         self._assignment = assignment
         self._device = device
+        self._check = check
         self._meeting = Meeting(assignment, check)
         self._sockets = GlooSockets()
         self._is_aborted = False
@@ -90,6 +91,17 @@ class Group:
             self._is_aborted = True
             _abort_nccl()
 
+    def leave_if_lost(self) -> None:
+        """Training thread, while it waits in a collective of gloo: raises Fenced once nothing can come of it any more.
+
+        Not before every connection is closed: the group's own thread may still be writing into the buffers until then.
+        """
+        try:
+            self._check()
+        except Fenced:
+            if self._sockets.are_all_closed():
+                raise
+
     def part(self) -> None:
         """At a clean end, all ranks: nobody closes a connection that another still reads from."""
         try:
@@ -100,36 +112,26 @@ class Group:
     def dissolve(self, *, is_clean: bool) -> None:
         """Training thread, after every end, once nothing on its stack holds the model any more."""
         if dist.is_initialized():
-            if is_clean:
-                dist.destroy_process_group()
-            else:
-                with _Sweeping(self.wake):  # destroy waits for outstanding operations until their timeout
-                    dist.destroy_process_group()
+            groups = list(dist.distributed_c10d._world.pg_map)
+            dist.destroy_process_group()
+            _bury(groups, self.wake if not is_clean else None)
         self._meeting.close()
         _forget_meshes()
         gc.collect()
 
 
-class _Sweeping:
-    """Wakes from a thread of its own for as long as the block runs."""
+def _bury(groups: list[dist.ProcessGroup], wake: Callable[[], None] | None) -> None:
+    """Drop the last references. A group's end waits for its outstanding operations, which may take until their timeout
+    where gloo has lost one, so that is left to a thread of its own; in nearly all cases it is done at once."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._sweep, name="shoal-dissolve", daemon=True)
+    def drop() -> None:
+        if wake is not None:
+            wake()
+        groups.clear()
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._left.set()
-        self._thread.join()
-
-    def _sweep(self) -> None:
-        while True:
-            self._wake()
-            if self._left.wait(_SWEEP_S):
-                return
+    undertaker = threading.Thread(target=drop, name="shoal-undertaker", daemon=True)
+    undertaker.start()
+    undertaker.join(_BURIAL_S)
 
 
 def _choose_interface(store_host: str) -> None:

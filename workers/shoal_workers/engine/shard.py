@@ -42,7 +42,7 @@ from shoal_workers.engine.task import Dataset, LoadedTask, load_task
 from shoal_workers.engine.trainer import Built, Keepers, Signals, Trainer
 from shoal_workers.engine.user_code import UserCode
 from shoal_workers.engine.validation import Validation
-from shoal_workers.engine.waiting import start_timing
+from shoal_workers.engine.waiting import leaving, replace_wait
 from shoal_workers.engine.warm_up import warm_up
 from shoal_workers.memory.tier import RamTier
 
@@ -75,7 +75,7 @@ class ShardEngine:
         self._device = torch.device("cuda", torch.cuda.current_device()) if spec.worker.gpus else torch.device("cpu")
         # Every process hosts a store from the start, so that any of them can be the next rank 0 at once.
         self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-        start_timing()
+        replace_wait()
         self._saver = Saver(checkpoint_root, outbox)
         self._position = Position(on_phase)
         self._user_code = UserCode(lambda: self._position.phase)
@@ -130,7 +130,8 @@ class ShardEngine:
         is_clean = False
         try:
             try:
-                ending = self._live(assignment, stint.group)
+                with leaving(stint.group.leave_if_lost if self._device.type == "cpu" else None):
+                    ending = self._live(assignment, stint.group)
                 is_clean = ending.is_clean
                 if is_clean:
                     stint.group.part()
