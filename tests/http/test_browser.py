@@ -101,7 +101,7 @@ def test_the_job_page_shows_where_the_time_went_and_what_went_wrong(
 ) -> None:
     status = JobStatus(state=JobState.RUNNING, goodput=GOODPUT, snapshot_every_steps=1, snapshot_share=0.004, workers=3)
     job_id = supervise(status=status, incidents=(INCIDENT,))
-    text, complaints = asyncio.run(read_page(devtools, f"{service.url}/#{job_id}", until="3 MiB"))
+    text, complaints = asyncio.run(read_page(devtools, f"{service.url}/#{job_id}", until="memory, 3 MiB"))
     for words in (
         "75 % of 6.67 min of workers asked for", "(shard died 60 s)", "every step, 0.4 %", "restart process, shrink",
         "4 → 3", "0.38 s", "memory", "first step",

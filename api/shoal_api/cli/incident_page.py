@@ -81,7 +81,7 @@ def _timeline(one: IncidentView) -> list[Any]:
     table = new_table("", "phase", ">took", "")
     for phase, spent_s, style, words in known:
         table.add_row(Text("█", style=style), phase.replace("_", " "), seconds(spent_s), Text(words, style="dim"))
-    whole = f"recovered in {seconds(one.recovery_s)}" if one.closed else "still open"
+    whole = f"recovered in {seconds(one.recovery_s)} after it was noticed" if one.closed else "still open"
     return [bar(parts, _WIDTH), table, Text(whole, style="green" if one.closed else "yellow")]
 
 

@@ -113,10 +113,10 @@ _WORDS: dict[str, Callable[[Data], str]] = {
 
 
 def seconds(value: Any) -> str:
-    """`0.02 s`, `1.3 s`, `42 s`, `3 min 20 s`, `2 h 05 min`; "?" when there is none."""
+    """`20 ms`, `1.3 s`, `42 s`, `3 min 20 s`, `2 h 05 min`; "?" when there is none."""
     if not isinstance(value, int | float) or value < 0:
         return "?"
-    if value < 0.1:
+    if value < 1:
         return f"{value * 1000:.0f} ms"
     if value < 10:
         return f"{value:.1f} s"

@@ -77,7 +77,7 @@ def test_show_has_the_goodput_in_a_line(shoal: Any, trained: Any) -> None:
 def test_incidents_are_listed_with_what_was_done_and_what_it_cost(shoal: Any, trained: Any) -> None:
     job_id = trained()
     text = shoal("incidents", job_id).out
-    for word in ("1.1", "restart process, shrink", "4 -> 3", "memory", "3.0 MiB", "0.4 s", "open"):
+    for word in ("1.1", "restart process, shrink", "4 -> 3", "memory", "3.0 MiB", "400 ms", "open"):
         assert word in text
     assert [one["id"] for one in shoal("incidents", job_id, "--json").json()] == [1, 2]
 
@@ -86,7 +86,7 @@ def test_incidents_are_listed_with_what_was_done_and_what_it_cost(shoal: Any, tr
 def test_one_incident_is_shown_with_where_its_time_went(shoal: Any, trained: Any, name: str) -> None:
     job_id = trained()
     text = shoal("incidents", job_id, name).out
-    for word in ("run call", "fsdp4 -> fsdp3", "quiesce", "first step", "█" * 60, "recovered in 0.4 s"):
+    for word in ("run call", "fsdp4 -> fsdp3", "quiesce", "first step", "█" * 60, "recovered in 400 ms"):
         assert word in text
     assert shoal("incidents", job_id, name, "--json").json()["bytes_moved"] == 3 * 2**20
     assert "nothing is known of its phases" in shoal("incidents", job_id, "2").out

@@ -22,7 +22,7 @@ def event(kind: str, **data: object) -> EventView:
         (event("incident.closed", from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1),
          "incident closed: 4 -> 3 workers, detected in 30 ms, recovered in 1.5 s, 1 steps lost"),
         (event("checkpoint.committed", step=20, bytes=2048, seconds=0.5),
-         "checkpoint of step 20 committed in 0.5 s, 2.0 KiB"),
+         "checkpoint of step 20 committed in 500 ms, 2.0 KiB"),
         (event("worker.lost", shard_id="shard-2", rank=2, pid=7), "worker shard-2 rank 2 lost (pid 7)"),
     ],
 )  # fmt: skip

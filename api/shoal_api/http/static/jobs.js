@@ -74,10 +74,10 @@ function phasesOf(incident) {
 
 function showIncidents(incidents) {
   $("calm").hidden = incidents.length > 0;
-  fill($("incidents"), incidents.map((one) => [clock(one.at), words(one.cause), one.ranks.join(", "), `${one.from_workers} → ${one.to_workers ?? "…"}`,
+  fill($("incidents"), incidents.map((one) => [new Date(one.at * 1000).toLocaleTimeString(), words(one.cause), one.ranks.join(", "), `${one.from_workers} → ${one.to_workers ?? "…"}`,
     one.action || "–", seconds(one.detect_s), one.closed ? seconds(one.recovery_s) : element("span", "open", "warn"), phasesOf(one),
-    number(one.steps_lost), one.state_source ?? "–", bytes(one.bytes_moved)]));
-  [...$("incidents").rows].forEach((row, index) => { row.title = incidents[index].message; });
+    number(one.steps_lost), one.bytes_moved === null ? one.state_source ?? "–" : `${one.state_source}, ${bytes(one.bytes_moved)}`]));
+  [...$("incidents").rows].forEach((row, index) => { row.title = `${clock(incidents[index].at)} ${incidents[index].message}`; });
   $("phases").replaceChildren(...(incidents.length ? PHASES.map((name) => key(name)) : []));
 }
 
