@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types bench bench-overhead bench-api docs picture clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-recovery docs picture clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -21,6 +21,14 @@ demo: setup      ## train, lose a worker to SIGKILL, go on, grow back, compare w
 test: setup      ## the whole test suite
 	@$(BIN)/pytest
 
+test-all: setup  ## the whole test suite and every cell of the fault matrix
+	@$(BIN)/pytest -m "not soak"
+
+MINUTES ?= 10
+SEED    ?= 1
+soak: setup      ## random faults for MINUTES=10 with SEED=1, then parity, goodput and leaks
+	@$(BIN)/python bench/soak/main.py --minutes $(MINUTES) --seed $(SEED)
+
 lint: setup types ## ruff, mypy strict, import-linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -36,6 +44,9 @@ bench-overhead: setup ## Shoal against the same loop under plain torchrun
 
 bench-api: setup ## requests a second, list latency, memory of the control plane
 	@$(BIN)/python bench/api.py
+
+bench-recovery: setup ## what failures cost: Shoal, Ray Train V2 elastic and torchrun side by side
+	@mkdir -p build && $(BIN)/python bench/recovery/main.py --out build/recovery.jsonl
 
 docs: setup      ## regenerate the generated pages
 	@$(BIN)/python docs/generate.py

@@ -410,6 +410,7 @@ def submit_tiny(
     strikes: list[dict[str, Any]] | None = None,
     step_s: float = 0.0,
     waves: Sequence[int] | None = None,
+    holds: list[dict[str, Any]] | None = None,
     **spec: Any,
 ) -> Run:
     elasticity = {"min_workers": min_workers, "max_workers": workers, **spec.pop("elasticity", {})}
@@ -417,7 +418,13 @@ def submit_tiny(
         "name": "tiny",
         "task": "tiny:Tiny",
         "code": {"working_dir": str(TASKS)},
-        "data": {"gate": str(gate), "strikes": strikes or [], "step_s": step_s, "waves": waves or [workers]},
+        "data": {
+            "gate": str(gate),
+            "strikes": strikes or [],
+            "step_s": step_s,
+            "waves": waves or [workers],
+            "holds": holds or [],
+        },
         "batch": {"global_size": 10, "micro_size": 2},
         "optimizer": {"lr": 0.01},
         "schedule": {"name": "constant", "warmup_steps": 0},

@@ -1,88 +1,127 @@
-"""The nodes of an embedded Ray cluster, to be killed and added: raylets on 127.0.0.1, 127.0.0.2, ...
+"""The nodes of an embedded Ray cluster, to be killed and added: a head, and raylets at 127.0.0.2, 127.0.0.3, ...
 
-Works from the note that `EmbeddedCluster` writes, for the cluster of a `shoal serve` as for one of the benchmark's own.
+Works from the note that `EmbeddedCluster` keeps, for the cluster of a `shoal serve --nodes N` as for one of the
+benchmark's own. Whoever made the cluster ends it; only what is added here ends here. Used by the recovery benchmark,
+the soak and the fault matrix.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recovery.processes import end_session, session_members
+from recovery.processes import end_session, send, session_members
+from shoal_service.embedded_cluster import EmbeddedCluster
 
-_STARTED = "Ray runtime started"
-_START_TIMEOUT_S = 60.0
+HEAD = "127.0.0.1"
+_START_TIMEOUT_S = 90.0
 
 
 class Nodes:
-    def __init__(self, state_dir: Path) -> None:
+    """What can be done to the nodes of a cluster, by their address."""
+
+    def __init__(self, state_dir: Path, python: Path = Path(sys.executable)) -> None:
+        """`python`: runs the nodes that are added, and so the workers on them."""
         self._state_dir = state_dir
-        note: dict[str, Any] = json.loads((state_dir / "embedded-cluster.json").read_text())
-        self.address: str = note["address"]
-        self.temp_dir: str = note["temp_dir"]
-        self.leaders: dict[str, int] = {f"127.0.0.{i + 1}": pid for i, pid in enumerate(note["pids"])}
-        self._joined: list[int] = []
+        self._python = python
+        self._added: dict[str, int] = {}
+        """Session of the newest node that was added in a place."""
+
+    @property
+    def address(self) -> str:
+        """host:port of the head."""
+        return str(self._note()["address"])
+
+    @property
+    def temp_dir(self) -> Path:
+        return Path(self._note()["temp_dir"])
 
     @property
     def environment(self) -> dict[str, str]:
         """What a driver or a node of the cluster needs."""
-        return {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self._state_dir / "ray-token"),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_worker_niceness": "0",
-        }
+        return {**EmbeddedCluster(self._state_dir, num_cpus=1).environment, "OMP_NUM_THREADS": "1"}
 
-    @property
-    def sessions(self) -> list[int]:
-        return [*self.leaders.values(), *self._joined]
+    def ips(self) -> list[str]:
+        """Of every node that there ever was, the head's first."""
+        return sorted(self._sessions())
+
+    def sessions(self, ip: str) -> list[int]:
+        """What a node's processes are in; empty if there never was such a node."""
+        return self._sessions().get(ip, [])
 
     def ip_of(self, pid: int) -> str | None:
         """Of the node that a process belongs to."""
-        session = os.getsid(pid)
-        return next((ip for ip, leader in self.leaders.items() if leader == session), None)
+        try:
+            session = os.getsid(pid)
+        except ProcessLookupError:
+            return None
+        return next((ip for ip, sessions in self._sessions().items() if session in sessions), None)
 
-    def raylet(self, ip: str) -> int:
-        """Pid of a node's raylet."""
-        [pid] = [pid for pid, command in session_members(self.leaders[ip]).items() if "/raylet " in f"{command} "]
-        return pid
+    def pids_of(self, actor: str) -> list[int]:
+        """Of the actors of a class, over all nodes."""
+        return [pid for ip in self.ips() for pid, command in self._processes(ip) if command.startswith(f"ray::{actor}")]
 
-    def gcs(self) -> int:
-        """Pid of the head's control service."""
-        [pid] = [pid for pid, command in session_members(self.leaders["127.0.0.1"]).items() if "gcs_server" in command]
-        return pid
+    def kill_raylet(self, ip: str) -> float:
+        """SIGKILL of nothing but a node's raylet, of which its workers die by themselves; the time of it."""
+        [pid] = [pid for pid, command in self._processes(ip) if "/raylet/raylet " in f"{command} "]
+        return send(pid, signal.SIGKILL)
+
+    def kill_head(self) -> float:
+        """SIGKILL of every process of the head; the time of it. The control plane starts it again by itself."""
+        at = time.time()
+        self.remove(HEAD)
+        return at
+
+    def is_head_alive(self) -> bool:
+        """Its raylet runs; that everybody has found it again is another matter."""
+        return any("/raylet/raylet " in f"{command} " for _, command in self._processes(HEAD))
+
+    def remove(self, ip: str) -> None:
+        """End everything of a node."""
+        for session in self.sessions(ip):
+            end_session(session)
 
     def add(self, ip: str, *, num_cpus: int) -> float:
-        """Start another node; the time at which Ray says that it has started."""
-        command = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={self.address}"),
-            *(f"--node-ip-address={ip}", f"--num-cpus={num_cpus}", "--object-store-memory=104857600"),
-            *("--dashboard-agent-listen-port=0", "--include-log-monitor=false", "--disable-usage-stats"),
+        """Start another node, or one in the place of one that is gone; the time at which it was up."""
+        command: Sequence[str] = [
+            *(str(self._python), "-m", "ray.scripts.scripts", "start", f"--node-ip-address={ip}"),
+            # As IPv6: Ray replaces the IPv4 address by the host's own, where the head does not listen.
+            *(f"--address=[::ffff:127.0.0.1]:{self.address.rpartition(':')[2]}", f"--num-cpus={num_cpus}"),
+            *("--object-store-memory=104857600", "--dashboard-agent-listen-port=0", "--include-log-monitor=false"),
+            "--disable-usage-stats",
         ]
-        log_path = self._state_dir / f"joined-{ip}-{len(self._joined)}.log"
         environment = {**os.environ, **self.environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+        log_path = self._state_dir / f"added-{ip}.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
             )
-        self._joined.append(process.pid)
-        self.leaders[ip] = process.pid
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while _STARTED not in log_path.read_text(errors="replace"):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"node {ip} did not start:\n{log_path.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.05)
+        self._added[ip] = process.pid
+        if process.wait(_START_TIMEOUT_S) != 0:
+            raise RuntimeError(f"node {ip} did not start:\n{log_path.read_text(errors='replace')[-2000:]}")
         return time.time()
 
-    def remove(self, ip: str) -> None:
-        """End everything of a node."""
-        end_session(self.leaders[ip])
+    def end_added(self) -> None:
+        for session in self._added.values():
+            end_session(session)
 
-    def end_joined(self) -> None:
-        for leader in self._joined:
-            end_session(leader)
+    def _processes(self, ip: str) -> list[tuple[int, str]]:
+        return [found for session in self.sessions(ip) for found in session_members(session).items()]
+
+    def _sessions(self) -> dict[str, list[int]]:
+        """Read anew each time: a control plane that heals its cluster changes them."""
+        found = {f"127.0.0.{node['number'] + 1}": list(node["sessions"]) for node in self._note()["nodes"]}
+        for ip, session in self._added.items():
+            found.setdefault(ip, []).append(session)
+        return found
+
+    def _note(self) -> dict[str, Any]:
+        note: dict[str, Any] = json.loads((self._state_dir / "embedded-cluster.json").read_text())
+        return note

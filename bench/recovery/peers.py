@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from recovery.measure import Disturbance, is_over, measure, measure_switch, steady_step_s
+from recovery.nodes import Nodes
 from recovery.processes import died_after_s, end_tree, is_alive, send
 from recovery.stamps import Member, StepEnd, read_stamps
 from recovery.trial import Emit, Event, System, Trial
@@ -97,8 +98,8 @@ def stop_worker(run: PeerRun, chance: random.Random, emit: Emit) -> None:
     emit(trial)
 
 
-def kill_raylet(run: PeerRun, victim: Member, raylet: int, emit: Emit) -> None:
-    at = send(raylet, signal.SIGKILL)
+def kill_raylet(run: PeerRun, nodes: Nodes, ip: str, victim: Member, emit: Emit) -> None:
+    at = nodes.kill_raylet(ip)
     died_s = died_after_s(victim.pid, at, _PATIENCE_S)
     emit(_observe(run, Event.RAYLET_KILL, at, figures={"processes_died_s": died_s}))
 

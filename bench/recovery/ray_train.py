@@ -7,7 +7,7 @@ import random
 import sys
 from pathlib import Path
 
-from recovery.nodes import Nodes
+from recovery.nodes import HEAD, Nodes
 from recovery.peers import PeerRun, kill_raylet, kill_workers, start_peer, stop_worker, wait_for_growth
 from recovery.processes import session_members
 from recovery.stamps import Member
@@ -17,7 +17,6 @@ from shoal_service.embedded_cluster import EmbeddedCluster
 
 EVENTS = (Event.SHARD_KILL, Event.SHARD_STOP, Event.RAYLET_KILL, Event.CAPACITY)
 _NODE_EVENTS = {Event.RAYLET_KILL, Event.CAPACITY}
-_HEAD = "127.0.0.1"
 _MOST_RAYLET_KILLS = 1
 
 
@@ -65,7 +64,7 @@ def _strike_nodes(
         for _ in range(min(kills, _MOST_RAYLET_KILLS)):
             run.wait_for_random_moment(chance)
             ip, victim = chance.choice(_victims(run, nodes))
-            kill_raylet(run, victim, nodes.raylet(ip), emit)
+            kill_raylet(run, nodes, ip, victim, emit)
             nodes.remove(ip)
             if Event.CAPACITY in events:
                 joined_at = nodes.add(ip, num_cpus=1)
@@ -73,14 +72,14 @@ def _strike_nodes(
             else:
                 break  # at 3 workers already, and Ray Train would wait a minute before it grew
     finally:
-        nodes.end_joined()
+        nodes.end_added()
         run.end()
 
 
 def _victims(run: PeerRun, nodes: Nodes) -> list[tuple[str, Member]]:
     found = []
-    for ip, leader in nodes.leaders.items():
-        members = session_members(leader)
-        if ip != _HEAD and not any("TrainController" in command for command in members.values()):
+    for ip in nodes.ips():
+        members = {pid: command for session in nodes.sessions(ip) for pid, command in session_members(session).items()}
+        if ip != HEAD and not any("TrainController" in command for command in members.values()):
             found += [(ip, member) for member in run.group() if member.pid in members]
     return found

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from recovery.measure import Disturbance, is_over, longest_gap_s, measure, measure_switch, steady_step_s
+from recovery.nodes import HEAD, Nodes
 from recovery.processes import died_after_s, is_alive, send
 from recovery.shoal_run import ShoalRun
 from recovery.shoal_server import ShoalServer
@@ -16,7 +17,6 @@ from recovery.trial import Emit, Event, System, Trial
 from recovery.workload import WORKERS
 from shoal_service.views import IncidentView, WorkerView
 
-HEAD = "127.0.0.1"
 _RECOVERY_PATIENCE_S = 120.0
 _CONTROL_PLANE_DOWN_S = 2.0
 _QUIET_S = 3.0
@@ -46,21 +46,20 @@ def stop_shard(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, 
         emit(trial)
 
 
-def kill_raylets(server: ShoalServer, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+def kill_raylets(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
     """Each kill is followed by a new node in the same place: that is the event `capacity`."""
-    nodes = server.nodes
     try:
         for _ in range(kills):
             run.wait_for_random_moment(chance, WORKERS)
-            victim = _off_the_supervisor(server, run, chance)
-            at = send(nodes.raylet(victim.node_ip), signal.SIGKILL)
+            victim = _off_the_supervisor(nodes, run, chance)
+            at = nodes.kill_raylet(victim.node_ip)
             died_s = died_after_s(victim.pid, at, _RECOVERY_PATIENCE_S)
             emit(_observe(run, Event.RAYLET_KILL, at, {"processes_died_s": died_s}))
             nodes.remove(victim.node_ip)
             joined_at = nodes.add(victim.node_ip, num_cpus=1)
             emit(_observe_switch(run, Event.CAPACITY, joined_at, WORKERS))
     finally:
-        nodes.end_joined()
+        nodes.end_added()
 
 
 def shrink(run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
@@ -72,11 +71,11 @@ def shrink(run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None
         run.client.scale(run.id, max_workers=WORKERS)
 
 
-def kill_supervisor(server: ShoalServer, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+def kill_supervisor(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
     for _ in range(kills):
         run.wait_for_random_moment(chance, WORKERS)
         before = [one.pid for one in run.workers()]
-        [supervisor] = server.pids_of("SupervisorActor")
+        [supervisor] = nodes.pids_of("SupervisorActor")
         at = send(supervisor, signal.SIGKILL)
         time.sleep(_QUIET_S)
         run.must(lambda: _heard_since(run, at + _QUIET_S), "the supervisor is back")  # noqa: B023
@@ -169,7 +168,7 @@ def _heard_since(run: ShoalRun, at: float) -> bool:
     return bool(steps) and steps[-1].at > at
 
 
-def _off_the_supervisor(server: ShoalServer, run: ShoalRun, chance: random.Random) -> WorkerView:
+def _off_the_supervisor(nodes: Nodes, run: ShoalRun, chance: random.Random) -> WorkerView:
     """A worker on a node that has neither the head nor the job's supervisor."""
-    spared = {HEAD} | {ip for pid in server.pids_of("SupervisorActor") if (ip := server.nodes.ip_of(pid))}
+    spared = {HEAD} | {ip for pid in nodes.pids_of("SupervisorActor") if (ip := nodes.ip_of(pid))}
     return chance.choice([one for one in run.workers() if one.node_ip not in spared])

@@ -64,9 +64,9 @@ def _run(plan: Plan, events: set[Event], folder: Path, kills: int, chance: rando
                 Event.SHARD_STOP: lambda: shoal_events.stop_shard(
                     run, kills, chance, emit, factor=_HANG["hang_factor"], floor_s=_HANG["hang_floor_s"]
                 ),
-                Event.RAYLET_KILL: lambda: shoal_events.kill_raylets(server, run, kills, chance, emit),
+                Event.RAYLET_KILL: lambda: shoal_events.kill_raylets(server.nodes, run, kills, chance, emit),
                 Event.SHRINK: lambda: shoal_events.shrink(run, kills, chance, emit),
-                Event.SUPERVISOR_KILL: lambda: shoal_events.kill_supervisor(server, run, kills, chance, emit),
+                Event.SUPERVISOR_KILL: lambda: shoal_events.kill_supervisor(server.nodes, run, kills, chance, emit),
                 Event.CONTROL_PLANE_KILL: lambda: shoal_events.kill_control_plane(server, run, kills, chance, emit),
             }
             for event, strike in strikes.items():

@@ -38,7 +38,7 @@ class ShoalRun:
     def steps(self) -> list[StepEnd]:
         """Every end of a step that was ever read, in the order of time."""
         newest = max((step for _, step, _ in self._seen), default=0)
-        for point in self.client.series(self.id, after_step=newest - _OVERLAP_STEPS):
+        for point in self.client.series(self.id, after_step=max(-1, newest - _OVERLAP_STEPS)):
             end = StepEnd(point.step, point.at, point.world_size, f"generation {point.generation}")
             self._seen[point.generation, point.step, point.at] = end
         return sorted(self._seen.values(), key=lambda one: one.at)

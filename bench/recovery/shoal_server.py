@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recovery.nodes import Nodes
-from recovery.processes import end_session, session_members
+from recovery.processes import end_session
 from shoal_api.client import ApiError, Client, Disconnected
 
 _LISTENING = "listening on "
@@ -32,6 +32,8 @@ class ShoalServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
         self._starts = 0
+        self.nodes = Nodes(state_dir)
+        """Of its embedded cluster."""
         self.started_at = 0.0
         """When the newest process was started, wall-clock time."""
         self.listening_at = 0.0
@@ -41,9 +43,9 @@ class ShoalServer:
         return Client(f"http://127.0.0.1:{self._port}")
 
     @property
-    def nodes(self) -> Nodes:
-        """Of its embedded cluster."""
-        return Nodes(self._state_dir)
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Until the cluster is connected and the lease is held."""
@@ -75,30 +77,21 @@ class ShoalServer:
         self._process.wait()
         return at
 
-    def pids_of(self, actor: str) -> list[int]:
-        """Of the actors of a class, over all nodes of the embedded cluster."""
-        return [
-            pid
-            for session in self.nodes.sessions
-            for pid, command in session_members(session).items()
-            if command.startswith(f"ray::{actor}")
-        ]
-
     def end(self) -> None:
         """In order if it answers, by force if not; then whatever is left of the cluster."""
         if self._process is None:
             return
+        known = (self._state_dir / "embedded-cluster.json").exists()
+        sessions = [session for ip in self.nodes.ips() for session in self.nodes.sessions(ip)] if known else []
+        scratch = self.nodes.temp_dir if known else None
         try:
-            nodes = self.nodes if (self._state_dir / "embedded-cluster.json").exists() else None
-            scratch = nodes.temp_dir if nodes is not None else None
             self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         finally:
-            for session in [*(nodes.sessions if nodes is not None else ()), self._process.pid]:
+            for session in [*sessions, self._process.pid]:
                 end_session(session)
             if scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)

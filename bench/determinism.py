@@ -1,0 +1,112 @@
+"""What deterministic mode costs: the step time of the 10 M parameter example with it and without, at several world sizes.
+
+    python bench/determinism.py [--worlds 1 2 4] [--trials 3] [--steps 8]
+
+Both run `python -m shoal_workers.run` under torchrun, by turns, so that a noisy machine is noisy for both. A step's time
+is the median over the steps after warm-up; the ratio is the median over the trials of (with / without). The losses of
+all runs with it must be the same bits, else the benchmark fails. Prints a table; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_WARM_UP_STEPS = 2
+_STEP = re.compile(r"^step (\d+)  loss (\S+) .* ([\d.]+) ms$", re.MULTILINE)
+_ROOT = Path(__file__).parent.parent
+
+
+def main() -> None:
+    arguments = _arguments()
+    rows: list[dict[str, Any]] = []
+    losses: set[tuple[str, ...]] = set()
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        for world_size in arguments.worlds:
+            trials = []
+            for number in range(arguments.trials):
+                trial = {}
+                for deterministic in (False, True) if number % 2 else (True, False):
+                    run = Path(folder) / f"{world_size}-{number}-{deterministic}"
+                    run.mkdir()
+                    trial[deterministic], seen = _run(run, world_size, deterministic, arguments)
+                    if deterministic:
+                        losses.add(seen)
+                trials.append(trial)
+            rows.append(_row(world_size, trials))
+            print(_line(rows[-1]), flush=True)
+    if len(losses) != 1:
+        raise SystemExit(f"the losses differ between runs of deterministic mode: {losses}")
+    print(
+        json.dumps(
+            {
+                "rows": rows,
+                "trials": arguments.trials,
+                "batch": [arguments.global_size, arguments.micro_size],
+                "machine": f"{os.cpu_count()}-core VM, {platform.machine()}, torch threads 1, gloo",
+            }
+        )
+    )
+
+
+def _row(world_size: int, trials: list[dict[bool, float]]) -> dict[str, Any]:
+    return {
+        "world_size": world_size,
+        "without_ms": round(1000 * statistics.median(t[False] for t in trials), 1),
+        "with_ms": round(1000 * statistics.median(t[True] for t in trials), 1),
+        "ratio": round(statistics.median(t[True] / t[False] for t in trials), 3),
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"| {row['world_size']} | {row['without_ms']:.0f} ms | {row['with_ms']:.0f} ms | "
+        f"{100 * (row['ratio'] - 1):+.1f} % |"
+    )
+
+
+def _run(folder: Path, world_size: int, deterministic: bool, arguments: argparse.Namespace) -> tuple[float, Any]:
+    """Seconds of a step, and the losses as printed."""
+    spec = yaml.safe_load((_ROOT / "examples" / "lm-10m.yaml").read_text())
+    spec["batch"] = {"global_size": arguments.global_size, "micro_size": arguments.micro_size}
+    spec["stop"] = {"steps": arguments.steps}
+    spec["elasticity"] = {"min_workers": 1, "max_workers": max(arguments.worlds)}
+    spec["checkpoint"] = {"every_steps": None}
+    spec["validation"] = {"samples": 0}
+    spec["deterministic"] = deterministic
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+    command = [sys.executable, *launcher, "-m", "shoal_workers.run", str(path), "--checkpoint-dir", str(folder / "ck")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"torchrun failed:\n{done.stderr[-3000:]}")
+    found = _STEP.findall(done.stdout)
+    steady = [float(ms) / 1000 for _, _, ms in found[_WARM_UP_STEPS:-1]]  # the last step saves
+    return statistics.median(steady), tuple(loss for _, loss, _ in found)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--worlds", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--global-size", type=int, default=8, help="samples of 256 tokens per step")
+    parser.add_argument("--micro-size", type=int, default=2)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

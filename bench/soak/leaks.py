@@ -1,0 +1,122 @@
+"""What grows, and what is left behind. Processes that live long are looked at when young and when old.
+
+Growth is per process, from its first sample once it is settled to its last one; a restarted process begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.nodes import Nodes
+from recovery.processes import is_alive
+
+_SETTLED_S = 30.0
+MOST_THREADS = 8
+MOST_FDS = 40
+MOST_RSS_MIB = 150.0
+"""More growth than this of one process is a violation. Memory is generous: allocators keep what they once had."""
+_LIST_LEFT = """
+import json, sys, ray
+from ray.experimental import internal_kv
+from ray._private.internal_api import memory_summary
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+journal = internal_kv._internal_kv_list(b"", namespace=b"shoal-journal")
+groups = [key for key, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"]
+objects = [line for line in memory_summary(sys.argv[1], stats_only=True).splitlines() if "Plasma memory usage" in line]
+actors = [one["name"] for one in ray.util.list_named_actors(all_namespaces=True)]
+print(json.dumps({"named actors": actors, "placement groups": groups, "journal entries": [k.decode() for k in journal],
+                  "objects": [line for line in objects if " 0 objects" not in line]}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    threads: int
+    fds: int
+    rss_mib: float
+
+
+@dataclass(slots=True)
+class _Life:
+    role: str
+    first_seen_s: float
+    settled: Size | None = None
+    last: Size | None = None
+
+
+class Watch:
+    """Samples processes; knows the growth of each."""
+
+    def __init__(self) -> None:
+        self._lives: dict[int, _Life] = {}
+
+    def sample(self, role: str, pids: Iterable[int], now_s: float) -> None:
+        for pid in pids:
+            size = size_of(pid)
+            if size is None:
+                continue
+            life = self._lives.setdefault(pid, _Life(role, now_s))
+            if life.settled is None and now_s - life.first_seen_s >= _SETTLED_S:
+                life.settled = size
+            life.last = size
+
+    def report(self) -> tuple[list[str], list[str]]:
+        """Lines of the largest growth of each role, and violations."""
+        lines, violations = [], []
+        for role in sorted({life.role for life in self._lives.values()}):
+            grown = [
+                (life.last.threads - life.settled.threads, life.last.fds - life.settled.fds,
+                 life.last.rss_mib - life.settled.rss_mib)
+                for life in self._lives.values()
+                if life.role == role and life.settled is not None and life.last is not None
+            ]  # fmt: skip
+            if not grown:
+                lines.append(f"{role}: none lived long enough to tell")
+                continue
+            threads, fds, rss_mib = (max(column) for column in zip(*grown, strict=True))
+            text = f"{role}: {len(grown)} long lives, growth at most {threads} threads, {fds} fds, {rss_mib:.0f} MiB"
+            lines.append(text)
+            if threads > MOST_THREADS or fds > MOST_FDS or rss_mib > MOST_RSS_MIB:
+                violations.append(f"leak: {text}")
+        return lines, violations
+
+
+def size_of(pid: int) -> Size | None:
+    """None: it is gone."""
+    if not is_alive(pid):
+        return None
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        fds = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    if "VmRSS" not in fields:
+        return None
+    return Size(int(fields["Threads"]), fds, int(fields["VmRSS"].split()[0]) / 1024)
+
+
+def left_in_ray(nodes: Nodes) -> dict[str, list[str]]:
+    """What Ray itself still has, by kind; empty kinds left out."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LIST_LEFT, nodes.address],
+        env={**os.environ, **nodes.environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        return {"the question to Ray failed": [done.stderr[-500:]]}
+    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return {kind: names for kind, names in found.items() if names}
+
+
+def left_on_disk(state_dir: Path, job_ids: Iterable[str]) -> list[str]:
+    """Unfinished files of checkpoints, and shared memory of the jobs."""
+    names = [str(path) for path in (state_dir / "checkpoints").rglob("*")]
+    unfinished = [name for name in names if name.endswith((".writing", ".tmp")) or "write-probe" in name]
+    in_memory = [str(path) for job_id in job_ids for path in Path("/dev/shm").glob(f"shoal-*/*{job_id}*")]
+    return unfinished + in_memory

@@ -1,0 +1,235 @@
+"""Random faults for minutes on a cluster of four raylets; then everything must add up.
+
+    python bench/soak/main.py [--minutes 10] [--seed 1] [--mean-s 8] [--faults shard,node,...] [--not-deterministic]
+
+Two jobs train through it. At the end: their losses against those of undisturbed runs, the goodput ledger's sum, and
+what has grown or was left behind. Exit status 1 on any violation. `make soak` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a script, from any directory
+
+from recovery.machine import describe
+from recovery.processes import adopt_orphans, end_all, is_alive
+from recovery.shoal_server import ShoalServer
+from shoal_api.client import ApiError, Client, Disconnected
+from shoal_workers.contract.job import JobState
+from soak import jobs, leaks
+from soak.faults import Strikes, fault_names
+from soak.timeline import Timeline
+
+_NUM_NODES = 4
+_CPUS_PER_NODE = 2
+_PATIENCE_S = 120.0
+_CASCADE = 0.25
+"""Chance that the next fault does not wait until training goes on."""
+_LEDGER_TOLERANCE = 1e-3
+
+
+def main() -> None:
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ended soak cleans up, as after Ctrl-C
+    adopt_orphans()
+    timeline = Timeline()
+    machine = describe()
+    timeline.say("machine", f"{machine['cpu']}, {machine['memory']}; seed {arguments.seed}")
+    with tempfile.TemporaryDirectory(prefix="shoal-soak-", ignore_cleanup_errors=True) as folder:
+        options = [f"--num-cpus={_NUM_NODES * _CPUS_PER_NODE}", f"--nodes={_NUM_NODES}"]
+        server = ShoalServer(Path(folder) / "state", options)
+        try:
+            server.start()
+            Soak(arguments, timeline, server, Path(folder) / "state").run()
+        finally:
+            server.nodes.end_added()
+            server.end()
+            end_all()
+    print(f"\n{len(timeline.violations)} violations" + "".join(f"\n  {text}" for text in timeline.violations))
+    sys.exit(1 if timeline.violations else 0)
+
+
+class Soak:
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        timeline: Timeline,
+        server: ShoalServer,
+        state_dir: Path,
+    ) -> None:
+        self._arguments = arguments
+        self._timeline = timeline
+        self._server = server
+        self._state_dir = state_dir
+        self._chance = random.Random(arguments.seed)
+        self._watch = leaks.Watch()
+        self._job_ids: dict[str, str] = {}
+        self._pids: set[int] = set()
+
+    def run(self) -> None:
+        deterministic = not self._arguments.not_deterministic
+        with self._server.client as client:
+            submitted = jobs.submit_disturbed(client, deterministic=deterministic)
+            self._job_ids = {name: job.id for name, job in submitted.items()}
+            self._wait_for_progress(client, dict.fromkeys(self._job_ids.values(), 5))
+            self._timeline.say("begin", "both jobs train")
+            self._strike(client)
+            reached = self._end_jobs(client)
+            self._look_for_what_is_left()
+            self._compare(client, reached, deterministic=deterministic)
+
+    def _strike(self, client: Client) -> None:
+        faults = self._arguments.faults
+        strikes = Strikes(
+            self._server, self._state_dir, list(self._job_ids.values()), self._chance, num_cpus=_CPUS_PER_NODE
+        )
+        end_s = self._timeline.elapsed_s + 60 * self._arguments.minutes
+        while self._timeline.elapsed_s < end_s:
+            time.sleep(self._chance.expovariate(1 / self._arguments.mean_s))
+            self._sample(client)
+            before = self._steps(client)
+            fault = self._chance.choice(faults)
+            self._timeline.say(fault, strikes.do(fault))
+            if self._chance.random() >= _CASCADE:
+                self._wait_for_progress(client, {job_id: step + 2 for job_id, step in before.items()})
+                self._timeline.show_jobs(client, self._job_ids)
+
+    def _wait_for_progress(self, client: Client, goals: dict[str, int]) -> None:
+        """A job that does not get there is a violation, and ends the soak."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while any(self._steps(client)[job_id] < goal for job_id, goal in goals.items()):
+            for name, job_id in self._job_ids.items():
+                status = self._job(client, job_id).status
+                if status.state.ended:
+                    self._timeline.violation(f"{name} ended {status.state}: {status.reason}: {status.message}")
+                    raise SystemExit(1)
+            if time.monotonic() > deadline:
+                self._timeline.show_jobs(client, self._job_ids)
+                self._timeline.violation(f"no progress within {_PATIENCE_S:.0f} s: {self._describe(client)}")
+                raise SystemExit(1)
+            time.sleep(0.2)
+
+    def _end_jobs(self, client: Client) -> dict[str, int]:
+        """Cancel; the steps that each had done by then. What it did right is asked for now, while it is all there."""
+        reached = {}
+        for name, job_id in self._job_ids.items():
+            client.cancel(job_id)
+            job = client.wait(job_id, timeout_s=_PATIENCE_S)
+            if job.status.state is not JobState.CANCELLED:
+                self._timeline.violation(f"{name} ended {job.status.state}, not CANCELLED")
+            reached[name] = job.status.step
+            events = [event.seq for event in client.events(job_id)]
+            if events != list(range(1, len(events) + 1)):
+                self._timeline.violation(f"{name}: an event is missing")
+            for incident in client.incidents(job_id):
+                if not incident.closed:
+                    self._timeline.say("note", f"{name}: incident {incident.id} ({incident.cause}) was never closed")
+            self._check_ledger(name, client, job_id)
+        return reached
+
+    def _check_ledger(self, name: str, client: Client, job_id: str) -> None:
+        job = client.job(job_id)
+        goodput = job.status.goodput
+        if goodput is None:
+            self._timeline.violation(f"{name} has no goodput ledger")
+            return
+        booked = sum(goodput.seconds.values())
+        assert job.ended_at is not None
+        wall = (job.ended_at - job.created_at) * job.spec.elasticity.max_workers
+        shares = ", ".join(
+            f"{cause} {seconds / booked:.1%}" for cause, seconds in goodput.seconds.items() if seconds > booked / 1000
+        )
+        self._timeline.say("goodput", f"{name}: {booked:.1f} worker-seconds: {shares}")
+        for what, expected in (("its own total", goodput.total), ("wall-clock x workers", wall)):
+            if abs(booked - expected) > _LEDGER_TOLERANCE * expected:
+                self._timeline.violation(f"{name}: the ledger's sum {booked:.2f} s is not {what} {expected:.2f} s")
+
+    def _look_for_what_is_left(self) -> None:
+        deadline = time.monotonic() + 30
+        while (alive := [pid for pid in self._pids if is_alive(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        if alive:
+            self._timeline.violation(f"processes are left: {alive}")
+        while (left := leaks.left_in_ray(self._server.nodes)) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        for kind, names in left.items():
+            self._timeline.violation(f"{kind} are left: {', '.join(names)}")
+        for path in leaks.left_on_disk(self._state_dir, self._job_ids.values()):
+            self._timeline.violation(f"a file is left: {path}")
+        lines, violations = self._watch.report()
+        for line in lines:
+            self._timeline.say("growth", line)
+        for text in violations:
+            self._timeline.violation(text)
+
+    def _compare(self, client: Client, reached: dict[str, int], *, deterministic: bool) -> None:
+        references = {
+            name: jobs.submit_reference(client, name, steps, deterministic=deterministic)
+            for name, steps in reached.items()
+        }
+        for name, reference in references.items():
+            job = client.wait(reference.id, timeout_s=60 + 60 * self._arguments.minutes)
+            if job.status.state is not JobState.SUCCEEDED:
+                self._timeline.violation(f"the undisturbed run of {name} ended {job.status.state}")
+                continue
+            parity = client.parity(self._job_ids[name], reference.id, tolerance=jobs.TOLERANCE)
+            self._timeline.say(
+                "parity",
+                f"{name}: {parity.steps_compared} steps, largest relative difference {parity.max_rel_diff} "
+                f"at step {parity.max_rel_diff_step}, bit-identical: {parity.bit_identical}",
+            )
+            if parity.steps_only_in_job or parity.steps_only_in_against:
+                self._timeline.violation(f"{name}: steps are missing in one of the two runs")
+            if not parity.within_tolerance:
+                self._timeline.violation(f"{name}: losses differ by more than {jobs.TOLERANCE:g}")
+            if deterministic and name == "exact" and not parity.bit_identical:
+                self._timeline.violation(f"{name} is deterministic, and its losses are not bit-identical")
+
+    def _sample(self, client: Client) -> None:
+        workers = [one for job_id in self._job_ids.values() for one in client.workers(job_id) if one.pid]
+        self._pids.update(one.pid for one in workers)
+        now_s = self._timeline.elapsed_s
+        self._watch.sample("shards", [one.pid for one in workers], now_s)
+        self._watch.sample("supervisors", self._server.nodes.pids_of("SupervisorActor"), now_s)
+        self._watch.sample("control plane", [self._server.pid], now_s)
+
+    def _steps(self, client: Client) -> dict[str, int]:
+        return {job_id: self._job(client, job_id).status.step for job_id in self._job_ids.values()}
+
+    def _job(self, client: Client, job_id: str):  # type: ignore[no-untyped-def]
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return client.job(job_id)
+            except (Disconnected, ApiError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def _describe(self, client: Client) -> str:
+        return "; ".join(
+            f"{name}: {status.state} {status.reason} {status.message}"
+            for name, job_id in self._job_ids.items()
+            if (status := self._job(client, job_id).status)
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of faults; the reference runs come after")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mean-s", type=float, default=8.0, help="mean seconds between faults")
+    parser.add_argument("--faults", type=lambda text: text.split(","), default=fault_names(), metavar="A,B")
+    parser.add_argument("--not-deterministic", action="store_true", help="do not ask for bit-identical losses")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

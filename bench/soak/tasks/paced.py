@@ -1,0 +1,19 @@
+"""The built-in language model, slowed down: a soak of ten minutes shall not need a reference run of ten minutes.
+
+`data.pace_s` seconds pass at every micro-batch; what is computed does not depend on it.
+"""
+
+import time
+
+from shoal_workers.tasks.lm import LanguageModel
+
+
+class PacedLanguageModel(LanguageModel):
+    def __init__(self, *, model, data, seed):
+        data = dict(data)
+        self._pace_s = data.pop("pace_s", 0.0)
+        super().__init__(model=model, data=data, seed=seed)
+
+    def loss(self, model, batch):
+        time.sleep(self._pace_s)
+        return super().loss(model, batch)

@@ -1,0 +1,63 @@
+"""The tiny task, held at any phase of the engine: the fault matrix strikes while a process stands exactly there.
+
+A hold is {"phase": ..., "n": ..., "rank": ...}, and `data.holds` has any number of them:
+
+    phase    a name of the engine's phases: preparing, forming, building, restoring, forward, optimizer, saving ...
+    n        for phases of a step: of step n (1, 2, ...); preparing: of the n-th process of the job; other phases: for
+             the n-th time in this process
+    rank     the rank that it hits; not for preparing and forming, when there is none yet: the n-th process then
+
+Who is held makes the file NAME.reached, with its pid in it, and waits for NAME.go; NAME is PHASE-N-RANK or PHASE-N.
+Each hold is for one process, once, however often the step is done again.
+
+Unlike a user's task this one looks into the engine: it hangs a hook on this process's `Position`, which calls it at
+each phase entry. The engine has that hook for tests; nothing of it is replaced.
+"""
+
+import gc
+import os
+import time
+
+import torch.distributed as dist
+from tiny import Tiny
+
+from shoal_workers.contract.messages import Phase
+from shoal_workers.engine.position import Position
+
+_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.SAVING, Phase.VALIDATING)
+_AFTER_THE_STEP = (Phase.SNAPSHOT, Phase.SAVING, Phase.VALIDATING)
+
+
+class Struck(Tiny):
+    def __init__(self, *, model, data, seed):
+        super().__init__(model=model, data=data, seed=seed)
+        self.holds = data.get("holds", [])
+        self.times = {}
+
+    def prepare(self, progress):
+        [position] = [found for found in gc.get_objects() if type(found) is Position]
+        position._on_phase = self._at_phase
+        n = 1
+        while not self._claim(f"process-{n}"):
+            n += 1
+        (self.gate / f"process-{n}.pid").write_text(str(os.getpid()))
+        self._hold("preparing", n, None)
+        super().prepare(progress)
+
+    def _at_phase(self, phase, completed_steps):
+        self.times[phase] = self.times.get(phase, 0) + 1
+        step = completed_steps if phase in _AFTER_THE_STEP else completed_steps + 1
+        n = step if phase in _OF_A_STEP else self.times[phase]
+        self._hold(str(phase), n, dist.get_rank() if dist.is_initialized() else None)
+
+    def _hold(self, phase, n, rank):
+        for hold in self.holds:
+            if (hold["phase"], hold["n"]) != (phase, n) or hold.get("rank") not in (rank, None):
+                continue
+            name = "-".join(str(part) for part in (phase, n, hold.get("rank")) if part is not None)
+            if self._claim(f"{name}.claimed"):
+                unfinished = self.gate / f"{name}.pid"
+                unfinished.write_text(str(os.getpid()))
+                unfinished.rename(self.gate / f"{name}.reached")
+                while not (self.gate / f"{name}.go").exists():
+                    time.sleep(0.01)
