@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt import hangs, judging, leaving
+from shoal_service.core.attempt import hangs, judging, leaving, stragglers
 from shoal_service.core.attempt.state import Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import EndReason, IncidentCause
@@ -12,6 +12,7 @@ def look(turn: Turn) -> None:
     _stage(turn)
     if turn.state.stage is not Stage.ENDED:
         _the_unreachable(turn)
+        stragglers.keep_the_irreplaceable(turn)
 
 
 def forgive_absence(turn: Turn) -> None:

@@ -74,6 +74,7 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
             restore_from=restore_from,
             restore_memory=memory,
             buddy=buddy,
+            skip_steps=state.skip_steps,
         )
         turn.do(Run(process.index, assignment))
     source = "memory" if memory else "checkpoint" if state.newest else "initial"
@@ -101,6 +102,7 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
         asked={},
         told={},
         beats={},
+        slow={},
         parts={name: parts for name, parts in state.parts.items() if name in state.committing},
     )
     turn.enter(Stage.FORMING)
@@ -163,9 +165,7 @@ def _reason_to_drain(turn: Turn) -> str | None:
         return None
     if state.draining_since is None:
         turn.set(draining_since=turn.now)
-    leave = nodes.leave_of(state, going[0])
-    assert leave is not None
-    reason = f"drain {leave.node_id}: {leave.reason}"
+    reason = nodes.why(state, going[0])
     if any(nodes.is_due(state, p, turn.now) for p in going):
         return reason
     if len(following) < max(1, state.min_workers):

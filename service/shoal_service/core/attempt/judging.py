@@ -11,6 +11,7 @@ from shoal_service.views import UserFailure
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, ShardExit
+from shoal_workers.contract.spec import NonFinitePolicy
 
 PLANNED = (ExitKind.FINISHED, ExitKind.YIELDED)
 _FRUITLESS_LIMIT = 6
@@ -27,9 +28,7 @@ def judge_when_all_left(turn: Turn) -> None:
         failure = _grouped(by_kind[ExitKind.USER_ERROR])
         turn.end(EndReason.USER_ERROR, f"{failure.type}: {failure.message}", failure)
     elif by_kind[ExitKind.NON_FINITE]:
-        worst = by_kind[ExitKind.NON_FINITE][0]
-        detail = worst.error.message if worst.error else "loss or gradient norm is not finite"
-        turn.end(EndReason.NON_FINITE, f"step {worst.step + 1}: {detail}")
+        _not_finite(turn, by_kind[ExitKind.NON_FINITE][0])
     elif by_kind[ExitKind.DAMAGED_CHECKPOINT] and state.restored is not None:
         _fall_back(turn, state.restored, by_kind[ExitKind.DAMAGED_CHECKPOINT][0])
     elif len(exits) == len(state.members) and len({(e.kind, e.step) for e in exits}) == 1 and exits[0].kind in PLANNED:
@@ -79,6 +78,30 @@ def takes_its_part_along(state: Attempt, index: int) -> bool:
         return False
     name = str(CheckpointName(shard_exit.step, state.attempt, state.generation))
     return shard_exit.rank not in state.parts.get(name, {}) and not _is_durable(state, shard_exit.step)
+
+
+def _not_finite(turn: Turn, shard_exit: ShardExit) -> None:
+    """Roll back if that is wanted, and skip the step on the way; stop otherwise, or when it has not helped."""
+    state, health = turn.state, turn.state.spec.health
+    bad = shard_exit.step + 1
+    detail = shard_exit.error.message if shard_exit.error else "loss or gradient norm is not finite"
+    message = f"step {bad}: {detail}"
+    if health.non_finite is not NonFinitePolicy.ROLL_BACK:
+        turn.end(EndReason.NON_FINITE, message)
+    elif state.rollbacks >= health.max_non_finite:
+        turn.end(
+            EndReason.NON_FINITE,
+            f"{message}; rolled back {state.rollbacks} times already (health.max_non_finite {health.max_non_finite})",
+        )
+    else:
+        blame(turn, IncidentCause.NON_FINITE, f"rank {shard_exit.rank}", message, None)
+        turn.set(
+            rollbacks=state.rollbacks + 1,
+            skip_steps=(*(s for s in state.skip_steps if s != bad), bad),
+            oldest_snapshot=state.generation + 1,
+        )
+        turn.emit("step.rolled_back", step=bad, to=source.durable_step(state), message=detail)
+        _re_form(turn)
 
 
 def _left_as_planned(turn: Turn, exits: list[ShardExit]) -> None:

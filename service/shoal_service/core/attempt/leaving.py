@@ -5,7 +5,7 @@ Once nobody is in `run` any more, `judging` says what follows.
 
 from __future__ import annotations
 
-from shoal_service.core.attempt import holdings, judging, processes
+from shoal_service.core.attempt import holdings, judging, nodes, processes, suspicion
 from shoal_service.core.attempt.blame import blame
 from shoal_service.core.attempt.commands import Interrupt, KillProcess
 from shoal_service.core.attempt.state import Process, Stage
@@ -20,6 +20,9 @@ _SUSPICIONS = {
     ExitKind.DAMAGED_CHECKPOINT: IncidentCause.DAMAGED_CHECKPOINT,
 }
 
+_TAKEN = (IncidentCause.SHARD_DIED, IncidentCause.NODE_DIED, IncidentCause.UNREACHABLE)
+"""How it looks when a process is taken away that was about to leave."""
+
 
 def process_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
     """A process is gone. A member that had not left `run` yet takes the whole group down with it; one that had may take
@@ -27,7 +30,10 @@ def process_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mes
     if turn.state.process(index) is None:
         return
     process = turn.drop_process(index)
+    if cause in _TAKEN and nodes.leave_of(turn.state, process) is not None:
+        cause = IncidentCause.PREEMPTED
     turn.emit("worker.lost", shard_id=process.shard_id, rank=turn.state.rank_of(index), cause=cause, message=message)
+    suspicion.process_was_lost(turn, process, cause)
     if not process.warm:
         processes.start_died(turn, process, message)
     elif process.in_run and turn.state.group_active:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shoal_service.core.attempt import blame, judging, processes
+from shoal_service.core.attempt import blame, judging, processes, sickness, stragglers
 from shoal_service.core.attempt.commands import Commit
 from shoal_service.core.attempt.hangs import MEDIAN_OF
 from shoal_service.core.attempt.state import Stage
@@ -40,10 +40,12 @@ def arrived(turn: Turn, index: int, item: ShardNews) -> None:
             _part_saved(turn, item)
         case SaveFailed():
             _save_failed(turn, item)
-        case ValidationReport() | SnapshotCost() | StepSkipped():
-            pass  # shown, not decided upon
+        case StepSkipped():
+            sickness.step_skipped(turn, item)
         case SuspectNamed():
-            pass
+            sickness.suspect_named(turn, item)
+        case ValidationReport() | SnapshotCost():
+            pass  # shown, not decided upon
         case _:
             assert_never(item)
 
@@ -51,6 +53,8 @@ def arrived(turn: Turn, index: int, item: ShardNews) -> None:
 def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     _answered(turn, name)
     remember_newest(turn, name)
+    if turn.state.skip_steps and step >= max(turn.state.skip_steps):
+        turn.set(rollbacks=0)
     turn.emit("checkpoint.committed", name=name, step=step, generation=generation)
     judging.after_commit(turn)
 
@@ -124,6 +128,7 @@ def _step_done(turn: Turn, item: StepReport) -> None:
         progressed_at=turn.now,
         step_times=(*state.step_times, item.step_s)[-MEDIAN_OF:],
     )
+    stragglers.step_done(turn, item)
     if state.hang is not None and item.step > state.hang.step:
         turn.set(hang=None)
     incident = state.incident

@@ -26,8 +26,15 @@ def is_due(state: Attempt, process: Process, now: float) -> bool:
 
 
 def members_to_go(state: Attempt) -> list[Process]:
-    """Members that must not stay in the group."""
-    return [p for p in state.processes if p.index in state.members and leave_of(state, p) is not None]
+    """Members that must not stay in the group, or only for want of a better one."""
+    members = [p for p in state.processes if p.index in state.members]
+    return [p for p in members if p.slow_until is not None or leave_of(state, p) is not None]
+
+
+def why(state: Attempt, process: Process) -> str:
+    """For people: why the group switches away from it."""
+    leave = leave_of(state, process)
+    return f"drain {leave.node_id}: {leave.reason}" if leave is not None else f"replace straggler {process.shard_id}"
 
 
 def margin_s(state: Attempt) -> float:

@@ -102,14 +102,18 @@ def _drop_leavers(turn: Turn) -> None:
     state = turn.state
     for process in _spare(state):
         leave = nodes.leave_of(state, process)
-        if leave is not None and (state.stage is not Stage.WAITING or nodes.is_due(state, process, turn.now)):
-            turn.emit("worker.released", shard_id=process.shard_id, reason=leave.reason)
-            turn.kill(process.index, leave.reason)
+        if leave is None and process.slow_until is None:
+            continue
+        if state.stage is not Stage.WAITING or nodes.is_due(state, process, turn.now):
+            reason = leave.reason if leave is not None else "it computed too slowly for the others"
+            turn.emit("worker.released", shard_id=process.shard_id, reason=reason)
+            turn.kill(process.index, reason)
 
 
 def _start_missing(turn: Turn) -> None:
     state = turn.state
-    avoided = tuple(sorted(node.node_id for node in state.avoided))
+    slow = {p.info.node_id for p in state.processes if p.info is not None and p.slow_until is not None}
+    avoided = tuple(sorted({node.node_id for node in state.avoided} | slow))
     for _ in range(state.target_processes - len(_staying(state))):
         index = turn.state.next_index
         process = Process(index=index, shard_id=shard_name(state.job_id, state.attempt, index), started_at=turn.now)
@@ -129,7 +133,8 @@ def _drop_surplus(turn: Turn) -> None:
 
 
 def _staying(state: Attempt) -> list[Process]:
-    return [p for p in state.processes if nodes.leave_of(state, p) is None]
+    """Those that count: others are to be replaced."""
+    return [p for p in state.processes if p.slow_until is None and nodes.leave_of(state, p) is None]
 
 
 def _spare(state: Attempt) -> list[Process]:

@@ -13,17 +13,19 @@ from shoal_service.core.attempt.state import Attempt, Process
 
 
 def next_members(state: Attempt, now: float) -> tuple[Process, ...]:
-    """Usable processes up to the grant, in rank order. Those that are to leave their node or are about to go are left
-    out, unless elasticity.min_workers cannot be had without them; once their time has come they are out anyway."""
-    usable = {p.index: p for p in state.usable}
-    staying = {i: p for i, p in usable.items() if nodes.leave_of(state, p) is None}
-    missing = min(state.min_workers, state.granted) - len(staying)
+    """Usable processes up to the grant, in rank order. Stragglers only where nobody else fills the group. Those that
+    are to leave their node or are about to go only where elasticity.min_workers cannot be had without them; and not at
+    all once their time has come."""
     order = {index: rank for rank, index in enumerate(state.members)}
+    usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
+    staying = [p for p in usable if nodes.leave_of(state, p) is None]
+    chosen = [p for p in staying if p.slow_until is None]
+    if len(chosen) < state.granted:
+        chosen += [p for p in staying if p.slow_until is not None][: state.granted - len(chosen)]
+    missing = min(state.min_workers, state.granted) - len(chosen)
     if missing > 0:
-        leaving = [p for i, p in usable.items() if i not in staying and not nodes.is_due(state, p, now)]
-        leaving.sort(key=lambda p: (order.get(p.index, len(order)), p.index))
-        staying |= {p.index: p for p in leaving[:missing]}
-    return _in_order(state, staying)
+        chosen += [p for p in usable if p not in staying and not nodes.is_due(state, p, now)][:missing]
+    return _in_order(state, {p.index: p for p in chosen})
 
 
 def _in_order(state: Attempt, available: dict[int, Process]) -> tuple[Process, ...]:

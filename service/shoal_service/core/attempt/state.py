@@ -10,11 +10,17 @@ from enum import StrEnum
 from pydantic import Field
 
 from shoal_service.core.attempt.incident import Incident
+from shoal_service.core.attempt.process import AvoidedNode as AvoidedNode
+from shoal_service.core.attempt.process import Hang as Hang
+from shoal_service.core.attempt.process import LastBeat as LastBeat
+from shoal_service.core.attempt.process import NodeLoss as NodeLoss
+from shoal_service.core.attempt.process import Process as Process
+from shoal_service.core.attempt.timeouts import Timeouts as Timeouts
 from shoal_service.core.goodput import Ledger
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.memory import Holding, MemorySource
-from shoal_workers.contract.messages import Phase, SavedPart, ShardExit, ShardInfo
+from shoal_workers.contract.messages import SavedPart, ShardExit
 from shoal_workers.contract.spec import JobSpec
 
 
@@ -62,91 +68,6 @@ class Wanted(StrEnum):
     RUN = "run"
     PAUSE = "pause"
     CANCEL = "cancel"
-
-
-class AvoidedNode(Frozen):
-    """A node that must not be used any longer."""
-
-    node_id: str
-    reason: str
-    """For people and for the incident: "drain requested", "on probation: ..."."""
-    deadline: float | None = None
-    """Wall-clock time at which it goes away; None: there is time."""
-
-
-class Hang(Frozen):
-    """The last hang that was seen."""
-
-    step: int
-    """Completed steps at the time."""
-    index: int
-    """The process that it points at."""
-    is_repeated: bool = False
-    """The group has hung at this step before."""
-
-
-class Process(Frozen):
-    """One shard process. `index` counts the processes that the attempt ever started."""
-
-    index: int
-    shard_id: str
-    started_at: float
-    info: ShardInfo | None = None
-    """None while it starts; set once it is warm."""
-    warm_at: float | None = None
-    in_run: bool = False
-    """A `run` call is in flight."""
-    unreachable_since: float | None = None
-    """Calls to it fail, and nothing was heard of it since."""
-    leave: AvoidedNode | None = None
-    """The process (not its whole node) is about to be taken away."""
-
-    @property
-    def warm(self) -> bool:
-        return self.info is not None
-
-
-class LastBeat(Frozen):
-    """The newest change of a member's beat in this generation."""
-
-    beat: int
-    step: int
-    phase: Phase
-    at: float
-    """By the process's own clock."""
-    seen_at: float
-    """When it was heard of."""
-
-
-class Timeouts(Frozen):
-    """Seconds. Each waiting stage gives up after one of these, so nothing waits without a deadline."""
-
-    quiesce_s: float = 3.0
-    """A survivor that has heard that it shall leave `run`, and has not by then, is killed and replaced. So long are
-    others waited for, too, that were asked what lies in their memory."""
-    unresponsive_s: float = 0.5
-    """A survivor that has not even heard it by then is killed and replaced: stopped, or cut off."""
-    unreachable_s: float = 3.0
-    """A process that does not answer for so long is given up, although nothing else speaks against it."""
-    absence_s: float = 1.0
-    """Without any event, not even a tick, for so long, the supervisor itself was away: the silence of others meanwhile
-    says nothing about them."""
-    user_error_grace_s: float = 1.0
-    """After the first rank's user error the others may raise it too, to be grouped, before they are interrupted."""
-    form_s: float = 120.0
-    """From `run` to the first news of rank 0; building and restoring included."""
-    start_s: float = 600.0
-    """Without any warm process for so long, the attempt gives up."""
-    gather_s: float = 15.0
-    """The first group waits so long, since the last process became warm, for those that are still starting."""
-    settle_s: float = 3.0
-    """A group that could form smaller, or grow, waits so long for processes that are still starting."""
-    commit_s: float = 120.0
-    """For a commit marker, and for the storage to say what it holds."""
-    switch_s: float = 900.0
-    """From the request to stop until the step boundary; a step, a validation and a save must fit."""
-    leave_margin_s: float = 5.0
-    """So long before a node goes away, and two steps, the group switches away from it, ready or not."""
 
 
 class Attempt(Frozen):
@@ -228,6 +149,20 @@ class Attempt(Frozen):
     avoided: tuple[AvoidedNode, ...] = ()
     draining_since: float | None = None
     """In RUNNING: since when a member has to go."""
+    losses: tuple[NodeLoss, ...] = ()
+    """Recent ones."""
+    suspected: dict[str, float] = Field(default_factory=dict)
+    """By node: when it was last put on probation."""
+    slow: dict[int, int] = Field(default_factory=dict)
+    """By process index: for how many steps in a row it has been slower than the others."""
+    no_straggler_before: int = 0
+    """Step."""
+    skip_steps: tuple[int, ...] = ()
+    """Steps that are left out, since a rollback was made because of them."""
+    rollbacks: int = 0
+    """In a row, because of steps that were not finite: since a newer checkpoint than the last of them."""
+    num_skipped: int = 0
+    """Steps that the engine skipped because they were not finite."""
     formed_once: bool = False
     incident: Incident | None = None
     num_incidents: int = 0
@@ -287,5 +222,13 @@ class Attempt(Frozen):
 def essential(state: Attempt) -> Attempt:
     """What must be in the journal: without the pulse of a healthy group, which changes with every step and every poll,
     and which a restarted supervisor takes anew. The executor writes the journal when this differs."""
-    pulse = {"step": 0, "fruitless": 0, "turned_at": 0.0, "progressed_at": 0.0, "step_times": (), "beats": {}}
+    pulse = {
+        "step": 0,
+        "fruitless": 0,
+        "turned_at": 0.0,
+        "progressed_at": 0.0,
+        "step_times": (),
+        "beats": {},
+        "slow": {},
+    }
     return state.model_copy(update={**pulse, "ledger": Ledger()})

@@ -34,6 +34,7 @@ from shoal_service.core.attempt.commands import (
     SuspectNode,
 )
 from shoal_service.core.attempt.events import (
+    Beat,
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
@@ -59,6 +60,7 @@ from shoal_workers.contract.messages import (
     ExitKind,
     Formed,
     Phase,
+    Progress,
     SavedPart,
     SaveFailed,
     ShardExit,
@@ -353,6 +355,26 @@ class World:
 
     def held_on(self, node_id: str) -> tuple[Holding, ...]:
         return tuple(holding for _, holding in self.memory.get(node_id, []))
+
+    def beat(self, index: int, *, beat: int, step: int | None = None, phase: Phase = Phase.BACKWARD) -> None:
+        """It answers a poll."""
+        process = self.processes[index]
+        if process.run is not None:
+            progress = Progress(
+                generation=process.run.generation, phase=phase, step=process.step if step is None else step,
+                at=self.now, beat=beat,
+            )  # fmt: skip
+            self.feed(Beat(index, progress))
+
+    def report(self, *compute_s: float) -> None:
+        """A step in which the ranks computed for so long."""
+        group = self.group()
+        for process in group:
+            process.step += 1
+        self.snapshot()
+        report = _step_report(group[0].run, group[0].step, self.now)
+        self.tell(group[0], report.model_copy(update={"compute_s": compute_s}))
+        self.deliver_all()
 
     def snapshot(self) -> None:
         """Every member keeps its part of this step, and its buddy a copy; of each the last two."""

@@ -1,0 +1,69 @@
+"""What is known of one process and of its node. Values only, parts of `state.Attempt`."""
+
+from __future__ import annotations
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.messages import Phase, ShardInfo
+
+
+class AvoidedNode(Frozen):
+    """A node that must not be used any longer."""
+
+    node_id: str
+    reason: str
+    """For people and for the incident: "drain requested", "on probation: ..."."""
+    deadline: float | None = None
+    """Wall-clock time at which it goes away; None: there is time."""
+
+
+class NodeLoss(Frozen):
+    """A process was lost on this node."""
+
+    node_id: str
+    at: float
+
+
+class Hang(Frozen):
+    """The last hang that was seen."""
+
+    step: int
+    """Completed steps at the time."""
+    index: int
+    """The process that it points at."""
+    is_repeated: bool = False
+    """The group has hung at this step before."""
+
+
+class Process(Frozen):
+    """One shard process. `index` counts the processes that the attempt ever started."""
+
+    index: int
+    shard_id: str
+    started_at: float
+    info: ShardInfo | None = None
+    """None while it starts; set once it is warm."""
+    warm_at: float | None = None
+    in_run: bool = False
+    """A `run` call is in flight."""
+    unreachable_since: float | None = None
+    """Calls to it fail, and nothing was heard of it since."""
+    leave: AvoidedNode | None = None
+    """The process (not its whole node) is about to be taken away."""
+    slow_until: float | None = None
+    """It computes too slowly for the others; so long a replacement is waited for."""
+
+    @property
+    def warm(self) -> bool:
+        return self.info is not None
+
+
+class LastBeat(Frozen):
+    """The newest change of a member's beat in this generation."""
+
+    beat: int
+    step: int
+    phase: Phase
+    at: float
+    """By the process's own clock."""
+    seen_at: float
+    """When it was heard of."""

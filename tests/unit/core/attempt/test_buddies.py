@@ -1,0 +1,69 @@
+"""Copies lie on another node, and everybody keeps about as many."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_service.core.attempt.buddies import buddies
+from shoal_workers.contract.messages import ShardInfo
+
+
+def members(*nodes: str, ports: tuple[int, ...] = ()) -> list[ShardInfo]:
+    return [
+        ShardInfo(
+            shard_id=f"s{rank}", node_id=node, node_ip=f"ip-{node}", pid=1, store_port=1, device="cpu",
+            memory_port=ports[rank] if ports else 100 + rank,
+        )
+        for rank, node in enumerate(nodes)
+    ]  # fmt: skip
+
+
+def ranks_of(*nodes: str) -> list[int | None]:
+    return [None if buddy is None else buddy.port - 100 for buddy in buddies(members(*nodes))]
+
+
+def test_a_single_node_has_no_buddies() -> None:
+    assert ranks_of("a", "a", "a") == [None, None, None]
+
+
+def test_two_nodes_keep_each_others_copies() -> None:
+    assert ranks_of("a", "a", "b", "b") == [2, 3, 0, 1]
+
+
+def test_nodes_form_a_ring() -> None:
+    assert ranks_of("a", "b", "c") == [1, 2, 0]
+
+
+def test_a_lonely_member_beside_a_full_node_keeps_all_of_its_copies() -> None:
+    assert ranks_of("a", "a", "a", "b") == [3, 3, 3, 0]
+
+
+def test_a_full_node_spreads_its_copies_over_the_others() -> None:
+    chosen = ranks_of("a", "a", "a", "b", "c")
+    assert max(Counter(chosen).values()) == 2
+
+
+def test_a_buddy_is_told_by_its_endpoint() -> None:
+    [first, _] = buddies(members("a", "b"))
+    assert first is not None and (first.node_id, first.host, first.port) == ("b", "ip-b", 101)
+
+
+def test_a_process_that_keeps_nothing_is_nobodys_buddy() -> None:
+    assert [b and b.port for b in buddies(members("a", "b", "b", ports=(7, 0, 9)))] == [9, 7, 7]
+    assert buddies(members("a", "b", ports=(0, 0))) == (None, None)
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12))
+def test_never_on_the_same_node_and_never_more_than_needed(nodes: list[str]) -> None:
+    chosen = buddies(members(*nodes))
+    if len(set(nodes)) == 1:
+        assert set(chosen) == {None}
+        return
+    assert all(buddy is not None and buddy.node_id != node for buddy, node in zip(chosen, nodes, strict=True))
+    crowd = Counter(nodes)
+    copies = Counter(buddy.port for buddy in chosen if buddy is not None)
+    fair = max(-(-num // (len(nodes) - num)) for num in crowd.values())  # a node's copies over all who are elsewhere
+    assert max(copies.values()) <= fair + 1

@@ -1,0 +1,148 @@
+"""Who does not answer, does not hear or does not leave is replaced, each after its own time; nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.commands import KillProcess, SuspectNode
+from shoal_service.core.attempt.events import InterruptHeard, ProcessUnreachable
+from shoal_service.core.attempt.state import Stage
+from shoal_workers.contract.job import IncidentCause
+
+NewWorld = Callable[..., Any]
+
+
+def killed(world: Any) -> list[int]:
+    return [c.index for c in world.commands if isinstance(c, KillProcess)]
+
+
+def broken(new_world: NewWorld, **settings: Any) -> Any:
+    """Four members, of which the last has died; nothing was delivered since."""
+    world = new_world(workers=4, memory=True, **settings).open(then=6)
+    world.die(3)
+    world.deliver("lost-3")
+    assert world.state.stage is Stage.QUIESCING
+    return world
+
+
+def test_who_does_not_hear_that_it_shall_leave_is_replaced_at_once(new_world: NewWorld) -> None:
+    world = broken(new_world)
+    world.stop(1)
+    world.deliver_all()
+    world.obey_interrupts()
+    world.deliver_all()
+    world.pass_time(0.25)
+    assert killed(world) == []
+    world.pass_time(0.25)
+    assert killed(world) == [1]
+    assert world.events("worker.lost")[-1]["cause"] is IncidentCause.STUCK
+    assert world.state.stage is Stage.FORMING and world.state.memory.step == 6, "both parts lie with their buddies"
+
+
+def test_who_has_heard_it_has_more_time(new_world: NewWorld) -> None:
+    world = broken(new_world)
+    world.processes[1].is_stuck = True
+    world.recover()
+    world.pass_time(4.75)
+    assert killed(world) == []
+    world.pass_time(0.25)
+    assert killed(world) == [1] and world.state.stage is Stage.FORMING
+
+
+def test_an_old_acknowledgement_does_not_count(new_world: NewWorld) -> None:
+    world = broken(new_world)
+    world.feed(InterruptHeard(1, 0))
+    assert world.state.heard == ()
+
+
+def test_unreachable_and_a_broken_group_are_enough_together(new_world: NewWorld) -> None:
+    """The network of a host is cut: its survivors' collectives break, and calls to it fail."""
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.stop(2, unreachable=True)
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING, "by itself it says little"
+    world.break_collectives()
+    world.deliver("exit-0")
+    assert killed(world) == [2] and world.state.incident.cause is IncidentCause.UNREACHABLE
+    world.deliver_all()
+    assert world.state.stage is Stage.FORMING
+    assert [c.node_id for c in world.commands if isinstance(c, SuspectNode)] == ["n2"]
+
+
+def test_unreachable_after_the_group_broke_is_enough_as_well(new_world: NewWorld) -> None:
+    world = broken(new_world)
+    world.feed(ProcessUnreachable(1, "timed out"))
+    assert killed(world) == [1]
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_unreachable_for_long_is_enough_by_itself(new_world: NewWorld, running: bool) -> None:
+    world = new_world(workers=2, standby=1, memory=True).open(then=6)
+    index = 1 if running else 2
+    world.stop(index, unreachable=True)
+    world.deliver_all()
+    world.pass_time(2.75)
+    assert killed(world) == []
+    world.pass_time(0.25)
+    assert killed(world) == [index]
+    assert world.events("worker.lost")[0]["cause"] is IncidentCause.UNREACHABLE
+    assert (world.state.incident is not None) == running
+
+
+def test_one_that_answers_again_is_forgiven(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=6)
+    world.feed(ProcessUnreachable(1, "timed out"))
+    world.pass_time(2.0)
+    world.beat(1, beat=3)
+    world.pass_time(10.0)
+    assert world.state.stage is Stage.RUNNING and killed(world) == []
+
+
+def test_a_spare_that_does_not_answer_takes_nobodys_place(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1, memory=True).open(then=6)
+    world.feed(ProcessUnreachable(2, "timed out"))
+    world.die(1)
+    world.recover()
+    assert world.state.members == (0,)
+
+
+def test_the_silence_while_the_supervisor_was_away_kills_nobody(new_world: NewWorld) -> None:
+    world = broken(new_world)
+    world.now += 60.0
+    world.pass_time(0.25)
+    assert killed(world) == []
+    world.deliver_all()
+    world.pass_time(3.0)
+    assert killed(world) == [], "they have heard it"
+
+
+def test_a_busy_queue_puts_no_deadline_off(new_world: NewWorld) -> None:
+    """No tick comes while other events do."""
+    world = broken(new_world)
+    for _ in range(4):
+        world.now += 0.2
+        world.beat(0, beat=1)
+    assert sorted(killed(world)) == [0, 1, 2]
+
+
+def test_the_time_to_detect_is_bounded_by_the_last_sign_of_life(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.beat(2, beat=7)
+    world.now += 0.75
+    world.die(2)
+    world.recover()
+    world.run(1)
+    assert world.incidents()[0].detect_s == pytest.approx(0.75)
+
+
+def test_a_broken_collective_is_a_later_sign_than_a_beat(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.beat(2, beat=7)
+    world.now += 0.5
+    world.break_collectives()
+    world.now += 0.25
+    world.deliver("exit-0")
+    assert world.incidents()[0].detect_s == pytest.approx(0.25)

@@ -1,0 +1,160 @@
+"""Nobody gets anywhere: the group hangs, and whoever cannot be woken is the culprit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.commands import Interrupt, KillProcess
+from shoal_service.core.attempt.events import GrantChanged
+from shoal_service.core.attempt.state import Stage, essential
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import Phase
+
+NewWorld = Callable[..., Any]
+HEALTH = {"hang_factor": 4.0, "hang_floor_s": 3.0}
+
+
+def running(new_world: NewWorld, **settings: Any) -> Any:
+    """After six steps of half a second; every rank has given a beat."""
+    world = new_world(workers=3, memory=True, **{"health": HEALTH, **settings}).open(then=6)
+    for index in (0, 1, 2):
+        world.beat(index, beat=10)
+    return world
+
+
+def hang_again(world: Any) -> None:
+    for process in world.group():
+        world.beat(process.index, beat=20)
+    world.pass_time(3.25)
+    world.recover()
+
+
+def test_a_stopped_member_is_replaced_soon_after_the_threshold(new_world: NewWorld) -> None:
+    world = running(new_world, standby=1)
+    world.stop(1)
+    world.pass_time(3.0)
+    assert world.state.stage is Stage.RUNNING
+    world.pass_time(0.25)
+    assert world.state.stage is Stage.QUIESCING and world.count(Interrupt) == 3
+    assert world.state.incident.cause is IncidentCause.HUNG and world.state.incident.witness == "progress stamps"
+    world.deliver_all()
+    world.obey_interrupts()
+    world.deliver_all()
+    world.pass_time(0.5)
+    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [1]
+    assert world.state.stage is Stage.FORMING and world.state.members == (0, 3, 2)
+    world.form()
+    world.deliver_all()
+    world.run(1)
+    [incident] = world.incidents()
+    assert (incident.cause, incident.ranks, incident.steps_lost) == (IncidentCause.HUNG, (1,), 0)
+    assert incident.node_id == "n1" and incident.detect_s == pytest.approx(3.25)
+    assert incident.action == "restart process, replace from standby"
+
+
+def test_the_threshold_follows_the_groups_own_pace(new_world: NewWorld) -> None:
+    world = running(new_world, health={"hang_factor": 10.0, "hang_floor_s": 1.0})
+    world.pass_time(5.0)
+    assert world.state.stage is Stage.RUNNING, "ten times half a second"
+    world.pass_time(0.25)
+    assert "health.hang_factor 10 x 0.5 s" in world.state.incident.message
+
+
+def test_one_member_that_gets_anywhere_is_enough(new_world: NewWorld) -> None:
+    world = running(new_world)
+    for beat in range(20):
+        world.pass_time(1.0)
+        world.beat(2, beat=11 + beat)
+    assert world.state.stage is Stage.RUNNING
+
+
+def test_a_beat_that_does_not_change_is_no_progress(new_world: NewWorld) -> None:
+    world = running(new_world)
+    for _ in range(4):
+        world.pass_time(1.0)
+        world.beat(2, beat=10)
+    assert world.state.incident is not None
+
+
+def test_a_beat_of_an_older_generation_is_no_progress(new_world: NewWorld) -> None:
+    world = running(new_world)
+    world.die(2)
+    world.recover()
+    world.run(1)
+    before = world.state
+    run = world.processes[0].run
+    world.processes[0].run = run.model_copy(update={"generation": 1})
+    world.beat(0, beat=99)
+    assert essential(world.state) == essential(before) and world.state.beats == {}
+
+
+def test_where_everybody_leaves_somebody_is_named_and_nobody_killed(new_world: NewWorld) -> None:
+    world = running(new_world)
+    world.pass_time(1.0)
+    for index in (0, 2):
+        world.beat(index, beat=11)
+    world.pass_time(3.25)
+    assert "rank 1 stood still first, in backward after step 6" in world.state.incident.message
+    world.recover()
+    assert world.state.stage is Stage.RUNNING and world.world_size == 3 and world.count(KillProcess) == 0
+    world.run(1)
+    assert world.state.hang is None and world.incidents()[0].closed
+
+
+def test_who_is_named_at_the_same_step_again_is_replaced(new_world: NewWorld) -> None:
+    world = running(new_world, standby=1)
+    world.pass_time(3.25)
+    world.recover()
+    assert world.state.members == (0, 1, 2)
+    hang_again(world)
+    assert world.state.members == (3, 1, 2) and world.state.memory.step == 6
+    assert world.count(KillProcess) == 0, "it serves its part until the next group has made a step"
+    world.run(1)
+    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [0]
+    [incident] = world.incidents()
+    assert incident.ranks == (0,) and incident.steps_lost == 0
+
+
+def test_before_any_beat_was_heard_silence_means_nothing(new_world: NewWorld) -> None:
+    world = new_world(workers=2, health=HEALTH).open(then=6)
+    world.pass_time(100.0)
+    assert world.state.stage is Stage.RUNNING
+
+
+def test_a_save_that_takes_long_is_no_hang(new_world: NewWorld) -> None:
+    world = running(new_world)
+    world.feed(GrantChanged(2))
+    world.beat(0, beat=11, phase=Phase.SAVING)
+    world.pass_time(30.0)
+    assert world.state.stage is Stage.SWITCHING
+    world.pass_time(10.25)
+    assert world.state.stage is Stage.QUIESCING, "but not longer than the switch may take"
+
+
+def test_a_hang_on_the_way_to_a_boundary_is_seen(new_world: NewWorld) -> None:
+    world = running(new_world)
+    world.feed(GrantChanged(2))
+    assert world.state.stage is Stage.SWITCHING
+    world.pass_time(3.25)
+    assert world.state.incident.cause is IncidentCause.HUNG
+
+
+def test_the_silence_while_the_supervisor_was_away_says_nothing(new_world: NewWorld) -> None:
+    world = running(new_world)
+    world.now += 3600.0
+    world.pass_time(3.0)
+    assert world.state.stage is Stage.RUNNING
+    world.pass_time(0.5)
+    assert world.state.stage is Stage.QUIESCING
+
+
+def test_beats_and_steps_are_not_worth_a_journal_entry(new_world: NewWorld) -> None:
+    world = running(new_world)
+    before = world.state
+    world.beat(0, beat=11)
+    world.pass_time(0.25)
+    world.report(0.1, 0.1, 0.9)
+    assert world.state != before and essential(world.state) == essential(before)

@@ -1,0 +1,158 @@
+"""Nodes that are drained and processes that are about to be taken away: left at a step boundary, with nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.commands import KillProcess, RequestYield, StartProcess, SuspectNode
+from shoal_service.core.attempt.events import NewsArrived, NodesAvoided
+from shoal_service.core.attempt.state import AvoidedNode, Stage
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import LeaveNotice
+
+NewWorld = Callable[..., Any]
+
+
+def drain(world: Any, *node_ids: str, in_s: float | None = None) -> None:
+    deadline = None if in_s is None else world.now + in_s
+    world.feed(NodesAvoided(tuple(AvoidedNode(node_id=n, reason="requested", deadline=deadline) for n in node_ids)))
+
+
+def notify(world: Any, index: int, grace_s: float) -> None:
+    generation = world.state.generation
+    world.feed(NewsArrived(index, LeaveNotice(generation=generation, at=world.now, grace_s=grace_s, reason="SIGTERM")))
+
+
+def switch(world: Any) -> None:
+    world.train(1)
+    world.deliver_all()
+    world.answer_storage()
+    world.deliver_all()
+    world.form()
+    world.deliver_all()
+    world.run(1)
+
+
+def test_a_drained_node_is_left_once_a_replacement_is_warm(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    drain(world, "n1")
+    assert world.state.stage is Stage.RUNNING
+    [started] = [c for c in world.commands if isinstance(c, StartProcess)][3:]
+    assert started.avoid_nodes == ("n1",)
+    world.start_all()
+    assert world.state.stage is Stage.SWITCHING
+    assert world.events("generation.switching")[0] == {
+        "generation": 1, "reason": "drain n1: requested", "durable": False,
+    }  # fmt: skip
+    switch(world)
+    assert world.state.members == (0, 3, 2) and world.state.step == 7
+    assert world.state.steps_lost == 0 and world.incidents() == []
+    assert [c.reason for c in world.commands if isinstance(c, KillProcess) and c.index == 1] == ["requested"]
+
+
+def test_a_warm_spare_lets_the_group_leave_at_once(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=5)
+    drain(world, "n1")
+    assert world.state.stage is Stage.SWITCHING
+
+
+def test_where_nobody_comes_the_group_leaves_smaller(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    drain(world, "n1")
+    world.pass_time(2.75)
+    assert world.state.stage is Stage.RUNNING, "a replacement is starting"
+    world.pass_time(0.5)
+    assert world.state.stage is Stage.SWITCHING
+    switch(world)
+    assert world.state.members == (0, 2) and world.state.steps_lost == 0
+
+
+def test_a_deadline_is_not_waited_for_to_the_last_second(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    drain(world, "n1", in_s=7.0)
+    world.pass_time(0.75)
+    assert world.state.stage is Stage.RUNNING
+    world.pass_time(0.25)
+    assert world.state.stage is Stage.SWITCHING, "five seconds and two steps before"
+
+
+def test_below_min_workers_a_drained_node_is_kept(new_world: NewWorld) -> None:
+    world = new_world(workers=3, min_workers=3, memory=True).open(then=5)
+    drain(world, "n1")
+    world.pass_time(30.0)
+    assert world.state.stage is Stage.RUNNING and world.world_size == 3
+
+
+def test_unless_its_time_has_come_and_then_a_checkpoint_is_left(new_world: NewWorld) -> None:
+    world = new_world(workers=3, min_workers=3, memory=True).open(then=5)
+    drain(world, "n1", in_s=20.0)
+    world.pass_time(15.0)
+    assert world.state.stage is Stage.SWITCHING
+    assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
+    world.run(1)
+    assert world.state.stage is Stage.WAITING and world.state.newest == "step-000000000006-a1-g1"
+    assert world.state.process(1) is None, "nothing stays there"
+    world.start_all()
+    world.form()
+    world.deliver_all()
+    assert world.world_size == 3 and world.state.steps_lost == 0
+
+
+def test_a_drain_that_is_taken_back_changes_nothing(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    drain(world, "n1")
+    drain(world)
+    world.pass_time(10.0)
+    assert world.state.stage is Stage.RUNNING and world.state.draining_since is None
+
+
+def test_a_spare_on_a_drained_node_is_moved(new_world: NewWorld) -> None:
+    world = new_world(workers=2, standby=1, memory=True).open(then=5)
+    drain(world, "n2")
+    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [2]
+    assert world.count(StartProcess) == 4 and world.state.stage is Stage.RUNNING
+
+
+def test_a_member_lost_on_a_node_that_was_being_left_was_preempted(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    drain(world, "n1", in_s=60.0)
+    world.die_node("n1")
+    world.recover()
+    world.run(1)
+    [incident] = world.incidents()
+    assert incident.cause is IncidentCause.PREEMPTED and incident.steps_lost == 0
+    assert world.count(SuspectNode) == 0, "nothing is wrong with it"
+
+
+def test_a_process_that_gives_notice_is_left_like_a_node(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=5)
+    notify(world, 1, grace_s=30.0)
+    assert world.events("worker.leaving")[0]["grace_s"] == 30.0
+    assert world.state.stage is Stage.SWITCHING
+    switch(world)
+    assert world.state.members == (0, 3, 2) and world.state.process(1) is None
+    assert [c.avoid_nodes for c in world.commands if isinstance(c, StartProcess)][-1] == (), "the node is all right"
+
+
+def test_a_short_notice_lets_nobody_be_waited_for(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    notify(world, 1, grace_s=5.0)
+    assert world.state.stage is Stage.SWITCHING
+    switch(world)
+    assert world.state.members == (0, 2) and world.state.steps_lost == 0
+
+
+def test_a_process_that_dies_of_what_it_announced_was_preempted(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    notify(world, 1, grace_s=30.0)
+    world.die(1)
+    world.recover()
+    assert world.state.incident.cause is IncidentCause.PREEMPTED
+
+
+def test_a_notice_is_heard_once(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    notify(world, 1, grace_s=30.0)
+    notify(world, 1, grace_s=300.0)
+    assert len(world.events("worker.leaving")) == 1

@@ -1,0 +1,81 @@
+"""Who forms the next group, and in which rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.ranks import next_members
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Process
+from shoal_workers.contract.messages import ShardInfo
+
+NewWorld = Callable[..., Any]
+NOW = 1000.0
+
+
+def state_of(new_world: NewWorld, *, alive: str, members: tuple[int, ...], granted: int, **more: Any) -> Attempt:
+    state: Attempt = new_world().state
+    processes = tuple(process(int(index)) for index in alive)
+    return state.model_copy(update={"processes": processes, "members": members, "granted": granted, **more})
+
+
+def process(index: int) -> Process:
+    info = ShardInfo(shard_id=f"s{index}", node_id=f"n{index}", node_ip="", pid=1, store_port=1, device="cpu")
+    return Process(index=index, shard_id=f"s{index}", started_at=0.0, info=info)
+
+
+def ranks(state: Attempt) -> str:
+    return "".join(str(p.index) for p in next_members(state, NOW))
+
+
+@pytest.mark.parametrize(
+    ("alive", "granted", "expected"),
+    [
+        ("0123", 4, "0123"),
+        ("0234", 4, "0423"),  # a spare takes the dead rank's place
+        ("023", 4, "023"),  # without one the others close up
+        ("3456", 4, "4563"),
+        ("0123", 2, "01"),
+        ("012345", 6, "012345"),  # newcomers come last
+        ("02345", 6, "04235"),
+        ("134", 4, "413"),  # of two gaps the first is filled, the other closed
+        ("", 4, ""),
+    ],
+)
+def test_members_keep_their_places(new_world: NewWorld, alive: str, granted: int, expected: str) -> None:
+    assert ranks(state_of(new_world, alive=alive, members=(0, 1, 2, 3), granted=granted)) == expected
+
+
+def test_a_process_that_does_not_answer_is_left_out(new_world: NewWorld) -> None:
+    state = state_of(new_world, alive="01", members=(0, 1), granted=2)
+    silent = state.processes[0].model_copy(update={"unreachable_since": NOW})
+    assert ranks(state.model_copy(update={"processes": (silent, state.processes[1])})) == "1"
+
+
+def test_a_straggler_is_taken_only_where_nobody_else_fills_the_group(new_world: NewWorld) -> None:
+    for alive, expected in (("012", "012"), ("0123", "031")):
+        state = state_of(new_world, alive=alive, members=(0, 2, 1), granted=3)
+        slow = tuple(p.model_copy(update={"slow_until": NOW + 1} if p.index == 2 else {}) for p in state.processes)
+        got = ranks(state.model_copy(update={"processes": slow}))
+        assert got == (expected if alive == "0123" else "021")
+
+
+@pytest.mark.parametrize(
+    ("minimum", "deadline", "expected"),
+    [
+        (1, None, "0"),
+        (2, None, "01"),  # only as many of those that have to go as are needed
+        (2, NOW + 60.0, "01"),
+        (2, NOW + 1.0, "0"),  # the time has come
+    ],
+)
+def test_a_node_that_is_left_is_used_only_for_min_workers(
+    new_world: NewWorld, minimum: int, deadline: float | None, expected: str
+) -> None:
+    avoided = tuple(AvoidedNode(node_id=node, reason="drain", deadline=deadline) for node in ("n1", "n2"))
+    state = state_of(new_world, alive="012", members=(0, 1, 2), granted=3, avoided=avoided)
+    elasticity = state.spec.elasticity.model_copy(update={"min_workers": minimum})
+    state = state.model_copy(update={"spec": state.spec.model_copy(update={"elasticity": elasticity})})
+    assert ranks(state) == expected

@@ -1,0 +1,75 @@
+"""Nodes are suspected where their processes are at fault and nobody speaks for them, and where there is another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.commands import SuspectNode
+from shoal_service.core.attempt.state import Stage
+from shoal_workers.contract.job import IncidentCause
+
+NewWorld = Callable[..., Any]
+
+
+def suspected(world: Any) -> list[str]:
+    return [c.node_id for c in world.commands if isinstance(c, SuspectNode)]
+
+
+def lose(world: Any, index: int) -> None:
+    world.die(index)
+    world.recover()
+    world.run(1)
+    world.start_all()
+    world.until(Stage.RUNNING)
+
+
+def test_a_dead_node_is_suspected_once(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True, nodes=2).open(then=6)
+    world.die_node("n1")
+    world.recover()
+    assert suspected(world) == ["n1"]
+
+
+def test_a_stuck_process_does_not_incriminate_a_node_with_healthy_ones(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True, nodes=2).open(then=6)
+    world.stop(1)
+    world.break_collectives()
+    world.recover()
+    world.pass_time(0.5)
+    assert world.events("worker.lost")[0]["cause"] is IncidentCause.STUCK and suspected(world) == []
+
+
+def test_a_stuck_process_that_is_alone_does(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=6)
+    world.stop(1)
+    world.break_collectives()
+    world.recover()
+    world.pass_time(0.5)
+    assert suspected(world) == ["n1"]
+
+
+def test_the_only_node_is_not_suspected(new_world: NewWorld) -> None:
+    world = new_world(workers=1, memory=True, nodes=1).open(then=6)
+    world.stop(0, unreachable=True)
+    world.deliver_all()
+    world.pass_time(3.0)
+    assert world.count(SuspectNode) == 0 and world.events("worker.lost")
+
+
+def test_a_node_that_loses_one_process_after_the_other_is_suspected(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True, nodes=2).open(then=1)
+    world.total_steps = 100
+    for lost in range(3):
+        assert suspected(world) == [], f"after {lost}"
+        lose(world, next(p.index for p in world.group() if p.node_id == "n1"))
+    assert suspected(world) == ["n1"]
+
+
+def test_losses_all_over_the_place_are_no_nodes_fault(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True, nodes=2).open(then=1)
+    world.total_steps = 100
+    for lost in range(8):
+        node_id = f"n{lost % 2}"
+        lose(world, next(p.index for p in world.group() if p.node_id == node_id))
+    assert suspected(world) == []
