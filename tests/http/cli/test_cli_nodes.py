@@ -1,0 +1,28 @@
+"""`shoal nodes` and `shoal drain`, against a real server with one node, `aaaa...`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def test_nodes_are_listed_in_both_forms(shoal: Any) -> None:
+    [node] = shoal("nodes", "--json").json()
+    assert node["node_id"] == "a" * 56 and node["drain"] is None
+    assert "alive" in shoal("nodes").out
+
+
+def test_a_node_is_drained_by_the_beginning_of_its_id_or_its_address_and_used_again(shoal: Any) -> None:
+    drained = shoal("drain", "aaa", "--reason", "new disks", "--deadline-s", "90", "--json").json()
+    assert drained["drain"]["reason"] == "new disks" and drained["drain"]["deadline"] is not None
+    text = shoal("nodes").out
+    assert "drained" in text and "new disks" in text
+    assert shoal("drain", "127.0.0.1", "--undo", "--json").json()["drain"] is None
+
+
+def test_an_unknown_node_ends_with_4(shoal: Any) -> None:
+    ran = shoal("drain", "bbb")
+    assert ran.code == 4 and "shoal nodes" in ran.err
+
+
+def test_undo_and_a_deadline_exclude_one_another(shoal: Any) -> None:
+    assert shoal("drain", "aaa", "--undo", "--deadline-s", "5").code == 2

@@ -1,0 +1,88 @@
+"""Drains and probation, on either database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal_service.store import LeaseLost, Store
+from shoal_service.store.nodes import Suspicion
+from shoal_service.views import DrainView, SuspectedNode
+
+
+def test_a_drain_lasts_until_it_is_undone(store: Store) -> None:
+    store.drain_node("n1", reason="new disks", deadline=None, now=1.0)
+    store.drain_node("n1", reason="now in earnest", deadline=9.0, now=2.0)
+    assert store.drains() == {
+        "n1": DrainView(reason="now in earnest", requested_at=1.0, deadline=9.0, source="api"),
+    }
+    assert store.undo_drain("n1") and not store.undo_drain("n1")
+    assert store.drains() == {}
+
+
+def test_the_control_loop_is_woken_by_a_drain(store: Store) -> None:
+    told: list[str] = []
+    with store.subscribe(told.append):
+        store.drain_node("n1", reason="r", deadline=None, now=1.0)
+        store.undo_drain("n1")
+        store.undo_drain("n1")
+    assert len(told) == 2
+
+
+@pytest.fixture
+def attempt(submit: Any, begin: Any) -> Any:
+    return begin(submit())
+
+
+@pytest.fixture
+def suspected(store: Store, attempt: Any) -> Suspicion:
+    """A node that a job's supervisor has suspected at 5, stored at 6; health.probation_s is 600."""
+    attempt.tell(now=6.0, suspects=(SuspectedNode(at=5.0, node_id="n1", reason="computes wrong"),))
+    return store.suspicions()["n1"]
+
+
+def test_a_suspicion_begins_a_probation_of_the_jobs_own_length(suspected: Suspicion, attempt: Any) -> None:
+    assert suspected == Suspicion(
+        node_id="n1", reason="computes wrong", since=5.0, job_id=attempt.job_id, attempt=1, probation_s=600.0,
+        next_test_at=606.0, num_tests=0,
+    )  # fmt: skip
+
+
+def test_a_test_that_fails_is_counted_and_repeated_later(store: Store, suspected: Suspicion, lease: Any) -> None:
+    store.postpone_probation("n1", reason="matmul", next_test_at=1800.0, epoch=lease.epoch)
+    [after] = store.suspicions().values()
+    assert (after.reason, after.next_test_at, after.num_tests, after.since) == ("matmul", 1800.0, 1, 5.0)
+
+
+def test_a_node_that_passes_is_cleared_and_its_job_is_told(
+    store: Store, suspected: Suspicion, attempt: Any, lease: Any
+) -> None:
+    assert store.clear_suspicion(suspected, epoch=lease.epoch, now=700.0)
+    assert store.suspicions() == {}
+    event = store.events(attempt.job_id)[-1]
+    assert event.type == "node.cleared"
+    assert event.data == {"node_id": "n1", "suspected_s": 695.0, "was": "computes wrong"}
+
+
+def test_a_test_does_not_clear_what_was_suspected_anew_meanwhile(
+    store: Store, suspected: Suspicion, attempt: Any, lease: Any
+) -> None:
+    again = (SuspectedNode(at=50.0, node_id="n1", reason="died again"),)
+    attempt.tell(now=51.0, suspects=again)
+    assert not store.clear_suspicion(suspected, epoch=lease.epoch, now=700.0)
+    [after] = store.suspicions().values()
+    assert (after.reason, after.since, after.next_test_at) == ("died again", 5.0, 651.0)
+
+
+def test_without_the_lease_nobody_is_cleared(store: Store, suspected: Suspicion, lease: Any) -> None:
+    with pytest.raises(LeaseLost):
+        store.clear_suspicion(suspected, epoch=lease.epoch + 1, now=700.0)
+    assert "n1" in store.suspicions()
+
+
+def test_nodes_that_are_gone_are_forgotten(store: Store, suspected: Suspicion, lease: Any) -> None:
+    store.drain_node("n1", reason="r", deadline=None, now=1.0)
+    store.drain_node("n2", reason="r", deadline=None, now=1.0)
+    store.forget_nodes(frozenset({"n1"}), epoch=lease.epoch)
+    assert store.suspicions() == {} and list(store.drains()) == ["n2"]
