@@ -287,8 +287,10 @@ class Store:
             leases.hold(tx, epoch)
             if not nodes.clear_suspicion(tx, suspicion):
                 return False
-            data = {"node_id": suspicion.node_id, "suspected_s": now - suspicion.since, "was": suspicion.reason}
-            driving.record_event(tx, suspicion.job_id, "node.cleared", data, now=now)
+            driving.record_event(
+                tx, suspicion.job_id, "node.cleared",
+                {"node_id": suspicion.node_id, "suspected_s": now - suspicion.since, "was": suspicion.reason}, now=now,
+            )  # fmt: skip
         self._hub.publish(suspicion.job_id)
         return True
 
