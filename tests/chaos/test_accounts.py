@@ -1,0 +1,32 @@
+"""A job that lost a worker, and what the service says of it: where the time went, and that the losses are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal_api.client import Client
+from shoal_service.core.goodput import Category
+
+
+def test_every_worker_second_is_booked_and_the_losses_are_those_of_another_run(submit, client: Client) -> None:
+    run = submit(workers=4, strikes=[{"at": "step", "rank": 2, "n": 7, "do": "kill"}])
+    job = run.finish()
+    [incident] = client.incidents(run.id)
+
+    goodput = job.status.goodput
+    assert goodput is not None and job.ended_at is not None
+    asked = job.spec.elasticity.max_workers
+    assert goodput.total == pytest.approx((job.ended_at - job.created_at) * asked, rel=1e-3)
+    assert sum(goodput.seconds.values()) == pytest.approx(goodput.total, rel=1e-6)
+    assert set(goodput.recovering) == {"shard_died"}, "what the suspicion cost has its verdict's name"
+    until_formed_s = incident.recovery_s - incident.first_step_s
+    assert goodput.seconds[Category.RECOVERING] >= 0.95 * until_formed_s * asked
+    assert goodput.seconds[Category.PRODUCTIVE] > 0 and goodput.seconds[Category.STARTING] > 0
+    assert (goodput.seconds[Category.RECOMPUTED] > 0) == (incident.steps_lost > 0)
+    assert goodput.max_step == job.status.step
+
+    other = submit(workers=2)
+    other.finish()
+    report = client.parity(run.id, other.id)
+    assert report.within_tolerance and report.steps_compared == job.status.step
+    assert {difference.path.partition(".")[0] for difference in report.differs_in} == {"data"}, "the strikes alone"
