@@ -125,7 +125,9 @@ def _job_families(live: Sequence[LiveJob]) -> Iterator[Family]:
     for metric, value_of in columns:
         values = {(job.job_id,): value_of(job) for job in live}
         yield _values(metric, {labels: value for labels, value in values.items() if value is not None})
-    booked = {(job.job_id, category): amount for job in live for category, amount in job.goodput_seconds.items()}
+    booked: dict[_Labels, float] = {
+        (job.job_id, category): amount for job in live for category, amount in job.goodput_seconds.items()
+    }
     yield _values(names.JOB_GOODPUT_SECONDS, booked)
 
 

@@ -9,8 +9,9 @@ from rich.text import Text
 from shoal_api.cli.bars import Part, bar
 from shoal_api.cli.narrate import seconds
 from shoal_api.cli.tables import STATE_STYLE, clock, new_table
-from shoal_service.core.goodput import Category
+from shoal_service.core.goodput import Category, account, resume, show
 from shoal_service.views import Goodput, JobView
+from shoal_workers.contract.job import JobState
 
 _WIDTH = 60
 _LOOK = {
@@ -26,8 +27,8 @@ _LOOK = {
 }
 
 
-def goodput_page(job: JobView) -> list[Any]:
-    goodput = job.status.goodput
+def goodput_page(job: JobView, now: float) -> list[Any]:
+    goodput = _with_the_queue(job, now)
     head = Text.assemble((job.name, "bold"), f"  {job.id}  ", (job.status.state, STATE_STYLE[job.status.state]))
     if goodput is None or goodput.total <= 0:
         return [head, Text("nothing is booked yet", style="dim")]
@@ -36,6 +37,15 @@ def goodput_page(job: JobView) -> list[Any]:
     if goodput.at is not None and not job.status.state.ended:
         lines.append(Text(f"booked up to {clock(goodput.at)}", style="dim"))
     return lines
+
+
+def _with_the_queue(job: JobView, now: float) -> Goodput | None:
+    """The service books the time in the queue when it is over; a reader wants to see it pass."""
+    goodput = job.status.goodput
+    if goodput is None or job.status.state is not JobState.QUEUED:
+        return goodput
+    asked = job.spec.elasticity.max_workers
+    return show(account(resume(goodput, at=now), Category.QUEUED, asked=asked, now=now))
 
 
 def _summary(goodput: Goodput) -> Text:

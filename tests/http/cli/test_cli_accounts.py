@@ -64,10 +64,12 @@ def test_goodput_is_shown_with_its_share_by_category_and_cause(shoal: Any, train
     assert shoal("goodput", job_id, "--json").json()["ratio"] == 0.75
 
 
-def test_a_job_that_was_just_submitted_has_no_goodput_yet(shoal: Any, service: Any) -> None:
+def test_the_time_in_the_queue_is_shown_while_it_passes_and_booked_when_it_is_over(shoal: Any, service: Any) -> None:
     job = service.add_job()
-    assert "nothing is booked yet" in shoal("goodput", job.id).out
+    assert "100.0 %  in the queue" in shoal("goodput", job.id).out
     assert shoal("goodput", job.id, "--json").json()["total"] == 0
+    shoal("pause", job.id)
+    assert shoal("goodput", job.id, "--json").json()["seconds"]["queued"] > 0
 
 
 def test_show_has_the_goodput_in_a_line(shoal: Any, trained: Any) -> None:

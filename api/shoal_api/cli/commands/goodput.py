@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
 
 
@@ -13,4 +15,4 @@ def goodput(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = 
 
         with session.open_client() as client:
             view = client.job(session.job_id(client, job))
-        session.output.document(view.status.goodput or Goodput(), lambda: goodput_page(view))
+        session.output.document(view.status.goodput or Goodput(), lambda: goodput_page(view, time.time()))
