@@ -27,7 +27,7 @@ def severity(event: EventView) -> str:
         return {"SUCCEEDED": "good", "FAILED": "bad", "CANCELLED": "warn", "WAITING": "warn", "RECOVERING": "warn"}.get(
             str(event.data.get("to")), "plain"
         )
-    if event.type in ("incident.opened", "worker.lost", "checkpoint.damaged", "checkpoint.failed"):
+    if event.type in ("incident.opened", "worker.lost", "node.suspected", "checkpoint.damaged", "checkpoint.failed"):
         return "bad"
     return "good" if event.type in ("incident.closed", "generation.formed") else "plain"
 
@@ -48,7 +48,14 @@ def _formed(data: Data) -> str:
 
 def _forming(data: Data) -> str:
     restore = f", from {data['restore']}" if data.get("restore") else ""
+    if data.get("source") == "memory":
+        restore = f", from memory, step {data.get('step', '?')}"
     return f"forming generation {data.get('generation', '?')} with {data.get('workers', '?')} workers{restore}"
+
+
+def _straggler(data: Data) -> str:
+    own, others = seconds(data.get("compute_s")), seconds(data.get("median_s"))
+    return f"{_worker('is slow')(data)}: {own} a step, the others {others}"
 
 
 def _incident_opened(data: Data) -> str:
@@ -64,6 +71,7 @@ def _incident_closed(data: Data) -> str:
         f"detected in {seconds(data.get('detect_s'))}",
         f"recovered in {seconds(data.get('recovery_s'))}",
         f"{data.get('steps_lost', '?')} steps lost",
+        f"state from {data.get('state_source') or '?'}",
     ]
     return f"incident closed: {', '.join(part for part in parts if '?' not in part)}"
 
@@ -109,6 +117,14 @@ _WORDS: dict[str, Callable[[Data], str]] = {
     "validation": _validation,
     "worker.started": _worker("started"),
     "worker.lost": _worker("lost"),
+    "worker.leaving": _worker("is about to be taken away"),
+    "worker.released": _worker("released"),
+    "worker.straggler": _straggler,
+    "node.suspected": lambda data: f"node {str(data.get('node_id'))[:12]} is suspected: {data.get('reason', '?')}",
+    "node.cleared": lambda data: f"node {str(data.get('node_id'))[:12]} has passed its test",
+    "supervisor.restarted": lambda data: (
+        f"supervisor restarted: found {data.get('found', '?')} of {data.get('of', '?')} processes"
+    ),
 }
 
 
