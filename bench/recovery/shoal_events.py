@@ -8,6 +8,7 @@ import time
 from itertools import pairwise
 from typing import Any
 
+from recovery.hosts import Hosts
 from recovery.measure import Disturbance, is_over, longest_gap_s, measure, measure_switch, steady_step_s
 from recovery.nodes import HEAD, Nodes
 from recovery.processes import died_after_s, is_alive, send
@@ -69,6 +70,47 @@ def shrink(run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None
         run.client.scale(run.id, max_workers=WORKERS - 1)
         emit(_observe_switch(run, Event.SHRINK, asked_at, WORKERS - 1))
         run.client.scale(run.id, max_workers=WORKERS)
+
+
+def drain_nodes(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+    """There is no room elsewhere, so the group shrinks; afterwards the node may be used again, and it grows."""
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS)
+        victim = chance.choice(run.workers())
+        asked_at = time.time()
+        run.client.drain(victim.node_id, reason="recovery benchmark")
+        emit(_observe_switch(run, Event.DRAIN, asked_at, WORKERS - 1))
+        run.client.undo_drain(victim.node_id)
+
+
+def kill_head(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+    """The control plane starts the head again by itself."""
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS)
+        before = [one.pid for one in run.workers()]
+        at = nodes.kill_head()
+        run.must(nodes.is_head_alive, "the head is started again")
+        run.must(lambda: run.client.cluster().connected, "the control plane is connected again")
+        back_at = time.time()
+        run.must(lambda: _heard_since(run, back_at), "steps are heard of again")  # noqa: B023
+        trial = _undisturbed(run, Event.HEAD_KILL, at, before)
+        trial.figures["head_back_s"] = round(back_at - at, 3)
+        emit(trial)
+
+
+def cut_hosts(hosts: Hosts, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+    """The host's processes live on, cut off: what became of them is looked at when the cable is in again."""
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS)
+        spared = set(hosts.pids_of("SupervisorActor").values())
+        victim = chance.choice([one for one in run.workers() if one.node_ip not in spared])
+        at = hosts.cut(victim.node_ip)
+        trial = _observe(run, Event.HOST_CUT, at)
+        trial.figures["zombie_lived"] = is_alive(victim.pid)
+        hosts.heal(victim.node_ip)
+        died_s = died_after_s(victim.pid, time.time(), 60.0)
+        trial.figures["zombie_gone_s"] = None if died_s is None else round(died_s, 2)
+        emit(trial)
 
 
 def kill_supervisor(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery import shoal_events
+from recovery import hosts, shoal_events
 from recovery.shoal_run import ShoalRun
 from recovery.shoal_server import ShoalServer
 from recovery.snapshot_cost import compare_snapshots
-from recovery.trial import Emit, Event
+from recovery.trial import Emit, Event, System, Trial
 from recovery.workload import WORKERS
 
 _HANG = {"hang_factor": 5.0, "hang_floor_s": 3.0}
@@ -37,7 +37,8 @@ PLANS = (
     Plan("kill", (Event.SHARD_KILL, Event.SHRINK, Event.SUPERVISOR_KILL, Event.CONTROL_PLANE_KILL), _ONE_NODE, {}),
     Plan("standby", (Event.SHARD_KILL_STANDBY,), _STANDBY_NODE, {"elasticity": {"standby": 1}}),
     Plan("hang", (Event.SHARD_STOP,), _ONE_NODE, {"health": _HANG}),
-    Plan("nodes", (Event.RAYLET_KILL, Event.CAPACITY), _NODES, {}),
+    Plan("nodes", (Event.RAYLET_KILL, Event.CAPACITY, Event.DRAIN, Event.HEAD_KILL), _NODES, {}),
+    Plan("hosts", (Event.HOST_CUT,), (), {}),
     Plan("snapshots", (Event.SNAPSHOT_COST,), _ONE_NODE, {}),
 )
 EVENTS = tuple(event for plan in PLANS for event in plan.events)
@@ -46,7 +47,9 @@ EVENTS = tuple(event for plan in PLANS for event in plan.events)
 def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
     for plan in PLANS:
         wanted = events & set(plan.events)
-        if wanted:
+        if wanted == {Event.HOST_CUT}:
+            _cut_hosts(plan, folder / plan.name, kills, random.Random(seed), emit)
+        elif wanted:
             _run(plan, wanted, folder / plan.name, kills, random.Random(seed), emit)
 
 
@@ -65,6 +68,8 @@ def _run(plan: Plan, events: set[Event], folder: Path, kills: int, chance: rando
                     run, kills, chance, emit, factor=_HANG["hang_factor"], floor_s=_HANG["hang_floor_s"]
                 ),
                 Event.RAYLET_KILL: lambda: shoal_events.kill_raylets(server.nodes, run, kills, chance, emit),
+                Event.DRAIN: lambda: shoal_events.drain_nodes(server.nodes, run, kills, chance, emit),
+                Event.HEAD_KILL: lambda: shoal_events.kill_head(server.nodes, run, kills, chance, emit),
                 Event.SHRINK: lambda: shoal_events.shrink(run, kills, chance, emit),
                 Event.SUPERVISOR_KILL: lambda: shoal_events.kill_supervisor(server.nodes, run, kills, chance, emit),
                 Event.CONTROL_PLANE_KILL: lambda: shoal_events.kill_control_plane(server, run, kills, chance, emit),
@@ -74,6 +79,25 @@ def _run(plan: Plan, events: set[Event], folder: Path, kills: int, chance: rando
                     strike()
     finally:
         server.end()
+
+
+def _cut_hosts(plan: Plan, folder: Path, kills: int, chance: random.Random, emit: Emit) -> None:
+    reason = hosts.why_not()
+    if reason is not None:
+        emit(Trial(System.SHOAL, Event.HOST_CUT, note=f"not run here: {reason}"))
+        return
+    cluster = hosts.Hosts(folder / "hosts", num_hosts=WORKERS + 1, cpus_per_host=1)
+    try:
+        cluster.start()
+        server = ShoalServer(folder, [f"--ray-address={cluster.address}"], cluster.environment)
+        try:
+            server.start()
+            with _job(server, plan) as run:
+                shoal_events.cut_hosts(cluster, run, kills, chance, emit)
+        finally:
+            server.end()
+    finally:
+        cluster.end()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ _EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "lm-10m.yaml"
 def workload(*, steps: int) -> dict[str, Any]:
     """A spec that names model, data, batch, optimizer and schedule; how elastic it is, each system says itself."""
     spec: dict[str, Any] = yaml.safe_load(_EXAMPLE.read_text())
-    spec["model"] = spec["model"] | {"seq_len": 64}
+    spec["model"] = spec["model"] | {"seq_len": 32}
     spec["batch"] = {"global_size": 12, "micro_size": 3}
     spec["schedule"] = {"name": "constant", "warmup_steps": 50}
     spec["stop"] = {"steps": steps}

@@ -1,9 +1,9 @@
-"""Puts the trials of `make bench-recovery` into docs/recovery.md, and draws where the time goes. Nothing is typed.
+"""Puts the trials of `make bench-recovery` and the fault matrix into docs/recovery.md, and draws where the time goes.
 
-    python docs/recovery.py build/recovery.jsonl     takes new trials: docs/recovery.jsonl becomes a copy of them
-    python docs/recovery.py                          makes page and picture anew from docs/recovery.jsonl
+    python docs/recovery_page.py build/recovery.jsonl     takes new trials: docs/recovery.jsonl becomes a copy of them
+    python docs/recovery_page.py                          makes page and picture anew from docs/recovery.jsonl
 
-Page, picture and the JSON lines are committed together; a test compares them.
+No figure is typed. Page, picture and the JSON lines are committed together; a test compares them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+import yaml
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))  # starts as a script, from any directory
 
 from recovery.report import NAMES, TITLES, ratios, table
@@ -25,9 +27,11 @@ from recovery.trial import Event, System, Trial, read_trials
 DOCS = Path(__file__).resolve().parent
 TRIALS = DOCS / "recovery.jsonl"
 PAGE = DOCS / "recovery.md"
+MATRIX = DOCS.parent / "tests" / "chaos" / "fault_matrix.yaml"
 PICTURE = DOCS / "images" / "recovery.svg"
-_BEGIN = "<!-- results: made by docs/recovery.py from docs/recovery.jsonl -->"
-_END = "<!-- end of results -->"
+_BEGIN = "<!-- results: made by docs/recovery_page.py from docs/recovery.jsonl -->"
+_MATRIX_BEGIN = "<!-- matrix: made by docs/recovery_page.py from tests/chaos/fault_matrix.yaml -->"
+_END = "<!-- end -->"
 
 _PHASES = (
     ("noticed", "#f92672"),
@@ -45,7 +49,8 @@ def main() -> None:
     if len(sys.argv) > 1:
         shutil.copyfile(sys.argv[1], TRIALS)
     trials = read_trials(TRIALS)
-    PAGE.write_text(with_results(PAGE.read_text(encoding="utf-8"), trials, machine()), encoding="utf-8")
+    page = with_results(PAGE.read_text(encoding="utf-8"), trials, machine())
+    PAGE.write_text(with_matrix(page), encoding="utf-8")
     PICTURE.write_text(picture(trials), encoding="utf-8")
 
 
@@ -58,7 +63,7 @@ def machine() -> dict[str, str]:
 def with_results(page: str, trials: Sequence[Trial], where: dict[str, str]) -> str:
     """The page with its results made anew; everything else is written by hand."""
     before, rest = page.split(_BEGIN)
-    after = rest.split(_END)[1]
+    _, after = rest.split(_END, 1)
     parts = [
         f"Measured on {where['cpu']}, {where['memory']}; {where['system']}; {where['software']}.",
         "Columns with three figures are min / median / max.",
@@ -73,6 +78,30 @@ def with_results(page: str, trials: Sequence[Trial], where: dict[str, str]) -> s
         "",
     ]
     return f"{before}{_BEGIN}\n" + "\n".join(parts) + f"{_END}{after}"
+
+
+def with_matrix(page: str) -> str:
+    """The page with the fault matrix made anew from its definition."""
+    matrix = yaml.safe_load(MATRIX.read_text(encoding="utf-8"))
+    names = list(matrix["moments"])
+    lines = [
+        "| fault | " + " | ".join(name.replace("_", " ") for name in names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    reasons = []
+    for fault in matrix["faults"]:
+        never, sample = matrix["never"].get(fault, {}), matrix["sample"][fault]
+        cells = ["never" if name in never else "**●**" if name in sample else "○" for name in names]
+        lines.append(f"| {fault.replace('_', ' ')} | " + " | ".join(cells) + " |")
+        reasons += [
+            f"- *{fault.replace('_', ' ')}* at *{name.replace('_', ' ')}* never occurs: {never[name].strip()}"
+            for name in names
+            if name in never
+        ]
+    before, rest = page.split(_MATRIX_BEGIN)
+    _, after = rest.split(_END, 1)
+    table_and_reasons = "\n".join([*lines, "", "● in `make test`, ○ in `make test-all`.", "", *reasons, ""])
+    return f"{before}{_MATRIX_BEGIN}\n{table_and_reasons}{_END}{after}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,60 @@
+"""Pause, regain and steps lost are what docs/recovery.md says they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from recovery.measure import is_over, longest_gap_s, measure, measure_switch
+from recovery.stamps import StepEnd
+
+
+def _steps(first: int, at: list[float], *, world_size: int = 4, life: str = "a") -> list[StepEnd]:
+    return [StepEnd(first + index, moment, world_size, life) for index, moment in enumerate(at)]
+
+
+BEFORE = _steps(11, [11.0, 12.0, 13.0])
+
+
+def test_a_restart_from_a_checkpoint_costs_its_pause_and_the_steps_that_are_done_again() -> None:
+    after = _steps(11, [20.0, 20.5, 21.0, 21.5, 22.0, 22.5, 23.0], world_size=3, life="b")
+    cost = measure([*BEFORE, *after], signal_at=13.4)
+
+    assert cost.pause_s == pytest.approx(20.0 - 13.4 - 0.5)
+    assert cost.steps_lost == 3
+    assert cost.regain_s == pytest.approx(21.5 - 13.4), "the end of step 14"
+    assert (cost.from_world_size, cost.to_world_size, cost.step_s) == (4, 3, 0.5)
+
+
+def test_an_interrupted_step_that_is_redone_is_not_a_lost_one() -> None:
+    after = _steps(14, [15.5, 16.5, 17.5, 18.5, 19.5, 20.5, 21.5], life="b")
+    cost = measure([*BEFORE, *after], signal_at=13.5)
+
+    assert cost.steps_lost == 0
+    assert cost.pause_s == pytest.approx(1.0)
+    assert cost.regain_s == pytest.approx(2.0)
+
+
+def test_it_is_not_over_before_the_old_step_is_passed_and_the_new_pace_is_known() -> None:
+    after = _steps(12, [20.0 + index for index in range(8)], life="b")
+    assert not is_over(BEFORE, 13.5)
+    assert not is_over([*BEFORE, *after[:2]], 13.5), "step 13 was complete before the signal"
+    assert not is_over([*BEFORE, *after[:5]], 13.5)
+    assert is_over([*BEFORE, *after], 13.5)
+
+
+def test_training_goes_on_until_a_change_that_was_asked_for_happens() -> None:
+    old = _steps(14, [14.0, 15.0, 16.0])
+    new = _steps(17, [17.8, 19.0, 20.0, 21.0, 22.0], world_size=3, life="b")
+    assert measure_switch([*BEFORE, *old], 13.5, to_world_size=3) is None
+
+    cost = measure_switch([*BEFORE, *old, *new], 13.5, to_world_size=3)
+    assert cost is not None
+    assert cost.pause_s == pytest.approx(1.8 - 1.0)
+    assert cost.regain_s == pytest.approx(17.8 - 13.5)
+    assert cost.steps_lost == 0
+
+
+def test_the_longest_gap_counts_from_the_moment_itself() -> None:
+    steps = _steps(1, [1.0, 2.0, 2.5, 6.0])
+    assert longest_gap_s(steps, since=2.0, until=6.0) == 3.5
+    assert longest_gap_s(steps, since=6.0, until=10.0) == 4.0
