@@ -1,7 +1,9 @@
 """Streams a snapshot to the buddy behind training's back, one at a time, and says what that cost.
 
 The slot that is sent must not change until the outcome is told: it goes out of the very pages that the training thread
-wrote. A buddy that does not answer costs the copy, never the training: the failure is logged, and the slot free again.
+wrote. From a map, not by sendfile, which takes as much time of the sender, three times as much of the receiver, and
+gets half the speed. A buddy that does not answer costs the copy, never the training: the failure is logged, and the
+slot free again.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class SendCost:
 class Sending:
     """A complete slot, and what to do before it goes, and when it may change again."""
 
-    fd: int
+    memory: memoryview
     header: PartHeader
     buddy: Endpoint
     on_start: Callable[[], None]
@@ -91,7 +93,6 @@ class Sender:
                 if self._stopped or self._sending is None:
                     return
                 sending = self._sending
-            sending.on_start()
             cost = self._send(sending)
             sending.on_end(cost is not None)
             with self._changed:
@@ -99,10 +100,11 @@ class Sender:
                 self._sending = None
 
     def _send(self, sending: Sending) -> SendCost | None:
-        wall, cpu = time.perf_counter(), time.thread_time()
         try:
+            sending.on_start()
+            wall, cpu = time.perf_counter(), time.thread_time()
             with connect(sending.buddy, self._key, check=self._raise_if_stopped, patience_s=_PATIENCE_S) as wire:
-                put(wire, sending.fd, sending.header)
+                put(wire, sending.memory, sending.header)
         except Exception as error:  # the boundary of the thread: without a copy training goes on
             header = sending.header
             _log.warning(
@@ -123,8 +125,8 @@ class Sender:
             raise ConnectionAbortedError("this process stops sending")
 
 
-def put(wire: Wire, fd: int, header: PartHeader) -> None:
-    """Returns when the buddy has said that its copy is complete. OSError otherwise."""
+def put(wire: Wire, memory: memoryview, header: PartHeader) -> None:
+    """`memory`: the slot's. Returns when the buddy has said that its copy is complete. OSError otherwise."""
     part = Part(
         generation=header.generation,
         rank=header.rank,
@@ -136,9 +138,12 @@ def put(wire: Wire, fd: int, header: PartHeader) -> None:
     )
     wire.tell(Request(verb=Verb.PUT, part=part))
     _expect_ok(wire)
-    wire.send_file(fd, header.index_offset, header.index_bytes)
-    wire.send_file(fd, header.extra_offset, header.extra_bytes)
-    wire.send_file(fd, header.payload_offset, header.num_bytes)
+    for offset, count in (
+        (header.index_offset, header.index_bytes),
+        (header.extra_offset, header.extra_bytes),
+        (header.payload_offset, header.num_bytes),
+    ):
+        wire.send(memory[offset : offset + count])
     _expect_ok(wire)
 
 

@@ -84,17 +84,16 @@ class SlotFile:
         """Of the part that is complete in it; None: there is none."""
         temporary = path.with_name(f".new-{path.name}")
         try:
-            self.fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             raise _full(path.parent, capacity_bytes, "the directory of the attempt was removed") from None
         try:
-            os.posix_fallocate(self.fd, 0, capacity_bytes)
-            self.map = mmap.mmap(self.fd, capacity_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            os.posix_fallocate(fd, 0, capacity_bytes)
+            self.map = mmap.mmap(fd, capacity_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             self._words = memoryview(self.map)[: _START.size].cast("Q")
             _START.pack_into(self.map, 0, _MAGIC, secrets.randbits(62) | 1)
             temporary.rename(path)
         except OSError as error:
-            os.close(self.fd)
             with suppress(OSError):
                 temporary.unlink()
             if isinstance(error, FileNotFoundError):
@@ -102,6 +101,8 @@ class SlotFile:
             if error.errno in _NO_ROOM:
                 raise _full(path.parent, capacity_bytes, os.strerror(error.errno)) from None
             raise
+        finally:
+            os.close(fd)  # the map has one of its own
 
     def fits(self, needed_bytes: int) -> bool:
         """Large enough, and not so large that it would be a waste."""
@@ -141,7 +142,6 @@ class SlotFile:
         with suppress(OSError):
             self.path.unlink()
         self._words.release()
-        os.close(self.fd)
         with suppress(BufferError):  # a view of it is still held; then the last one unmaps it
             self.map.close()
 

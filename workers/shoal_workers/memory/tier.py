@@ -121,7 +121,7 @@ class RamTier:
         assert slot.file.header is not None
         self._sender.offer(
             Sending(
-                fd=slot.file.fd,
+                memory=memoryview(slot.file.map),
                 header=slot.file.header,
                 buddy=buddy,
                 on_start=reserve,
@@ -129,6 +129,11 @@ class RamTier:
             )
         )
         return True
+
+    @property
+    def is_sending(self) -> bool:
+        """`replicate` would say no: for a vote on whether all ranks can send."""
+        return self._sender.is_busy
 
     def take_send_cost(self) -> SendCost | None:
         """Of the last send that was completed since the last call; None: none was."""

@@ -102,19 +102,6 @@ class Wire:
             except BlockingIOError:
                 self._wait(select.POLLOUT)
 
-    def send_file(self, fd: int, offset: int, num_bytes: int) -> None:
-        """Straight from the file's pages. They must not change before the peer has said that it has them."""
-        end = offset + num_bytes
-        while offset < end:
-            try:
-                sent = os.sendfile(self._socket.fileno(), fd, offset, min(CHUNK_BYTES, end - offset))
-                if sent == 0:
-                    raise ConnectionError("the file is shorter than its header says")
-                offset += sent
-                self._check()
-            except BlockingIOError:
-                self._wait(select.POLLOUT)
-
     def receive_into(self, view: memoryview) -> None:
         done = 0
         while done < len(view):
