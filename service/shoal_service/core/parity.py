@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal_service.views import ParityPoint, ParityView, SpecDifference
 from shoal_workers.contract.spec import JobSpec
@@ -65,9 +65,18 @@ def _side_by_side(losses: Losses, reference: Losses) -> Iterator[tuple[int, floa
             a, b = next(left, None), next(right, None)
 
 
-def _point(step: int, loss: float, other: float) -> ParityPoint:
-    abs_diff, rel_diff = _distance(loss, other)
-    return ParityPoint(step=step, loss=loss, against=other, abs_diff=abs_diff, rel_diff=rel_diff)
+class _Point(NamedTuple):
+    """A ParityPoint before it is shown, and cheaper: there is one for every step of two long jobs."""
+
+    step: int
+    loss: float
+    against: float
+    abs_diff: float
+    rel_diff: float
+
+
+def _point(step: int, loss: float, other: float) -> _Point:
+    return _Point(step, loss, other, *_distance(loss, other))
 
 
 def _distance(a: float, b: float) -> tuple[float, float]:
@@ -87,8 +96,8 @@ class _Summary:
         self._only_in_job = 0
         self._only_in_against = 0
         self._over = 0
-        self._largest_abs: ParityPoint | None = None
-        self._largest_rel: ParityPoint | None = None
+        self._largest_abs: _Point | None = None
+        self._largest_rel: _Point | None = None
         self._first_different: int | None = None
         self._first_over: int | None = None
 
@@ -98,7 +107,7 @@ class _Summary:
         else:
             self._only_in_against += 1
 
-    def add(self, point: ParityPoint) -> None:
+    def add(self, point: _Point) -> None:
         self._compared += 1
         if self._largest_abs is None or point.abs_diff > self._largest_abs.abs_diff:
             self._largest_abs = point
@@ -141,10 +150,10 @@ class _Thinned:
     def __init__(self, max_points: int) -> None:
         self._max_points = max_points
         self._width = 1
-        self._buckets: list[ParityPoint] = []
+        self._buckets: list[_Point] = []
         self._in_last = 0
 
-    def add(self, point: ParityPoint) -> None:
+    def add(self, point: _Point) -> None:
         if self._max_points == 0:
             return
         if self._buckets and self._in_last < self._width:
@@ -158,8 +167,8 @@ class _Thinned:
         self._buckets.append(point)
         self._in_last = 1
 
-    def kept(self) -> list[ParityPoint]:
-        return self._buckets
+    def kept(self) -> Iterator[ParityPoint]:
+        return (ParityPoint(**point._asdict()) for point in self._buckets)
 
     def _merge(self) -> None:
         """Every bucket is full, but the last one of an odd number has nobody to merge with: it is half full then."""
@@ -169,7 +178,7 @@ class _Thinned:
         self._buckets = [pair[0] if len(pair) == 1 else _worse(*pair) for pair in pairs]
 
 
-def _worse(a: ParityPoint, b: ParityPoint) -> ParityPoint:
+def _worse(a: _Point, b: _Point) -> _Point:
     return b if b.rel_diff > a.rel_diff else a
 
 
