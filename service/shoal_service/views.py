@@ -141,7 +141,11 @@ class EventView(Frozen):
 
 
 class IncidentView(Frozen):
-    """Something that went wrong, and what it cost."""
+    """Something that went wrong, and what it cost.
+
+    `detect_s` is an upper bound: from the last sign of life (a beat of the lost member, or the report of a survivor
+    whose collective broke) to `at`, when the supervisor took notice. The fault lies somewhere between the two.
+    """
 
     id: int
     """Counts within the attempt."""

@@ -85,9 +85,10 @@ def _answered(turn: Turn, name: str) -> None:
 
 def _formed(turn: Turn, item: Formed) -> None:
     state = turn.state
-    if state.stage is not Stage.FORMING:
-        return  # already quiescing
-    turn.enter(Stage.RUNNING)
+    if state.stage not in (Stage.FORMING, Stage.SWITCHING, Stage.COMMITTING) or state.formed == state.generation:
+        return  # already quiescing, or told twice
+    if state.stage is Stage.FORMING:
+        turn.enter(Stage.RUNNING)  # else a member's leaving as planned was heard of first
     if state.incident is None:
         lost = max(0, state.step - item.start_step)  # a switch whose save failed
         turn.set(steps_lost=state.steps_lost + lost)
@@ -107,7 +108,8 @@ def _formed(turn: Turn, item: Formed) -> None:
         )
         turn.show_incident()
     turn.set(
-        step=item.start_step,
+        formed=state.generation,
+        step=max([item.start_step, *(e.step for e in state.exits.values())]),
         start_step=item.start_step,
         total_steps=item.total_steps,
         formed_once=True,

@@ -21,7 +21,7 @@ def warm(turn: Turn, index: int, info: ShardInfo) -> None:
     turn.update_process(index, info=info, warm_at=turn.now)
     turn.set(failed_starts=0)
     turn.emit("worker.started", shard_id=info.shard_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid)
-    if turn.state.stage is Stage.WAITING:
+    if turn.state.stage in (Stage.QUIESCING, Stage.WAITING):
         holdings.ask(turn, index)  # memory outlives processes: it may serve what those before it on its node left
 
 

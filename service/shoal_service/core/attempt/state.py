@@ -135,6 +135,8 @@ class Attempt(Frozen):
     failed_saves: tuple[str, ...] = ()
     """Directory names of this attempt that will never be committed."""
 
+    formed: int = 0
+    """The last generation that was up and restored."""
     step: int = 0
     """Newest completed step of the current generation's line."""
     start_step: int = 0

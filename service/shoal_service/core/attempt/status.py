@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shoal_service.core import goodput
+from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.state import Attempt, Process, Stage, Wanted
 from shoal_service.views import Condition, JobStatus, WorkerView
 from shoal_workers.contract.job import JobState
@@ -101,7 +102,7 @@ def _worker(state: Attempt, readings: Readings, process: Process) -> WorkerView:
     return WorkerView(
         shard_id=process.shard_id,
         rank=state.rank_of(process.index) if state.group_active else None,
-        state="training" if process.in_run else ("warm" if process.warm else "starting"),
+        state=_worker_state(state, process),
         node_id=info.node_id if info else "",
         node_ip=info.node_ip if info else "",
         pid=info.pid if info else 0,
@@ -109,6 +110,14 @@ def _worker(state: Attempt, readings: Readings, process: Process) -> WorkerView:
         phase=progress.phase if progress else Phase.IDLE,
         step=progress.step if progress else 0,
     )
+
+
+def _worker_state(state: Attempt, process: Process) -> str:
+    if process.in_run:
+        return "training"
+    if not process.warm:
+        return "starting"
+    return "stopping" if nodes.leave_of(state, process) is not None else "warm"
 
 
 def _finishing(state: Attempt) -> bool:

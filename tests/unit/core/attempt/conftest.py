@@ -119,6 +119,8 @@ class World:
     told_gone: set[int] = field(default_factory=set)
     """Processes that the machine killed, or was told of as lost."""
     num_steps: int = 0
+    states: set[tuple[int, int]] = field(default_factory=set)
+    """(generation, step) that a group has reached."""
     num_nodes: int | None = None
     """Processes are spread over so many; None: each has one of its own."""
     memory: dict[str, list[tuple[int, Holding]]] = field(default_factory=dict)
@@ -131,8 +133,9 @@ class World:
     def feed(self, event: Event) -> tuple[Command, ...]:
         before, copy = self.state, _copy_of(self.state)
         after, commands = machine.step(before, event, self.now)
-        assert before == copy, "the input was mutated"
-        assert machine.step(before, event, self.now) == (after, commands), "not a function of its input"
+        if commands or not isinstance(event, Tick):
+            assert before == copy, "the input was mutated"
+            assert machine.step(before, event, self.now) == (after, commands), "not a function of its input"
         if after.stage is not before.stage or len(self.history) % 8 == 0:
             assert Attempt.model_validate_json(after.model_dump_json()) == after, "the journal would lose something"
         self.state = after
@@ -150,10 +153,9 @@ class World:
             match command:
                 case FindCheckpoint():
                     self.finds.append(command)
-                case StartProcess(index, shard_id):
+                case StartProcess(index, shard_id, avoid_nodes):
                     assert index not in self.processes
-                    node_id = f"n{index if self.num_nodes is None else index % self.num_nodes}"
-                    self.processes[index] = FakeProcess(index, shard_id, node_id=node_id)
+                    self.processes[index] = FakeProcess(index, shard_id, node_id=self._place(index, avoid_nodes))
                 case KillProcess(index, _):
                     assert self._is_believed_alive(index)
                     self.told_gone.add(index)
@@ -222,20 +224,45 @@ class World:
         assert all(c.assignment.restore_memory == source for c in runs)
         if source is not None:
             self._look_at_source(source, newest)
+        self._look_for_a_better(source.step if source is not None else newest.step if newest is not None else 0)
         self._look_at_buddies(runs)
         for process in self.processes.values():
             assert not (process.alive and process.run), f"{process} still runs an older generation"
         for command in runs:
             assert self._is_believed_alive(command.index) and self.state.process(command.index).warm
 
+    def _place(self, index: int, avoid_nodes: tuple[str, ...]) -> str:
+        """The node on which it comes up; empty: there is none, and it never does."""
+        if self.num_nodes is None:
+            return f"n{index}"
+        places = [f"n{(index + turn) % self.num_nodes}" for turn in range(self.num_nodes)]
+        return next((place for place in places if place not in avoid_nodes), "")
+
     def _look_at_source(self, source: MemorySource, newest: CheckpointName | None) -> None:
         assert newest is None or source.step >= newest.step, "what is durable is newer"
         assert len(source.parts) == source.world_size
+        assert (source.generation, source.step) in self.states, "no group was ever there"
         for rank, endpoint in enumerate(source.parts):
             server = self.processes[endpoint.port - MEMORY_PORT]
             assert self._is_believed_alive(server.index) and server.is_warm and server.node_id == endpoint.node_id
             held = [(h.generation, h.rank, h.step) for h in self.held_on(endpoint.node_id)]
             assert (source.generation, rank, source.step) in held, "it was never told to lie there"
+
+    def _look_for_a_better(self, step: int) -> None:
+        """What the last group that trained left whole in the memory of nodes that answer is used, if everybody had the
+        chance to tell of it."""
+        state = self.state
+        servers = [self.processes[p.index] for p in state.usable if p.info.memory_port]
+        if any(p.is_stopped for p in servers) or any(name.startswith("held") for name in self.pending):
+            return
+        found: dict[tuple[int, int, int], set[int]] = {}
+        for node_id in {p.node_id for p in servers}:
+            for held in self.held_on(node_id):
+                found.setdefault((held.step, held.generation, held.world_size), set()).add(held.rank)
+        for (better, generation, world_size), ranks in found.items():
+            usable = generation >= state.oldest_snapshot and (generation, better) not in state.unreadable
+            usable = usable and generation == max(generation for generation, _ in self.states)
+            assert better <= step or not usable or len(ranks) < world_size, f"step {better} is whole in memory"
 
     def _look_at_buddies(self, runs: list[Run]) -> None:
         nodes = {c.assignment.rank: self.processes[c.index].node_id for c in runs}
@@ -289,7 +316,7 @@ class World:
 
     def start(self, index: int) -> None:
         process = self.processes[index]
-        if process.alive and not process.is_warm:
+        if process.alive and not process.is_warm and process.node_id:
             process.is_warm = True
             info = ShardInfo(
                 shard_id=process.shard_id, node_id=process.node_id, node_ip="10.0.0.1", pid=4000 + index,
@@ -371,15 +398,24 @@ class World:
         group = self.group()
         for process in group:
             process.step += 1
+        self.states.add((group[0].run.generation, group[0].step))
         self.snapshot()
         report = _step_report(group[0].run, group[0].step, self.now)
         self.tell(group[0], report.model_copy(update={"compute_s": compute_s}))
         self.deliver_all()
 
-    def snapshot(self) -> None:
+    def _progress(self, process: FakeProcess) -> Progress:
+        assert process.run is not None
+        return Progress(
+            generation=process.run.generation, phase=Phase.FORWARD, step=process.step, at=self.now, beat=process.step
+        )
+
+    def snapshot(self, without: int | None = None) -> None:
         """Every member keeps its part of this step, and its buddy a copy; of each the last two."""
         for process in self.group() if self.state.keeps_snapshots else ():
             run = process.run
+            if run.rank == without:
+                continue
             places = [process.node_id, *([run.buddy.node_id] if run.buddy else [])]
             for node_id in places:
                 part = Holding(
@@ -449,8 +485,9 @@ class World:
         )  # fmt: skip
         return there and (source.generation, source.step) not in self.lost_memory
 
-    def train(self, steps: int = 1, *, save_every: int = 4) -> None:
-        """So many steps of a formed group. It stops where it was asked to, or at the end, with a part of that step."""
+    def train(self, steps: int = 1, *, save_every: int = 4, late: int | None = None) -> None:
+        """So many steps of a formed group. It stops where it was asked to, or at the end, with a part of that step.
+        The rank `late` has not taken its snapshots yet."""
         for _ in range(steps):
             group = self.group()
             if not self.is_whole:
@@ -459,8 +496,12 @@ class World:
                 for process in group:
                     process.step += 1
                 self.num_steps += 1
-                self.snapshot()
+                self.states.add((group[0].run.generation, group[0].step))
+                self.snapshot(without=late)
                 self.tell(group[0], _step_report(group[0].run, group[0].step, self.now))
+                if self.state.keeps_snapshots:
+                    for process in group:
+                        self.post(f"news-{process.index}", Beat(process.index, self._progress(process)))
             step = group[0].step
             kind = ExitKind.FINISHED if step == self.total_steps else ExitKind.YIELDED
             leaves = step == self.total_steps or any(p.yields is not None for p in group)

@@ -1,8 +1,10 @@
 """Attempts that live through whatever hypothesis thinks of. The world checks each command; here are the laws of a life.
 
 Laws of every moment are in World (conftest.py): one generation at a time, equal assignments, the newest good
-checkpoint, no call to the dead, nothing left running at the end. Here: steps are never lost beyond the newest
-checkpoint, and from wherever an attempt has got to it comes to run or to end once everybody cooperates.
+checkpoint, the newest snapshot that is whole in the memory of those that answer (a member keeps the last two, so while
+all memory survives no more than one step is lost), buddies on other nodes, no call to the dead, nothing left running at
+the end. Here: a generation starts at a state that existed, and from wherever an attempt has got to it comes to run or
+to end once everybody cooperates, or by ticks alone.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis import Phase as Phase_
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -22,10 +26,18 @@ from hypothesis.stateful import (
 )
 
 from shoal_service.core.attempt import machine
-from shoal_service.core.attempt.events import ElasticityChanged, GrantChanged, RunReturned, WantedChanged
-from shoal_service.core.attempt.state import Attempt, Stage, Wanted
+from shoal_service.core.attempt.events import (
+    ElasticityChanged,
+    GrantChanged,
+    NewsArrived,
+    NodesAvoided,
+    RunReturned,
+    Tick,
+    WantedChanged,
+)
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Wanted
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.messages import ErrorReport, ExitKind, LeaveNotice, Phase, SuspectNamed
 from shoal_workers.contract.spec import ElasticitySpec
 
 NewWorld = Callable[..., Any]
@@ -33,13 +45,18 @@ ERROR = ErrorReport(type="ValueError", message="boom", traceback="tb", phase=Pha
 TOTAL_STEPS = 40
 
 
-def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]:
+def lives_of(
+    new_world: NewWorld, *, fatal: bool, memory: bool, nodes: int | None = None
+) -> type[RuleBasedStateMachine]:
     """Without `fatal`, nothing happens that rightly ends an attempt, so lives are long."""
 
     class Life(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            self.world = new_world(workers=3, standby=1, retry={"max_recoveries": 1000})
+            health = {"hang_floor_s": 5.0, "non_finite": "roll_back" if memory else "stop"}
+            self.world = new_world(
+                workers=3, standby=1, memory=memory, nodes=nodes, health=health, retry={"max_recoveries": 1000}
+            )
             self.world.total_steps = TOTAL_STEPS
 
         @initialize(steps=st.sampled_from([None, 0, 1, 5, 9, TOTAL_STEPS - 1]))
@@ -83,9 +100,10 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
                 self.world.form()
 
         @precondition(lambda self: self.world.state.stage in (Stage.RUNNING, Stage.SWITCHING))
-        @rule(steps=st.integers(1, 3), save_every=st.sampled_from([1, 2, 4]))
-        def the_group_trains(self, steps: int, save_every: int) -> None:
-            self.world.train(steps, save_every=save_every)
+        @rule(steps=st.integers(1, 3), save_every=st.sampled_from([1, 2, 4]), late=st.sampled_from([None, 0, 1]))
+        def the_group_trains(self, steps: int, save_every: int, late: int | None) -> None:
+            self.world.train(steps - 1, save_every=save_every)
+            self.world.train(1, save_every=save_every, late=late)
 
         @rule()
         def searches_are_answered(self) -> None:
@@ -109,6 +127,66 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
         def a_process_gets_stuck(self, data: st.DataObject) -> None:
             if self.world.group():
                 data.draw(st.sampled_from(self.world.group())).is_stuck = True
+
+        @rule(data=st.data(), unreachable=st.booleans())
+        def a_process_stops(self, data: st.DataObject, unreachable: bool) -> None:
+            if self.alive:
+                self.world.stop(data.draw(st.sampled_from(self.alive)), unreachable=unreachable)
+
+        @precondition(lambda self: memory)
+        @rule(data=st.data())
+        def a_node_dies(self, data: st.DataObject) -> None:
+            if self.alive:
+                self.world.die_node(self.world.processes[data.draw(st.sampled_from(self.alive))].node_id)
+
+        @precondition(lambda self: memory and self.world.states)
+        @rule()
+        def the_newest_snapshot_cannot_be_read(self) -> None:
+            self.world.lost_memory.add(max(self.world.states, key=lambda state: state[::-1]))
+
+        @precondition(lambda self: memory)
+        @rule(data=st.data(), seconds=st.sampled_from([None, 2.0, 20.0]))
+        def nodes_are_drained(self, data: st.DataObject, seconds: float | None) -> None:
+            there = sorted({p.node_id for p in self.world.processes.values() if p.alive and p.node_id})
+            chosen = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=2)) if there else []
+            deadline = None if seconds is None else self.world.now + seconds
+            self.world.feed(
+                NodesAvoided(tuple(AvoidedNode(node_id=n, reason="requested", deadline=deadline) for n in chosen))
+            )
+
+        @precondition(lambda self: memory and self.alive)
+        @rule(data=st.data(), grace_s=st.sampled_from([1.0, 10.0]))
+        def a_process_gives_notice(self, data: st.DataObject, grace_s: float) -> None:
+            index = data.draw(st.sampled_from(self.alive))
+            notice = LeaveNotice(
+                generation=self.world.state.generation, at=self.world.now, grace_s=grace_s, reason="SIGTERM"
+            )
+            self.world.post(f"news-{index}", NewsArrived(index, notice))
+
+        @precondition(lambda self: memory and len(self.world.group()) > 1 and self.world.state.stage is Stage.RUNNING)
+        @rule(rank=st.integers(0, 1))
+        def a_rank_computes_wrong(self, rank: int) -> None:
+            first = self.world.group()[0]
+            named = SuspectNamed(
+                generation=first.run.generation, step=first.step, at=self.world.now, rank=rank, message="other bits"
+            )
+            self.world.tell(first, named)
+
+        @precondition(lambda self: memory and self.world.is_whole and self.world.state.stage is Stage.RUNNING)
+        @rule(compute_s=st.lists(st.sampled_from([0.1, 0.9]), min_size=1, max_size=4))
+        def a_rank_is_slow_for_long(self, compute_s: list[float]) -> None:
+            if not self.world.pending and self.world.group()[0].step < TOTAL_STEPS - 21:
+                seconds = (compute_s * 4)[: self.world.world_size]
+                for _ in range(20):
+                    if self.world.state.stage is Stage.RUNNING and self.world.is_whole:
+                        self.world.report(*seconds)
+
+        @precondition(lambda self: memory and self.world.is_whole)
+        @rule()
+        def a_step_is_not_finite(self) -> None:
+            if self.world.state.stage is Stage.RUNNING and self.world.state.rollbacks < 3:
+                for process in self.world.group():
+                    self.world.leave(process, ExitKind.NON_FINITE, ERROR)
 
         @precondition(lambda self: self.world.group())
         @rule()
@@ -180,12 +258,13 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
                 self.world.fail_to_start(data.draw(st.sampled_from(starting)))
 
         @invariant()
-        def a_generation_starts_at_its_checkpoint(self) -> None:
+        def a_generation_starts_at_its_source(self) -> None:
             state = self.world.state
             if state.stage is Stage.RUNNING:
                 restored = CheckpointName.parse(state.restored) if state.restored else None
-                assert state.start_step == (restored.step if restored else 0)
-                assert state.step >= state.start_step
+                durable = restored.step if restored else 0
+                assert state.start_step == (state.memory.step if state.memory else durable)
+                assert state.step >= state.start_step >= durable
 
         @invariant()
         def incidents_are_counted_and_told(self) -> None:
@@ -201,8 +280,22 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
             assert set(self.world.state.committing) <= set(self.world.state.parts)
 
         def teardown(self) -> None:
-            """Once everybody cooperates, the attempt runs, and finishes."""
+            self.ticks_alone_lead_to_an_end()
+            self.everybody_cooperates_and_it_finishes()
+
+        def ticks_alone_lead_to_an_end(self) -> None:
+            """Nobody answers any more. Only a group that never gave a beat may run on: its steps may be long."""
+            state, now = self.world.state, self.world.now
+            for _ in range(600):
+                if state.stage is Stage.ENDED or (state.stage is Stage.RUNNING and not state.beats):
+                    return
+                now += 1.0
+                state, _ = machine.step(state, Tick(), now)
+            raise AssertionError(f"{self.world.state.stage} gets stuck in {state.stage}")
+
+        def everybody_cooperates_and_it_finishes(self) -> None:
             world = self.world
+            world.feed(NodesAvoided(()))
             world.until(Stage.RUNNING, Stage.ENDED)
             if not fatal:
                 world.feed(WantedChanged(Wanted.RUN))
@@ -213,8 +306,8 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
                 world.deliver_all()
                 if not world.is_whole and world.state.stage is Stage.RUNNING:
                     for process in world.group():
-                        process.is_stuck = False  # the collective's own deadline frees whoever waits for the stuck one
-                    world.break_collectives()
+                        process.is_stuck = process.is_stopped
+                    world.break_collectives()  # the collective's own deadline frees whoever waits for the stuck one
                 world.cooperate()
             assert world.end is not None, f"still {world.state.stage} at step {world.state.step}"
 
@@ -222,6 +315,7 @@ def lives_of(new_world: NewWorld, *, fatal: bool) -> type[RuleBasedStateMachine]
 
 
 COMMON = {
+    "phases": [Phase_.explicit, Phase_.generate],
     "max_examples": 50,
     "stateful_step_count": 50,
     "deadline": None,
@@ -231,8 +325,13 @@ COMMON = {
 
 
 def test_long_lives_with_lost_workers_and_failing_storage(new_world: NewWorld) -> None:
-    run_state_machine_as_test(lives_of(new_world, fatal=False), settings=settings(**COMMON))
+    run_state_machine_as_test(lives_of(new_world, fatal=False, memory=False), settings=settings(**COMMON))
 
 
 def test_lives_that_may_end_at_any_moment(new_world: NewWorld) -> None:
-    run_state_machine_as_test(lives_of(new_world, fatal=True), settings=settings(**COMMON))
+    run_state_machine_as_test(lives_of(new_world, fatal=True, memory=True), settings=settings(**COMMON))
+
+
+@pytest.mark.parametrize("nodes", [None, 1, 2, 3])
+def test_long_lives_with_snapshots_in_memory(new_world: NewWorld, nodes: int | None) -> None:
+    run_state_machine_as_test(lives_of(new_world, fatal=False, memory=True, nodes=nodes), settings=settings(**COMMON))

@@ -263,3 +263,23 @@ def test_every_generation_numbers_its_ranks_from_zero(new_world: NewWorld) -> No
         (c.index, c.assignment.rank) for c in world.commands if isinstance(c, Run) and c.assignment.generation == 2
     ]
     assert ranks == [(1, 0), (2, 1)]
+
+
+def test_news_of_forming_that_come_after_the_first_to_leave_still_count(new_world: NewWorld) -> None:
+    """The last step is done while the news are on their way: two channels, and the other one was faster."""
+    world = new_world(workers=2).open(then=11)
+    world.die(1)
+    world.deliver_all()
+    world.obey_interrupts()
+    world.deliver_all()
+    world.form()
+    while world.group():
+        world.train(1)
+    world.deliver("exit-0")
+    assert world.state.stage is Stage.COMMITTING and world.state.step == 12
+    world.deliver_all()
+    world.answer_storage()
+    world.deliver_all()
+    assert world.end.reason is EndReason.FINISHED and world.end.step == 12
+    [incident] = world.incidents()
+    assert incident.closed and incident.steps_lost == 3

@@ -61,7 +61,9 @@ def test_without_a_spare_an_extra_process_is_started_elsewhere(new_world: NewWor
 def test_where_nobody_comes_it_is_kept_and_left_alone_for_a_while(new_world: NewWorld) -> None:
     world = running(new_world)
     slow_steps(world, 3)
-    world.pass_time(60.0)
+    for beat in range(3):
+        world.pass_time(20.0)
+        world.beat(0, beat=100 + beat)
     assert len(world.events("worker.straggler_kept")) == 1
     assert world.state.stage is Stage.RUNNING and world.world_size == 3
     assert len(world.state.processes) == 3, "the one that never came is dropped"
