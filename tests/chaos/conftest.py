@@ -1,0 +1,73 @@
+"""The cluster of the fault matrix: a head that runs no work, and three nodes of two CPUs, each of which may die.
+
+They belong to a server of their own, from the same wheel as the session's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from recovery.nodes import Nodes
+
+_NODE_IPS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
+_CPUS_PER_NODE = 2
+_LIST_LEFT = """
+import json, sys, ray
+from ray.experimental import internal_kv
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+journal = internal_kv._internal_kv_list(b"", namespace=b"shoal-journal")
+groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+print(json.dumps([ray.util.list_named_actors(all_namespaces=True), groups, [key.decode() for key in journal]]))
+"""
+
+
+class Arena:
+    """A control plane and its cluster; both can be struck, and are whole again before the next cell."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.nodes = Nodes(server.state_dir, python=server.python)
+
+    def mend(self) -> None:
+        """Every node that a cell took away comes back."""
+        with self.server.client as client:
+            alive = {node.ip for node in client.cluster().nodes if node.alive}
+        for ip in set(_NODE_IPS) - alive:
+            self.nodes.remove(ip)
+            self.nodes.add(ip, num_cpus=_CPUS_PER_NODE)
+
+    def whats_left(self) -> tuple[Any, ...]:
+        """Named actors, placement groups and journal entries of the cluster."""
+        left = subprocess.run(
+            [self.server.python, "-c", _LIST_LEFT, self.nodes.address],
+            env={**os.environ, **self.nodes.environment}, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return tuple(json.loads(left.stdout.splitlines()[-1]))
+
+
+@pytest.fixture(scope="session")
+def arena(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    options = [f"--num-cpus={_CPUS_PER_NODE * len(_NODE_IPS)}", f"--nodes={len(_NODE_IPS)}"]
+    server = type(shoal_server)(shoal_server.python, tmp_path_factory.mktemp("arena"), options)
+    arena = Arena(server)
+    scratch = None
+    try:
+        server.start().wait_for_cluster()
+        scratch = arena.nodes.temp_dir
+        yield arena
+        assert arena.whats_left() == ([], [], [])
+        assert server.stop() == 0
+    finally:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
+        arena.nodes.end_added()
+        server.sweep()
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)

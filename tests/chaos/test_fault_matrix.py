@@ -1,0 +1,235 @@
+"""Every fault at every moment: the job ends, its losses are those of an undisturbed run, and nothing stays behind.
+
+`fault_matrix.yaml` defines the cells. A fixed sample runs by default; `make test-all` (pytest -m "") runs every cell.
+Moments are addressed by (rank, step, phase): the process that is to be there is held there while the fault happens.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recovery.processes import is_alive
+from shoal_service.core.attempt.buddies import buddies
+from shoal_service.views import WorkerView
+from shoal_workers.contract.messages import ShardInfo
+
+MATRIX = yaml.safe_load((Path(__file__).parent / "fault_matrix.yaml").read_text())
+WORKERS = 3
+STEPS = 12
+LATER = {"phase": "forward", "n": 10, "rank": 0}
+"""Where the job is held a second time, so that the world can be mended while training goes on."""
+_TRAINING = ("forward", "backward", "optimizer", "snapshot", "durable_save")
+_PATIENCE_S = 60.0
+
+
+def _cells() -> Iterator[Any]:
+    for fault in MATRIX["faults"]:
+        for moment in MATRIX["moments"]:
+            if moment not in MATRIX["never"].get(fault, {}):
+                is_sampled = moment in MATRIX["sample"].get(fault, ())
+                yield pytest.param(fault, moment, marks=() if is_sampled else pytest.mark.matrix)
+
+
+@pytest.mark.parametrize(("fault", "moment"), list(_cells()))
+def test_a_fault_costs_no_job_and_changes_no_loss(fault: str, moment: str, submit, arena) -> None:
+    arena.mend()
+    cell = Cell(arena, fault, moment, submit)
+    cell.run()
+
+    job = cell.job.finish()
+    bound = MATRIX["steps_lost"].get(fault, {}).get(moment, MATRIX["faults"][fault]["steps_lost"])
+    assert job.status.steps_lost <= bound
+    cell.job.assert_undisturbed_losses()
+    cell.assert_nothing_is_left()
+
+
+def test_every_cell_is_run_or_has_a_reason() -> None:
+    moments = set(MATRIX["moments"])
+    assert len(MATRIX["faults"]) == 10 and len(moments) == 8
+    for section in ("never", "sample", "steps_lost"):
+        assert set(MATRIX[section]) <= set(MATRIX["faults"]), section
+        assert all(set(cells) <= moments for cells in MATRIX[section].values()), section
+    assert set(MATRIX["sample"]) == set(MATRIX["faults"]), "the sample has every fault"
+    assert {moment for cells in MATRIX["sample"].values() for moment in cells} == moments, "and every moment"
+    assert all(len(reason) > 30 for cells in MATRIX["never"].values() for reason in cells.values())
+
+
+@dataclass
+class Held:
+    """A process that stands where it was told to."""
+
+    name: str
+    pid: int
+
+
+class Cell:
+    """One job, one moment, one fault."""
+
+    def __init__(self, arena: Any, fault: str, moment: str, submit: Any) -> None:
+        self._arena = arena
+        self._fault = fault
+        self._moment = MATRIX["moments"][moment]
+        self._is_training = moment in _TRAINING
+        self._has_later = moment != "finishing"
+        self._checkpoints = arena.server.state_dir / "checkpoints"
+        holds = [self._moment["hold"], *([self._moment["first"]] if "first" in self._moment else [])]
+        self.job = submit(
+            to=arena.server.client,
+            workers=WORKERS,
+            steps=STEPS,
+            task="struck:Struck",
+            holds=[*holds, *([LATER] if self._has_later else [])],
+            elasticity={"standby": 1 if fault == "standby" else 0},
+            snapshot={"budget": 1.0},
+        )
+
+    def run(self) -> None:
+        """Come to the moment, let it happen, and see the job to where it only has to finish."""
+        if "first" in self._moment:
+            os.kill(self._wait_at(self._moment["first"]).pid, signal.SIGKILL)
+        if self._fault == "standby":
+            _until(lambda: self._spare() is not None, "there is a warm spare")
+        held = self._wait_at(self._moment["hold"])
+        with self._struck(held):
+            self.job.release(held.name)
+            if self._has_later and self._is_training:
+                self._wait_at(LATER)
+        if self._has_later:
+            self.job.release(self._wait_at(LATER).name)
+
+    def assert_nothing_is_left(self) -> None:
+        pids = {event.data["pid"] for event in self.job.events("worker.started")}
+        _until(lambda: not any(is_alive(pid) for pid in pids), "all processes of the job are gone")
+        for actor in ("ShardActor", "SupervisorActor"):
+            _until(lambda actor=actor: not self._arena.nodes.pids_of(actor), f"no {actor} is left")
+        names = [path.name for path in self._checkpoints.rglob("*")]
+        assert [name for name in names if name.endswith(".writing") or name.startswith("write-probe")] == []
+        in_memory = [path.name for path in Path("/dev/shm").glob(f"shoal-*/*{self.job.id}*")]
+        assert in_memory == []
+
+    @contextmanager
+    def _struck(self, held: Held) -> Iterator[None]:
+        """The fault happens on entry; what has to come back comes back on leaving."""
+        nodes, server = self._arena.nodes, self._arena.server
+        match self._fault:
+            case "shard":
+                os.kill(held.pid, signal.SIGKILL)
+                yield
+            case "two_shards":
+                other = next(pid for pid in self._pids() if pid != held.pid and is_alive(pid))
+                os.kill(other, signal.SIGKILL)
+                os.kill(held.pid, signal.SIGKILL)
+                yield
+            case "buddy":
+                os.kill(self._buddy_of(held.pid).pid, signal.SIGKILL)
+                yield
+            case "node":
+                ip = nodes.ip_of(held.pid)
+                nodes.kill_raylet(ip)
+                _until(lambda: not is_alive(held.pid), "the node's processes die of it")
+                nodes.remove(ip)
+                yield
+            case "head":
+                nodes.kill_head()  # the control plane has it back after some seconds, in which training goes on
+                if not self._is_training:
+                    _until(nodes.is_head_alive, "the head is back")
+                yield
+                _until(nodes.is_head_alive, "the head is back")
+            case "supervisor":
+                [supervisor] = nodes.pids_of("SupervisorActor")
+                os.kill(supervisor, signal.SIGKILL)
+                yield
+            case "control_plane":
+                server.kill()
+                try:
+                    yield
+                finally:
+                    server.start().wait_for_cluster()
+            case "standby":
+                spare = self._spare()
+                assert spare is not None
+                os.kill(spare.pid, signal.SIGKILL)
+                yield
+            case "storage":
+                with self._without_storage():
+                    yield
+                    self.job.wait_for_event("checkpoint.failed")
+            case "database":
+                with _locked(server.state_dir / "shoal.db"):
+                    yield
+            case fault:
+                raise AssertionError(f"{fault} is not a fault of the matrix")
+
+    def _wait_at(self, hold: dict[str, Any]) -> Held:
+        """Asks no service: it may be what is struck."""
+        name = "-".join(str(hold[key]) for key in ("phase", "n", "rank") if key in hold)
+        reached = self.job.gate / f"{name}.reached"
+        _until(reached.exists, f"{self.job.id} reaches {name}")
+        return Held(name, int(reached.read_text()))
+
+    def _pids(self) -> list[int]:
+        """Of every process of the job that is known by now; in start-up they are not warm yet."""
+        return [int(path.read_text()) for path in sorted(self.job.gate.glob("process-*.pid"))]
+
+    def _members(self) -> list[WorkerView]:
+        members = [one for one in self.job.client.workers(self.job.id) if one.rank is not None]
+        return sorted(members, key=lambda one: one.rank or 0)
+
+    def _buddy_of(self, pid: int) -> WorkerView:
+        members = self._members()
+        infos = [
+            ShardInfo(
+                shard_id=one.shard_id, node_id=one.node_id, node_ip=one.node_ip, pid=one.pid,
+                store_port=1, device="cpu", memory_port=one.pid,
+            )
+            for one in members
+        ]  # fmt: skip
+        endpoint = next(buddy for buddy, one in zip(buddies(infos), members, strict=True) if one.pid == pid)
+        assert endpoint is not None, "the group is on one node"
+        return next(one for one in members if one.pid == endpoint.port)
+
+    def _spare(self) -> WorkerView | None:
+        workers = self.job.client.workers(self.job.id)
+        return next((one for one in workers if one.rank is None and one.state == "warm"), None)
+
+    @contextmanager
+    def _without_storage(self) -> Iterator[None]:
+        """A file lies where the directory was."""
+        aside = self._checkpoints.with_name("checkpoints-aside")
+        self._checkpoints.mkdir(exist_ok=True)
+        self._checkpoints.rename(aside)
+        self._checkpoints.touch()
+        try:
+            yield
+        finally:
+            self._checkpoints.unlink()
+            aside.rename(self._checkpoints)
+
+
+@contextmanager
+def _locked(database: Path) -> Iterator[None]:
+    connection = sqlite3.connect(database, timeout=30.0, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+def _until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {_PATIENCE_S:.0f} s"
+        time.sleep(0.02)
