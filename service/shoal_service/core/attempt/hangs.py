@@ -35,7 +35,7 @@ def beat(turn: Turn, index: int, progress: Progress) -> None:
 
 def find_hang(state: Attempt, now: float) -> tuple[str, Hang] | None:
     """What to say, and whom it points at; None: somebody got somewhere not long ago."""
-    if state.stage not in (Stage.RUNNING, Stage.SWITCHING) or not state.beats or not state.in_run:
+    if state.stage not in (Stage.RUNNING, Stage.SWITCHING) or not state.in_run:
         return None
     newest = max([state.progressed_at, *(b.seen_at for b in state.beats.values())])
     threshold, why = _threshold(state)
@@ -56,6 +56,9 @@ def _threshold(state: Attempt) -> tuple[float, str]:
         return state.timeouts.switch_s, f"while it saves at most {state.timeouts.switch_s:g} s"
     median = statistics.median(state.step_times) if state.step_times else 0.0
     threshold = max(health.hang_factor * median, health.hang_floor_s)
+    if not state.beats:
+        threshold = max(threshold, state.timeouts.form_s)
+        return threshold, f"no beat was heard since the group formed; at most {threshold:g} s"
     return threshold, (
         f"health.hang_factor {health.hang_factor:g} x {median:.3g} s, at least health.hang_floor_s "
         f"{health.hang_floor_s:g} s"

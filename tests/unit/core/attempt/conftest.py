@@ -636,6 +636,7 @@ def make_world(
 ) -> World:
     elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
     document = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}, **spec}
+    document.setdefault("health", {"hang_floor_s": 3600.0})  # tests of other things may let time pass
     document["snapshot"] = {"enabled": memory}
     world = World(
         Attempt(

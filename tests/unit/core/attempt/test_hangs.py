@@ -118,10 +118,13 @@ def test_who_is_named_at_the_same_step_again_is_replaced(new_world: NewWorld) ->
     assert incident.ranks == (0,) and incident.steps_lost == 0
 
 
-def test_before_any_beat_was_heard_silence_means_nothing(new_world: NewWorld) -> None:
+def test_before_any_beat_was_heard_silence_means_little(new_world: NewWorld) -> None:
+    """A supervisor that was restarted has to hear of everybody first."""
     world = new_world(workers=2, health=HEALTH).open(then=6)
-    world.pass_time(100.0)
+    world.pass_time(20.0)
     assert world.state.stage is Stage.RUNNING
+    world.pass_time(0.25)
+    assert "no beat was heard" in world.state.incident.message
 
 
 def test_a_save_that_takes_long_is_no_hang(new_world: NewWorld) -> None:
