@@ -242,15 +242,20 @@ class Executor:
     async def _release_all(self) -> None:
         """The attempt is over: hear what the processes printed last, remove the snapshots, end the processes."""
         await asyncio.gather(*(attendant.farewell() for attendant in self._leaving))
-        await asyncio.gather(*(self._forget_memory(index) for index in self._fleet.one_per_node().values()))
+        await asyncio.gather(*(self._forget_memory(indexes) for indexes in self._fleet.by_node().values()))
         await asyncio.gather(*(self._fleet.kill(attendant.index) for attendant in self._leaving), *self._killing)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _forget_memory(self, index: int) -> None:
-        with contextlib.suppress(RayError, TimeoutError):
-            await asyncio.wait_for(self._fleet.forget_memory(index), timeout=_FORGET_S)
+    async def _forget_memory(self, indexes: list[int]) -> None:
+        """One process does it for all of its node."""
+        for index in indexes:
+            try:
+                await asyncio.wait_for(self._fleet.forget_memory(index), timeout=_FORGET_S)
+                return
+            except (RayError, TimeoutError):
+                continue
 
     def _re_attach(self) -> None:
         """After the supervisor's own death: processes are found by name; none of them is stopped."""

@@ -113,9 +113,13 @@ class Fleet:
         """It was started or found, and not lost since."""
         return index in self._handles
 
-    def one_per_node(self) -> dict[str, int]:
-        """By node id, one process that lives there, as far as is known."""
-        return {info.node_id: index for index, info in self._infos.items() if index in self._handles}
+    def by_node(self) -> dict[str, list[int]]:
+        """By node id, the processes that live there, as far as is known."""
+        found: dict[str, list[int]] = {}
+        for index, info in self._infos.items():
+            if index in self._handles:
+                found.setdefault(info.node_id, []).append(index)
+        return found
 
     async def kill(self, index: int) -> None:
         """End the process, whatever state it is in; returns when that was done, or somebody else has to do it."""
@@ -143,14 +147,13 @@ class Fleet:
             if is_shard_process(info.pid):
                 os.kill(info.pid, signal.SIGKILL)
             return
-        helper = self.one_per_node().get(info.node_id)
-        if helper is None:
-            return
-        try:
-            call = self._handles[helper].terminate.remote(info.pid, info.shard_id)
-            await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)
-        except (RayError, TimeoutError):
-            pass  # the helper is gone or stopped, too
+        for helper in self.by_node().get(info.node_id, ()):
+            try:
+                call = self._handles[helper].terminate.remote(info.pid, info.shard_id)
+                await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)
+                return
+            except (RayError, TimeoutError, KeyError):
+                continue  # the helper is gone or stopped, too
 
     def _create(self, shard_id: str, avoid_nodes: tuple[str, ...]) -> ActorHandle:
         config = self._config

@@ -1,0 +1,171 @@
+"""Nodes die, are drained, are suspected; the head dies and comes back; the whole cluster dies. No loss changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.views import NodeView
+from shoal_workers.contract.job import EndReason, IncidentCause
+
+_PATIENCE_S = 60.0
+_HOLD = {"at": "step", "rank": 0, "do": "hold"}
+
+
+def test_a_dead_raylet_costs_a_step_at_most_and_its_shards_are_replaced_elsewhere(submit, arena) -> None:
+    arena.mend()
+    client = arena.server.client
+    run = submit(
+        to=client, workers=4, steps=24, waves=[4, 6, 8], snapshot={"budget": 1.0},
+        strikes=[{**_HOLD, "n": 8}, {**_HOLD, "n": 18}],
+    )  # fmt: skip
+    run.wait_at("step-8-0")
+    rank_0, *others = sorted(client.workers(run.id), key=lambda worker: worker.rank)
+    victims = [worker for worker in others if worker.node_ip != rank_0.node_ip]
+    assert victims, "four workers do not fit on one node"
+    lost = [worker for worker in victims if worker.node_ip == victims[0].node_ip]
+    arena.nodes.kill_raylet(lost[0].node_ip)
+    run.wait_for_event("incident.opened")
+    run.release("step-8-0")
+    run.wait_at("step-18-0")
+    after = run.pids()
+    run.release("step-18-0")
+    job = run.finish()
+
+    assert after[0] == rank_0.pid, "survivors keep their processes"
+    incident = client.incidents(run.id)[0]
+    assert incident.cause is IncidentCause.NODE_DIED and incident.closed
+    assert set(incident.ranks) == {worker.rank for worker in lost}, "one incident for all that died with the node"
+    assert incident.node_id == lost[0].node_id
+    assert incident.state_source == "memory", "what was in the dead node's memory, its buddies had"
+    assert job.status.steps_lost <= 1
+    run.assert_undisturbed_losses()
+
+
+def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(submit, arena) -> None:
+    arena.mend()
+    client = arena.server.client
+    run = submit(
+        to=client, workers=3, steps=24, waves=[3, 4], strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 16}]
+    )  # fmt: skip
+    run.wait_at("step-5-0")
+    leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
+    drained = client.drain(leaver.node_id, reason="new disks", deadline_s=600.0)
+    assert drained.drain is not None and drained.drain.deadline is not None
+    try:
+        run.wait_for_event("worker.started", 4)
+        run.wait_for_event("generation.switching")
+        run.release("step-5-0")
+        run.wait_at("step-16-0")
+        workers = [worker for worker in client.workers(run.id) if worker.rank is not None]
+        assert workers and leaver.node_id not in {worker.node_id for worker in workers}
+        run.release("step-16-0")
+        job = run.finish()
+    finally:
+        assert client.undo_drain(leaver.node_id).drain is None
+    assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
+
+
+def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(submit, arena) -> None:
+    arena.mend()
+    client = arena.server.client
+    run = submit(
+        to=client, workers=3, steps=40, step_s=0.05, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}]
+    )  # fmt: skip
+    run.wait_at("step-5-0")
+    before = run.pids()
+    killed_at = arena.nodes.kill_head()
+    run.release("step-5-0")
+    run.wait_at("step-35-0")
+    _until(arena.nodes.is_head_alive, "the head is back")
+    _until(lambda: client.cluster().connected, "the control plane has found it")
+    back_at = time.time()
+    run.wait_for_step(34)
+    assert run.pids() == before
+    run.release("step-35-0")
+    job = run.finish()
+
+    assert (job.status.attempt, job.status.generation, job.status.steps_lost) == (1, 1, 0)
+    assert client.incidents(run.id) == () and run.events("supervisor.restarted") == []
+    assert any(killed_at < point.at < back_at for point in client.series(run.id))
+    run.assert_undisturbed_losses()
+    afterwards = submit(to=client, workers=2, steps=4)
+    afterwards.finish()
+    afterwards.assert_undisturbed_losses()
+
+
+def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoint(submit, arena) -> None:
+    arena.mend()
+    client = arena.server.client
+    run = submit(to=client, workers=2, steps=20, waves=[2, 4], strikes=[{**_HOLD, "n": 11}])
+    run.wait_at("step-11-0")
+    run.wait_for_event("checkpoint.committed", 2)
+    for ip in arena.nodes.ips():
+        arena.nodes.remove(ip)
+    run.release("step-11-0")
+    job = run.finish()
+
+    assert job.status.steps_lost <= 10 - 8, "the checkpoint of step 8 was committed"
+    forming = run.events("generation.forming")[-1].data
+    assert forming["source"] == "checkpoint" and forming["restore"].startswith("step-000000000008")
+    run.assert_undisturbed_losses()
+
+
+def test_a_supervisor_that_dies_at_each_start_is_given_up(submit, arena) -> None:
+    arena.mend()
+    client = arena.server.client
+    run = submit(to=client, workers=1, steps=20, strikes=[{**_HOLD, "n": 2}])
+    run.wait_at("step-2-0")
+    dead: set[int] = set()
+
+    def strike_again() -> bool:
+        for pid in set(arena.nodes.pids_of("SupervisorActor")) - dead:
+            os.kill(pid, signal.SIGKILL)
+            dead.add(pid)
+        return len(dead) == 8
+
+    _until(strike_again, "the supervisor has died eight times")
+    job = run.finish(run.now().status.state.FAILED)
+    assert job.status.reason == EndReason.INTERNAL
+    assert "died 8 times in a row" in job.status.message
+    _until(lambda: not arena.nodes.pids_of("ShardActor"), "its shards are gone")
+
+
+def test_a_suspected_node_is_tested_and_used_again(submit, arena) -> None:
+    """Three shards that die on a node within ten minutes make it suspected."""
+    arena.mend()
+    client = arena.server.client
+    spared, *others = [node.node_id for node in client.nodes() if node.alive and node.cpus]
+    for node_id in others:
+        client.drain(node_id)
+    run = submit(
+        to=client, workers=2, steps=30, waves=[2, 3, 4, 5], health={"probation_s": 1.0},
+        strikes=[*({"at": "step", "rank": 1, "n": n, "do": "kill"} for n in (3, 8, 13)), {**_HOLD, "n": 25}],
+    )  # fmt: skip
+    suspected = run.wait_for_event("node.suspected")
+    assert suspected.data["node_id"] == spared
+
+    def is_suspected() -> NodeView | None:
+        node = client.node(spared)
+        return node if node.suspected else None
+
+    run.wait_for_event("node.cleared")
+    for node_id in others:
+        client.undo_drain(node_id)
+    _until(lambda: is_suspected() is None, "the node is not suspected any more")
+    run.wait_at("step-25-0")
+    run.release("step-25-0")
+    run.finish()
+    run.assert_undisturbed_losses()
+
+
+def _until(condition: Callable[[], Any], what: str) -> None:
+    """Ask somebody else's process, which nothing here can be told by."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {_PATIENCE_S:.0f} s"
+        time.sleep(0.05)
