@@ -177,7 +177,7 @@ class IncidentView(Frozen):
     from_layout: str = ""
     to_layout: str | None = None
     action: str = ""
-    """What was done about it; see docs/recovery.md."""
+    """What was done about it; see docs/architecture.md."""
     closed: bool = False
     message: str = ""
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from shoal_service.core.attempt.actions import RESPONSES, Suspicion, action_of
 from shoal_workers.contract.job import IncidentCause
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "architecture.md"
 
 
 def test_every_cause_has_a_response() -> None:
@@ -26,3 +30,9 @@ def test_the_words_say_how_the_gap_was_filled() -> None:
     assert action_of(died, 4, 4, num_spares=1) == "restart process, replace from standby"
     assert action_of(IncidentCause.NODE_DIED, 4, 3, num_spares=1) == "exclude node, replace from standby, shrink"
     assert action_of(IncidentCause.COLLECTIVE_FAILED, 4, 4, num_spares=0) == "re-form"
+
+
+def test_the_table_in_the_docs_is_this_one() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    for cause, response in RESPONSES.items():
+        assert f"| `{cause}` | {response.action} | {response.suspicion} | {response.words} |" in lines
