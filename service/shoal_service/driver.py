@@ -135,4 +135,5 @@ class Driver:
             code_uri=code_uri,
             goodput=row.status.goodput,
             memory_key=secrets.token_hex(16),
+            avoid=self._avoid,
         )

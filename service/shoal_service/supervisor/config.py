@@ -25,6 +25,8 @@ class SupervisorConfig(Frozen):
     timeouts: Timeouts = Timeouts()
     memory_key: str = ""
     """Shared secret of the attempt's shards; see ShardConfig."""
+    avoid: tuple[AvoidedNode, ...] = ()
+    """Nodes on which nothing is started; the newest directive says which they are by now."""
     goodput: Goodput | None = None
     """What was booked of the job before this attempt, which goes on with it."""
 

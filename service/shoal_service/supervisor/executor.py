@@ -284,6 +284,7 @@ def _new_attempt(config: SupervisorConfig) -> Attempt:
         checkpoint_root=config.checkpoint_root,
         granted=config.granted,
         timeouts=config.timeouts,
+        avoided=config.avoid,
         since=now,
         ledger=goodput.resume(config.goodput, at=now),
     )

@@ -1,7 +1,7 @@
 """Fleet: the shard processes of one attempt as Ray actors. Starts, finds, calls and kills them; decides nothing.
 
-What may wait for the Ray head (creating an actor does) runs on threads of its own: while the head is away, the executor
-must go on with what lives.
+What may wait for the Ray head (creating an actor does, and killing one may) runs on threads of its own: while the head
+is away, the executor must go on with what lives.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -24,7 +25,7 @@ from shoal_workers.contract.memory import Holding
 from shoal_workers.contract.messages import Assignment, ErrorReport, ShardConfig, ShardExit, ShardInfo, ShardPoll
 
 _GIB = 1 << 30
-_NUM_CREATING = 8
+_NUM_THREADS = 8
 _KILL_S = 0.3
 """Ray's own kill takes some tens of milliseconds; a process that is stopped does not hear it."""
 _TERMINATE_S = 2.0
@@ -38,7 +39,8 @@ class Fleet:
         self._handles: dict[int, ActorHandle] = {}
         self._infos: dict[int, ShardInfo] = {}
         self._creating: dict[int, asyncio.Future[ActorHandle]] = {}
-        self._threads = ThreadPoolExecutor(_NUM_CREATING, thread_name_prefix="create")
+        self._creators = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="create")
+        self._killers = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kill")
         self._node_id: str = ray.get_runtime_context().get_node_id()
         worker = config.spec.worker
         env_vars = {"OMP_NUM_THREADS": str(max(1, int(worker.cpus)))}
@@ -60,7 +62,7 @@ class Fleet:
     async def start(self, index: int, shard_id: str, avoid_nodes: tuple[str, ...]) -> None:
         """Ask Ray for the process; it may wait for resources, and the first call to it says when it is there."""
         loop = asyncio.get_running_loop()
-        creating = loop.run_in_executor(self._threads, self._create, shard_id, avoid_nodes)
+        creating = loop.run_in_executor(self._creators, self._create, shard_id, avoid_nodes)
         self._creating[index] = creating
         try:
             handle = await asyncio.shield(creating)
@@ -130,7 +132,9 @@ class Fleet:
         handle = self._handles.pop(index, None)
         if handle is None:
             return
-        ray.kill(handle, no_restart=True)
+        loop = asyncio.get_running_loop()
+        killing = loop.run_in_executor(self._killers, partial(ray.kill, handle, no_restart=True))
+        await asyncio.wait({killing}, timeout=_KILL_S)
         if info is not None:
             await asyncio.sleep(_KILL_S)
             await self._terminate(info)
