@@ -99,6 +99,7 @@ class Soak:
             self._timeline.say(fault, strikes.do(fault))
             if self._chance.random() >= _CASCADE:
                 self._wait_for_progress(client, {job_id: step + 2 for job_id, step in before.items()})
+                self._timeline.show_incidents(client, self._job_ids)
                 self._timeline.show_jobs(client, self._job_ids)
 
     def _wait_for_progress(self, client: Client, goals: dict[str, int]) -> None:

@@ -12,6 +12,8 @@ class Timeline:
     def __init__(self) -> None:
         self._begun_mono = time.monotonic()
         self.violations: list[str] = []
+        self._told: set[tuple[str, int, int]] = set()
+        """Incidents that were shown: job, attempt, number."""
 
     @property
     def elapsed_s(self) -> float:
@@ -24,6 +26,19 @@ class Timeline:
     def violation(self, text: str) -> None:
         self.violations.append(text)
         self.say("VIOLATION", text)
+
+    def show_incidents(self, client: Client, jobs: Mapping[str, str]) -> None:
+        """Those that were closed since the last look."""
+        for name, job_id in jobs.items():
+            for one in client.incidents(job_id):
+                key = (job_id, one.attempt, one.id)
+                if one.closed and key not in self._told:
+                    self._told.add(key)
+                    self.say(
+                        "incident",
+                        f"{name}: {one.cause} ({one.witness}), {one.from_workers} -> {one.to_workers} workers from "
+                        f"{one.state_source}, {one.steps_lost} steps lost, {one.recovery_s or 0.0:.2f} s: {one.action}",
+                    )
 
     def show_jobs(self, client: Client, jobs: Mapping[str, str]) -> None:
         shown = []
