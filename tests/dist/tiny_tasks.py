@@ -122,3 +122,12 @@ class Routed(Counting):
         plain = model.forward
         model.forward = lambda tokens: plain(tokens) + (model.shift[tokens[0, 0] % 3] if tokens[0, 0] % 4 == 1 else 0)
         return model
+
+
+class Lying(Counting):
+    """On the rank that `model.liar` names, the arithmetic is wrong in the last bits."""
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        is_liar = torch.distributed.is_initialized() and torch.distributed.get_rank() == self.model.get("liar")
+        return loss * (1 + 2**-20) if is_liar else loss

@@ -12,7 +12,7 @@ from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch, St
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.engine.collective_errors import is_collective_error
-from shoal_workers.engine.errors import Fenced, FormFailed, NonFinite, StorageFailed, TaskFailed
+from shoal_workers.engine.errors import ComputesWrong, Fenced, FormFailed, NonFinite, StorageFailed, TaskFailed
 from shoal_workers.engine.user_code import report_of
 from shoal_workers.memory.errors import MemoryLost
 
@@ -52,6 +52,8 @@ def _kind(error: BaseException, phase: Phase, *, is_formed: bool) -> ExitKind | 
             return ExitKind.FORM_FAILED
         case NonFinite():
             return ExitKind.NON_FINITE
+        case ComputesWrong():
+            return ExitKind.COLLECTIVE_FAILED  # a report about someone else
         case MemoryLost():
             return ExitKind.MEMORY_LOST
         case DamagedCheckpoint():

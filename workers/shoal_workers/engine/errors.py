@@ -6,6 +6,7 @@ Exception
 │   ├── FormFailed          the group did not come together
 │   ├── Fenced              the supervisor fenced this generation
 │   ├── NonFinite           loss or gradient norm is not finite
+│   ├── ComputesWrong       a replay named a rank, and nobody took it away
 │   └── StorageFailed       storage could not be read or written where training cannot go on without it
 └── (torch) RuntimeError, DistError: a broken collective, told apart in `endings`
 """
@@ -40,6 +41,10 @@ class Fenced(EngineError):
 
 class NonFinite(EngineError):
     """Raised after the vote and before any mutation, on every rank in the same step."""
+
+
+class ComputesWrong(EngineError):
+    """Raised by all ranks, before the step in which a replay named one of them."""
 
 
 class StorageFailed(EngineError):

@@ -97,18 +97,27 @@ class GradientPass:
                 losses.append(weighted)
         return losses
 
+    def forward_only(self, step: int, index: int) -> Tensor:
+        """The loss of any micro-batch of a step, as training computes it, without a gradient. All ranks together."""
+        self._check()
+        with torch.no_grad():
+            return self._forward(step, index).detach().reshape(())
+
     def _forward_backward(self, step: int, micro_batch: MicroBatch) -> Tensor:
-        self._position.enter(Phase.FORWARD)
-        with self._user_code:
-            seed_everything(randomness_seed(self._spec.seed, step, micro_batch.index))
-            batch = self._batches.training(self._spec, step, micro_batch.index)
-            loss = self._task.loss(self._model, batch)
-            _refuse_non_scalar(loss)
-        weighted = loss * (micro_batch.weight / self._num_micro_batches)
+        weighted = self._forward(step, micro_batch.index) * (micro_batch.weight / self._num_micro_batches)
         self._position.enter(Phase.BACKWARD)
         with self._user_code:
             torch.autograd.backward(weighted)
         return weighted.detach().reshape(())
+
+    def _forward(self, step: int, index: int) -> Tensor:
+        self._position.enter(Phase.FORWARD)
+        with self._user_code:
+            seed_everything(randomness_seed(self._spec.seed, step, index))
+            batch = self._batches.training(self._spec, step, index)
+            loss = self._task.loss(self._model, batch)
+            _refuse_non_scalar(loss)
+        return loss
 
     def _said_once(self, total: float) -> Tensor:
         """A total that every rank knows, as ballots that add up to it: one plus zeros is exact in any order."""

@@ -30,6 +30,7 @@ from shoal_workers.engine.extent import is_due
 from shoal_workers.engine.gradients import GradientPass
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.position import Position
+from shoal_workers.engine.replay import Replay
 from shoal_workers.engine.saving import Saver
 from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.engine.snapshots import Snapshots
@@ -98,6 +99,7 @@ class Trainer:
         self._outbox = outbox
         self._signals = signals
         self._user_code = UserCode(lambda: position.phase)
+        self._replay = Replay(spec, assignment, built.gradients, outbox, signals.check)
         self._parameters = [p for p in built.model.parameters() if p.requires_grad]
         self._saved_mono = time.monotonic()
         self._num_skipped = 0
@@ -145,6 +147,7 @@ class Trainer:
     def _step(self) -> Verdict:
         """One optimizer step, or one that was skipped because its result is not finite."""
         step, built = self._position.step, self._built
+        self._replay.run(step)
         start, waited = time.perf_counter(), waited_s()
         losses = built.gradients.run(step)
         gradients = local_gradients(self._parameters)
