@@ -66,9 +66,9 @@ def _threshold(state: Attempt) -> tuple[float, str]:
 
 
 def _standing(state: Attempt, index: int) -> tuple[int, float]:
-    """Smaller: it stands still at an earlier step, or since longer ago."""
+    """Smaller: it stands still at an earlier step, or since longer ago; by its own clock, as polls are too coarse."""
     last = state.beats.get(index)
-    return (last.step, last.seen_at) if last is not None else (-1, 0.0)
+    return (last.step, last.at) if last is not None else (-1, 0.0)
 
 
 def _where(state: Attempt, index: int) -> str:

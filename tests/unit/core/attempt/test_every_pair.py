@@ -207,7 +207,8 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
         state = world.state
         for event in events(state):
             after, commands = machine.step(state, event, world.now + 0.5)
-            assert Attempt.model_validate_json(after.model_dump_json()) == after
+            if after.stage is not state.stage or pairs % 8 == 0:
+                assert Attempt.model_validate_json(after.model_dump_json()) == after
             assert sum(isinstance(c, End) for c in commands) == (
                 after.stage is Stage.ENDED and state.stage is not Stage.ENDED
             )
