@@ -42,7 +42,7 @@ _PHASES = (
     ("first step", "#ae81ff"),
 )
 _BACKGROUND, _TEXT, _DIM = "#272822", "#f8f8f2", "#a59f85"
-_WIDTH, _LEFT, _BAR, _LINE = 960, 300, 22, 34
+_WIDTH, _LEFT, _BAR, _LINE = 960, 20, 22, 34
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ step 16 ---|--x                  11   12   13   14   15   16   17
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -41,14 +41,15 @@ def is_over(steps: Sequence[StepEnd], signal_at: float) -> bool:
     return bool(after) and after[-1].step > reached and len(after) > _STEADY_STEPS
 
 
-def measure(steps: Sequence[StepEnd], signal_at: float) -> Disturbance:
-    """`steps` in the order of time, as `is_over` wants them."""
+def measure(steps: Sequence[StepEnd], signal_at: float, quiet_step_s: Mapping[int, float] | None = None) -> Disturbance:
+    """`steps` in the order of time, as `is_over` wants them. `quiet_step_s`: a median step by world size, where it was
+    measured while nothing else went on; else it is that of the group that comes after."""
     before = [one for one in steps if one.at <= signal_at]
     after = [one for one in steps if one.at > signal_at]
     reached = max((one.step for one in before), default=0)
     first = after[0]
     passed = next(one for one in after if one.step > reached)
-    step_s = steady_step_s(steps, first)
+    step_s = (quiet_step_s or {}).get(first.world_size) or steady_step_s(steps, first)
     return Disturbance(
         pause_s=first.at - signal_at - step_s,
         regain_s=passed.at - signal_at,

@@ -142,7 +142,7 @@ def kill_control_plane(server: ShoalServer, run: ShoalRun, kills: int, chance: r
 def _observe(run: ShoalRun, event: Event, at: float, figures: dict[str, Any] | None = None) -> Trial:
     if not run.wait(lambda: is_over(run.steps(), at), f"it recovers from {event}", _RECOVERY_PATIENCE_S):
         return Trial(System.SHOAL, event, note=f"no recovery within {_RECOVERY_PATIENCE_S:.0f} s")
-    cost = measure(run.steps(), at)
+    cost = measure(run.steps(), at, run.quiet_step_s)
     run.wait(lambda: run.incident_after(at) is not None, "the incident is closed", 10.0)
     return _trial(event, cost, (figures or {}) | _of_incident(run.incident_after(at), at))
 

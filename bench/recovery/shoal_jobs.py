@@ -30,6 +30,7 @@ class Plan:
     settings: dict[str, Any]
 
 
+_SIZES = (WORKERS - 1, WORKERS)
 _ONE_NODE = (f"--num-cpus={WORKERS}",)
 _STANDBY_NODE = (f"--num-cpus={WORKERS + 1}",)
 _NODES = (f"--num-cpus={WORKERS}", f"--nodes={WORKERS}")
@@ -61,6 +62,7 @@ def _run(plan: Plan, events: set[Event], folder: Path, kills: int, chance: rando
             compare_snapshots(server, emit)
             return
         with _job(server, plan) as run:
+            run.calibrate(*_SIZES)
             strikes: dict[Event, Callable[[], None]] = {
                 Event.SHARD_KILL: lambda: shoal_events.kill_shards(run, kills, chance, emit),
                 Event.SHARD_KILL_STANDBY: lambda: shoal_events.kill_shards(run, kills, chance, emit, standbys=1),
@@ -93,6 +95,7 @@ def _cut_hosts(plan: Plan, folder: Path, kills: int, chance: random.Random, emit
         try:
             server.start()
             with _job(server, plan) as run:
+                run.calibrate(*_SIZES)
                 shoal_events.cut_hosts(cluster, run, kills, chance, emit)
         finally:
             server.end()

@@ -20,6 +20,7 @@ _STEPS = 1_000_000
 """More than ever happens: the benchmark cancels the job."""
 _LOOK_S = 0.2
 _PATIENCE_S = 120.0
+_QUIET_STEPS = 8
 _OVERLAP_STEPS = 60
 """So many steps before the newest known one are read again: a rollback goes back a checkpoint's distance at most."""
 
@@ -33,7 +34,18 @@ class ShoalRun:
         for section, values in settings.items():
             spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values
         self.id = client.submit(spec).id
+        self.quiet_step_s: dict[int, float] = {}
+        """Median step by world size while nothing else went on: no newcomer that imports torch on the same cores."""
         self._seen: dict[tuple[int, int, float], StepEnd] = {}
+
+    def calibrate(self, *sizes: int) -> None:
+        """Learn what a quiet step takes at each of these sizes; the last one stays."""
+        for workers in sizes:
+            self.client.scale(self.id, max_workers=workers)
+            self.must(lambda: self._is_settled(workers, 0), f"{workers} workers")  # noqa: B023
+            begun = self.steps()[-1]
+            self.must(lambda: self.steps()[-1].step >= begun.step + _QUIET_STEPS, "quiet steps")  # noqa: B023
+            self.quiet_step_s[workers] = steady_step_s(self.steps(), begun)
 
     def steps(self) -> list[StepEnd]:
         """Every end of a step that was ever read, in the order of time."""
