@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import socket
 import time
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 import ray
+from shoal_service.sessions import listens
 from shoal_service.supervisor import gcs
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -23,9 +23,8 @@ from shoal_workers.contract.ids import NAMESPACE, supervisor_name
 _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
 _FORGET_S = 2.0
-_ORPHANED_S = 5.0
+_FORGOTTEN_S = 5.0
 """A head that was restarted takes up its old clients within a second or two."""
-_log = logging.getLogger(__name__)
 
 
 class SupervisorGone(Exception):
@@ -40,6 +39,11 @@ class ClusterUnreachable(Exception):
     """Ray does not answer."""
 
 
+class ConnectionStale(Exception):
+    """A driver outlives the head, and even the raylet that it is attached to. But without that one it cannot start
+    anything, and a head that came back with other tables does not know it: then it has to connect anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """The cluster at one moment."""
@@ -47,8 +51,6 @@ class Sight:
     nodes: tuple[NodeView, ...]
     free: dict[str, float]
     """Resources that nobody holds, over all nodes."""
-    reconnected: bool
-    """Handles from before are worth nothing any more."""
 
 
 class SupervisorHandle:
@@ -95,7 +97,8 @@ class Cluster:
         self.address = ""
         self._node_id = ""
         """Of the raylet that this driver is attached to."""
-        self._unreachable_since_mono: float | None = None
+        self._unanswered_since_mono: float | None = None
+        """Since when the head has been listening without answering."""
 
     def connect(self, address: str) -> None:
         """Become a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
@@ -112,7 +115,7 @@ class Cluster:
         except (ConnectionError, RuntimeError, RayError) as error:
             raise ClusterUnreachable(f"no Ray cluster answers at {self.address}: {error}") from error
         self._node_id = ray.get_runtime_context().get_node_id()
-        self._unreachable_since_mono = None
+        self._unanswered_since_mono = None
 
     def disconnect(self) -> None:
         ray.shutdown()
@@ -124,15 +127,26 @@ class Cluster:
     def look(self) -> Sight:
         """Blocks for some seconds at most, unless the head dies in this very moment; then until it is back.
 
-        A driver outlives the head, and even the raylet that it is attached to, but without that one it cannot start
-        anything; and a head that came back with other tables does not know it any more. In both cases it connects anew.
+        Raises:
+            ConnectionStale: `reconnect`.
+            ClusterUnreachable: the head is away.
         """
-        reconnected = self._reconnect_if_orphaned()
-        nodes = self._nodes()
+        if not ray.is_initialized():
+            raise ConnectionStale("the last attempt to connect has failed")
+        try:
+            nodes = self._nodes()
+        except ClusterUnreachable as error:
+            if self._is_forgotten():
+                raise ConnectionStale(f"the head listens at {self.address}, and does not know this driver") from error
+            raise
         if any(node.node_id == self._node_id and not node.alive for node in nodes):
-            self._reconnect()
-            reconnected, nodes = True, self._nodes()
-        return Sight(nodes=nodes, free=ray.available_resources(), reconnected=reconnected)
+            raise ConnectionStale(f"the raylet of this driver, on node {self._node_id}, is dead")
+        return Sight(nodes=nodes, free=ray.available_resources())
+
+    def reconnect(self) -> None:
+        """Every handle from before is worth nothing afterwards: nobody may be using one. Takes up to some seconds."""
+        ray.shutdown()
+        self.connect(self.address)
 
     def _nodes(self) -> tuple[NodeView, ...]:
         """As Ray sees them, with the drains that it announces."""
@@ -140,26 +154,18 @@ class Cluster:
             draining = gcs.draining()
             nodes = tuple(_node_view(node, draining) for node in gcs.nodes())
         except gcs.GcsUnavailable as error:
-            if self._unreachable_since_mono is None:
-                self._unreachable_since_mono = time.monotonic()
             raise ClusterUnreachable(str(error)) from error
-        self._unreachable_since_mono = None
+        self._unanswered_since_mono = None
         return nodes
 
-    def _reconnect_if_orphaned(self) -> bool:
-        """The head listens, and does not answer this driver: it is another one."""
-        since = self._unreachable_since_mono
-        if ray.is_initialized() and (
-            since is None or time.monotonic() - since < _ORPHANED_S or not _listens(self.address)
-        ):
-            return False
-        self._reconnect()
-        return True
-
-    def _reconnect(self) -> None:
-        _log.warning("connecting to the Ray cluster anew", extra={"address": self.address})
-        ray.shutdown()
-        self.connect(self.address)
+    def _is_forgotten(self) -> bool:
+        """The head listens, and still does not answer this driver: it is another one."""
+        if not listens(self.address):
+            self._unanswered_since_mono = None
+        elif self._unanswered_since_mono is None:
+            self._unanswered_since_mono = time.monotonic()
+        since = self._unanswered_since_mono
+        return since is not None and time.monotonic() - since > _FORGOTTEN_S
 
     def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> SupervisorHandle:
         """Idempotent: an attempt has one supervisor, whoever asks for it.
@@ -224,15 +230,6 @@ class Cluster:
         uri = f"gcs://_ray_pkg_{hashlib.sha256(archive).hexdigest()[:32]}.zip"
         upload_package_to_gcs(uri, archive)
         return uri
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=1.0).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _node_view(node: gcs.RayNode, draining: dict[str, float | None]) -> NodeView:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal_service.cluster import Cluster, ClusterUnreachable, Sight
+from shoal_service.cluster import Cluster, ClusterUnreachable, ConnectionStale, Sight
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.desired import Desired
@@ -122,14 +122,18 @@ class ControlLoop:
         """False: the head does not answer; what was seen last is kept."""
         try:
             sight = await self._sight()
+        except ConnectionStale as error:
+            _log.warning("connecting to the Ray cluster anew", extra={"error": str(error)})
+            self._probation.stop()
+            await self._drop_drivers()  # before: their handles belong to the old connection
+            await asyncio.to_thread(self._cluster.reconnect)
+            self._reconnected()
+            return False
         except ClusterUnreachable as error:
             if self._view.connected:
                 _log.warning("the Ray head is away; jobs go on", extra={"error": str(error)})
             self._view = self._view.model_copy(update={"connected": False})
             return False
-        if sight.reconnected:
-            self._reconnected()
-            await self._drop_drivers()
         nodes = await asyncio.to_thread(self._described, sight)
         free = sight.free
         alive = [n for n in nodes if n.alive]

@@ -46,6 +46,7 @@ from shoal_service.core.attempt.events import (
     WantedChanged,
 )
 from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, essential
+from shoal_service.supervisor import gcs
 from shoal_service.supervisor.attendant import Attendant, Office
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.fleet import Fleet
@@ -260,11 +261,15 @@ class Executor:
     def _re_attach(self) -> None:
         """After the supervisor's own death: processes are found by name; none of them is stopped."""
         processes = self._state.processes
+        dead = _dead_nodes()
         found = {p.index for p in processes if self._fleet.find(p.index, p.shard_id, p.info)}
         self._reporter.tell([Emit("supervisor.restarted", {"found": len(found), "of": len(processes)})], self._state)
         for process in processes:
             if process.index not in found:
-                self._post(ProcessLost(process.index, IncidentCause.SHARD_DIED, "name lookup", "gone"))
+                by_node = process.info is not None and process.info.node_id in dead
+                cause = IncidentCause.NODE_DIED if by_node else IncidentCause.SHARD_DIED
+                message = "it was gone when the supervisor came back"
+                self._post(ProcessLost(process.index, cause, "name lookup", message))
                 continue
             attendant = self._attendants[process.index] = Attendant(process.index, self._office)
             attendant.listen()
@@ -273,6 +278,13 @@ class Executor:
             elif not process.warm:
                 attendant.bring_up()
         self._perform(machine.reopen(self._state))
+
+
+def _dead_nodes() -> frozenset[str]:
+    try:
+        return frozenset(node.node_id for node in gcs.nodes() if not node.is_alive)
+    except gcs.GcsUnavailable:
+        return frozenset()  # it only changes the words
 
 
 def _new_attempt(config: SupervisorConfig) -> Attempt:
