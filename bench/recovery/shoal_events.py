@@ -144,7 +144,8 @@ def _observe(run: ShoalRun, event: Event, at: float, figures: dict[str, Any] | N
         return Trial(System.SHOAL, event, note=f"no recovery within {_RECOVERY_PATIENCE_S:.0f} s")
     cost = measure(run.steps(), at, run.quiet_step_s)
     run.wait(lambda: run.incident_after(at) is not None, "the incident is closed", 10.0)
-    return _trial(event, cost, (figures or {}) | _of_incident(run.incident_after(at), at))
+    pace = {"snapshot_every_steps": run.client.job(run.id).status.snapshot_every_steps}
+    return _trial(event, cost, pace | (figures or {}) | _of_incident(run.incident_after(at), at))
 
 
 def _observe_switch(run: ShoalRun, event: Event, asked_at: float, workers: int) -> Trial:

@@ -48,6 +48,7 @@ def _spec(name: str, *, steps: int, pace_s: float, deterministic: bool) -> dict[
         "stop": {"steps": steps},
         "checkpoint": {"every_steps": 25},
         "validation": {"samples": 0},
+        "snapshot": {"budget": 1.0},  # a model this small takes longer to copy than to train
         "retry": {"max_recoveries": 1_000_000, "max_failures": 100},
         "health": {"probation_s": 5},
         "seed": 1 + list(_ELASTICITY).index(name),
