@@ -123,6 +123,8 @@ class World:
     """(generation, step) that a group has reached."""
     num_nodes: int | None = None
     """Processes are spread over so many; None: each has one of its own."""
+    deaths: dict[str, int] = field(default_factory=dict)
+    """Of nodes."""
     memory: dict[str, list[tuple[int, Holding]]] = field(default_factory=dict)
     """By node, with the process whose snapshots they are; newest last."""
     lost_memory: set[tuple[int, int]] = field(default_factory=set)
@@ -236,6 +238,7 @@ class World:
         if self.num_nodes is None:
             return f"n{index}"
         places = [f"n{(index + turn) % self.num_nodes}" for turn in range(self.num_nodes)]
+        places = [place + "'" * self.deaths.get(place, 0) for place in places]
         return next((place for place in places if place not in avoid_nodes), "")
 
     def _look_at_source(self, source: MemorySource, newest: CheckpointName | None) -> None:
@@ -365,8 +368,10 @@ class World:
             self.pending.pop(channel)
 
     def die_node(self, node_id: str) -> None:
-        """With everything that lies in its memory."""
+        """With everything that lies in its memory. A machine that comes back is another node."""
         self.memory.pop(node_id, None)
+        place = node_id.rstrip("'")
+        self.deaths[place] = self.deaths.get(place, 0) + 1
         for process in self.processes.values():
             if process.node_id == node_id and process.alive:
                 self.die(process.index, IncidentCause.NODE_DIED)
