@@ -71,7 +71,8 @@ class Executor:
         self._newsdesk = newsdesk
         self._fleet = Fleet(config)
         self._reporter = Reporter(newsdesk, config)
-        self._vault = Vault(CheckpointCatalog(config.checkpoint_root), config, self._reporter, self._post)
+        catalog = CheckpointCatalog(config.checkpoint_root)
+        self._vault = Vault(catalog, config, self._reporter, self._post, journal.require_current)
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._killing: set[asyncio.Task[None]] = set()

@@ -8,11 +8,15 @@ lets the commands go ahead, and the newest entry is written when the head is bac
 very time comes back with an older entry (and not before the head, which restarts it). What its predecessor did in the
 meantime is then found out the hard way: processes of a generation that it does not know answer `stale`, or are stuck
 and replaced, so a group is formed once more than needed, from a snapshot or checkpoint; events not pulled are lost.
+
+The head is also who tells a supervisor that it has a successor: one whose node was cut off is started again elsewhere,
+and cannot know. `require_current` is its fence, before anything that outlives the attempt is written.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 
@@ -60,6 +64,7 @@ class Journal:
         self._entry: bytes | None = None
         """The newest one that is not written yet."""
         self._is_behind = False
+        self._birth = 0.0
         self._writer: threading.Thread | None = None
 
     def read(self) -> JournalEntry | None:
@@ -73,7 +78,19 @@ class Journal:
         raw = _insist(self._lives_key)
         lives = [*(_LIVES.validate_json(raw) if raw is not None else ()), now][-_MAX_LIVES:]
         self._put(self._lives_key, _LIVES.dump_json(lives))
+        self._birth = now
         return lives
+
+    def require_current(self) -> None:
+        """Returns once the head has said that no later life of this supervisor has begun; blocks while it is away.
+
+        A process that has a successor, or whose attempt was cleared away, ends here and now: whatever it did next would
+        be done twice.
+        """
+        raw = _insist(self._lives_key)
+        if raw is None or _LIVES.validate_json(raw)[-1] != self._birth:
+            _log.error("this supervisor has been replaced; it ends")
+            os._exit(1)
 
     def write(self, entry: JournalEntry) -> None:
         """Returns when it is written, within a millisecond or so; or at once, or nearly, while the head is away."""
@@ -102,6 +119,8 @@ class Journal:
                 self._changed.wait_for(lambda: self._entry is not None)
                 entry = self._entry
             assert entry is not None
+            if self._is_behind:
+                self.require_current()  # whoever was cut off must not overwrite what its successor wrote
             self._put(self._key, entry)
             with self._changed:
                 if self._entry is entry:

@@ -26,12 +26,19 @@ class Vault:
     """One commit at a time, in order; retention follows each."""
 
     def __init__(
-        self, catalog: CheckpointCatalog, config: SupervisorConfig, reporter: Reporter, post: Callable[[Event], None]
+        self,
+        catalog: CheckpointCatalog,
+        config: SupervisorConfig,
+        reporter: Reporter,
+        post: Callable[[Event], None],
+        require_current: Callable[[], None],
     ) -> None:
+        """`require_current` blocks until it is certain that no other supervisor has taken this one's place."""
         self._catalog = catalog
         self._config = config
         self._reporter = reporter
         self._post = post
+        self._require_current = require_current
         self._checked = False
         self._one_at_a_time = asyncio.Lock()
 
@@ -48,6 +55,7 @@ class Vault:
         first = parts[0]
         async with self._one_at_a_time:
             try:
+                await asyncio.to_thread(self._require_current)
                 marker = await asyncio.to_thread(
                     self._catalog.commit, parts, job_id=state.job_id, attempt=state.attempt, now=time.time()
                 )
