@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 _PATIENCE_S = 120.0
 _HOLD = {"at": "step", "rank": 0, "do": "hold"}
@@ -118,7 +118,7 @@ def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoi
 def test_a_supervisor_that_dies_at_each_start_is_given_up(submit, arena) -> None:
     arena.mend()
     client = arena.server.client
-    run = submit(to=client, workers=1, steps=20, strikes=[{**_HOLD, "n": 2}])
+    run = submit(to=client, workers=1, steps=20, strikes=[{**_HOLD, "n": 2}], retry={"max_failures": 0})
     run.wait_at("step-2-0")
     dead: set[int] = set()
 
@@ -129,7 +129,7 @@ def test_a_supervisor_that_dies_at_each_start_is_given_up(submit, arena) -> None
         return len(dead) == 8
 
     _until(strike_again, "the supervisor has died eight times")
-    job = run.finish(run.now().status.state.FAILED)
+    job = run.finish(JobState.FAILED)
     assert job.status.reason == EndReason.INTERNAL
     assert "died 8 times in a row" in job.status.message
     _until(lambda: not arena.nodes.pids_of("ShardActor"), "its shards are gone")
