@@ -17,6 +17,7 @@ from shoal_service.views import (
     PendingLog,
     SeriesPoint,
     SupervisorNews,
+    SuspectedNode,
     UserFailure,
     WorkerView,
 )
@@ -88,7 +89,10 @@ def test_a_journal_entry_survives_json() -> None:
     entry = JournalEntry(
         state=state,
         seq=9,
-        untold=(Untold(seq=9, item=PendingEvent(at=1.0, type="worker.started", data={"pid": 7})),),
+        untold=(
+            Untold(seq=9, item=PendingEvent(at=1.0, type="worker.started", data={"pid": 7})),
+            Untold(seq=10, item=SuspectedNode(at=2.0, node_id="n", reason="computes wrong")),
+        ),
         end=END,
         directive=DIRECTIVE,
     )

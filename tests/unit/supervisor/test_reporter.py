@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.core.attempt.commands import Emit, End, ShowIncident
+from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state import Attempt, Process, Stage
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.newsdesk import Newsdesk
@@ -90,6 +90,17 @@ def test_news_of_an_older_generation_are_not_shown() -> None:
     told.step(5, generation=1)
     news = told.news()
     assert news.series == () and news.status.loss is None
+
+
+def test_a_suspected_node_is_told_to_the_service_and_to_the_history() -> None:
+    told = Told()
+    told.reporter.suspect(SuspectNode("node-7", "computes wrong"))
+    news = told.news()
+    [suspect], [event] = news.suspects, news.events
+    assert (suspect.node_id, suspect.reason) == ("node-7", "computes wrong")
+    assert (event.type, event.data) == ("node.suspected", {"node_id": "node-7", "reason": "computes wrong"})
+    told.desk.pull(news.seq, 0.0)
+    assert told.news().suspects == (), "once is enough"
 
 
 def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
