@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class EmbeddedClusterFailed(Exception):
 
 
 class EmbeddedCluster:
-    """`num_cpus` and `num_gpus` are those of all nodes together. Not thread-safe: one call at a time."""
+    """`num_cpus` and `num_gpus` are those of all nodes together. Thread-safe: one call waits for another."""
 
     def __init__(self, state_dir: Path, *, num_cpus: int, num_gpus: int = 0, num_nodes: int = 1) -> None:
         self._state_dir = state_dir
@@ -74,6 +75,8 @@ class EmbeddedCluster:
         self._num_nodes = num_nodes
         self.address = ""
         self._note = _Note(address="", pids=(), temp_dir="")
+        self._lock = threading.Lock()
+        self._is_stopped = False
         self.adopted = False
         """True: the cluster was already running."""
 
@@ -92,13 +95,35 @@ class EmbeddedCluster:
 
     def start(self) -> str:
         """Adopt the cluster that an earlier control plane left behind, or start one. Returns its address."""
+        with self._lock:
+            self._is_stopped = False
+            return self._start()
+
+    def heal(self) -> bool:
+        """Start the head again if it has died, and the nodes if all of them have; True: something was started.
+
+        One dead node of several stays dead, as a machine would. Only after `start`; does nothing after `stop`.
+        """
+        with self._lock:
+            return not self._is_stopped and self._heal()
+
+    def stop(self) -> None:
+        """End the processes of the note and all that they started, and remove their temporary files.
+
+        By SIGKILL: nothing here is worth saving, and Ray takes ten seconds and more over a SIGTERM.
+        """
+        with self._lock:
+            self._is_stopped = True
+            self._stop()
+
+    def _start(self) -> str:
         self._state_dir.mkdir(parents=True, exist_ok=True)
         note = self._read_note()
         if note is not None and any(_is_alive(node, _RAYLET) for node in note.nodes):
             self._note, self.address, self.adopted = note, note.address, True
-            self.heal()
+            self._heal()
             return self.address
-        self.stop()
+        self._stop()
         if not self.token_path.exists():
             self.token_path.touch(mode=0o600)
             self.token_path.write_text(secrets.token_hex(32))
@@ -109,11 +134,7 @@ class EmbeddedCluster:
         self._start_nodes(range(len(nodes)))
         return self.address
 
-    def heal(self) -> bool:
-        """Start the head again if it has died, and the nodes if all of them have; True: something was started.
-
-        One dead node of several stays dead, as a machine would. Only after `start`.
-        """
+    def _heal(self) -> bool:
         nodes = self._note.nodes
         dead = [node.number for node in nodes if not _is_alive(node, _RAYLET)]
         has_workers = len(dead) < len(nodes) and dead != [node.number for node in nodes[1:]]
@@ -127,11 +148,7 @@ class EmbeddedCluster:
         self._start_nodes(revived)
         return True
 
-    def stop(self) -> None:
-        """End the processes of the note and all that they started, and remove their temporary files.
-
-        By SIGKILL: nothing here is worth saving, and Ray takes ten seconds and more over a SIGTERM.
-        """
+    def _stop(self) -> None:
         note = self._read_note()
         if note is None:
             return
