@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +124,18 @@ def test_twenty_generations_in_the_same_processes_leak_neither_descriptors_nor_t
     counts = []
     for _ in range(20):
         shards[0].strike("backward", 1, "hold")
-        job.start(shards)
+        job.start(shards, collective_timeout_s=3.0)
         shards[0].reached()
         shards[0].call("go")
         exits, seconds = job.interrupt(shards)
         assert {e.kind for e in exits} <= set(LEFT)
         assert seconds < 2
         counts.append([shard.call("census") for shard in shards])
-    assert counts[-1] == counts[2]
+    deadline = time.monotonic() + 30
+    while [shard.call("census") for shard in shards] > min(
+        counts[:3]
+    ):  # an operation that gloo lost ends at its timeout
+        assert time.monotonic() < deadline, (counts, [shard.call("census") for shard in shards])
 
 
 @pytest.mark.parametrize(

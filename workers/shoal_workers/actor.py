@@ -24,6 +24,7 @@ from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
+    LeaveNotice,
     LogLine,
     Phase,
     Progress,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from shoal_workers.engine.shard import ShardEngine
     from shoal_workers.memory.tier import RamTier
 
+_GRACE_S = 30.0
+"""What platforms give a process between SIGTERM and SIGKILL, unless told otherwise (Kubernetes' default)."""
 CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 
 
@@ -56,6 +59,8 @@ class ShardActor:
         self._fenced = 0
         self._exits: dict[int, ShardExit] = {}
         self._exited = threading.Condition()
+        self._notices = 0
+        signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
         sys.stdout = _Tee(sys.stdout, "stdout", self._outbox)
         sys.stderr = _Tee(sys.stderr, "stderr", self._outbox)
 
@@ -147,6 +152,15 @@ class ShardActor:
         What is not acknowledged yet is kept: a supervisor that was restarted asks for it again.
         """
         return self._outbox.poll(after, wait_s, self._progress, acknowledged=acknowledged)
+
+    def _give_notice(self) -> None:
+        """SIGTERM: this process is to go. It trains on until its group has switched to others; a second one ends it."""
+        self._notices += 1
+        if self._notices > 1:
+            os._exit(128 + signal.SIGTERM)
+        notice = LeaveNotice(generation=self._progress().generation, at=time.time(), grace_s=_GRACE_S, reason="SIGTERM")
+        # not on this thread: it may be the very one that holds the outbox's lock
+        threading.Thread(target=self._outbox.tell, args=(notice,), name="shoal-notice", daemon=True).start()
 
     def _run(self, assignment: Assignment) -> ShardExit:
         """The process boundary's one catch-all: a fault of the engine's own is an answer with its traceback too."""

@@ -31,6 +31,9 @@ class Reporter:
             self._readings.add(item)
             self._newsdesk.tell(_point(item, None))
         elif isinstance(item, ValidationReport):
+            known = self._readings.validation
+            if known is not None and (known.step, known.loss) == (item.step, item.loss):
+                return  # computed again, because nobody knew whether it had been told
             self._readings.validation = item
             event = PendingEvent(
                 at=item.at,
@@ -42,6 +45,10 @@ class Reporter:
             self._newsdesk.tell(event, *point)
         elif isinstance(item, Formed):
             self._readings.num_parameters = item.num_parameters
+            known_step = self._readings.step.step if self._readings.step is not None else 0
+            for report in item.past:  # of a rank 0 that died before it was heard
+                if known_step < report.step <= item.start_step:
+                    self._newsdesk.tell(_point(report, None))
         elif isinstance(item, SnapshotCost):
             self._readings.snapshots = item
 

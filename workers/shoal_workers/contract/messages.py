@@ -59,6 +59,8 @@ class Assignment(Frozen):
     """A whole snapshot in memory; goes before `restore_from`."""
     buddy: Endpoint | None = None
     """Who keeps a copy of this rank's snapshots, on another node; None: there is no other node."""
+    is_recovery: bool = False
+    """The group before was lost: what was due after the step to start from (validation, checkpoint) may be missing."""
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are used up."""
     store_timeout_s: float = 60.0
@@ -134,6 +136,8 @@ class Formed(Frozen):
     build_s: float
     restore_s: float
     num_parameters: int
+    past: tuple[StepReport, ...] = ()
+    """The last steps before `start_step`, as far as the snapshot knows them: a rank 0 that died may not have told."""
     restored_bytes: int = 0
     """Read by all ranks together, from memory or storage."""
     remote_bytes: int = 0

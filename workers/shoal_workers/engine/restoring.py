@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.save_plan import local_tensor
-from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.messages import Assignment, StepReport
+from shoal_workers.engine.recent import Recent
 from shoal_workers.engine.state import apply_extra
 from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.update import Update
@@ -23,13 +24,16 @@ class Restored:
     num_bytes: int
     remote_bytes: int
     """From another node's memory."""
+    past: tuple[StepReport, ...] = ()
+    """What the state knows of the steps that led to it; equal on all ranks."""
 
     def __str__(self) -> str:
         return f"{self.step} {self.num_bytes} {self.remote_bytes}"
 
     @staticmethod
     def parse(text: str) -> Restored:
-        return Restored(*map(int, text.split()))
+        step, num_bytes, remote_bytes = map(int, text.split())
+        return Restored(step, num_bytes, remote_bytes)
 
 
 def is_restoring(assignment: Assignment) -> bool:
@@ -52,8 +56,9 @@ def restore(
         if ram is None:
             raise MemoryLost(source.generation, source.step, 0, source.parts[0].node_id, "this process has no RAM tier")
         loaded = ram.load(tensors, source, check=check)
-        step = apply_extra(loaded.extra, update)
-        return Restored(step, loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes)
-    assert assignment.restore_from is not None
-    step = apply_extra(load(tensors, directory=assignment.restore_from), update)
-    return Restored(step, sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0)
+        extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
+    else:
+        assert assignment.restore_from is not None
+        extra = load(tensors, directory=assignment.restore_from)
+        num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
+    return Restored(apply_extra(extra, update), num_bytes, remote_bytes, Recent.parse(extra.get("reports", ())))

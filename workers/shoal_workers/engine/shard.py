@@ -20,7 +20,16 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 
-from shoal_workers.contract.messages import Assignment, ExitKind, Formed, Phase, Progress, SaveFailed, ShardExit
+from shoal_workers.contract.messages import (
+    Assignment,
+    ExitKind,
+    Formed,
+    Phase,
+    Progress,
+    SaveFailed,
+    ShardExit,
+    StepReport,
+)
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.batches import Batches
 from shoal_workers.engine.endings import Ending, classify
@@ -32,6 +41,7 @@ from shoal_workers.engine.gradients import GradientPass
 from shoal_workers.engine.group import Group
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.position import PhaseHook, Position
+from shoal_workers.engine.recent import Recent
 from shoal_workers.engine.restoring import Restored, is_restoring, restore
 from shoal_workers.engine.reuse import Kept, park, revive
 from shoal_workers.engine.saving import Saver
@@ -198,8 +208,8 @@ class ShardEngine:
         )
         try:
             self.prepare()
-            built = self._build(assignment, group, signals)
-            keepers = Keepers(self._saver, self._ram)
+            built, past = self._build(assignment, group, signals)
+            keepers = Keepers(self._saver, self._ram, Recent(past))
             trainer = Trainer(self._spec, assignment, built, self._position, keepers, self._outbox, signals)
             return trainer.train()
         except BaseException as error:
@@ -212,7 +222,8 @@ class ShardEngine:
             if self._kept is not None:
                 park(self._kept.model)
 
-    def _build(self, assignment: Assignment, group: Group, signals: Signals) -> Built:
+    def _build(self, assignment: Assignment, group: Group, signals: Signals) -> tuple[Built, tuple[StepReport, ...]]:
+        """The generation, and what is known of the steps before it."""
         task, train_data = self._task, self._train_data
         assert task is not None and train_data is not None
         start = time.perf_counter()
@@ -250,9 +261,10 @@ class ShardEngine:
                     num_parameters=sum(p.numel() for p in built.model.parameters()),
                     restored_bytes=sum(one.num_bytes for one in everyones),
                     remote_bytes=sum(one.remote_bytes for one in everyones),
+                    past=restored.past,
                 )
             )
-        return built
+        return built, restored.past
 
     def _fitting(self, assignment: Assignment) -> Kept | None:
         """The model of the last generation, if it can go on as it is; else it is let go before another is made."""

@@ -41,6 +41,8 @@ class Snapshots:
         self._snapshot_step = 0
         self._sent_step = 0
         self._num_taken = 0
+        self._has_copy = assignment.buddy is None
+        self._has_let_go = False
         self._told: tuple[int, int] | None = None
         self._num_bytes = 0
 
@@ -81,17 +83,31 @@ class Snapshots:
         self._num_taken += 1
         self._snapshot_step = step
         self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
-        if self._num_taken == 3:  # two slots are filled, and this generation's are newer than any other
-            self._ram.forget_older(a.generation)
-        if replicate and a.buddy is not None and self._ram.replicate(a.buddy):
+        if replicate:
             self._sent_step = step
-        elif replicate:
-            self._sent_step = step if a.buddy is None else self._sent_step
-        cost = self._ram.take_send_cost()
+            if a.buddy is not None:
+                self._ram.replicate(a.buddy)
+
+    def note_sends(self) -> None:
+        """Before each vote: what the sender thread has done meanwhile."""
+        cost = self._ram.take_send_cost() if self._ram is not None else None
         self._send_s = cost.cpu_s if cost is not None else 0.0
+        self._has_copy = self._has_copy or cost is not None
+
+    @property
+    def is_sending(self) -> bool:
+        return self._ram is not None and self._ram.is_sending
+
+    @property
+    def lacks_copy(self) -> bool:
+        """The generation before is still needed, should a node be lost now."""
+        return not self._has_copy
 
     def heed(self, verdict: Verdict, step_s: float, step: int) -> None:
-        """Rank 0: adapt the pace to what the ranks say that it costs."""
+        """After each step: let the past go once it is not needed, and (rank 0) adapt the pace to what it costs."""
+        if self._ram is not None and not self._has_let_go and self._num_taken > 2 and not verdict.wishes.lacks_copy:
+            self._has_let_go = True
+            self._ram.forget_older(self._assignment.generation)
         if not self._decides:
             return
         for pace, cost_s in ((self._copy, verdict.copy_s), (self._send, verdict.send_s)):

@@ -36,8 +36,8 @@ def tensors_of(model: nn.Module, update: Update) -> dict[str, Tensor]:
     return tensors
 
 
-def extra_of(update: Update, *, step: int, seed: int) -> dict[str, Any]:
-    """What is not a tensor, ready for JSON."""
+def extra_of(update: Update, *, step: int, seed: int, reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is not a tensor, ready for JSON. `reports`: of the last steps, see recent.py."""
     values = {f"{name}.{key}": value for name, key, value in update.state() if not isinstance(value, Tensor)}
     for key, value in values.items():
         if not isinstance(value, _PLAIN):
@@ -48,7 +48,7 @@ def extra_of(update: Update, *, step: int, seed: int) -> dict[str, Any]:
         {key: value for key, value in group.items() if key not in _NOT_KEPT and isinstance(value, _PLAIN)}
         for group in update.optimizer.param_groups
     ]
-    return {"step": step, "seed": seed, "optimizer_values": values, "param_groups": groups}
+    return {"step": step, "seed": seed, "optimizer_values": values, "param_groups": groups, "reports": reports}
 
 
 def apply_extra(extra: dict[str, Any], update: Update) -> int:

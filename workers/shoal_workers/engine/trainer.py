@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from shoal_workers.engine.extent import is_due
 from shoal_workers.engine.gradients import GradientPass
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.position import Position
+from shoal_workers.engine.recent import Recent
 from shoal_workers.engine.replay import Replay
 from shoal_workers.engine.saving import Saver
 from shoal_workers.engine.schedule import lr_factor
@@ -75,6 +77,7 @@ class Keepers:
 
     saver: Saver
     ram: RamTier | None
+    recent: Recent
 
 
 class Trainer:
@@ -96,6 +99,7 @@ class Trainer:
         self._position = position
         self._saver = keepers.saver
         self._snapshots = Snapshots(spec.snapshot, assignment, keepers.ram, outbox)
+        self._recent = keepers.recent
         self._outbox = outbox
         self._signals = signals
         self._user_code = UserCode(lambda: position.phase)
@@ -107,28 +111,36 @@ class Trainer:
     def train(self) -> Ending:
         """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
         self._built.model.train()
-        if self._position.step >= self._built.total_steps:  # restored from the final checkpoint
-            self._validate()
-            return Ending(ExitKind.FINISHED)
         if self._position.step > 0:  # so that the state is whole in this generation's own layout from its first step on
             self._snapshot(replicate=True)
+        ending = self._catch_up()
         ended = time.perf_counter()
-        while True:
+        while ending is None:
             if self._position.step + 1 in self._assignment.skip_steps:
                 self._skip(None)
-                continue
-            verdict = self._step()
-            step = self._position.step
-            if verdict.wishes.snapshots or verdict.wishes.yields:
-                self._snapshot(replicate=verdict.wishes.replicates)
-            now = time.perf_counter()
-            if verdict.is_finite:
-                self._report(step, verdict, now - ended)
-            self._snapshots.heed(verdict, now - ended, step)
-            ended = now
-            ending = self._after(step, verdict.wishes)
-            if ending is not None:
-                return ending
+                wishes = Wishes()
+            else:
+                verdict = self._step()
+                now = time.perf_counter()
+                if verdict.is_finite:
+                    self._report(verdict, now - ended)
+                wishes = verdict.wishes
+                if wishes.snapshots or wishes.yields:
+                    self._snapshot(replicate=wishes.replicates and not wishes.is_sending)
+                self._snapshots.heed(verdict, now - ended, self._position.step)
+                ended = now
+            ending = self._after(self._position.step, wishes)
+        return ending
+
+    def _catch_up(self) -> Ending | None:
+        """What a lost group may have left undone after the step that this one starts from."""
+        step, total = self._position.step, self._built.total_steps
+        if step >= total and self._assignment.restore_memory is None:  # restored from the final checkpoint
+            self._validate()
+            return Ending(ExitKind.FINISHED)
+        if step >= total or (step > 0 and self._assignment.is_recovery and self._assignment.restore_memory is not None):
+            return self._after(step, Wishes())
+        return None
 
     def _after(self, step: int, wishes: Wishes) -> Ending | None:
         """Validation, checkpoint, and whether this was the last step."""
@@ -152,6 +164,7 @@ class Trainer:
         losses = built.gradients.run(step)
         gradients = local_gradients(self._parameters)
         compute_s = time.perf_counter() - start - (waited_s() - waited)
+        self._snapshots.note_sends()
         ballot = Ballot(
             loss_sum=losses,
             squared_norm=built.gradients.squared_norm(gradients),
@@ -184,6 +197,8 @@ class Trainer:
             saves=self._is_save_time(),
             snapshots=snapshots,
             replicates=snapshots and self._snapshots.is_sending_due(step),
+            is_sending=self._snapshots.is_sending,
+            lacks_copy=self._snapshots.lacks_copy,
         )
 
     def _refuse_or_skip(self, step: int, verdict: Verdict) -> None:
@@ -219,9 +234,11 @@ class Trainer:
         if not self._snapshots.is_on:
             return
         self._position.enter(Phase.SNAPSHOT)
-        step, update = self._position.step, self._built.update
-        extra = extra_of(update, step=step, seed=self._spec.seed)
-        self._snapshots.take(self._built.view.tensors(), extra, step, replicate=replicate)
+        step = self._position.step
+        self._snapshots.take(self._built.view.tensors(), self._extra(step), step, replicate=replicate)
+
+    def _extra(self, step: int) -> dict[str, Any]:
+        return extra_of(self._built.update, step=step, seed=self._spec.seed, reports=self._recent.to_json())
 
     def _is_save_time(self) -> bool:
         """Rank 0's clock decides for all."""
@@ -229,23 +246,24 @@ class Trainer:
         is_timed = every_s is not None and self._assignment.rank == 0
         return is_timed and time.monotonic() - self._saved_mono >= (every_s or 0)
 
-    def _report(self, step: int, verdict: Verdict, step_s: float) -> None:
+    def _report(self, verdict: Verdict, step_s: float) -> None:
+        """All ranks remember it, rank 0 tells it."""
+        step = self._position.step
+        report = StepReport(
+            generation=self._assignment.generation,
+            step=step,
+            at=time.time(),
+            loss=verdict.loss,
+            grad_norm=verdict.grad_norm,
+            lr=self._spec.optimizer.lr * lr_factor(self._spec.schedule, step - 1, self._built.total_steps),
+            tokens=self._spec.batch.global_size * self._built.tokens_per_sample,
+            step_s=step_s,
+            world_size=self._assignment.world_size,
+            compute_s=verdict.compute_s,
+        )
+        self._recent.add(report)
         if self._assignment.rank == 0:
-            factor = lr_factor(self._spec.schedule, step - 1, self._built.total_steps)
-            self._outbox.tell(
-                StepReport(
-                    generation=self._assignment.generation,
-                    step=step,
-                    at=time.time(),
-                    loss=verdict.loss,
-                    grad_norm=verdict.grad_norm,
-                    lr=self._spec.optimizer.lr * factor,
-                    tokens=self._spec.batch.global_size * self._built.tokens_per_sample,
-                    step_s=step_s,
-                    world_size=self._assignment.world_size,
-                    compute_s=verdict.compute_s,
-                )
-            )
+            self._outbox.tell(report)
 
     def _validate(self) -> None:
         if self._built.validation is not None:
@@ -256,11 +274,9 @@ class Trainer:
 
     def _save(self, step: int) -> CheckpointName:
         self._position.enter(Phase.SAVING)
-        update = self._built.update
         with self._user_code:
             tensors = self._built.view.tensors()
-            extra = extra_of(update, step=step, seed=self._spec.seed)
-            name = self._saver.save(self._assignment, step, tensors, extra, self._signals.check)
+            name = self._saver.save(self._assignment, step, tensors, self._extra(step), self._signals.check)
         self._saved_mono = time.monotonic()
         return name
 

@@ -33,7 +33,11 @@ class Wishes:
     snapshots: bool = False
     """Copy the state into memory."""
     replicates: bool = False
-    """... and send it to the buddy."""
+    """... and send it to the buddy; not while anybody still sends: after the loss of a node only a step helps of which
+    every rank's copy has arrived."""
+    is_sending: bool = False
+    lacks_copy: bool = False
+    """Of this generation's snapshots none has arrived at its buddy yet."""
 
 
 @dataclass(frozen=True, slots=True)

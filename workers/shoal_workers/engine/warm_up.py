@@ -34,7 +34,7 @@ def warm_up(store: Store, device: torch.device) -> None:
         try:
             mesh = build_mesh(fully_sharded(1), device.type, _TIMEOUT_S)
             model = build_for_restore(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).to(device))
-            shard_model(model, mesh, Precision.FP32, [model[0]])
+            shard_model(model, mesh, Precision.FP32, list(model.children()))
             update = default_update(model, OptimizerSpec())
             torch.autograd.backward(model(torch.ones(2, 8, device=device)).square().mean())
             update.step(1.0)

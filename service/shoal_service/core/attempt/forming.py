@@ -74,6 +74,7 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
             restore_from=restore_from,
             restore_memory=memory,
             buddy=buddy,
+            is_recovery=state.incident is not None,
             skip_steps=state.skip_steps,
         )
         turn.do(Run(process.index, assignment))
