@@ -6,18 +6,29 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
+from shoal_api.client import Client
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 _PATIENCE_S = 120.0
 _HOLD = {"at": "step", "rank": 0, "do": "hold"}
 
 
-def test_a_dead_raylet_costs_a_step_at_most_and_its_shards_are_replaced_elsewhere(submit, arena) -> None:
+@pytest.fixture
+def client(arena) -> Iterator[Client]:
+    """Of a whole cluster of three nodes, and a head without CPUs."""
     arena.mend()
-    client = arena.server.client
+    with arena.server.client as client:
+        yield client
+
+
+def test_a_dead_raylet_costs_a_step_at_most_and_its_shards_are_replaced_elsewhere(
+    client: Client, arena, submit
+) -> None:
     run = submit(
         to=client, workers=3, steps=24, snapshot={"budget": 1.0},
         strikes=[{**_HOLD, "n": 8}, {**_HOLD, "n": 18}],
@@ -45,9 +56,7 @@ def test_a_dead_raylet_costs_a_step_at_most_and_its_shards_are_replaced_elsewher
     run.assert_undisturbed_losses()
 
 
-def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(submit, arena) -> None:
-    arena.mend()
-    client = arena.server.client
+def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client, arena, submit) -> None:
     run = submit(
         to=client, workers=3, steps=24, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 16}]
     )  # fmt: skip
@@ -70,9 +79,7 @@ def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(submit, arena)
     run.assert_undisturbed_losses()
 
 
-def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(submit, arena) -> None:
-    arena.mend()
-    client = arena.server.client
+def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(client: Client, arena, submit) -> None:
     run = submit(
         to=client, workers=3, steps=40, step_s=0.05, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}]
     )  # fmt: skip
@@ -98,9 +105,9 @@ def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(su
     afterwards.assert_undisturbed_losses()
 
 
-def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoint(submit, arena) -> None:
-    arena.mend()
-    client = arena.server.client
+def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoint(
+    client: Client, arena, submit
+) -> None:
     run = submit(to=client, workers=2, steps=20, strikes=[{**_HOLD, "n": 11}])
     run.wait_at("step-11-0")
     run.wait_for_event("checkpoint.committed", 2)
@@ -115,9 +122,7 @@ def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoi
     run.assert_undisturbed_losses()
 
 
-def test_a_supervisor_that_dies_at_each_start_is_given_up(submit, arena) -> None:
-    arena.mend()
-    client = arena.server.client
+def test_a_supervisor_that_dies_at_each_start_is_given_up(client: Client, arena, submit) -> None:
     run = submit(to=client, workers=1, steps=20, strikes=[{**_HOLD, "n": 2}], retry={"max_failures": 0})
     run.wait_at("step-2-0")
     dead: set[int] = set()
@@ -135,9 +140,7 @@ def test_a_supervisor_that_dies_at_each_start_is_given_up(submit, arena) -> None
     _until(lambda: not arena.nodes.pids_of("ShardActor"), "its shards are gone")
 
 
-def test_a_suspected_node_is_tested_with_a_sound_one_and_used_again(submit, arena) -> None:
-    arena.mend()
-    client = arena.server.client
+def test_a_suspected_node_is_tested_with_a_sound_one_and_used_again(client: Client, arena, submit) -> None:
     waiting = submit(to=client, workers=1, worker={"cpus": 64})
     node, partner = [node.node_id for node in client.nodes() if node.alive and node.cpus][:2]
     now = time.time()
