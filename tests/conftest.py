@@ -431,6 +431,7 @@ def submit_tiny(
         "stop": {"steps": steps},
         "elasticity": elasticity,
         "checkpoint": {"every_steps": 4},
+        "snapshot": {"budget": 1.0},  # after each step, however short it is
         **spec,
     }
     return Run(client, client.submit(document), gate, reference)

@@ -84,7 +84,7 @@ def test_two_shards_die_at_once_and_rank_0_is_one_of_them(submit, client: Client
 def test_a_shard_killed_while_it_saves_leaves_no_checkpoint_behind_and_the_next_group_makes_it(
     submit, client: Client
 ) -> None:
-    run = submit(holds=[{"phase": "saving", "n": 8, "rank": 1}])
+    run = submit(task="struck:Struck", holds=[{"phase": "saving", "n": 8, "rank": 1}])
     run.wait_at("saving-8-1")
     os.kill(int((run.gate / "saving-8-1.reached").read_text()), signal.SIGKILL)
     run.finish()
