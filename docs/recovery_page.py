@@ -88,10 +88,11 @@ def with_matrix(page: str) -> str:
         "| fault | " + " | ".join(name.replace("_", " ") for name in names) + " |",
         "|---" * (len(names) + 1) + "|",
     ]
+    sampled = [tuple(cell) for cells in matrix["sample"].values() for cell in cells]
     reasons = []
     for fault in matrix["faults"]:
-        never, sample = matrix["never"].get(fault, {}), matrix["sample"][fault]
-        cells = ["never" if name in never else "**●**" if name in sample else "○" for name in names]
+        never = matrix["never"].get(fault, {})
+        cells = ["never" if name in never else "**●**" if (fault, name) in sampled else "○" for name in names]
         lines.append(f"| {fault.replace('_', ' ')} | " + " | ".join(cells) + " |")
         reasons += [
             f"- *{fault.replace('_', ' ')}* at *{name.replace('_', ' ')}* never occurs: {never[name].strip()}"
@@ -100,7 +101,9 @@ def with_matrix(page: str) -> str:
         ]
     before, rest = page.split(_MATRIX_BEGIN)
     _, after = rest.split(_END, 1)
-    table_and_reasons = "\n".join([*lines, "", "● in `make test`, ○ in `make test-all`.", "", *reasons, ""])
+    table_and_reasons = "\n".join(
+        [*lines, "", "● in `make test` and `make test-all`, ○ in `make test-all`.", "", *reasons, ""]
+    )
     return f"{before}{_MATRIX_BEGIN}\n{table_and_reasons}{_END}{after}"
 
 

@@ -1,6 +1,7 @@
 """Every fault at every moment: the job ends, its losses are those of an undisturbed run, and nothing stays behind.
 
-`fault_matrix.yaml` defines the cells. A fixed sample runs by default; `make test-all` (pytest -m "") runs every cell.
+`fault_matrix.yaml` defines the cells. Processes take long to start, so `make test` runs a fixed sample in chains: a job
+that lives through one cell after the other. `make test-all` (pytest -m "") also runs every cell in a job of its own.
 Moments are addressed by (rank, step, phase): the process that is to be there is held there while the fault happens.
 """
 
@@ -22,51 +23,65 @@ import yaml
 from recovery.processes import is_alive
 from shoal_service.core.attempt.buddies import buddies
 from shoal_service.views import WorkerView
+from shoal_workers.contract.job import JobState
 from shoal_workers.contract.messages import ShardInfo
 
 MATRIX = yaml.safe_load((Path(__file__).parent / "fault_matrix.yaml").read_text())
 WORKERS = 3
 STEPS = 12
-LATER = {"phase": "forward", "n": 10, "rank": 0}
-"""Where the job is held a second time, so that the world can be mended while training goes on."""
-_TRAINING = ("forward", "backward", "optimizer", "snapshot", "durable_save")
+"""Of one cell."""
 _PATIENCE_S = 60.0
 
 
-def _cells() -> Iterator[Any]:
-    for fault in MATRIX["faults"]:
-        for moment in MATRIX["moments"]:
-            if moment not in MATRIX["never"].get(fault, {}):
-                is_sampled = moment in MATRIX["sample"].get(fault, ())
-                yield pytest.param(fault, moment, marks=() if is_sampled else pytest.mark.matrix)
+def _every_cell() -> list[Any]:
+    return [
+        pytest.param([(fault, moment)], id=f"{fault}-{moment}", marks=pytest.mark.matrix)
+        for fault in MATRIX["faults"]
+        for moment in MATRIX["moments"]
+        if moment not in MATRIX["never"].get(fault, {})
+    ]
 
 
-@pytest.mark.parametrize(("fault", "moment"), list(_cells()))
-def test_a_fault_costs_no_job_and_changes_no_loss(fault: str, moment: str, submit, arena) -> None:
+def _sample() -> list[Any]:
+    return [pytest.param(cells, id=name) for name, cells in MATRIX["sample"].items()]
+
+
+@pytest.mark.parametrize("cells", [*_sample(), *_every_cell()])
+def test_a_fault_costs_no_job_and_changes_no_loss(cells: list[tuple[str, str]], submit, arena) -> None:
     arena.mend()
     with arena.server.client as client:
-        cell = Cell(arena, fault, moment, lambda **spec: submit(to=client, **spec))
-        cell.run()
+        chain = Chain(arena, cells, lambda **spec: submit(to=client, **spec))
+        chain.run()
 
-        job = cell.job.finish()
-        bound = MATRIX["steps_lost"].get(fault, {}).get(moment, MATRIX["faults"][fault]["steps_lost"])
-        assert job.status.steps_lost <= bound
-        cell.job.assert_undisturbed_losses()
-        cell.assert_nothing_is_left()
+        job = chain.job.finish()
+        assert job.status.steps_lost <= sum(_most_steps_lost(*cell) for cell in cells), client.incidents(job.id)
+        chain.job.assert_undisturbed_losses()
+        chain.assert_nothing_is_left()
 
 
 def test_every_cell_is_run_or_has_a_reason() -> None:
-    moments = set(MATRIX["moments"])
-    assert len(MATRIX["faults"]) == 10 and len(moments) == 8
-    for section in ("never", "sample", "steps_lost"):
-        assert set(MATRIX[section]) <= set(MATRIX["faults"]), section
+    faults, moments = set(MATRIX["faults"]), set(MATRIX["moments"])
+    assert len(faults) == 10 and len(moments) == 8
+    for section in ("never", "steps_lost"):
+        assert set(MATRIX[section]) <= faults, section
         assert all(set(cells) <= moments for cells in MATRIX[section].values()), section
-    assert set(MATRIX["sample"]) == set(MATRIX["faults"]), "the sample has every fault"
-    assert {moment for cells in MATRIX["sample"].values() for moment in cells} == moments, "and every moment"
     assert all(len(reason) > 30 for cells in MATRIX["never"].values() for reason in cells.values())
+    sampled = [cell for cells in MATRIX["sample"].values() for cell in cells]
+    assert {fault for fault, _ in sampled} == faults, "the sample has every fault"
+    assert {moment for _, moment in sampled} == moments, "and every moment"
+    for cells in MATRIX["sample"].values():
+        inner = [moment for _, moment in cells[1:]]
+        assert not {"start_up", "re_forming"} & set(inner), "these two are counted from the job's start: first only"
+        assert "finishing" not in [moment for _, moment in cells[:-1]]
 
 
-@dataclass
+def _most_steps_lost(fault: str, moment: str) -> int:
+    found = MATRIX["steps_lost"].get(fault, {}).get(moment, MATRIX["faults"][fault]["steps_lost"])
+    assert isinstance(found, int)
+    return found
+
+
+@dataclass(frozen=True)
 class Held:
     """A process that stands where it was told to."""
 
@@ -74,39 +89,86 @@ class Held:
     pid: int
 
 
+@dataclass(frozen=True)
 class Cell:
-    """One job, one moment, one fault."""
+    """One fault at one moment, so many steps into the job."""
 
-    def __init__(self, arena: Any, fault: str, moment: str, submit: Callable[..., Any]) -> None:
+    fault: str
+    moment: str
+    offset: int
+
+    @property
+    def hold(self) -> dict[str, Any]:
+        return self._shifted(MATRIX["moments"][self.moment]["hold"])
+
+    @property
+    def first(self) -> dict[str, Any] | None:
+        """Where a process is killed to bring the moment about."""
+        found = MATRIX["moments"][self.moment].get("first")
+        return self._shifted(found) if found else None
+
+    @property
+    def later(self) -> dict[str, Any] | None:
+        """Where the job is held a second time, so that the world can be mended while training goes on."""
+        return None if self.moment == "finishing" else self._shifted({"phase": "forward", "n": 10, "rank": 0})
+
+    @property
+    def is_training(self) -> bool:
+        return self.moment in ("forward", "backward", "optimizer", "snapshot", "durable_save")
+
+    @property
+    def holds(self) -> list[dict[str, Any]]:
+        return [hold for hold in (self.first, self.hold, self.later) if hold is not None]
+
+    def _shifted(self, hold: dict[str, Any]) -> dict[str, Any]:
+        return hold if hold["phase"] in ("preparing", "building") else {**hold, "n": hold["n"] + self.offset}
+
+
+class Chain:
+    """One job that lives through cells, one after the other."""
+
+    def __init__(self, arena: Any, cells: list[tuple[str, str]], submit: Callable[..., Any]) -> None:
         self._arena = arena
-        self._fault = fault
-        self._moment = MATRIX["moments"][moment]
-        self._is_training = moment in _TRAINING
-        self._has_later = moment != "finishing"
+        self._cells = [Cell(fault, moment, STEPS * number) for number, (fault, moment) in enumerate(cells)]
         self._checkpoints = arena.server.state_dir / "checkpoints"
-        holds = [self._moment["hold"], *([self._moment["first"]] if "first" in self._moment else [])]
         self.job = submit(
             workers=WORKERS,
-            steps=STEPS,
+            steps=STEPS * len(cells),
             task="struck:Struck",
-            holds=[*holds, *([LATER] if self._has_later else [])],
-            elasticity={"standby": 1 if fault == "standby" else 0},
+            holds=[hold for cell in self._cells for hold in cell.holds],
+            elasticity={"standby": int("standby" in [fault for fault, _ in cells])},
             snapshot={"budget": 1.0},
+            health={"probation_s": 1.0},
         )
 
     def run(self) -> None:
-        """Come to the moment, let it happen, and see the job to where it only has to finish."""
-        if "first" in self._moment:
-            os.kill(self._wait_at(self._moment["first"]).pid, signal.SIGKILL)
-        if self._fault == "standby":
+        """Live through all; afterwards the job only has to finish."""
+        for cell in self._cells:
+            self._live_through(cell)
+
+    def _live_through(self, cell: Cell) -> None:
+        if cell.first is not None:
+            os.kill(self._wait_at(cell.first).pid, signal.SIGKILL)
+        if cell.fault == "standby":
             _until(lambda: self._spare() is not None, "there is a warm spare")
-        held = self._wait_at(self._moment["hold"])
-        with self._struck(held):
+        held = self._wait_at(cell.hold)
+        with self._struck(cell, held):
             self.job.release(held.name)
-            if self._has_later and self._is_training:
-                self._wait_at(LATER)
-        if self._has_later:
-            self.job.release(self._wait_at(LATER).name)
+            if cell.is_training and cell.later is not None:
+                self._wait_at(cell.later)
+        if cell.later is not None:
+            later = self._wait_at(cell.later)
+            if cell is not self._cells[-1]:
+                _until(self._is_at_full_strength, "the group is to be whole again")
+            self.job.release(later.name)
+
+    def _is_at_full_strength(self) -> bool:
+        """All are in the group, or are warm and it is about to switch."""
+        workers = self.job.client.workers(self.job.id)
+        if sum(one.state in ("warm", "training") for one in workers) < WORKERS:
+            return False
+        in_group = sum(one.rank is not None for one in workers)
+        return in_group == WORKERS or self.job.now().status.state is JobState.RESIZING
 
     def assert_nothing_is_left(self) -> None:
         pids = {event.data["pid"] for event in self.job.events("worker.started")}
@@ -119,10 +181,10 @@ class Cell:
         _until(lambda: not any(path.exists() for path in memory), "its shared memory is gone")
 
     @contextmanager
-    def _struck(self, held: Held) -> Iterator[None]:
+    def _struck(self, cell: Cell, held: Held) -> Iterator[None]:
         """The fault happens on entry; what has to come back comes back on leaving."""
         nodes, server = self._arena.nodes, self._arena.server
-        match self._fault:
+        match cell.fault:
             case "shard":
                 os.kill(held.pid, signal.SIGKILL)
                 yield
@@ -142,7 +204,7 @@ class Cell:
                 yield
             case "head":
                 nodes.kill_head()  # the control plane has it back after some seconds, in which training goes on
-                if not self._is_training:
+                if not cell.is_training:
                     _until(nodes.is_head_alive, "the head is back")
                 yield
                 _until(nodes.is_head_alive, "the head is back")
