@@ -350,7 +350,7 @@ def undisturbed(shoal_server: Server, tmp_path_factory: pytest.TempPathFactory) 
     def losses() -> dict[int, float]:
         if not found:
             with shoal_server.client as client:
-                run = submit_tiny(client, tmp_path_factory.mktemp("undisturbed"), losses, workers=2, steps=60)
+                run = submit_tiny(client, tmp_path_factory.mktemp("undisturbed"), losses, workers=2, steps=72)
                 run.finish()
                 found.update(run.losses())
         return found
