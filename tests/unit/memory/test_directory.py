@@ -160,24 +160,15 @@ def test_old_parts_of_the_living_are_left(join: Callable[..., Any], start_proces
     assert _steps(directory) == [(1, 10)]
 
 
-def test_forgotten_node_is_empty_and_the_other_node_is_not(
+def test_forgotten_attempt_is_gone_from_the_machine_also_where_nobody_of_it_lives(
     tmp_path: Path, join: Callable[..., Any], start_process: StartProcess
 ) -> None:
     start_process("1:10").kill()
     start_process("1:11")
-    start_process("1:12", node="other")
-    here, there = join(), join(node_id="other")
-    here.forget_node()
+    start_process("1:12", node="other").kill()
+    here = join()
+    here.forget_attempt()
     assert _steps(here) == []
-    assert not here.node.exists()
-    assert _steps(there) == [(1, 12)]
-
-
-def test_last_node_that_is_forgotten_leaves_nothing(
-    tmp_path: Path, join: Callable[..., Any], start_process: StartProcess
-) -> None:
-    start_process("1:10")
-    join().forget_node()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -110,12 +110,13 @@ class ProcessDirectory:
             if not any(self._slots_of(process)):
                 shutil.rmtree(process, ignore_errors=True)
 
-    def forget_node(self) -> None:
-        """Removes everything of the attempt on this node, and the attempt's directory when no other node is left."""
-        shutil.rmtree(self.node, ignore_errors=True)
-        if not any(_directories(self._attempt)):
-            shutil.rmtree(self._attempt, ignore_errors=True)
-            self._remove_base()
+    def forget_attempt(self) -> None:
+        """The attempt is over: removes everything of it on this machine, also of nodes of which nobody lives any more.
+
+        Nodes that share a machine are Ray nodes of a test, or of containers with one memory.
+        """
+        _discard(self._attempt)
+        self._remove_base()
 
     def close(self) -> None:
         """Removes this process's directory; the last process of the attempt on this machine removes all of it."""
@@ -192,7 +193,7 @@ def _sweep(attempt: Path) -> bool:
 
 
 def _discard(attempt: Path) -> bool:
-    """The caller holds the attempt's lock exclusively. Renamed first: a new attempt of that name may begin at once."""
+    """Nobody writes into it any more. Renamed first: a new attempt of that name may begin at once."""
     trash = attempt.with_name(f"{_TRASH}{attempt.name}-{secrets.token_hex(4)}")
     try:
         attempt.rename(trash)

@@ -160,8 +160,8 @@ class RamTier:
         self._directory.forget_dead(generation)
 
     def forget_all(self) -> None:
-        """The attempt is over: removes everything of it on this node, whoever's it is."""
-        self._directory.forget_node()
+        """The attempt is over: removes everything of it on this machine, whoever's it is."""
+        self._directory.forget_attempt()
 
     def close(self) -> None:
         """Stops the threads and removes what this process has; what the dead have left stays while others live."""
