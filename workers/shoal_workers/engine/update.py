@@ -70,13 +70,13 @@ class Update:
             group["lr"] = rate
 
     def _materialise_adamw(self) -> None:
-        """Just the tensors that its first step makes: a step would touch every page twice."""
+        """Just the tensors that its first step makes, holding anything: a step would touch every page three times."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 self.optimizer.state[parameter] = {
                     "step": torch.tensor(0.0),
-                    "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                    "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                    "exp_avg": torch.empty_like(parameter, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.empty_like(parameter, memory_format=torch.preserve_format),
                 }
 
     def state(self) -> Iterator[tuple[str, str, object]]:
