@@ -58,6 +58,7 @@ def _run(plan: Plan, events: set[Event], folder: Path, kills: int, chance: rando
     server = ShoalServer(folder, plan.options)
     try:
         server.start()
+        server.wait_for_cpus(WORKERS)
         if Event.SNAPSHOT_COST in events:
             compare_snapshots(server, emit)
             return
@@ -94,6 +95,7 @@ def _cut_hosts(plan: Plan, folder: Path, kills: int, chance: random.Random, emit
         server = ShoalServer(folder, [f"--ray-address={cluster.address}"], cluster.environment)
         try:
             server.start()
+            server.wait_for_cpus(WORKERS + 1)
             with _job(server, plan) as run:
                 run.calibrate(*_SIZES)
                 shoal_events.cut_hosts(cluster, run, kills, chance, emit)

@@ -69,6 +69,16 @@ class ShoalServer:
                     raise SystemExit(f"shoal serve is not ready:\n{log_path.read_text()[-3000:]}")
                 time.sleep(0.05)
 
+    def wait_for_cpus(self, num_cpus: float) -> None:
+        """Until every node of the cluster has joined."""
+        deadline = time.monotonic() + _PATIENCE_S
+        with self.client as client:
+            while (cluster := client.cluster()).cpus_total < num_cpus:
+                if time.monotonic() > deadline:
+                    shown = ", ".join(f"{node.ip} ({node.cpus:g} CPU, alive: {node.alive})" for node in cluster.nodes)
+                    raise SystemExit(f"the cluster has {cluster.cpus_total:g} of {num_cpus:g} CPUs: {shown}")
+                time.sleep(0.1)
+
     def kill(self) -> float:
         """SIGKILL; the time of it. The cluster lives on."""
         assert self._process is not None

@@ -47,6 +47,7 @@ def main() -> None:
         server = ShoalServer(Path(folder) / "state", options)
         try:
             server.start()
+            server.wait_for_cpus(_NUM_NODES * _CPUS_PER_NODE)
             Soak(arguments, timeline, server, Path(folder) / "state").run()
         finally:
             server.nodes.end_added()
