@@ -194,6 +194,8 @@ class Chain:
                 os.kill(held.pid, signal.SIGKILL)
                 yield
             case "buddy":
+                # a list of members that is told with the next news may still name a process that the last cell has cost
+                _until(lambda: all(is_alive(one.pid) for one in self._members()), "the members are those that live")
                 os.kill(self._buddy_of(held.pid).pid, signal.SIGKILL)
                 yield
             case "node":

@@ -105,6 +105,7 @@ def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(cl
     afterwards.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoint(
     client: Client, arena, submit
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoi
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_supervisor_that_dies_at_each_start_is_given_up(client: Client, arena, submit) -> None:
     run = submit(to=client, workers=1, steps=20, strikes=[{**_HOLD, "n": 2}], retry={"max_failures": 0})
     run.wait_at("step-2-0")
@@ -140,6 +142,7 @@ def test_a_supervisor_that_dies_at_each_start_is_given_up(client: Client, arena,
     _until(lambda: not arena.nodes.pids_of("ShardActor"), "its shards are gone")
 
 
+@pytest.mark.matrix
 def test_a_suspected_node_is_tested_with_a_sound_one_and_used_again(client: Client, arena, submit) -> None:
     waiting = submit(to=client, workers=1, worker={"cpus": 64})
     node, partner = [node.node_id for node in client.nodes() if node.alive and node.cpus][:2]
