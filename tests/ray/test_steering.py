@@ -87,7 +87,8 @@ def test_jobs_that_do_not_fit_wait_in_order_and_say_what_they_wait_for(submit, c
     first.finish(JobState.CANCELLED)
 
     second.wait_at("step-1-0")
-    assert second.now().status.workers == 2, "all or nothing"
+    second.wait_for_event("generation.formed")
+    assert second.world_sizes() == [2], "all or nothing"
     third.finish()
     started = [run.events("job.state")[0] for run in (second, third)]
     assert started[0].at <= started[1].at, "first come first served"

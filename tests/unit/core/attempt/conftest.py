@@ -248,6 +248,8 @@ class World:
         for rank, endpoint in enumerate(source.parts):
             server = self.processes[endpoint.port - MEMORY_PORT]
             assert self._is_believed_alive(server.index) and server.is_warm and server.node_id == endpoint.node_id
+            if not any(p.alive and p.node_id == endpoint.node_id for p in self.processes.values()):
+                continue  # the node has died with its memory, and nobody has heard of it yet
             held = [(h.generation, h.rank, h.step) for h in self.held_on(endpoint.node_id)]
             assert (source.generation, rank, source.step) in held, "it was never told to lie there"
 
