@@ -111,8 +111,8 @@ class Trainer:
     def train(self) -> Ending:
         """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
         self._built.model.train()
-        if self._position.step > 0:  # so that the state is whole in this generation's own layout from its first step on
-            self._snapshot(replicate=True)
+        # The first snapshot is that of the first step: until then the one that was restored from is whole, and taking
+        # memory for another layout costs as much as a step.
         ending = self._catch_up()
         ended = time.perf_counter()
         while ending is None:
