@@ -205,7 +205,7 @@ class SnapshotCost(Frozen):
     """A snapshot is taken after every so many steps."""
     buddy_every_steps: int
     copy_s: float
-    """Blocking seconds of one snapshot, on the slowest rank; moving average."""
+    """Seconds of the training thread that one snapshot takes, on the slowest rank; moving average."""
     buddy_s: float
     """CPU seconds of sending one to the buddy; 0: there is no buddy."""
     share: float

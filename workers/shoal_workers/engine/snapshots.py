@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shoal_workers.checkpoint.save_plan import local_tensor
@@ -41,6 +42,7 @@ class Snapshots:
         self._snapshot_step = 0
         self._sent_step = 0
         self._num_taken = 0
+        self._is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
         self._has_copy = assignment.buddy is None
         self._has_let_go = False
         self._told: tuple[int, int] | None = None
@@ -52,7 +54,7 @@ class Snapshots:
 
     @property
     def copy_s(self) -> float:
-        """Blocking seconds of the last one."""
+        """Seconds that the last one kept the training thread busy."""
         return self._copy_s
 
     @property
@@ -73,13 +75,16 @@ class Snapshots:
         a = self._assignment
         if self._ram is None:
             return
+        start_s = time.thread_time()
         try:
-            self._copy_s = self._ram.snapshot(
+            wall_s = self._ram.snapshot(
                 state, generation=a.generation, rank=a.rank, world_size=a.world_size, step=step, extra=extra
             )
         except MemoryFull as error:
             self._give_up(error)
             return
+        # On CPU the thread's own time: where cores are shared, the clock also counts the turns of other processes.
+        self._copy_s = wall_s if self._is_on_gpu else time.thread_time() - start_s
         self._num_taken += 1
         self._snapshot_step = step
         self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())

@@ -52,7 +52,7 @@ class Ballot:
     compute_s: float
     """Seconds of this step that the rank did not wait for others."""
     copy_s: float
-    """Blocking seconds of its last snapshot."""
+    """Seconds that its last snapshot kept the training thread busy."""
     send_s: float
     """CPU seconds of its last copy to the buddy."""
 
