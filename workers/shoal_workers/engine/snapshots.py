@@ -42,7 +42,7 @@ class Snapshots:
         self._snapshot_step = 0
         self._sent_step = 0
         self._num_taken = 0
-        self._is_on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._is_on_gpu = torch.cuda.is_available()
         self._has_copy = assignment.buddy is None
         self._has_let_go = False
         self._told: tuple[int, int] | None = None
