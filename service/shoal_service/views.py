@@ -1,4 +1,7 @@
-"""What the service shows of itself: the resources of the REST API, also used by the Python client. Pure data."""
+"""What the service shows of itself: the resources of the REST API, also used by the Python client. Pure data.
+
+Over 400 lines: one vocabulary, declarations only, most of it descriptions that become the API's documentation.
+"""
 
 from __future__ import annotations
 

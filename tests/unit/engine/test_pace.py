@@ -18,7 +18,8 @@ def test_it_is_done_every_step_until_a_cost_is_known() -> None:
     pace = Pace(0.01)
     assert pace.every_steps == 1
     pace.note_step(1.0)
-    pace.note_cost(100.0)  # cold memory
+    pace.note_cost(100.0)  # cold memory, of both slots
+    pace.note_cost(100.0)
     assert pace.every_steps == 1
 
 

@@ -1,8 +1,8 @@
 """How often a thing may be done so that it costs no more than its share of the training time. Pure.
 
 Measured and adapted at run time: costs and step times drift with the world size and with whatever else the machine
-does. Moving averages, so that one hiccup does not change the pace; the first cost of a generation pays for cold memory
-and is not counted.
+does. Moving averages, so that one hiccup does not change the pace; the first costs of a generation pay for cold memory
+(two slots are taken in turn) and are not counted.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 _EMA = 0.2
+_NUM_COLD = 2
 _CALM = 1.25
 """A pace is kept until the budget asks for one that differs by more than this factor: it would flicker otherwise."""
 
@@ -40,7 +41,7 @@ class Pace:
 
     def note_cost(self, cost_s: float) -> None:
         self._num_costs += 1
-        if self._num_costs > 1:
+        if self._num_costs > _NUM_COLD:
             self._cost_s = _blend(self._cost_s, cost_s)
             self._adapt()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from shoal_workers.checkpoint.save_plan import local_tensor
@@ -38,11 +37,10 @@ class Snapshots:
         self._copy = Pace(spec.budget)
         self._send = Pace(spec.budget)
         self._copy_s = 0.0
-        self._send_s = 0.0
         self._snapshot_step = 0
         self._sent_step = 0
         self._num_taken = 0
-        self._is_on_gpu = torch.cuda.is_available()
+        self._num_told = 0
         self._has_copy = assignment.buddy is None
         self._has_let_go = False
         self._told: tuple[int, int] | None = None
@@ -52,15 +50,13 @@ class Snapshots:
     def is_on(self) -> bool:
         return self._ram is not None
 
-    @property
-    def copy_s(self) -> float:
-        """Seconds that the last one kept the training thread busy."""
-        return self._copy_s
-
-    @property
-    def send_s(self) -> float:
-        """CPU seconds of the last one that was sent."""
-        return self._send_s
+    def take_costs(self) -> tuple[float, float]:
+        """Once per vote: seconds that a snapshot has kept the training thread busy since the last, and CPU seconds of
+        one that has been sent; 0: none was."""
+        cost = self._ram.take_send_cost() if self._ram is not None else None
+        self._has_copy = self._has_copy or cost is not None
+        copy_s, self._copy_s = self._copy_s, 0.0
+        return copy_s, cost.cpu_s if cost is not None else 0.0
 
     def is_due(self, step: int) -> bool:
         """Rank 0: whether the state after `step` shall be copied."""
@@ -84,7 +80,8 @@ class Snapshots:
             self._give_up(error)
             return
         # On CPU the thread's own time: where cores are shared, the clock also counts the turns of other processes.
-        self._copy_s = wall_s if self._is_on_gpu else time.thread_time() - start_s
+        is_on_gpu = any(tensor.is_cuda for tensor in state.values())
+        self._copy_s = wall_s if is_on_gpu else time.thread_time() - start_s
         self._num_taken += 1
         self._snapshot_step = step
         self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
@@ -92,12 +89,6 @@ class Snapshots:
             self._sent_step = step
             if a.buddy is not None:
                 self._ram.replicate(a.buddy)
-
-    def note_sends(self) -> None:
-        """Before each vote: what the sender thread has done meanwhile."""
-        cost = self._ram.take_send_cost() if self._ram is not None else None
-        self._send_s = cost.cpu_s if cost is not None else 0.0
-        self._has_copy = self._has_copy or cost is not None
 
     @property
     def is_sending(self) -> bool:
@@ -120,8 +111,8 @@ class Snapshots:
             if cost_s:
                 pace.note_cost(cost_s)
         paces = self._copy.every_steps, self._send.every_steps
-        if paces != self._told or self._num_taken % _REPORT_EVERY == 0:
-            self._told = paces
+        if paces != self._told or self._num_taken >= self._num_told + _REPORT_EVERY:
+            self._told, self._num_told = paces, self._num_taken
             self._tell(step)
 
     @property

@@ -164,14 +164,14 @@ class Trainer:
         losses = built.gradients.run(step)
         gradients = local_gradients(self._parameters)
         compute_s = time.perf_counter() - start - (waited_s() - waited)
-        self._snapshots.note_sends()
+        copy_s, send_s = self._snapshots.take_costs()
         ballot = Ballot(
             loss_sum=losses,
             squared_norm=built.gradients.squared_norm(gradients),
             wishes=self._wishes(step + 1),
             compute_s=compute_s,
-            copy_s=self._snapshots.copy_s,
-            send_s=self._snapshots.send_s,
+            copy_s=copy_s,
+            send_s=send_s,
         )
         verdict = hold_vote(ballot, self._assignment.rank, self._assignment.world_size)
         self._signals.check()

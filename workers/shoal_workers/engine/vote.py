@@ -52,9 +52,9 @@ class Ballot:
     compute_s: float
     """Seconds of this step that the rank did not wait for others."""
     copy_s: float
-    """Seconds that its last snapshot kept the training thread busy."""
+    """Seconds that a snapshot has kept its training thread busy since the last vote; 0: none was taken."""
     send_s: float
-    """CPU seconds of its last copy to the buddy."""
+    """CPU seconds of a copy that has reached the buddy since the last vote; 0: none has."""
 
 
 @dataclass(frozen=True, slots=True)
