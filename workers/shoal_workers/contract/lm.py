@@ -13,14 +13,16 @@ STDLIB_CORPUS = "python-stdlib"
 
 
 class LanguageModelConfig(Frozen):
-    """A decoder-only transformer: RMSNorm, RoPE, grouped query attention, SwiGLU."""
+    """A decoder-only transformer: RMSNorm, RoPE, grouped query attention, SwiGLU, or a mixture of such experts."""
 
     dim: int = Field(256, ge=1, le=1 << 20)
     """Width of the residual stream."""
     num_layers: int = Field(4, ge=1, le=10_000)
     """Transformer blocks."""
     num_heads: int = Field(8, ge=1, le=10_000)
-    """Query heads; must divide `dim`, and dim / num_heads must be even (RoPE rotates pairs)."""
+    """Query heads; must divide `dim` unless `head_dim` is given."""
+    head_dim: int | None = Field(None, ge=2, le=1 << 16)
+    """Width of a head, even (RoPE rotates pairs). Default: dim / num_heads."""
     num_kv_heads: int | None = Field(None, ge=1, le=10_000)
     """Key and value heads (grouped query attention); must divide `num_heads`. Default: num_heads."""
     hidden_dim: int | None = Field(None, ge=1, le=1 << 22)
@@ -37,19 +39,40 @@ class LanguageModelConfig(Frozen):
     """Base of the rotation's wavelengths, in tokens; more for longer sequences."""
     norm_eps: float = Field(1e-5, gt=0, le=1)
     """Added to the mean square in RMSNorm."""
+    num_experts: int = Field(0, ge=0, le=1 << 16)
+    """Routed experts in each block's feed-forward layer; 0: a dense model."""
+    top_k: int = Field(2, ge=1, le=1024)
+    """Experts that each token goes to."""
+    num_shared_experts: int = Field(0, ge=0, le=1024)
+    """Experts that every token goes through besides."""
+    expert_hidden_dim: int | None = Field(None, ge=1, le=1 << 22)
+    """Width of one expert. Default: hidden_dim."""
+    num_dense_layers: int = Field(0, ge=0, le=10_000)
+    """The first so many blocks of a mixture-of-experts model stay dense."""
+    balance: Literal["bias", "loss", "none"] = "bias"
+    """How experts are kept equally busy: a bias on the choice that follows the load (Wang et al. 2024), or a loss
+    (Fedus et al. 2022)."""
+    balance_rate: float | None = Field(None, ge=0, le=1e3)
+    """Step of the bias (default 1e-3), or weight of the loss (default 1e-2)."""
+    capacity_factor: float | None = Field(None, gt=0, le=1e6)
+    """An expert takes at most this many times its even share of a micro-batch's tokens, the first ones; null: all."""
 
     @model_validator(mode="after")
     def _divides(self) -> LanguageModelConfig:
-        if self.dim % self.num_heads:
+        if self.head_dim is None and self.dim % self.num_heads:
             raise ValueError(
                 f"model.dim {self.dim} is not a multiple of model.num_heads {self.num_heads}: "
                 f"{self.dim} = {self.dim // self.num_heads} x {self.num_heads} + {self.dim % self.num_heads}."
             )
-        if (self.dim // self.num_heads) % 2:
+        if self.head_dim is None and (self.dim // self.num_heads) % 2:
             raise ValueError(
                 f"model.dim / model.num_heads = {self.dim // self.num_heads} is odd; RoPE rotates pairs. "
                 f"Use a dim of {self.dim + self.num_heads}, or another number of heads."
             )
+        if self.head_dim is not None and self.head_dim % 2:
+            raise ValueError(f"model.head_dim {self.head_dim} is odd; RoPE rotates pairs. Use {self.head_dim + 1}.")
+        if self.num_experts and self.top_k > self.num_experts:
+            raise ValueError(f"model.top_k {self.top_k} is more than model.num_experts {self.num_experts}.")
         kv = self.num_kv_heads or self.num_heads
         if self.num_heads % kv:
             raise ValueError(f"model.num_kv_heads {kv} does not divide model.num_heads {self.num_heads}.")

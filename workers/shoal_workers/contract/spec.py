@@ -13,7 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.lm import LM_TASK
+from shoal_workers.contract.plan import ParallelPlan
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -23,6 +25,7 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
+    FP16 = "fp16"
 
 
 class CodeSpec(Frozen):
@@ -111,31 +114,43 @@ class StopSpec(Frozen):
 
 
 class ParallelismSpec(Frozen):
-    """Fixed degrees. This version runs the data axes; the others are refused until the engine has them."""
+    """Fixed degrees. A world of another size than they multiply to is planned as `otherwise` says."""
 
     dp_replicate: PositiveInt = 1
-    """Replicas of the sharded model (HSDP); only 1 in this version."""
+    """Replicas of the sharded model (HSDP)."""
     dp_shard: PositiveInt | Literal["auto"] = "auto"
-    """Ways to shard fully (FSDP2); "auto" takes what the other degrees leave of the world size."""
+    """Ways to shard; "auto" takes what the other degrees leave of the world size."""
     tp: PositiveInt = 1
-    """Tensor parallel; only 1 in this version."""
+    """Tensor parallel, with sequence parallel activations."""
     pp: PositiveInt = 1
-    """Pipeline stages; only 1 in this version."""
+    """Pipeline ranks."""
     cp: PositiveInt = 1
-    """Context parallel; only 1 in this version."""
+    """Context parallel: ways to split each sequence."""
     ep: PositiveInt = 1
-    """Expert parallel; only 1 in this version."""
+    """Expert parallel; must divide dp_shard."""
+    shard: ShardLevel | Literal["auto"] = "auto"
+    """What dp_shard cuts: the optimizer's state (ZeRO-1), also gradients (ZeRO-2), also parameters: full (ZeRO-3)."""
+    schedule: Schedule | Literal["auto"] = "auto"
+    """Of the pipeline."""
+    recompute: Recompute | Literal["auto"] = "auto"
+    """Activation checkpointing."""
+    context: ContextMethod | Literal["auto"] = "auto"
+    """How attention sees other ranks' tokens."""
+    offload: bool = False
+    """Keep parameters and optimizer state in CPU memory between their uses."""
+    otherwise: Literal["replan", "idle"] = "replan"
+    """A world that the degrees do not fit (a shard was lost): choose other degrees, or let the ranks idle that are too
+    many for the same ones."""
 
-    @model_validator(mode="after")
-    def _available(self) -> ParallelismSpec:
-        for axis in ("tp", "pp", "cp", "ep", "dp_replicate"):
-            degree = getattr(self, axis)
-            if degree != 1:
-                raise ValueError(
-                    f"parallelism.{axis} is {degree}: this version runs fully sharded data parallel only. "
-                    f"Leave {axis} out, or set it to 1."
-                )
-        return self
+    @property
+    def model_degree(self) -> int:
+        """Ranks that one data rank's work is spread over."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def unit(self) -> int:
+        """World sizes that the degrees fit are multiples of it; with a fixed dp_shard, it is the only one."""
+        return self.model_degree * self.dp_replicate * (1 if self.dp_shard == "auto" else self.dp_shard)
 
 
 class ElasticitySpec(Frozen):
@@ -256,11 +271,14 @@ class JobSpec(Frozen):
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     precision: Precision = Precision.FP32
-    """fp32, or bf16: parameters and reductions in fp32, forward and backward in bf16."""
+    """fp32; or bf16 or fp16: parameters and reductions in fp32, forward and backward in the shorter type, fp16 with
+    dynamic loss scaling."""
     stop: StopSpec = Field(examples=[{"steps": 1000}])
     """When the job is done."""
     parallelism: Literal["auto"] | ParallelismSpec = "auto"
     """"auto": the planner chooses the layout for every world size. Or fixed degrees."""
+    plan: ParallelPlan | None = None
+    """How the task's model may be cut; see docs/parallelism.md. The built-in language model brings its own."""
     elasticity: ElasticitySpec = ElasticitySpec()
     worker: WorkerSpec = WorkerSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -289,21 +307,3 @@ class JobSpec(Frozen):
             raise ValueError(f'task {task!r} must read "module:Name", for example "{LM_TASK}".')
         return task
 
-    @model_validator(mode="after")
-    def _crosses(self) -> JobSpec:
-        most = self.elasticity.max_workers
-        if most > self.batch.num_micro_batches:
-            raise ValueError(
-                f"elasticity.max_workers {most} is more than the {self.batch.num_micro_batches} micro-batches a step "
-                f"(batch.global_size {self.batch.global_size} / batch.micro_size {self.batch.micro_size}): "
-                f"{most - self.batch.num_micro_batches} workers would have nothing to do. "
-                f"Lower max_workers to {self.batch.num_micro_batches}, or take more and smaller micro-batches."
-            )
-        if isinstance(self.parallelism, ParallelismSpec) and self.parallelism.dp_shard != "auto":
-            fixed = self.parallelism.dp_shard
-            if not self.elasticity.min_workers == most == fixed:
-                raise ValueError(
-                    f"parallelism.dp_shard is fixed at {fixed}, but elasticity allows {self.elasticity.min_workers} to "
-                    f'{most} workers. Use dp_shard: "auto", or set min_workers and max_workers to {fixed}.'
-                )
-        return self

@@ -1,0 +1,68 @@
+"""ParallelPlan: how a model may be cut, by the names of its modules. Pure data, so that a layout can be checked at
+submit, without the model and without torch.
+
+The built-in language model brings its own; a user's task declares one in the spec's `plan` section. Without one a model
+runs on the data axes (dp_replicate, dp_shard), which need to know nothing of it.
+
+Names are as in `model.named_modules()`; `*` stands for one part of a name: `blocks.*.attention.query`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from shoal_workers.contract.base import Frozen
+
+
+class TensorStyle(StrEnum):
+    """What tensor parallelism does with a module."""
+
+    COLUMN = "column"
+    """nn.Linear: its outputs are split."""
+    ROW = "row"
+    """nn.Linear: its inputs are split, its outputs are summed and cut along the sequence."""
+    EMBEDDING = "embedding"
+    """nn.Embedding: its vocabulary is split; the output is cut along the sequence."""
+    HEAD = "head"
+    """nn.Linear to the vocabulary, which is split; the loss is computed on the split logits."""
+    SEQUENCE = "sequence"
+    """A norm: whole on every rank, works on its part of the sequence."""
+    GATHER = "gather"
+    """A module whose first input is gathered along the sequence: attention, feed-forward."""
+
+
+class ParallelPlan(Frozen):
+    """Which modules are what."""
+
+    blocks: str = ""
+    """The nn.ModuleList of equal blocks that follow each other: what pipeline stages are made of, and what is
+    recomputed and compiled one by one."""
+    num_blocks: int = Field(0, ge=0)
+    first: tuple[str, ...] = ()
+    """Modules that only the first stage has, for example the embedding."""
+    last: tuple[str, ...] = ()
+    """Modules that only the last stage has, for example the final norm and the head."""
+    tied: dict[str, str] = Field(default_factory=dict)
+    """Parameters that are the same as others: {"head.weight": "embedding.weight"}."""
+    hidden_size: int = Field(0, ge=0)
+    """Width of what one block hands to the next: (samples, sequence, hidden_size). Needed for pipelines."""
+    tensor: dict[str, TensorStyle] = Field(default_factory=dict)
+    """Needed for tensor parallelism."""
+    attention: str = ""
+    """Modules called with (queries, keys, values), each (B, heads, T, K), that compute causal attention, for example
+    `blocks.*.attention.core`. Needed for context parallelism."""
+    sequence: dict[str, int] = Field(default_factory=dict)
+    """Entries of a batch (a dict) and the dim along which context parallelism cuts them: {"tokens": 1, "labels": 1}."""
+    experts: str = ""
+    """Modules that hold the experts of a layer, each parameter with one slice per expert along dim 0. Needed for expert
+    parallelism."""
+    num_experts: int = Field(0, ge=0)
+    num_heads: int = Field(0, ge=0)
+    """Attention heads; 0: none that tp or Ulysses would have to divide."""
+    num_kv_heads: int = Field(0, ge=0)
+    seq_len: int = Field(0, ge=0)
+    """Tokens per sample, which cp and tp cut; 0: no sequences."""
+    widths: dict[str, int] = Field(default_factory=dict)
+    """Other sizes that tp must divide, by a name for error messages: {"hidden_dim": 688}."""
