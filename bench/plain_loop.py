@@ -64,10 +64,10 @@ class PlainLoop:
         dist.all_reduce(total)
         return total.item() / self._world_size
 
-    def _micro_batch(self, step: int, index: int) -> torch.Tensor:
+    def _micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor]:
         first = step * self.spec.batch.global_size + index * self._micro_size
         chosen = range(first, first + self._micro_size)
-        return torch.utils.data.default_collate([self._data[self._order[i % len(self._order)]] for i in chosen])
+        return self._task.collate([self._data[self._order[i % len(self._order)]] for i in chosen])
 
 
 def _shares(spec: JobSpec, world_size: int) -> tuple[int, int]:

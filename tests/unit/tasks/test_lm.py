@@ -18,9 +18,13 @@ from shoal_workers.tasks.lm import LanguageModel
 SmallTask = Callable[..., LanguageModel]
 
 
-def _batch(task: LanguageModel, size: int = 4) -> torch.Tensor:
+def _samples(task: LanguageModel, size: int = 4) -> list[torch.Tensor]:
     data = task.build_dataset("train")
-    return torch.stack([data[index] for index in range(size)])
+    return [data[index] for index in range(size)]
+
+
+def _batch(task: LanguageModel, size: int = 4) -> dict[str, torch.Tensor]:
+    return task.collate(_samples(task, size))
 
 
 def test_prepare_tells_what_it_does_and_may_be_called_again(small_task: SmallTask) -> None:
@@ -46,14 +50,26 @@ def test_the_loss_is_the_mean_over_all_targets_in_fp32(small_task: SmallTask) ->
     task = small_task()
     torch.manual_seed(0)
     model = task.build_model()
-    batch = _batch(task)
-    each = [task.loss(model, sample[None]).item() for sample in batch]
+    samples = _samples(task)
+    batch = task.collate(samples)
+    each = [task.loss(model, task.collate([sample])).item() for sample in samples]
     loss = task.loss(model, batch)
     assert loss.shape == ()
     assert loss.item() == pytest.approx(sum(each) / 4, rel=1e-5)
-    logits = model(batch[:, :-1])
-    assert loss.item() == pytest.approx(cross_entropy(logits.transpose(1, 2), batch[:, 1:]).item(), rel=1e-5)
+    logits = model(batch["tokens"])
+    assert loss.item() == pytest.approx(cross_entropy(logits.transpose(1, 2), batch["labels"]).item(), rel=1e-5)
     assert task.loss(model.bfloat16(), batch).dtype == torch.float32
+
+
+def test_a_batch_names_its_tokens_the_ones_that_follow_and_their_positions(small_task: SmallTask) -> None:
+    task = small_task()
+    samples = _samples(task)
+    batch = task.collate(samples)
+    assert batch.keys() == {"tokens", "labels", "positions"}
+    assert batch["positions"].tolist() == list(range(16))
+    for number, sample in enumerate(samples):
+        assert torch.equal(batch["tokens"][number], sample[:-1])
+        assert torch.equal(batch["labels"][number], sample[1:])
 
 
 def test_a_few_steps_learn_something(small_task: SmallTask) -> None:

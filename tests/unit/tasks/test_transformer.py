@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from shoal_workers.contract.lm import LanguageModelConfig
-from shoal_workers.tasks.transformer import Transformer, default_hidden_dim, rotate, rotation_table
+from shoal_workers.tasks.attention import rotate, rotation_table
+from shoal_workers.tasks.feed_forward import default_hidden_dim
+from shoal_workers.tasks.transformer import Transformer
 
 VOCAB = 40
 
@@ -47,6 +51,52 @@ def test_a_shorter_sequence_gives_the_same_logits() -> None:
     model = _model()
     tokens = torch.randint(VOCAB, (2, 16))
     torch.testing.assert_close(model(tokens)[:, :5], model(tokens[:, :5]), rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_stand_where_their_positions_say() -> None:
+    model = _model()
+    tokens = torch.randint(VOCAB, (2, 16))
+    assert torch.equal(model(tokens), model(tokens, torch.arange(16)))
+    one = model(tokens[:, :8], torch.arange(8, 16))
+    torch.testing.assert_close(one, model(tokens[:, :8]), rtol=1e-4, atol=1e-4)  # only distances count
+    assert not torch.allclose(one, model(tokens[:, :8], torch.arange(0, 16, 2)), atol=1e-3)
+
+
+def test_a_stage_of_a_pipeline_is_the_model_with_pass_throughs() -> None:
+    whole, tokens = _model(tied_head=False), torch.randint(VOCAB, (2, 16))
+    first, last = _model(tied_head=False), _model(tied_head=False)
+    first.blocks, first.norm, first.head = first.blocks[:1], nn.Identity(), nn.Identity()  # type: ignore[assignment]
+    last.embedding, last.blocks = nn.Identity(), last.blocks[1:]  # type: ignore[assignment]
+    positions = torch.arange(16)
+    assert torch.equal(last(first(tokens, positions), positions), whole(tokens, positions))
+
+
+def test_attention_works_with_the_heads_that_it_is_left_with() -> None:
+    """As on a rank of tensor parallelism: half of the outputs of query, key and value, half of the inputs of out."""
+    attention = _model().blocks[0].attention
+    rotations, x = rotation_table(16, 8, 10_000.0), torch.randn(2, 16, 32)
+    whole = attention(x, rotations)
+    parts = []
+    for half in range(2):
+        part = copy.deepcopy(attention)
+        for name, dim in (("query", 0), ("key", 0), ("value", 0), ("out", 1)):
+            linear = part.get_submodule(name)
+            linear.weight = nn.Parameter(linear.weight.chunk(2, dim)[half])  # type: ignore[operator, union-attr]
+        parts.append(part(x, rotations))
+    torch.testing.assert_close(parts[0] + parts[1], whole)
+
+
+def test_heads_may_be_wider_than_their_share_of_the_model() -> None:
+    model = _model(head_dim=16)
+    assert model.blocks[0].attention.query.weight.shape == (64, 32)
+    assert model(torch.zeros(3, 16, dtype=torch.int64)).shape == (3, 16, VOCAB)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_holds_the_embedding_itself(tied: bool) -> None:
+    model = _model(tied_head=tied)
+    assert (model.head.weight is model.embedding.weight) == tied
+    assert len(list(model.parameters())) == 2 * 9 + 1 + (1 if tied else 2)
 
 
 @settings(deadline=None)

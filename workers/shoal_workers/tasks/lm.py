@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -70,10 +71,21 @@ class LanguageModel:
         assert self._corpus is not None
         return TokenDataset(self._corpus, Split(split), self.config.seq_len)
 
-    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Mean next-token cross entropy (nats) of a batch (B, T + 1) int64; computed in fp32."""
-        logits: Tensor = model(batch[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+    def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
+        """Samples (T + 1,) -> tokens (B, T), the tokens that follow each, `labels` (B, T), and their positions (T,).
+
+        Named and apart, so that context parallelism can give each rank some of the positions.
+        """
+        whole = torch.stack(samples)
+        return {"tokens": whole[:, :-1], "labels": whole[:, 1:], "positions": torch.arange(whole.shape[1] - 1)}
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
+
+        The logits may be a DTensor whose vocabulary is split, inside torch's `loss_parallel`: only what works there.
+        """
+        logits: Tensor = model(batch["tokens"], batch["positions"])
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
 
     def shard_units(self, model: nn.Module) -> Iterable[nn.Module]:
         """The blocks, each gathered on its own; embedding, last norm and head stay with the root."""

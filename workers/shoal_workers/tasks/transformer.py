@@ -1,12 +1,17 @@
 """A decoder-only transformer: RMSNorm before each layer, RoPE, grouped query attention, SwiGLU, scaled residual init.
 
 After LLaMA (Touvron et al. 2023), with the residual init of GPT-2 (Radford et al. 2019). Shapes in the docstrings:
-B samples, T tokens, D = dim, H query heads, G key and value heads, K = D / H, V = vocabulary.
+B samples, T tokens, D = dim, K = width of a head, V = vocabulary.
+
+Knows nothing of parallelism. What cuts it from outside goes by the names of its modules (contract/plan_of.py):
+
+    embedding, dropout, blocks.*, norm, head
+    blocks.*: attention_norm, attention.{query, key, value, core, out}, feed_forward_norm, feed_forward.{gate, up, down}
 
 Written to be sharded and re-formed: no state but parameters and one constant table, no Python state that depends on
-data, the tied head is used through the root module (so that FSDP2 gathers it together with the embedding), and weights
-come from torch's global generator in a fixed order. The rotation table is made on the CPU even under
-`torch.device("meta")`: it is in no checkpoint, so nobody could fill it in later.
+data, a tied head that holds the embedding's own parameter, and weights from torch's global generator in a fixed order.
+The rotation table is made on the CPU even under `torch.device("meta")`: it is in no checkpoint, so nobody could fill it
+in later.
 """
 
 from __future__ import annotations
@@ -18,13 +23,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.tasks.attention import Attention, head_dim, rotation_table
+from shoal_workers.tasks.feed_forward import FeedForward, hidden_dim
 
 _INIT_GAIN = 0.02 * math.sqrt(768)
 """GPT-2's 0.02 at its width of 768. Narrower models need more: at width 128 it costs 0.2 bits per byte in 200 steps."""
 
 
 class Transformer(nn.Module):
-    """Tokens (B, T) int64 -> logits (B, T, V), in the dtype of the weights."""
+    """Tokens (B, T) int64, and their positions (T,) int64 in the sequence -> logits (B, T, V), in the weights' dtype.
+
+    Without positions the tokens are the first T. A rank of a pipeline calls the same forward with pass-throughs in the
+    place of the modules that it does not have: `tokens` are hidden states (B, T', D) then, and T' is less than T where
+    the sequence is cut between layers. Positions are for attention alone, which always sees its T tokens.
+    """
 
     rotations: Tensor
 
@@ -34,18 +46,24 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.head = None if config.tied_head else nn.Linear(config.dim, vocab_size, bias=False)
-        table = rotation_table(config.seq_len, config.dim // config.num_heads, config.rope_theta)
+        if config.tied_head:  # on meta first: a weight that is thrown away must not be drawn from the generator
+            self.head = nn.Linear(config.dim, vocab_size, bias=False, device="meta")
+            self.head.weight = self.embedding.weight
+        else:
+            self.head = nn.Linear(config.dim, vocab_size, bias=False)
+        table = rotation_table(config.seq_len, head_dim(config), config.rope_theta)
         self.register_buffer("rotations", table, persistent=False)
         self._init_weights(config.num_layers)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        rotations = self.rotations[:, : tokens.shape[1]]
+    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        rotations = self.rotations[:, positions]
         x = self.dropout(self.embedding(tokens))
         for block in self.blocks:
             x = block(x, rotations)
-        x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
     def _init_weights(self, num_layers: int) -> None:
         """Draw every weight, from normal distributions.
@@ -55,7 +73,7 @@ class Transformer(nn.Module):
         """
         nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:
                 writers = 2 * num_layers if name.endswith((".out", ".down")) else 1
                 nn.init.normal_(module.weight, std=_INIT_GAIN / math.sqrt(module.in_features * writers))
 
@@ -68,58 +86,12 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = FeedForward(config.dim, hidden_dim(config))
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, rotations: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), rotations))
         out: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
-        return out
-
-
-class Attention(nn.Module):
-    """Causal self-attention with grouped keys and values (Ainslie et al. 2023): (B, T, D) -> (B, T, D)."""
-
-    def __init__(self, config: LanguageModelConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads or config.num_heads
-        self.head_dim = config.dim // config.num_heads
-        self.dropout = config.dropout
-        self.query = nn.Linear(config.dim, self.num_heads * self.head_dim, bias=False)
-        self.key = nn.Linear(config.dim, self.num_kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(config.dim, self.num_kv_heads * self.head_dim, bias=False)
-        self.out = nn.Linear(self.num_heads * self.head_dim, config.dim, bias=False)
-
-    def forward(self, x: Tensor, rotations: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        q = self.query(x).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)  # (B, H, T, K)
-        k = self.key(x).view(batch, length, self.num_kv_heads, self.head_dim).transpose(1, 2)  # (B, G, T, K)
-        v = self.value(x).view(batch, length, self.num_kv_heads, self.head_dim).transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(
-            rotate(q, rotations),
-            rotate(k, rotations),
-            v,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-            enable_gqa=self.num_kv_heads != self.num_heads,
-        )
-        merged: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return merged
-
-
-class FeedForward(nn.Module):
-    """SwiGLU (Shazeer 2020): (B, T, D) -> (B, T, D)."""
-
-    def __init__(self, config: LanguageModelConfig) -> None:
-        super().__init__()
-        hidden_dim = config.hidden_dim or default_hidden_dim(config.dim)
-        self.gate = nn.Linear(config.dim, hidden_dim, bias=False)
-        self.up = nn.Linear(config.dim, hidden_dim, bias=False)
-        self.down = nn.Linear(hidden_dim, config.dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
 
 
@@ -133,22 +105,3 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
-
-
-def default_hidden_dim(dim: int) -> int:
-    """8/3 x dim, rounded up to a multiple of 32: as many weights as a plain layer of width 4 x dim."""
-    return -(-8 * dim // 3 // 32) * 32
-
-
-def rotation_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """cos and sin of every position and frequency (Su et al. 2021): fp32 (2, T, K / 2), on the CPU."""
-    frequency = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
-    angle = torch.outer(torch.arange(seq_len, dtype=torch.float64, device="cpu"), frequency)
-    return torch.stack((angle.cos(), angle.sin())).float()
-
-
-def rotate(x: Tensor, rotations: Tensor) -> Tensor:
-    """Rotate the pairs (x[i], x[i + K / 2]) of (B, H, T, K) by their position, in fp32."""
-    cos, sin = rotations[0], rotations[1]
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
