@@ -33,7 +33,7 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ),
         ({"batch": {"global_size": 3, "micro_size": 4}}, "3 = 0 x 4 + 3. Use a global_size of 4, or"),
         (
-            {"elasticity": {"max_workers": 30}},
+            {"elasticity": {"max_workers": 30}, "model": {"dropout": 0.1}},
             "elasticity.max_workers 30 is more than the 8 micro-batches a step (batch.global_size 32 / "
             "batch.micro_size 4): 22 workers would have nothing to do. Lower max_workers to 8,",
         ),
@@ -43,9 +43,12 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ),
         (
             {"parallelism": {"dp_shard": 2}},
-            "dp_shard is fixed at 2, but elasticity allows 1 to 1 workers. Use dp_shard",
+            "dp_shard 2 = 2 workers, but elasticity allows 1 to 1 workers. Set max_workers to 2, or dp_shard to",
         ),
-        ({"parallelism": {"tp": 2}}, "parallelism.tp is 2: this version runs fully sharded data parallel only."),
+        (
+            {"parallelism": {"tp": 2}},
+            "a multiple of tp 2 = 2 workers, and there is none where elasticity allows 1 to 1",
+        ),
         ({"stop": {}}, "stop needs exactly one of steps, tokens, epochs: it has none."),
         ({"stop": {"steps": 1, "epochs": 2}}, "it has steps and epochs."),
         (
@@ -115,7 +118,9 @@ def test_the_json_schema_builds_and_refuses_unknown_keys_at_every_depth() -> Non
 
 
 def _documented(field: dict[str, Any], schema: dict[str, Any]) -> bool:
-    return "description" in field or "description" in schema["$defs"][field["$ref"].rpartition("/")[2]]
+    options = [field, *field.get("anyOf", ())]
+    targets = [schema["$defs"][option["$ref"].rpartition("/")[2]] for option in options if "$ref" in option]
+    return "description" in field or any("description" in target for target in targets)
 
 
 def test_a_spec_cannot_be_changed() -> None:

@@ -50,7 +50,7 @@ def test_a_key_that_looks_like_a_class_name_keeps_its_path() -> None:
 @pytest.mark.parametrize(
     ("parallelism", "path", "message"),
     [
-        ({"tp": 2}, "parallelism", "parallelism.tp is 2: this version runs fully sharded data parallel only. "),
+        ({"tp": 2}, "parallelism", "parallelism needs a multiple of tp 2 = 2 workers, and there is none "),
         ({"tpp": 2}, "parallelism.tpp", "unknown key 'tpp'. Did you mean 'tp'?"),
         ("best", "parallelism", "must be 'auto' (it is 'best')."),
         ({"dp_shard": "x"}, "parallelism.dp_shard", "must be a whole number or 'auto' (it is 'x')."),
@@ -73,7 +73,7 @@ def test_only_the_branch_that_was_meant_is_reported(parallelism: Any, path: str,
         ({**LEAST, "model": [1]}, "model: must be an object (it is [1])."),
         ({**LEAST, "data": {"paths": "a.txt"}}, "data.paths: must be a list (it is 'a.txt')."),
         ({**LEAST, "data": {"paths": ["a", 3]}}, "data.paths.1: must be text (it is 3)."),
-        ({**LEAST, "precision": "fp8"}, "precision: must be 'fp32' or 'bf16' (it is 'fp8')."),
+        ({**LEAST, "precision": "fp8"}, "precision: must be 'fp32', 'bf16' or 'fp16' (it is 'fp8')."),
         ({**LEAST, "worker": {"gpus": 2}}, "worker.gpus: must be less than or equal to 1 (it is 2)."),
         ({**LEAST, "deterministic": "maybe"}, "deterministic: must be true or false (it is 'maybe')."),
         ([], "a spec is an object (keys with values); this is []."),

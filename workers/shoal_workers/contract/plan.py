@@ -40,6 +40,7 @@ class ParallelPlan(Frozen):
     """The nn.ModuleList of equal blocks that follow each other: what pipeline stages are made of, and what is
     recomputed and compiled one by one."""
     num_blocks: int = Field(0, ge=0)
+    """How many blocks there are."""
     first: tuple[str, ...] = ()
     """Modules that only the first stage has, for example the embedding."""
     last: tuple[str, ...] = ()
@@ -59,9 +60,11 @@ class ParallelPlan(Frozen):
     """Modules that hold the experts of a layer, each parameter with one slice per expert along dim 0. Needed for expert
     parallelism."""
     num_experts: int = Field(0, ge=0)
+    """Experts in a layer; ep must divide it."""
     num_heads: int = Field(0, ge=0)
     """Attention heads; 0: none that tp or Ulysses would have to divide."""
     num_kv_heads: int = Field(0, ge=0)
+    """Key and value heads (grouped query attention)."""
     seq_len: int = Field(0, ge=0)
     """Tokens per sample, which cp and tp cut; 0: no sequences."""
     widths: dict[str, int] = Field(default_factory=dict)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.feasibility import infeasible
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.lm import LM_TASK, LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
@@ -46,7 +47,7 @@ class SpecError(ValueError):
 
 
 def parse_spec(data: Any) -> JobSpec:
-    """Validate a decoded YAML or JSON document.
+    """Validate a decoded YAML or JSON document, and check that its parallelism can be had at all.
 
     Raises:
         SpecError: with every problem that was found, at most MAX_PROBLEMS.
@@ -59,6 +60,8 @@ def parse_spec(data: Any) -> JobSpec:
     if isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
+    if not problems and spec is not None:
+        problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec

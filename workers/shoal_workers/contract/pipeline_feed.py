@@ -1,0 +1,51 @@
+"""How many micro-batches a pipeline has to be fed, and how many stages it has. Pure; used by the legality rules, the
+planner and the engine, so that the three agree.
+
+What torch 2.13 asks for (torch/distributed/pipelining/schedules.py):
+
+    gpipe               nothing
+    1f1b                at least as many micro-batches as stages
+    interleaved_1f1b    a multiple of the number of rounds, max(1, micro-batches // pp)
+    zbv                 nothing: it lays out 2 pp - 1 slots, and leaves out what is not there
+    dualpipev           at least as many micro-batches as stages, which are 2 pp
+
+A share that is smaller is filled up with zero-weight micro-batches: a cost, not an error.
+"""
+
+from __future__ import annotations
+
+from shoal_workers.contract.layout import Layout, Schedule
+
+MAX_PADDING = 4
+"""A pipeline that is fed more than so many times its real micro-batches is refused."""
+
+
+def num_stages(layout: Layout) -> int:
+    """Stages over all pipeline ranks."""
+    return len(layout.stages) or layout.pp
+
+
+def longest_share(layout: Layout, num_micro_batches: int) -> int:
+    """Real micro-batches of the data rank that has most."""
+    return -(-num_micro_batches // layout.num_data_ranks)
+
+
+def micro_batches_fed(layout: Layout, num_micro_batches: int) -> int:
+    """Forward and backward passes of every rank in one step, filler included."""
+    share = longest_share(layout, num_micro_batches)
+    if layout.pp == 1:
+        return share
+    return fed(layout.schedule, layout.pp, num_stages(layout), share)
+
+
+def fed(schedule: Schedule, pp: int, stages: int, share: int) -> int:
+    """The smallest number from `share` on that the schedule accepts."""
+    match schedule:
+        case Schedule.GPIPE | Schedule.ZERO_BUBBLE_V:
+            return share
+        case Schedule.ONE_F_ONE_B | Schedule.DUAL_PIPE_V:
+            return max(share, stages)
+        case Schedule.INTERLEAVED:
+            rounds = max(1, share // pp)
+            # as many rounds as now, each a little longer; or one more round of pp each
+            return min(-(-share // rounds) * rounds, max(share, (rounds + 1) * pp))
