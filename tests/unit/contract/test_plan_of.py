@@ -28,7 +28,10 @@ def test_a_dense_model_has_heads_blocks_and_one_width() -> None:
 def test_a_mixture_of_experts_names_its_experts_and_shared_expert() -> None:
     plan = _plan(num_experts=8, num_shared_experts=2, expert_hidden_dim=96, tied_head=False)
     assert (plan.experts, plan.num_experts) == ("blocks.*.feed_forward.experts", 8)
-    assert plan.widths == {"model.num_shared_experts x model.expert_hidden_dim": 192}
+    assert plan.widths == {
+        "model.expert_hidden_dim": 96,
+        "model.num_shared_experts x model.expert_hidden_dim": 192,
+    }
     assert plan.tensor["blocks.*.feed_forward.shared.up"] is TensorStyle.COLUMN
     assert "blocks.*.feed_forward.up" not in plan.tensor
     assert plan.tied == {}
@@ -36,7 +39,7 @@ def test_a_mixture_of_experts_names_its_experts_and_shared_expert() -> None:
 
 def test_the_first_blocks_may_stay_dense() -> None:
     plan = _plan(num_experts=8, num_dense_layers=1, expert_hidden_dim=96)
-    assert list(plan.widths) == ["model.hidden_dim"]
+    assert list(plan.widths) == ["model.hidden_dim", "model.expert_hidden_dim"]
     assert "blocks.*.feed_forward.up" in plan.tensor
 
 

@@ -86,9 +86,7 @@ def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | N
     if left or not dp_shard or fixed.dp_shard not in ("auto", dp_shard):
         return None
     schedule = Schedule.GPIPE if fixed.schedule == "auto" else fixed.schedule
-    shard = fixed.shard
-    if shard == "auto":
-        shard = ShardLevel.GRADIENTS if schedule.is_v_shaped and fixed.pp > 1 else ShardLevel.FULL
+    shard = ShardLevel.FULL if fixed.shard == "auto" else fixed.shard
     per_rank = 2 if fixed.pp > 1 and (schedule.is_v_shaped or schedule is Schedule.INTERLEAVED) else 1
     return Layout(
         pp=fixed.pp,

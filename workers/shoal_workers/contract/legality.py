@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.layout import ContextMethod, Layout, Schedule, ShardLevel
+from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
 from shoal_workers.contract.lm import LM_TASK
 from shoal_workers.contract.pipeline_feed import MAX_PADDING, longest_share, micro_batches_fed, num_stages
 from shoal_workers.contract.plan import ParallelPlan
@@ -38,9 +38,6 @@ class Rule(StrEnum):
     STAGES_FIT_SCHEDULE = "stages_fit_schedule"
     """GPipe and 1F1B run one stage on each rank."""
     V_SCHEDULE_NEEDS_TWO_STAGES_PER_RANK = "v_schedule_needs_two_stages_per_rank"
-    V_SCHEDULE_KEEPS_PARAMETERS = "v_schedule_keeps_parameters"
-    """zbv and dualpipev split the backward pass; FSDP2 would free parameters between its halves, and gradients come
-    out wrong without an error (torch 2.13)."""
     PIPELINE_NEEDS_MICRO_BATCHES = "pipeline_needs_micro_batches"
     EP_NEEDS_EXPERTS = "ep_needs_experts"
     EXPERTS_DIVISIBLE = "experts_divisible"
@@ -190,16 +187,15 @@ def _sequence(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
 
 
 def _ulysses(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
-    for name, heads in (("heads", plan.num_heads), ("key and value heads", plan.num_kv_heads)):
-        if heads % (layout.tp * layout.cp) and heads % layout.tp == 0:
-            left = heads // layout.tp
-            yield Violation(
-                rule=Rule.ULYSSES_DIVIDES_HEADS,
-                axis="context",
-                message=f"context ulysses exchanges heads for tokens, but of {heads} {name} tp {layout.tp} leaves "
-                f"{left}, and {_division(left, layout.cp)}. {_use('cp', nearest_divisors(left, layout.cp))}, or "
-                "context all_gather.",
-            )
+    """Keys and values of too few heads are copied, so only the queries' heads count."""
+    left, cp = plan.num_heads // layout.tp, layout.cp
+    if plan.num_heads % layout.tp == 0 and left % cp:
+        yield Violation(
+            rule=Rule.ULYSSES_DIVIDES_HEADS,
+            axis="context",
+            message=f"context ulysses exchanges heads for tokens, but of {plan.num_heads} heads tp {layout.tp} leaves "
+            f"{left}, and {_division(left, cp)}. {_use('cp', nearest_divisors(left, cp))}, or context all_gather.",
+        )
 
 
 def _stages(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
@@ -226,13 +222,6 @@ def _stages(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
                 axis="stages",
                 message=f"schedule {layout.schedule} runs 2 stages on each rank: pp {layout.pp} needs "
                 f"{2 * layout.pp} of them, not {stages}.",
-            )
-        if layout.shard is ShardLevel.FULL and layout.dp_shard > 1:
-            yield Violation(
-                rule=Rule.V_SCHEDULE_KEEPS_PARAMETERS,
-                axis="shard",
-                message=f"schedule {layout.schedule} needs the parameters again between the halves of a backward pass, "
-                "which shard full has freed by then. Use shard gradients, or schedule interleaved_1f1b.",
             )
     elif stages % layout.pp or (stages != layout.pp and layout.schedule is not Schedule.INTERLEAVED):
         each = "the same number of stages" if layout.schedule is Schedule.INTERLEAVED else "1 stage"

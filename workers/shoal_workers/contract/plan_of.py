@@ -95,6 +95,8 @@ def _widths(config: LanguageModelConfig) -> dict[str, int]:
     widths = {}
     if num_expert_layers(config) < config.num_layers:
         widths["model.hidden_dim"] = feed_forward_dim(config)
+    if num_expert_layers(config):
+        widths["model.expert_hidden_dim"] = expert_dim(config)
     if num_expert_layers(config) and config.num_shared_experts:
         widths["model.num_shared_experts x model.expert_hidden_dim"] = config.num_shared_experts * expert_dim(config)
     return widths
