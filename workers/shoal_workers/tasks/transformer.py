@@ -1,4 +1,5 @@
-"""A decoder-only transformer: RMSNorm before each layer, RoPE, grouped query attention, SwiGLU, scaled residual init.
+"""A decoder-only transformer: RMSNorm before each layer, RoPE, grouped query attention, SwiGLU or a mixture of such
+experts, scaled residual init.
 
 After LLaMA (Touvron et al. 2023), with the residual init of GPT-2 (Radford et al. 2019). Shapes in the docstrings:
 B samples, T tokens, D = dim, K = width of a head, V = vocabulary.
@@ -6,7 +7,8 @@ B samples, T tokens, D = dim, K = width of a head, V = vocabulary.
 Knows nothing of parallelism. What cuts it from outside goes by the names of its modules (contract/plan_of.py):
 
     embedding, dropout, blocks.*, norm, head
-    blocks.*: attention_norm, attention.{query, key, value, core, out}, feed_forward_norm, feed_forward.{gate, up, down}
+    blocks.*: attention_norm, attention.{query, key, value, core, out}, feed_forward_norm, feed_forward
+    feed_forward: {gate, up, down}, or with experts {router, experts, merge, shared.{gate, up, down}}
 
 Written to be sharded and re-formed: no state but parameters and one constant table, no Python state that depends on
 data, a tied head that holds the embedding's own parameter, and weights from torch's global generator in a fixed order.
@@ -25,6 +27,8 @@ from torch import Tensor, nn
 from shoal_workers.contract.lm import LanguageModelConfig
 from shoal_workers.tasks.attention import Attention, head_dim, rotation_table
 from shoal_workers.tasks.feed_forward import FeedForward, hidden_dim
+from shoal_workers.tasks.moe import Experts, MixtureOfExperts
+from shoal_workers.tasks.router import Router
 
 _INIT_GAIN = 0.02 * math.sqrt(768)
 """GPT-2's 0.02 at its width of 768. Narrower models need more: at width 128 it costs 0.2 bits per byte in 200 steps."""
@@ -44,7 +48,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, config.dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         if config.tied_head:  # on meta first: a weight that is thrown away must not be drawn from the generator
             self.head = nn.Linear(config.dim, vocab_size, bias=False, device="meta")
@@ -68,7 +72,7 @@ class Transformer(nn.Module):
     def _init_weights(self, num_layers: int) -> None:
         """Draw every weight, from normal distributions.
 
-        Embedding: 1 / sqrt(D), so that a tied head starts with logits of unit variance. Linear layers:
+        Embedding: 1 / sqrt(D), so that a tied head starts with logits of unit variance. Linear layers and experts:
         0.55 / sqrt(fan in), and again 1 / sqrt(2 x num_layers) for those that write into the residual stream.
         """
         nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
@@ -76,17 +80,23 @@ class Transformer(nn.Module):
             if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:
                 writers = 2 * num_layers if name.endswith((".out", ".down")) else 1
                 nn.init.normal_(module.weight, std=_INIT_GAIN / math.sqrt(module.in_features * writers))
+            elif isinstance(module, Router):
+                nn.init.normal_(module.weight, std=_INIT_GAIN / math.sqrt(module.weight.shape[1]))
+            elif isinstance(module, Experts):
+                for weight, writers in ((module.gate, 1), (module.up, 1), (module.down, 2 * num_layers)):
+                    nn.init.normal_(weight, std=_INIT_GAIN / math.sqrt(weight.shape[1] * writers))
 
 
 class Block(nn.Module):
     """Attention and feed-forward, each added to the residual stream (B, T, D). The unit that FSDP gathers at once."""
 
-    def __init__(self, config: LanguageModelConfig) -> None:
+    def __init__(self, config: LanguageModelConfig, layer: int) -> None:
         super().__init__()
+        has_experts = config.num_experts > 0 and layer >= config.num_dense_layers
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.attention = Attention(config)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
-        self.feed_forward = FeedForward(config.dim, hidden_dim(config))
+        self.feed_forward = MixtureOfExperts(config) if has_experts else FeedForward(config.dim, hidden_dim(config))
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, rotations: Tensor) -> Tensor:

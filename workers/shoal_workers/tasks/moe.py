@@ -1,0 +1,103 @@
+"""A mixture of experts in the place of a dense feed-forward layer (Shazeer et al. 2017; DeepSeek-AI 2024).
+
+Shapes: N tokens, D = dim, E experts, k of which each token goes to, F = width of an expert.
+
+    router    which experts, with what weights                             (see `router`)
+    experts   stacked weights; is given tokens sorted by expert, and how many each has. Expert parallelism replaces its
+              forward from outside, and needs to know nothing else
+    merge     a pass-through: where tensor parallelism adds up what ranks with a part of each expert have computed
+    shared    the experts that every token goes through, as one dense layer
+
+Every sum has a fixed order and no two writes go to one place, so results do not vary from run to run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.tasks.feed_forward import FeedForward, hidden_dim
+from shoal_workers.tasks.router import Router
+
+_GROUPED_BYTES = 16
+"""torch's grouped product wants rows of a multiple of so many bytes."""
+
+
+class MixtureOfExperts(nn.Module):
+    """(..., D) -> (..., D): the weighted sum of k experts of each token, and of the shared ones.
+
+    With a capacity, tokens that come too late at an expert are dropped there: they add nothing. The capacity is counted
+    in the tokens that one call sees.
+    """
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        width = config.expert_hidden_dim or hidden_dim(config)
+        self.capacity_factor = config.capacity_factor
+        self.router = Router(config)
+        self.experts = Experts(config.num_experts, config.dim, width)
+        self.merge = nn.Identity()
+        self.shared = FeedForward(config.dim, config.num_shared_experts * width) if config.num_shared_experts else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        weights, chosen, load = self.router(tokens)
+        pairs, counts = self._admitted(chosen, load)
+        # Pair i is token i // k at its expert number i % k. Copies first: a gather that reads a token k times would add
+        # k gradients into one place.
+        copies = tokens.unsqueeze(1).expand(-1, chosen.shape[1], -1).flatten(0, 1)
+        answers = self.experts(copies.index_select(0, pairs), counts)
+        by_pair = answers.new_zeros(copies.shape).index_copy(0, pairs, answers)
+        by_token = by_pair.unflatten(0, chosen.shape) * weights.unsqueeze(-1).to(answers.dtype)
+        routed: Tensor = self.merge(by_token.sum(1).view_as(x))
+        return routed if self.shared is None else routed + self.shared(x)
+
+    def _admitted(self, chosen: Tensor, load: Tensor) -> tuple[Tensor, Tensor]:
+        """Pairs sorted by expert, in order within each, and how many each expert has, without those beyond capacity."""
+        pairs = chosen.flatten().argsort(stable=True)
+        if self.capacity_factor is None:
+            return pairs, load
+        capacity = math.ceil(self.capacity_factor * chosen.numel() / load.numel())
+        first = (load.cumsum(0) - load).repeat_interleave(load)
+        turn = torch.arange(len(pairs), device=pairs.device) - first
+        return pairs[turn < capacity], load.clamp(max=capacity)
+
+
+class Experts(nn.Module):
+    """E SwiGLU layers side by side: tokens (N, D) sorted by expert, counts (E,) int64 that add up to N -> (N, D)."""
+
+    hidden_dims: ClassVar[dict[str, int]] = {"gate": 2, "up": 2, "down": 1}
+    """The dim of each parameter that is an expert's width: a rank that has a part of it computes a term of the sum."""
+
+    def __init__(self, num_experts: int, dim: int, width: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(num_experts, dim, width))
+        self.up = nn.Parameter(torch.empty(num_experts, dim, width))
+        self.down = nn.Parameter(torch.empty(num_experts, width, dim))
+
+    def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        hidden = F.silu(grouped_product(tokens, self.gate, counts)) * grouped_product(tokens, self.up, counts)
+        return grouped_product(hidden, self.down, counts)
+
+
+def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
+    """Each of G groups of rows times its own matrix: (N, I) sorted by group, (G, I, O), counts (G,) -> (N, O).
+
+    Without a row left over and in one kernel where torch has one; a group without rows has a gradient of zeros.
+    """
+    if _has_kernel(rows, weights):
+        return F.grouped_mm(rows, weights, offs=counts.cumsum(0).to(torch.int32))
+    parts = rows.split(counts.tolist())
+    return torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)])
+
+
+def _has_kernel(rows: Tensor, weights: Tensor) -> bool:
+    """Whether torch 2.13 has a grouped product for these: short floats on either device, fp32 on the CPU only."""
+    kinds = {torch.bfloat16} if rows.is_cuda else {torch.bfloat16, torch.float16, torch.float32}
+    widths = weights.shape[1:]
+    return rows.dtype in kinds and all(width * rows.element_size() % _GROUPED_BYTES == 0 for width in widths)

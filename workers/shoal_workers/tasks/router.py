@@ -1,0 +1,125 @@
+"""Which experts each token goes to, and the bookkeeping that keeps experts equally busy.
+
+Two ways of balancing, chosen by `model.balance`:
+
+    bias    a bias on the choice, not on the weights, moves by a fixed step after every optimizer step, up for experts
+            with less than the mean load, down for the others (Wang et al. 2024; DeepSeek-AI 2024, section 2.1.2).
+            Scores are sigmoids. Loads are counts, so the bias is the same bits in every layout.
+    loss    num_experts x sum of (share of the choices x mean probability) (Fedus et al. 2022), over one micro-batch.
+            Scores are a softmax. The loss is not part of the task's: its gradient is put in on the way back.
+
+Both are done in the backward pass, which every micro-batch has exactly once: a forward pass may run twice (activation
+recomputation) or without gradients (validation, replay). What a training loop must do is in `balance`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal_workers.contract.lm import LanguageModelConfig
+
+_BIAS_STEP, _LOSS_WEIGHT = 1e-3, 1e-2
+
+
+class Router(nn.Module):
+    """Tokens (N, D) -> weights (N, k) in fp32, chosen experts (N, k) int64, and choices of each expert (E,) int64.
+
+    Weights of a token add up to one; with one expert per token the score itself is the weight, or it had no gradient.
+    """
+
+    expert_bias: Tensor
+    """(E,) fp32, state: added to the scores for the choice. Only with balance "bias"."""
+    expert_load: Tensor
+    """(E,) int64, no state: choices of the micro-batches since the last step. Only with balance "bias"."""
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.dim))
+        self.top_k = config.top_k
+        self.balance = config.balance
+        default = _BIAS_STEP if config.balance == "bias" else _LOSS_WEIGHT
+        self.balance_rate = default if config.balance_rate is None else config.balance_rate
+        self.is_counting = True
+        """False while a micro-batch runs that only keeps other ranks company."""
+        self.loss_scale = 1.0
+        """By what the micro-batch's loss is multiplied before its backward pass; so is the balance loss."""
+        self.num_copies = 1
+        """Ranks that route the same tokens and whose gradients are added up: tensor parallelism."""
+        self.whole_load = nn.Identity()
+        """Load (E,) -> that of the whole micro-batch, where its tokens are spread over ranks: context parallelism."""
+        if config.balance == "bias":
+            self.register_buffer("expert_bias", torch.zeros(config.num_experts, dtype=torch.float32))
+            load = torch.zeros(config.num_experts, dtype=torch.int64)
+            self.register_buffer("expert_load", load, persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        logits = F.linear(x.to(dtype), self.weight.to(dtype))
+        scores = logits.sigmoid() if self.balance == "bias" else logits.softmax(-1)
+        preferred = scores.detach() + self.expert_bias if self.balance == "bias" else scores.detach()
+        chosen = preferred.topk(self.top_k).indices
+        weights = scores.gather(-1, chosen)
+        if self.top_k > 1:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        load = chosen.flatten().bincount(minlength=self.weight.shape[0])
+        if torch.is_grad_enabled() and weights.requires_grad:
+            weights = self._accounted(weights, scores, load)
+        return weights, chosen, load
+
+    def _accounted(self, weights: Tensor, scores: Tensor, load: Tensor) -> Tensor:
+        """`weights`, whose backward pass counts the load or brings in the gradient of the balance loss."""
+        match self.balance:
+            case "bias":
+                return _counting(weights, load, self.expert_load) if self.is_counting else weights
+            case "loss":
+                whole = self.whole_load(load)
+                loss = balance_loss(scores, whole, self.top_k) * self.balance_rate
+                return _with_loss(weights, loss, self.loss_scale / self.num_copies)
+            case "none":
+                return weights
+
+
+def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
+    """Scalar: 1 when all is even, more when not. `scores` (N, E) are probabilities, `load` (E,) the choices.
+
+    `load` may be that of more tokens than N: then the result is the part of their loss that these N contribute.
+    """
+    shares = load.to(scores.dtype) / load.sum()
+    return load.numel() * shares @ scores.sum(0) * (top_k / load.sum())
+
+
+class _Counting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:
+        ctx.load, ctx.counter = load, counter
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ctx.counter.add_(ctx.load)
+        return gradients[0], None, None
+
+
+class _WithLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, loss: Tensor, scale: float) -> Tensor:
+        ctx.scale = torch.full_like(loss, scale)
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradients[0], ctx.scale, None
+
+
+def _counting(weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:
+    out: Tensor = _Counting.apply(weights, load, counter)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _with_loss(weights: Tensor, loss: Tensor, scale: float) -> Tensor:
+    out: Tensor = _WithLoss.apply(weights, loss, scale)  # type: ignore[no-untyped-call]
+    return out
