@@ -1,0 +1,69 @@
+"""A mixture of experts over ep, tp and both is the one of a single process: outputs, gradients, loads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.dist
+
+_PROGRAM = Path(__file__).with_name("expert_layouts.py")
+_LAYOUTS = ("ep2", "ep4", "ep2 x tp2", "tp2", "tp4")
+_VARIANTS = ("three experts", "ranks without tokens", "uneven width", "balance loss", "capacity", "recomputed")
+
+
+@pytest.fixture(scope="module")
+def differs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """What four processes saw: the largest difference of each case."""
+    meeting_point = tmp_path_factory.mktemp("store") / "store"
+    program = subprocess.Popen(
+        [sys.executable, str(_PROGRAM), str(meeting_point)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        told, errors = program.communicate(timeout=150)
+    finally:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+    assert program.returncode == 0, errors
+    return dict(json.loads(told.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("layout", _LAYOUTS)
+def test_outputs_and_all_gradients_are_those_of_one_process(differs: dict[str, float], layout: str) -> None:
+    assert differs[layout] < 1e-6
+
+
+@pytest.mark.parametrize(("layout", "variant"), list(itertools.product(_LAYOUTS, _VARIANTS)))
+def test_so_they_are_in_every_variant(differs: dict[str, float], layout: str, variant: str) -> None:
+    assert differs[f"{layout}, {variant}"] < 1e-6
+
+
+@pytest.mark.parametrize("layout", ["ep2 x tp2", "tp2"])
+def test_terms_may_be_added_up_where_they_leave_the_experts(differs: dict[str, float], layout: str) -> None:
+    assert differs[f"{layout}, added up at the experts"] < 1e-6
+
+
+def test_ranks_may_have_nothing_of_an_experts_width(differs: dict[str, float]) -> None:
+    assert differs["tp4, width less than tp"] < 1e-6
+
+
+def test_fsdp_cuts_further_what_ep_has_cut(differs: dict[str, float]) -> None:
+    assert differs["ep2, shared expert"] < 1e-6
+    assert differs["ep2, fully sharded"] < 1e-6
+
+
+def test_no_rank_keeps_more_than_its_part_of_the_initial_weights(differs: dict[str, float]) -> None:
+    assert differs["initial weights"] == 0

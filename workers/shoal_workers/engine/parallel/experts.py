@@ -1,0 +1,193 @@
+"""The expert axis: whole experts over ep, and each expert's width over tp.
+
+    every rank of ep     routes its own tokens, and holds num_experts / ep experts
+    forward              tokens sorted by expert -> all-to-all to the experts' ranks -> computed -> all-to-all back
+    every rank of tp     routes the same tokens, and computes a term of each answer with its part of the experts' width
+
+After GShard (Lepikhin et al. 2020), dropless as MegaBlocks (Gale et al. 2022): splits are uneven and may be zero.
+Parameters become DTensors on ep, tp or both. FSDP then cuts them along another dim over what is left of the shards.
+Gradients need nothing added over ep: a rank that holds an expert has seen all ranks' tokens for it.
+
+Called when a model is built, before recomputation and FSDP; needs no communication then.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.token_exchange import copy_in, exchange_rows, send_counts, sum_in_parts, sum_out
+
+
+def apply_experts(
+    model: nn.Module,
+    plan: ParallelPlan,
+    ep: DeviceMesh | None,
+    tp: DeviceMesh | None = None,
+    cp: DeviceMesh | None = None,
+) -> list[nn.Parameter]:
+    """Spread the modules that plan.experts names over the 1-D meshes; None is a degree of one.
+
+    Such a module is called with tokens (N, D) sorted by expert and counts (E,) int64, and returns (N, D). Its own
+    parameters have one slice per expert along dim 0, the same on all ranks. A stage of a pipeline may hold none.
+
+    Under tp the module that holds it is given the whole sequence on every rank, and
+    - with a pass-through `merge` (B, T, D) after its weighted sum it is one of style `gather`: terms are added up and
+      cut along the sequence there, in one collective for all k experts of a token;
+    - without, it is one of style `whole`: terms are added up where they leave the experts.
+    Experts without `hidden_dims`, {parameter: its dim that is as wide as an expert}, are whole on every rank of tp.
+
+    A router next to it may have `num_copies` and `whole_load`: see the built-in model's.
+
+    Returns:
+        Parameters that are whole on every rank of tp with a term of their gradient on each: it has to be summed over
+        tp before it is used.
+
+    Raises:
+        ValueError: parameters are in modules below, or ep does not divide the experts, or hidden_dims lacks one.
+    """
+    terms: list[nn.Parameter] = []
+    for name, module in matching(model, plan.experts) if plan.experts else []:
+        owner = model.get_submodule(name.rpartition(".")[0])
+        cut = tp if hasattr(module, "hidden_dims") else None
+        _cut_parameters(name, module, ep, cut)
+        merge = getattr(owner, "merge", None)
+        if cut is not None and isinstance(merge, nn.Module):
+            _replace(merge, lambda terms, tp=cut: sum_in_parts(terms, 1, tp))
+            terms += _whole_parameters(model, plan, owner, module)
+            for router in (part for part in owner.modules() if hasattr(part, "num_copies")):
+                router.num_copies = cut.size()  # type: ignore[assignment]
+            cut = None
+        if ep is not None or tp is not None:
+            _replace(module, _ExpertsForward(module, ep, cut))
+        if cp is not None:
+            for router in owner.modules():
+                if isinstance(whole_load := getattr(router, "whole_load", None), nn.Module):
+                    _replace(whole_load, lambda load, cp=cp: _summed(load, cp))
+    return terms
+
+
+class _ExpertsForward:
+    """Stands in for the forward of one module of experts. Over `tp` it adds up the terms of the answers, if given."""
+
+    def __init__(self, module: nn.Module, ep: DeviceMesh | None, tp: DeviceMesh | None) -> None:
+        self._module = module
+        self._ep = ep
+        self._tp = tp
+
+    def __call__(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        if self._tp is None:
+            return self._dispatch(tokens, counts)
+        return sum_out(self._dispatch(copy_in(tokens, self._tp), counts), self._tp)
+
+    def _dispatch(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        if self._ep is None:
+            return self._compute(tokens, counts)
+        asked = counts.view(self._ep.size(), -1)  # of each rank, for each of its experts
+        given = send_counts(asked, self._ep)  # by each rank, for each of mine
+        num_sent, num_received = torch.stack((asked.sum(1), given.sum(1))).tolist()
+        received = exchange_rows(tokens, num_sent, num_received, self._ep)
+        by_expert = order_by_expert(given)
+        answers = self._compute(received.index_select(0, by_expert), given.sum(0))
+        by_sender = answers.index_select(0, by_expert.argsort())
+        return exchange_rows(by_sender, num_received, num_sent, self._ep)
+
+    def _compute(self, tokens: Tensor, counts: Tensor) -> Tensor:
+        """The module's own forward, which sees plain tensors in the place of its DTensors.
+
+        Its class's, for its hooks are running already, on a shallow copy, which shares everything but the parameters.
+        """
+        view = copy.copy(self._module)
+        view._parameters = {}
+        for name, parameter in self._module.named_parameters(recurse=False):
+            view.__dict__[name] = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        out: Tensor = type(self._module).forward(view, tokens, counts)
+        return out
+
+
+def order_by_expert(given: Tensor) -> Tensor:
+    """Rows lie by sender and, within, by expert, `given` (ep, experts) of them: the order that puts experts first."""
+    experts = torch.arange(given.shape[1], device=given.device).repeat(given.shape[0])
+    return experts.repeat_interleave(given.flatten()).argsort(stable=True)
+
+
+def _cut_parameters(name: str, module: nn.Module, ep: DeviceMesh | None, tp: DeviceMesh | None) -> None:
+    """Keep this rank's part of every parameter, as a DTensor."""
+    meshes = [mesh for mesh in (ep, tp) if mesh is not None]
+    if not meshes:
+        return
+    mesh = meshes[0] if len(meshes) == 1 else DeviceMesh._concatenate(meshes)
+    own = dict(module.named_parameters(recurse=False))
+    if below := [key for key, _ in module.named_parameters() if key not in own]:
+        raise ValueError(
+            f"plan.experts: {name} holds {below[0]!r} in a module below it. Stack the experts' weights in parameters "
+            "of its own, with one slice per expert along dim 0, or set parallelism.ep and tp to 1."
+        )
+    for key, parameter in own.items():
+        dims = ([] if ep is None else [0]) + ([] if tp is None else [_hidden_dim(name, module, key)])
+        if ep is not None and parameter.shape[0] % ep.size():
+            count, degree = parameter.shape[0], ep.size()
+            raise ValueError(
+                f"plan.experts: {name}.{key} holds {count} experts, which ep {degree} does not divide: "
+                f"{count} = {count // degree} x {degree} + {count % degree}. Use an ep that divides {count}."
+            )
+        part = parameter.detach()
+        for dim, axis in zip(dims, meshes, strict=True):
+            part = _part(part, dim, axis)
+        whole = DTensor.from_local(
+            part.clone(memory_format=torch.contiguous_format),  # or the whole would stay in memory
+            mesh,
+            [Shard(dim) for dim in dims],
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        setattr(module, key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
+
+
+def _part(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """This rank's chunk as DTensor cuts: as torch.chunk does, and empty for ranks beyond the last."""
+    size = -(-tensor.shape[dim] // mesh.size())
+    first = min(mesh.get_local_rank() * size, tensor.shape[dim])
+    return tensor.narrow(dim, first, min(size, tensor.shape[dim] - first))
+
+
+def _hidden_dim(name: str, module: nn.Module, key: str) -> int:
+    dims: dict[str, int] = module.hidden_dims  # type: ignore[assignment]
+    if key not in dims:
+        raise ValueError(
+            f"plan.experts: hidden_dims of {name} ({type(module).__name__}) does not say along which dim of {key!r} tp "
+            f"cuts the width of an expert; it has {', '.join(dims) or 'nothing'}. Add it, or leave hidden_dims out to "
+            "have the experts whole on every rank of tp."
+        )
+    return dims[key]
+
+
+def _whole_parameters(model: nn.Module, plan: ParallelPlan, owner: nn.Module, experts: nn.Module) -> list[nn.Parameter]:
+    """Of what works next to the experts on whole sequences and is not cut by a style of its own: the router."""
+    styled = {module for pattern in plan.tensor for _, module in matching(model, pattern)} - {owner}
+    return [
+        parameter
+        for module in owner.modules()
+        if module is not experts and module not in styled
+        for parameter in module.parameters(recurse=False)
+    ]
+
+
+def _summed(load: Tensor, mesh: DeviceMesh) -> Tensor:
+    total = load.clone()
+    dist.all_reduce(total, group=mesh.get_group())
+    return total
+
+
+def _replace(module: nn.Module, forward: Callable[..., Tensor]) -> None:
+    """Never part of a compiled graph: waits inside one could not be left."""
+    module.forward = torch.compiler.disable(forward)
