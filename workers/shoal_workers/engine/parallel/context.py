@@ -1,0 +1,161 @@
+"""The context axis: one sequence is split over cp ranks, and attention still sees all of it.
+
+    batch        shard_batch cuts tokens, labels and positions: rank r holds the chunks r and 2 x cp - 1 - r (head_tail)
+    model        all of it works on T / cp tokens; nothing but attention looks at another token
+    attention    apply_context replaces the forward of what the plan calls attention, from outside
+
+Shapes: B samples, H query heads, G key and value heads, T tokens of the whole sequence, K and V widths of a head.
+Exact: every output and gradient is that of one process, up to the order of floating-point sums. The mean over a rank's
+own tokens is 1 / cp of the mean over the sequence, as all ranks hold equally many. Called when a model is built.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention.bias import causal_lower_right
+
+from shoal_workers.contract.layout import ContextMethod
+from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.engine.parallel.context_exchange import all_gather, all_to_all
+from shoal_workers.engine.parallel.head_tail import by_rank, chunks_of, in_order, own_part
+from shoal_workers.engine.parallel.names import matching
+
+
+def shard_batch(batch: Any, plan: ParallelPlan, rank: int, degree: int) -> Any:
+    """The batch of cp rank `rank` of `degree`: a new dict in which the entries of plan.sequence are cut.
+
+    Every rank is given the whole batch. Entries that the plan does not name are passed on as they are.
+
+    Raises:
+        ValueError: the batch is no dict, or an entry is missing, is no tensor, or has a length that cannot be cut.
+    """
+    if degree == 1:
+        return batch
+    if not isinstance(batch, dict):
+        raise ValueError(
+            f"cp {degree} cuts the entries {_listed(plan.sequence)} (plan.sequence) of a batch, which must be a dict; "
+            f"the task's collate returned {type(batch).__name__}. Return a dict, or set parallelism.cp to 1."
+        )
+    return {**batch, **{name: _cut(batch, name, dim, rank, degree) for name, dim in plan.sequence.items()}}
+
+
+def apply_context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, method: ContextMethod) -> None:
+    """Make every module that plan.attention names compute its rows of the whole sequence's causal attention.
+
+    Such a module is called with queries (B, H, T / cp, K), keys (B, G, T / cp, K) and values (B, G, T / cp, V), rotated
+    by their true positions, and returns (B, H, T / cp, V). Scores are scaled with 1 / sqrt(K), or with the module's own
+    attribute `scale`. `mesh` is 1-D; all its ranks must run the same modules in the same order. Needs no communication.
+
+    Raises:
+        ValueError: plan.attention names no module.
+    """
+    if mesh.size() == 1:
+        return
+    found = matching(model, plan.attention)
+    if not found:
+        raise ValueError(
+            f"plan.attention {plan.attention!r} names no module of the model; with cp {mesh.size()} attention would "
+            f"see only 1 / {mesh.size()} of the tokens. Name the modules called with (queries, keys, values), or set "
+            "parallelism.cp to 1."
+        )
+    for _, module in found:
+        core = _Core(mesh, method, getattr(module, "scale", None))
+        module.forward = torch.compiler.disable(core)  # waits inside a compiled graph could not be left
+
+
+class _Core:
+    """Stands in for the forward of one attention module."""
+
+    def __init__(self, mesh: DeviceMesh, method: ContextMethod, scale: float | None) -> None:
+        self._mesh = mesh
+        self._method = method
+        self._scale = scale
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        match self._method:
+            case ContextMethod.ALL_GATHER:
+                return self._all_gather(q, k, v)
+            case ContextMethod.ULYSSES:
+                return self._ulysses(q, k, v)
+
+    def _all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Keys and values of all ranks, own queries (Dubey et al. 2024, section 3.3.2)."""
+        both = in_order(all_gather(torch.cat((k, v), -1), self._mesh), -2)  # (B, G, T, K + V)
+        keys, values = both.split((k.shape[-1], v.shape[-1]), -1)
+        return attend(q, keys, values, self._mesh.get_local_rank(), self._mesh.size(), self._scale)
+
+    def _ulysses(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """All tokens of H / cp heads in between (DeepSpeed-Ulysses, Jacobs et al. 2023)."""
+        degree = self._mesh.size()
+        if q.shape[1] % degree:
+            raise ValueError(
+                f"context: ulysses deals a rank's heads to cp ranks, and {q.shape[1]} heads are not a multiple of cp "
+                f"{degree}: {q.shape[1]} = {q.shape[1] // degree} x {degree} + {q.shape[1] % degree}. Use context: "
+                f"all_gather, or a cp of {math.gcd(q.shape[1], degree)}."
+            )
+        # lcm(G, cp) heads divide by cp, and divide H, which is a multiple of both: each query head keeps its own keys.
+        copies = math.lcm(k.shape[1], degree) // k.shape[1]
+        operands = [q, *(x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))]
+        mine = [x.unflatten(1, (degree, -1)).transpose(0, 1) for x in operands]  # (cp, B, heads / cp, T / cp, .)
+        rows = torch.cat([x.flatten(1) for x in mine], 1)  # one exchange for all three
+        parts = all_to_all(rows, self._mesh).split([x[0].numel() for x in mine], 1)
+        q, k, v = (in_order(part.reshape(x.shape), -2) for part, x in zip(parts, mine, strict=True))
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        return all_to_all(by_rank(mixed, degree, -2), self._mesh).transpose(0, 1).flatten(1, 2)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, rank: int, degree: int, scale: float | None = None) -> Tensor:
+    """Causal attention of one rank's queries (B, H, T / degree, K) to all keys (B, G, T, K) and values (B, G, T, V).
+
+    Chunk by chunk, each over the keys up to its own end only: about half of all scores are never computed, and every
+    rank computes equally many.
+    """
+    size = k.shape[2] // (2 * degree)
+    rows = [
+        _attend_from_the_end(chunk, k[:, :, : (index + 1) * size], v[:, :, : (index + 1) * size], scale)
+        for index, chunk in zip(chunks_of(rank, degree), q.chunk(2, 2), strict=True)
+    ]
+    return torch.cat(rows, 2)
+
+
+def _attend_from_the_end(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    """Causal attention of queries that are the last tokens of `k` and `v`."""
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    enable_gqa = q.shape[1] != k.shape[1]
+    if num_queries == num_keys:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
+    mask = causal_lower_right(num_queries, num_keys)
+    if q.device.type != "cuda":  # where no kernel knows this mask by its shape
+        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - num_queries)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+
+
+def _cut(batch: dict[str, Any], name: str, dim: int, rank: int, degree: int) -> Tensor:
+    whole = batch.get(name)
+    where = f"plan.sequence {name!r}: {dim}"
+    if not isinstance(whole, Tensor):
+        found = f"holds {type(whole).__name__} there" if name in batch else f"has only {_listed(batch)}"
+        raise ValueError(
+            f"{where} names no tensor of the batch, which {found}. Correct plan.sequence or the task's collate."
+        )
+    if not -whole.ndim <= dim < whole.ndim:
+        raise ValueError(f"{where} names a dim that the entry has not: its shape is {tuple(whole.shape)}.")
+    if whole.shape[dim] == 0 or whole.shape[dim] % (2 * degree):
+        length = whole.shape[dim]
+        raise ValueError(
+            f"{where} has {length} tokens, which cp {degree} cannot cut into 2 x {degree} equal chunks: {length} = "
+            f"{length // (2 * degree)} x {2 * degree} + {length % (2 * degree)}. Use a multiple of {2 * degree}."
+        )
+    return own_part(whole, rank, degree, dim)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "nothing"
