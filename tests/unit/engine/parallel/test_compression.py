@@ -1,0 +1,34 @@
+"""Which dtypes a precision and a reduction stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from shoal_workers.contract.spec import Precision
+from shoal_workers.engine.parallel.compression import mixed_precision, needs_loss_scale
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def test_fp32_casts_nothing() -> None:
+    assert mixed_precision(Precision.FP32) == MixedPrecisionPolicy()
+
+
+@pytest.mark.parametrize("reduction", list(Precision))
+@pytest.mark.parametrize("compute", [Precision.BF16, Precision.FP16])
+def test_compute_and_reduction_are_chosen_apart(compute: Precision, reduction: Precision) -> None:
+    policy = mixed_precision(compute, reduction)
+    assert (policy.param_dtype, policy.reduce_dtype) == (DTYPES[compute], DTYPES[reduction])
+
+
+@pytest.mark.parametrize("reduction", [Precision.BF16, Precision.FP16])
+def test_gradients_of_fp32_can_travel_shorter(reduction: Precision) -> None:
+    policy = mixed_precision(Precision.FP32, reduction)
+    assert (policy.param_dtype, policy.reduce_dtype) == (None, DTYPES[reduction])
+
+
+def test_fp16_anywhere_needs_a_loss_scale() -> None:
+    needing = {(c, r) for c in Precision for r in Precision if needs_loss_scale(c, r)}
+    assert needing == {(c, r) for c in Precision for r in Precision if "fp16" in (c, r)}

@@ -1,0 +1,37 @@
+"""In which dtype a sharded model computes, and in which its gradients travel: FSDP2's mixed-precision policy.
+
+    parameters      fp32, sharded; gathered and used in the compute dtype
+    gradients       summed over ranks, and over a rank's micro-batches before that, in the reduction dtype
+    optimizer       fp32
+
+A reduction in bf16 or fp16 halves what data-parallel ranks send, as DDP's bf16_compress_hook and fp16_compress_hook do.
+Its price: every addition rounds to 8 or 11 bits, those of gradient accumulation too, for FSDP2 collects in the dtype
+that it sends. The bits then also depend on the world size more than they do in fp32. Called by `sharding`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from shoal_workers.contract.spec import Precision
+
+_DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+def mixed_precision(compute: Precision, reduction: Precision = Precision.FP32) -> MixedPrecisionPolicy:
+    """The policy of every fully_shard of a model. fp32 for both casts nothing at all."""
+    if compute is Precision.FP32 and reduction is Precision.FP32:
+        return MixedPrecisionPolicy()
+    param_dtype = None if compute is Precision.FP32 else _DTYPES[compute]
+    return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=_DTYPES[reduction])
+
+
+def compute_dtype(compute: Precision) -> torch.dtype:
+    """Of activations."""
+    return _DTYPES[compute]
+
+
+def needs_loss_scale(compute: Precision, reduction: Precision = Precision.FP32) -> bool:
+    """Whether gradients pass through fp16, whose smallest number is 6e-8 (see `loss_scale`)."""
+    return Precision.FP16 in (compute, reduction)

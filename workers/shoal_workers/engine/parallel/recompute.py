@@ -1,0 +1,116 @@
+"""Activation checkpointing and compilation, block by block; the blocks are those that the plan names.
+
+    order      apply_recompute, then apply_compile, then FSDP2
+    a call     FSDP's hooks gather the parameters  ->  compiled (  forward, recomputed in the backward pass  )
+
+Both replace the forward of each block from outside, so no module is added and no name in a state_dict changes. A copy
+of such a block would run the original's forward: copy first. Called when a model is built.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from shoal_workers.contract.layout import Recompute
+from shoal_workers.contract.plan import ParallelPlan
+
+_aten = torch.ops.aten
+_KEPT = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten._scaled_mm.default,
+        _aten._grouped_mm.default,
+        _aten._scaled_grouped_mm.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_fused_attention_overrideable.default,
+        _aten._flash_attention_forward.default,
+        _aten._efficient_attention_forward.default,
+    }
+)
+"""Matrix products and attention: nearly all of the arithmetic of a block, for a part of its memory."""
+
+
+def apply_recompute(model: nn.Module, plan: ParallelPlan, mode: Recompute) -> None:
+    """Make every block compute again in the backward pass what `mode` does not keep; gradients stay the same bits.
+
+    FULL: Chen et al. 2016. SELECTIVE: after Korthikanti et al. 2022, who recompute what costs much memory and little
+    arithmetic. Randomness is replayed, so dropout drops the same elements again. The forward pass of a block must do
+    the same when run twice, except for what it leaves out if `is_recomputing()`.
+
+    Raises:
+        ValueError: plan.blocks names no modules.
+    """
+    match mode:
+        case Recompute.NONE:
+            return
+        case Recompute.FULL:
+            run = functools.partial(checkpoint, use_reentrant=False)
+        case Recompute.SELECTIVE:
+            contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
+            run = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
+    for block in _blocks(model, plan, f"recompute: {mode}"):
+        block.forward = _recomputed(block.forward, run)
+
+
+def apply_compile(model: nn.Module, plan: ParallelPlan, backend: str = "inductor") -> None:
+    """Compile every block's forward in place; equal blocks share one compilation.
+
+    What hooks do to a block, FSDP2's gathering above all, stays outside. Side effects of a forward pass that is also
+    recomputed (counters) happen once, in the forward pass.
+
+    Raises:
+        ValueError: plan.blocks names no modules.
+    """
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True  # else a counter in a block is an error
+    for block in _blocks(model, plan, "compile"):
+        block.forward = torch.compile(block.forward, backend=backend)
+
+
+def is_recomputing() -> bool:
+    """Whether the caller's forward pass runs within a backward pass: a second time, for its activations only.
+
+    For modules that count what they see. In compiled code it is False, and side effects are left out there anyway.
+    """
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _recomputed(forward: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    def recomputed(*arguments: Any, **named: Any) -> Any:
+        return run(forward, *arguments, **named)
+
+    return recomputed
+
+
+def _policy(context: SelectiveCheckpointContext, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _blocks(model: nn.Module, plan: ParallelPlan, setting: str) -> list[nn.Module]:
+    if not plan.blocks:
+        raise ValueError(
+            f"{setting} works block by block, and the plan names no blocks. Name the model's nn.ModuleList of equal "
+            "blocks in plan.blocks, or turn the setting off."
+        )
+    try:
+        return list(model.get_submodule(plan.blocks).children())
+    except AttributeError as error:
+        raise ValueError(
+            f"plan.blocks {plan.blocks!r} names no module of the model: {error}. Correct plan.blocks."
+        ) from None
