@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from shoal_workers.contract.lm import LanguageModelConfig
 from shoal_workers.contract.plan import ParallelPlan
 from shoal_workers.engine.parallel.experts import apply_experts
+from shoal_workers.engine.parallel.head_tail import own_part
 from shoal_workers.tasks.balance import share_of_step, sum_load
 from shoal_workers.tasks.moe import MixtureOfExperts
 
@@ -146,6 +147,35 @@ def compare(
     return max(differences)
 
 
+def over_context(mesh: DeviceMesh, ep: DeviceMesh | None, **changes: Any) -> float:
+    """Two data ranks, each batch cut along the sequence over cp; experts over all ranks or over none."""
+    cp, data_rank = mesh["cp"], mesh["data"].get_local_rank()
+    one, many = net(**changes), net(**changes)
+    expected = Undivided(one, range(2))
+    apply_experts(many, PLAN, ep, None, cp)
+
+    def own(tensor: Tensor) -> Tensor:
+        return own_part(tensor, cp.get_local_rank(), cp.size(), 1)
+
+    x, into = batch(data_rank)
+    x = own(x).requires_grad_()
+    share_of_step(many, 1 / 2)
+    found = many(x)
+    found.backward(own(into))
+    assert x.grad is not None
+    differences = [
+        difference(found, own(expected.outputs[data_rank])),
+        difference(x.grad, own(expected.inputs[data_rank])),
+    ]
+    for name, parameter in many.named_parameters():
+        gradient, reference = whole(parameter.grad), expected.parameters[name]
+        assert reference is not None
+        if ep is None or ".experts." not in name:
+            dist.all_reduce(gradient)
+        differences.append(difference(gradient, reference))
+    return max(differences)
+
+
 def only_two_experts(model: Net) -> None:
     """All tokens go to experts 5 and 6: most ranks get none."""
     model.feed_forward.router.expert_bias[5:7] = 100.0
@@ -197,6 +227,10 @@ def cases() -> Iterator[tuple[str, float]]:
     yield "tp4, width less than tp", compare(tp4, expert_hidden_dim=2)
     yield "ep2, shared expert", compare(ep2, num_shared_experts=1)
     yield "ep2, fully sharded", compare(ep2, around=fully_sharded, num_shared_experts=1)
+    cp2 = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "cp"))
+    for name, ep in (("cp2", None), ("cp2, ep4", ep4["ep"])):
+        yield name, over_context(cp2, ep, capacity_factor=0.8)
+        yield f"{name}, balance loss", over_context(cp2, ep, balance="loss", balance_rate=0.3, capacity_factor=0.5)
     yield "initial weights", initial_weights(ep2_tp2)
 
 

@@ -56,6 +56,14 @@ def test_terms_may_be_added_up_where_they_leave_the_experts(differs: dict[str, f
     assert differs[f"{layout}, added up at the experts"] < 1e-6
 
 
+@pytest.mark.parametrize("layout", ["cp2", "cp2, ep4"])
+def test_capacity_and_balance_are_those_of_whole_sequences_when_ranks_hold_parts(
+    differs: dict[str, float], layout: str
+) -> None:
+    assert differs[layout] < 1e-6
+    assert differs[f"{layout}, balance loss"] < 1e-6
+
+
 def test_ranks_may_have_nothing_of_an_experts_width(differs: dict[str, float]) -> None:
     assert differs["tp4, width less than tp"] < 1e-6
 

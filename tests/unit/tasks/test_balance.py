@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shoal_workers.contract.lm import LanguageModelConfig
 from shoal_workers.tasks.balance import balance_experts, forget_load, move_biases, share_of_step, sum_load
-from shoal_workers.tasks.router import Router, balance_loss
+from shoal_workers.tasks.router import Census, Router, balance_loss, load_of
 from shoal_workers.tasks.transformer import Transformer
 
 
@@ -38,10 +38,9 @@ def _crowded(**changes: Any) -> tuple[Router, Tensor]:
 
 def _back(router: Router, x: Tensor) -> Tensor:
     """The choices of each expert, after forward and backward."""
-    weights, _, load = router(x)
-    weights.square().sum().backward()
-    assert isinstance(load, Tensor)
-    return load
+    choices = router(x)
+    choices.weights.square().sum().backward()
+    return load_of(choices.experts, len(router.weight))
 
 
 def test_the_load_of_all_micro_batches_of_a_step_adds_up() -> None:
@@ -122,6 +121,13 @@ def test_the_bias_is_state_and_the_load_is_not() -> None:
     assert set(_router(balance="loss").state_dict()) == {"weight"}
 
 
+def test_turns_at_an_expert_are_in_order_of_sample_and_token() -> None:
+    chosen = torch.tensor([[[0, 1], [1, 2]], [[1, 0], [3, 1]]])
+    load, turns = Census(5)(chosen)
+    assert load.tolist() == [2, 4, 1, 1, 0]
+    assert turns.tolist() == [[[0, 0], [1, 0]], [[2, 1], [0, 3]]]
+
+
 def test_an_even_load_has_a_balance_loss_of_one_and_everything_at_one_expert_of_their_number() -> None:
     scores = torch.full((6, 4), 0.25)
     assert balance_loss(scores, torch.tensor([3, 3, 3, 3]), 2).item() == pytest.approx(1.0)
@@ -144,8 +150,8 @@ def test_the_balance_loss_comes_in_with_the_micro_batchs_share_and_changes_no_ou
     router.num_copies = num_copies
     x, into = torch.randn(7, 16), torch.randn(7, 2)
     share_of_step(router, share)
-    weights, _, load = router(x)
-    plain, *_ = silent(x)
+    chosen, weights, _ = router(x)
+    plain, load = silent(x).weights, load_of(chosen, 4)
     assert torch.equal(weights, plain)
     (found,) = torch.autograd.grad(weights, router.weight, into)
     scores = (x @ silent.weight.T).softmax(-1)
@@ -159,10 +165,11 @@ def test_a_balance_loss_evens_the_load_out() -> None:
     optimizer = torch.optim.SGD(router.parameters(), lr=0.3)
     spreads = []
     for _ in range(60):
-        weights, _, load = router(x)
-        (weights.sum() * 0).backward()
+        choices = router(x)
+        (choices.weights.sum() * 0).backward()
         optimizer.step()
         optimizer.zero_grad()
-        spreads.append((load.max() / load.double().mean()).item())
+        load = load_of(choices.experts, 8).double()
+        spreads.append((load.max() / load.mean()).item())
     assert spreads[0] > 3
     assert spreads[-1] < 1.1

@@ -37,8 +37,8 @@ def _token_by_token(moe: MixtureOfExperts, x: Tensor) -> Tensor:
     busy, rows = Counter[int](), []
     tokens = x.flatten(0, -2)
     capacity = math.inf
-    if moe.capacity_factor is not None:
-        capacity = math.ceil(moe.capacity_factor * len(tokens) * router.top_k / len(experts.gate))
+    if router.capacity_factor is not None:
+        capacity = math.ceil(router.capacity_factor * len(tokens) * router.top_k / len(experts.gate))
     for token in tokens:
         logits = router.weight @ token
         is_bias = router.balance == "bias"
@@ -121,9 +121,9 @@ def test_parts_of_each_experts_width_add_up_to_the_expert() -> None:
 def test_bf16_chooses_by_scores_in_fp32() -> None:
     moe = _mixture(balance="none").bfloat16()
     x = torch.randn(4, 16, dtype=torch.bfloat16)
-    weights, chosen, _ = moe.router(x)
-    assert weights.dtype == torch.float32
-    assert torch.equal(chosen, (x.float() @ moe.router.weight.float().T).softmax(-1).topk(2).indices)
+    choices = moe.router(x)
+    assert choices.weights.dtype == torch.float32
+    assert torch.equal(choices.experts, (x.float() @ moe.router.weight.float().T).softmax(-1).topk(2).indices)
     assert moe(x).dtype == torch.bfloat16
 
 

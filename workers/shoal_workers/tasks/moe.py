@@ -13,7 +13,6 @@ Every sum has a fixed order and no two writes go to one place, so results do not
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
@@ -22,50 +21,41 @@ from torch import Tensor, nn
 
 from shoal_workers.contract.lm import LanguageModelConfig
 from shoal_workers.tasks.feed_forward import FeedForward, hidden_dim
-from shoal_workers.tasks.router import Router
+from shoal_workers.tasks.router import Router, load_of
 
 _GROUPED_BYTES = 16
 """torch's grouped product wants rows of a multiple of so many bytes."""
 
 
 class MixtureOfExperts(nn.Module):
-    """(..., D) -> (..., D): the weighted sum of k experts of each token, and of the shared ones.
+    """(B, T, D) -> (B, T, D): the weighted sum of k experts of each token, and of the shared ones.
 
-    With a capacity, tokens that come too late at an expert are dropped there: they add nothing. The capacity is counted
-    in the tokens that one call sees.
+    With a capacity, choices that come too late at an expert of a micro-batch are dropped: they add nothing.
     """
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()
         width = config.expert_hidden_dim or hidden_dim(config)
-        self.capacity_factor = config.capacity_factor
         self.router = Router(config)
         self.experts = Experts(config.num_experts, config.dim, width)
         self.merge = nn.Identity()
         self.shared = FeedForward(config.dim, config.num_shared_experts * width) if config.num_shared_experts else None
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = x.flatten(0, -2)
-        weights, chosen, load = self.router(tokens)
-        pairs, counts = self._admitted(chosen, load)
-        # Pair i is token i // k at its expert number i % k. Copies first: a gather that reads a token k times would add
-        # k gradients into one place.
-        copies = tokens.unsqueeze(1).expand(-1, chosen.shape[1], -1).flatten(0, 1)
+        chosen, weights, is_admitted = self.router(x)
+        # Pair i is token i // k at its expert number i % k.
+        expert_of = chosen.flatten()
+        pairs = expert_of.argsort(stable=True)
+        if is_admitted is not None:
+            pairs = pairs[is_admitted.flatten()[pairs]]
+        counts = load_of(expert_of[pairs], self.router.census.num_experts)
+        # Copies first: a gather that reads a token k times would add k gradients into one place.
+        copies = x.flatten(0, -2).unsqueeze(1).expand(-1, chosen.shape[1], -1).flatten(0, 1)
         answers = self.experts(copies.index_select(0, pairs), counts)
         by_pair = answers.new_zeros(copies.shape).index_copy(0, pairs, answers)
-        by_token = by_pair.unflatten(0, chosen.shape) * weights.unsqueeze(-1).to(answers.dtype)
-        routed: Tensor = self.merge(by_token.sum(1).view_as(x))
+        by_token = (by_pair.unflatten(0, chosen.shape) * weights.unsqueeze(-1)).sum(1)  # in fp32
+        routed: Tensor = self.merge(by_token.to(x.dtype).view_as(x))
         return routed if self.shared is None else routed + self.shared(x)
-
-    def _admitted(self, chosen: Tensor, load: Tensor) -> tuple[Tensor, Tensor]:
-        """Pairs sorted by expert, in order within each, and how many each expert has, without those beyond capacity."""
-        pairs = chosen.flatten().argsort(stable=True)
-        if self.capacity_factor is None:
-            return pairs, load
-        capacity = math.ceil(self.capacity_factor * chosen.numel() / load.numel())
-        first = (load.cumsum(0) - load).repeat_interleave(load)
-        turn = torch.arange(len(pairs), device=pairs.device) - first
-        return pairs[turn < capacity], load.clamp(max=capacity)
 
 
 class Experts(nn.Module):

@@ -14,7 +14,8 @@ recomputation) or without gradients (validation, replay). What a training loop m
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +26,19 @@ from shoal_workers.contract.lm import LanguageModelConfig
 _BIAS_STEP, _LOSS_WEIGHT = 1e-3, 1e-2
 
 
-class Router(nn.Module):
-    """Tokens (N, D) -> weights (N, k) in fp32, chosen experts (N, k) int64, and choices of each expert (E,) int64.
+class Choices(NamedTuple):
+    """Of N tokens, k experts each."""
 
-    Weights of a token add up to one; with one expert per token the score itself is the weight, or it had no gradient.
-    """
+    experts: Tensor
+    """(N, k) int64."""
+    weights: Tensor
+    """(N, k), fp32. A token's add up to one; with k = 1 the score itself is the weight, or it had no gradient."""
+    is_admitted: Tensor | None
+    """(N, k) bool: the expert has room for it. None: all are admitted."""
+
+
+class Router(nn.Module):
+    """Tokens (..., T, D) -> the choices of all of them, in order."""
 
     expert_bias: Tensor
     """(E,) fp32, state: added to the scores for the choice. Only with balance "bias"."""
@@ -43,44 +52,73 @@ class Router(nn.Module):
         self.balance = config.balance
         default = _BIAS_STEP if config.balance == "bias" else _LOSS_WEIGHT
         self.balance_rate = default if config.balance_rate is None else config.balance_rate
+        self.capacity_factor = config.capacity_factor
+        self.census = Census(config.num_experts)
         self.is_counting = True
         """False while a micro-batch runs that only keeps other ranks company."""
         self.loss_scale = 1.0
         """By what the micro-batch's loss is multiplied before its backward pass; so is the balance loss."""
         self.num_copies = 1
         """Ranks that route the same tokens and whose gradients are added up: tensor parallelism."""
-        self.whole_load = nn.Identity()
-        """Load (E,) -> that of the whole micro-batch, where its tokens are spread over ranks: context parallelism."""
         if config.balance == "bias":
             self.register_buffer("expert_bias", torch.zeros(config.num_experts, dtype=torch.float32))
-            load = torch.zeros(config.num_experts, dtype=torch.int64)
+            # On the CPU even under torch.device("meta"): it is in no checkpoint, so nobody could fill it in later.
+            load = torch.zeros(config.num_experts, dtype=torch.int64, device="cpu")
             self.register_buffer("expert_load", load, persistent=False)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Choices:
         dtype = torch.promote_types(x.dtype, torch.float32)
         logits = F.linear(x.to(dtype), self.weight.to(dtype))
         scores = logits.sigmoid() if self.balance == "bias" else logits.softmax(-1)
         preferred = scores.detach() + self.expert_bias if self.balance == "bias" else scores.detach()
-        chosen = preferred.topk(self.top_k).indices
-        weights = scores.gather(-1, chosen)
+        experts = preferred.topk(self.top_k).indices
+        weights = scores.gather(-1, experts)
         if self.top_k > 1:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        load = chosen.flatten().bincount(minlength=self.weight.shape[0])
+        load, is_admitted = None, None
+        if self.capacity_factor is not None or self.balance == "loss":
+            load, turns = self.census(experts)
+            if self.capacity_factor is not None:
+                capacity = math.ceil(self.capacity_factor * int(load.sum()) / len(load))
+                is_admitted = (turns < capacity).flatten(0, -2)
         if torch.is_grad_enabled() and weights.requires_grad:
-            weights = self._accounted(weights, scores, load)
-        return weights, chosen, load
+            weights = self._accounted(weights, experts, scores, load)
+        return Choices(experts.flatten(0, -2), weights.flatten(0, -2), is_admitted)
 
-    def _accounted(self, weights: Tensor, scores: Tensor, load: Tensor) -> Tensor:
+    def _accounted(self, weights: Tensor, experts: Tensor, scores: Tensor, whole_load: Tensor | None) -> Tensor:
         """`weights`, whose backward pass counts the load or brings in the gradient of the balance loss."""
-        match self.balance:
-            case "bias":
-                return _counting(weights, load, self.expert_load) if self.is_counting else weights
-            case "loss":
-                whole = self.whole_load(load)
-                loss = balance_loss(scores, whole, self.top_k) * self.balance_rate
-                return _with_loss(weights, loss, self.loss_scale / self.num_copies)
-            case "none":
-                return weights
+        if self.balance == "bias" and self.is_counting:
+            return _counting(weights, load_of(experts, len(self.weight)), self.expert_load)
+        if self.balance == "loss":
+            assert whole_load is not None
+            loss = balance_loss(scores.flatten(0, -2), whole_load, self.top_k) * self.balance_rate
+            return _with_loss(weights, loss, self.loss_scale / self.num_copies)
+        return weights
+
+
+class Census(nn.Module):
+    """Chosen experts (..., T, k) of a micro-batch -> choices of each expert (E,), and the turn of each choice at its
+    expert (..., T, k), 0 being the first. In order of sample, token, preference.
+
+    A module, so that context parallelism can see to it that it is asked about whole micro-batches.
+    """
+
+    def __init__(self, num_experts: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+
+    def forward(self, experts: Tensor) -> tuple[Tensor, Tensor]:
+        load = load_of(experts, self.num_experts)
+        by_expert = experts.flatten().argsort(stable=True)
+        first = (load.cumsum(0) - load).repeat_interleave(load)
+        in_a_row = torch.arange(experts.numel(), device=experts.device)
+        turns = torch.empty_like(first).index_copy(0, by_expert, in_a_row - first)
+        return load, turns.view_as(experts)
+
+
+def load_of(experts: Tensor, num_experts: int) -> Tensor:
+    """(E,) int64: how often each is chosen in `experts`, of any shape."""
+    return experts.flatten().bincount(minlength=num_experts)
 
 
 def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:

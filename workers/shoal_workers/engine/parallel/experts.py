@@ -13,18 +13,25 @@ Called when a model is built, before recomputation and FSDP; needs no communicat
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.engine.parallel.head_tail import in_order, own_part
 from shoal_workers.engine.parallel.names import matching
-from shoal_workers.engine.parallel.token_exchange import copy_in, exchange_rows, send_counts, sum_in_parts, sum_out
+from shoal_workers.engine.parallel.token_exchange import (
+    copy_in,
+    exchange_rows,
+    gather_counts,
+    send_counts,
+    sum_in_parts,
+    sum_out,
+)
 
 
 def apply_experts(
@@ -45,7 +52,7 @@ def apply_experts(
     - without, it is one of style `whole`: terms are added up where they leave the experts.
     Experts without `hidden_dims`, {parameter: its dim that is as wide as an expert}, are whole on every rank of tp.
 
-    A router next to it may have `num_copies` and `whole_load`: see the built-in model's.
+    A router next to it may have `num_copies` and `census`: see the built-in model's.
 
     Returns:
         Parameters that are whole on every rank of tp with a term of their gradient on each: it has to be summed over
@@ -68,10 +75,9 @@ def apply_experts(
             cut = None
         if ep is not None or tp is not None:
             _replace(module, _ExpertsForward(module, ep, cut))
-        if cp is not None:
-            for router in owner.modules():
-                if isinstance(whole_load := getattr(router, "whole_load", None), nn.Module):
-                    _replace(whole_load, lambda load, cp=cp: _summed(load, cp))
+        for router in owner.modules() if cp is not None else ():
+            if isinstance(census := getattr(router, "census", None), nn.Module):
+                _replace(census, _WholeCensus(census, cp))
     return terms
 
 
@@ -80,6 +86,7 @@ class _ExpertsForward:
 
     def __init__(self, module: nn.Module, ep: DeviceMesh | None, tp: DeviceMesh | None) -> None:
         self._module = module
+        self._kind = type(module)  # before FSDP makes it one of its own, whose instances cannot be made
         self._ep = ep
         self._tp = tp
 
@@ -101,16 +108,28 @@ class _ExpertsForward:
         return exchange_rows(by_sender, num_received, num_sent, self._ep)
 
     def _compute(self, tokens: Tensor, counts: Tensor) -> Tensor:
-        """The module's own forward, which sees plain tensors in the place of its DTensors.
+        """The module's own forward, on plain tensors in the place of its DTensors.
 
-        Its class's, for its hooks are running already, on a shallow copy, which shares everything but the parameters.
+        Its class's, for its hooks are running already, on a view, which shares everything else with it.
         """
-        view = copy.copy(self._module)
-        view._parameters = {}
+        view = self._kind.__new__(self._kind)
+        view.__dict__.update(self._module.__dict__, _parameters={})
         for name, parameter in self._module.named_parameters(recurse=False):
             view.__dict__[name] = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        out: Tensor = type(self._module).forward(view, tokens, counts)
+        out: Tensor = self._kind.forward(view, tokens, counts)
         return out
+
+
+class _WholeCensus:
+    """Asks about the whole sequence, of which the ranks of cp hold parts: chosen experts (..., T / cp, k)."""
+
+    def __init__(self, census: nn.Module, cp: DeviceMesh) -> None:
+        self._ask: Callable[[Tensor], tuple[Tensor, Tensor]] = census.forward
+        self._cp = cp
+
+    def __call__(self, experts: Tensor) -> tuple[Tensor, Tensor]:
+        load, turns = self._ask(in_order(gather_counts(experts, self._cp), -2))
+        return load, own_part(turns, self._cp.get_local_rank(), self._cp.size(), -2)
 
 
 def order_by_expert(given: Tensor) -> Tensor:
@@ -182,12 +201,6 @@ def _whole_parameters(model: nn.Module, plan: ParallelPlan, owner: nn.Module, ex
     ]
 
 
-def _summed(load: Tensor, mesh: DeviceMesh) -> Tensor:
-    total = load.clone()
-    dist.all_reduce(total, group=mesh.get_group())
-    return total
-
-
-def _replace(module: nn.Module, forward: Callable[..., Tensor]) -> None:
+def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Never part of a compiled graph: waits inside one could not be left."""
     module.forward = torch.compiler.disable(forward)

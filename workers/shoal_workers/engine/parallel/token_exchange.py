@@ -28,6 +28,13 @@ def send_counts(counts: Tensor, mesh: DeviceMesh) -> Tensor:
     return received
 
 
+def gather_counts(counts: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Every rank's: (...) -> (degree, ...). No gradient."""
+    whole = counts.new_empty(mesh.size() * counts.numel())  # flat: gloo does not see parts of it otherwise
+    dist.all_gather_single(whole, counts.flatten(), group=mesh.get_group())
+    return whole.view(mesh.size(), *counts.shape)
+
+
 def exchange_rows(rows: Tensor, num_sent: list[int], num_received: list[int], mesh: DeviceMesh) -> Tensor:
     """The first num_sent[0] of `rows` (N, D) go to rank 0, and so on; what came from rank 0 is first in the result."""
     out: Tensor = _ExchangeRows.apply(rows, num_sent, num_received, mesh)  # type: ignore[no-untyped-call]
