@@ -1,0 +1,58 @@
+"""Prediction: what a layout would cost, with its reasons. Pure data."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shoal_service.core.planner.memory import BytesPart
+from shoal_service.core.planner.step_time import SecondsPart
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.layout import Layout
+
+
+class Prediction(Frozen):
+    """One layout of one job on one kind of hardware."""
+
+    layout: Layout
+    name: str
+    """Short form of the layout."""
+    micro_batches_per_rank: int
+    """That each rank runs in a step, filler included."""
+    step_s: float
+    """Seconds of an optimizer step."""
+    seconds: dict[SecondsPart, float]
+    """Where they go; adds up to step_s."""
+    memory_bytes: int
+    """Of the rank that needs most, at its peak."""
+    bytes: dict[BytesPart, int]
+    """Where they go; adds up to memory_bytes, up to rounding."""
+    fits: bool
+    """memory_bytes is at most what may be planned for."""
+    tokens_per_s: float
+    """Of the whole job."""
+    mfu: float
+    """Model FLOPs utilisation: arithmetic of the model, nothing recomputed, over the peak of all ranks."""
+    reasons: tuple[str, ...] = ()
+    """`rule: sentence`."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step in which the slowest pipeline rank waits."""
+        return self.seconds[SecondsPart.BUBBLE] / self.step_s
+
+
+class Ranking(Frozen):
+    """The best layouts of a world, best first."""
+
+    world_size: int
+    profile: str
+    usable_bytes: int
+    """Memory of one rank that may be planned for."""
+    num_layouts: int
+    """Legal ones."""
+    num_fitting: int
+    """Of which fit into memory."""
+    predictions: tuple[Prediction, ...] = Field(default=())
+    """The best choice of schedule, shard level ... for each product of degrees."""
+    too_large: str = ""
+    """What would fit, where nothing does."""
