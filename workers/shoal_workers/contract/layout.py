@@ -109,6 +109,10 @@ class Layout(Frozen):
     def pipeline_rank(self, rank: int) -> int:
         return rank // (self.world_size // self.pp)
 
+    def owns_replicated(self, rank: int) -> bool:
+        """Whether `rank` writes what all ranks of its pipeline stages have alike."""
+        return rank % (self.world_size // self.pp) == 0
+
     def describe(self) -> str:
         """Short form for people: `fsdp4`, `pp2 x tp2`, `dp2 x fsdp2`; `fsdp1` for a single shard."""
         names = [

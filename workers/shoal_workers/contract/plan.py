@@ -30,7 +30,10 @@ class TensorStyle(StrEnum):
     SEQUENCE = "sequence"
     """A norm: whole on every rank, works on its part of the sequence."""
     GATHER = "gather"
-    """A module whose first input is gathered along the sequence: attention, feed-forward."""
+    """A module whose first input is gathered along the sequence, and whose last layer is a `row`: attention,
+    feed-forward."""
+    WHOLE = "whole"
+    """A module that every rank computes alike on the whole sequence: its first input is gathered, its output cut."""
 
 
 class ParallelPlan(Frozen):

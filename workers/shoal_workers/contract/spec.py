@@ -306,4 +306,3 @@ class JobSpec(Frozen):
         if not _TASK.fullmatch(task):
             raise ValueError(f'task {task!r} must read "module:Name", for example "{LM_TASK}".')
         return task
-

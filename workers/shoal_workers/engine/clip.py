@@ -1,12 +1,15 @@
 """Gradient clipping by global L2 norm (Pascanu et al. 2013) on local shards, without a collective of its own.
 
 The squared norms go through the step's vote; the result equals `torch.nn.utils.clip_grad_norm_` on the whole model.
-Works on the local tensors, since DTensor's dispatch would cost more than the arithmetic on small models.
+Works on the local tensors, since DTensor's dispatch would cost more than the arithmetic on small models, and since the
+parameters of one model may lie on different meshes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,26 +18,40 @@ from torch.distributed.tensor import DTensor
 _EPS = 1e-6
 
 
-@torch.no_grad()
-def local_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+@dataclass(frozen=True, slots=True)
+class Gradients:
     """This rank's shard of every gradient that there is."""
-    gradients = (parameter.grad for parameter in parameters)
-    return [g.to_local() if isinstance(g, DTensor) else g for g in gradients if g is not None]
 
+    by_share: dict[float, list[Tensor]]
+    """By their part of a squared norm: 1 / the number of ranks that hold the same values."""
 
-@torch.no_grad()
-def squared_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Scalar float64: sum of squares over this rank's shards."""
-    held = [gradient for gradient in gradients if gradient.numel()]
-    if not held:
-        return torch.zeros((), dtype=torch.float64, device=device)
-    norms = torch.stack([norm.to(torch.float64) for norm in torch._foreach_norm(held)])
-    return torch.dot(norms, norms)
+    @staticmethod
+    @torch.no_grad()
+    def of(shares: Iterable[tuple[nn.Parameter, float]]) -> Gradients:
+        by_share: dict[float, list[Tensor]] = defaultdict(list)
+        for parameter, share in shares:
+            gradient = parameter.grad
+            if gradient is not None:
+                by_share[share].append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+        return Gradients(by_share)
 
+    @torch.no_grad()
+    def squared_norm(self, device: torch.device) -> Tensor:
+        """Scalar float64: sum of squares of what counts here; over all ranks they add up to that of the model."""
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for share, gradients in self.by_share.items():
+            held = [gradient for gradient in gradients if gradient.numel()]
+            if held and share:
+                norms = torch.stack([norm.to(torch.float64) for norm in torch._foreach_norm(held)])
+                total += torch.dot(norms, norms) * share
+        return total
 
-@torch.no_grad()
-def clip(gradients: Sequence[Tensor], total_norm: float, max_norm: float) -> None:
-    """Scale the gradients down in place, if `total_norm` is over `max_norm`."""
-    factor = max_norm / (total_norm + _EPS)
-    if factor < 1.0:
-        torch._foreach_mul_(list(gradients), factor)
+    def clip(self, total_norm: float, max_norm: float) -> None:
+        """Scale down in place, if `total_norm` is over `max_norm`."""
+        self.scale(min(1.0, max_norm / (total_norm + _EPS)))
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        if factor != 1.0:
+            for gradients in self.by_share.values():
+                torch._foreach_mul_(gradients, factor)

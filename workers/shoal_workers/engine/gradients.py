@@ -1,123 +1,116 @@
-"""Forward and backward of a step's local micro-batches: accumulates gradients, mutates no parameter.
+"""The gradient of a step: accumulates over the local micro-batches, mutates no parameter.
 
-The loss of a micro-batch is weighted with 1 / num_micro_batches and gradients are summed over ranks, so the result is
-the mean over the global batch for any world size and any deal. Ranks reduce gradients in the last micro-batch only.
-In deterministic mode FSDP reduces none of them; `exact` does, after the last one.
+    passes      forward and backward of this rank's micro-batches, one after the other or through a pipeline
+    terms       what several ranks have a term of is summed
+    afterwards  `grad` of every parameter is this rank's shard of the gradient of the mean loss, times the loss scale
+
+In deterministic mode FSDP reduces nothing; `exact` does, after the last micro-batch.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+import torch.distributed as dist
+from torch import Tensor
 
-from shoal_workers.contract.deal import MicroBatch, deal, randomness_seed
-from shoal_workers.contract.messages import Assignment, Phase
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.deal import randomness_seed
+from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.batches import Batches
-from shoal_workers.engine.clip import squared_norm
+from shoal_workers.engine.clip import Gradients
 from shoal_workers.engine.exact import ExactGradients, ExactSums
-from shoal_workers.engine.position import Position
+from shoal_workers.engine.parallel.model_calls import ModelCalls
+from shoal_workers.engine.parallel.terms import Terms
+from shoal_workers.engine.passes import LocalPasses, Passes, Setting
+from shoal_workers.engine.pipeline_passes import PipelinePasses
 from shoal_workers.engine.randomness import seed_everything
-from shoal_workers.engine.task import LoadedTask
-from shoal_workers.engine.user_code import UserCode
+from shoal_workers.tasks.balance import forget_load, move_biases, sum_load
 
 
 class GradientPass:
-    """The forward and backward passes of one rank in one generation."""
+    """One generation's, on one rank. Training thread only.
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        assignment: Assignment,
-        task: LoadedTask,
-        model: nn.Module,
-        batches: Batches,
-        position: Position,
-        check: Callable[[], None],
-    ) -> None:
-        self._spec = spec
-        self._task = task
-        assert isinstance(model, FSDPModule)
-        self._model = model
-        self._fsdp: FSDPModule = model
+    Args:
+        calls: of the whole model; needed for a pipeline.
+    """
+
+    def __init__(self, setting: Setting, batches: Batches, calls: ModelCalls, device: torch.device) -> None:
+        self._setting = setting
         self._batches = batches
-        self._position = position
-        self._check = check
-        self._user_code = UserCode(lambda: position.phase)
-        self._num_micro_batches = spec.batch.num_micro_batches
-        self._own = deal(self._num_micro_batches, assignment.rank, assignment.world_size)
-        assert self._own, "a world larger than the number of micro-batches is refused by the spec"
-        self._is_first_rank = assignment.rank == 0
-        self._device = next(model.parameters()).device
+        self._device = device
+        self._is_first_rank = setting.meshes.rank == 0
         self._exact: ExactGradients | None = None
-        if spec.deterministic:
-            self._exact = ExactGradients(model, self._num_micro_batches)
-            self._fsdp.set_requires_gradient_sync(False)
+        if setting.spec.deterministic:
+            (model,) = setting.assembly.parts
+            self._exact = ExactGradients(model, setting.spec.batch.num_micro_batches)
         self._exact_sums: ExactSums | None = None
+        self.passes: Passes = (
+            LocalPasses(setting, self._exact) if setting.layout.pp == 1 else PipelinePasses(setting, calls, device)
+        )
+        self._terms = Terms(setting.assembly, setting.meshes)
+        self._copies = setting.assembly.copies()
 
-    def run(self, step: int) -> Tensor:
+    def run(self, step: int, scale: float = 1.0) -> Tensor:
         """All micro-batches of this rank in the step that follows `step` completed ones.
 
-        Returns the sum of their weighted losses, a scalar on the device; over all ranks they add up to the mean loss.
+        Returns this rank's share of the mean loss, a scalar on the device: over all ranks they add up to it.
         """
+        for part in self._setting.assembly.parts:
+            forget_load(part)
         if self._exact is None:
-            losses = self._losses(step)
-            return functools.reduce(torch.add, losses) if losses else self._zero()
+            losses = self.passes.losses(step, self._batches, scale)
+            self._terms.add_up()
+            self._sum_load()
+            return torch.stack(losses).sum() if losses else self._zero()
         self._exact_sums = None
         while self._exact_sums is None:
             self._exact.begin()
-            self._exact_sums = self._exact.reduce(self._losses(step))
+            self._exact_sums = self._exact.reduce(self.passes.losses(step, self._batches, scale))
+        self._sum_load()
         return self._said_once(self._exact_sums.loss)
 
-    def squared_norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Scalar float64: this rank's part of the squared L2 norm of `gradients`, which the last `run` has left."""
+    def gradients(self) -> Gradients:
+        """What the last `run` has left."""
+        assembly = self._setting.assembly
+        return Gradients.of(
+            (parameter, 0.0 if id(parameter) in self._copies else assembly.share(parameter))
+            for parameter in assembly.parameters()
+        )
+
+    def squared_norm(self, gradients: Gradients) -> Tensor:
+        """Scalar float64: this rank's share of the squared L2 norm of the whole gradient."""
         if self._exact_sums is None:
-            return squared_norm(gradients, self._device)
+            return gradients.squared_norm(self._device)
         return self._said_once(self._exact_sums.squared_norm)
 
-    def _losses(self, step: int) -> list[Tensor]:
-        """The weighted losses of the real micro-batches; their gradients have been left where they are collected."""
-        losses: list[Tensor] = []
-        last = len(self._own) - 1
-        for count, micro_batch in enumerate(self._own):
-            self._check()
-            if last:
-                self._fsdp.set_is_last_backward(count == last)
-                if self._exact is None:
-                    self._fsdp.set_requires_gradient_sync(count == last)
-            is_filler = not micro_batch.weight
-            with self._exact.collecting(is_filler=is_filler) if self._exact else nullcontext():
-                weighted = self._forward_backward(step, micro_batch)
-            if not is_filler:
-                losses.append(weighted)
-        return losses
-
     def forward_only(self, step: int, index: int) -> Tensor:
-        """The loss of any micro-batch of a step, as training computes it, without a gradient. All ranks together."""
-        self._check()
-        with torch.no_grad():
-            return self._forward(step, index).detach().reshape(())
+        """This rank's share of the loss of any micro-batch of a step, as training computes it, without a gradient. All
+        ranks together."""
+        setting = self._setting
+        setting.check()
+        setting.position.enter(Phase.FORWARD)
+        seed_everything(randomness_seed(setting.spec.seed, step, index))
+        with setting.user_code:
+            batch = self._batches.training(setting.spec, step, index)
+        return self.passes.forward_only(batch)
 
-    def _forward_backward(self, step: int, micro_batch: MicroBatch) -> Tensor:
-        weighted = self._forward(step, micro_batch.index) * (micro_batch.weight / self._num_micro_batches)
-        self._position.enter(Phase.BACKWARD)
-        with self._user_code:
-            torch.autograd.backward(weighted)
-        return weighted.detach().reshape(())
+    def after_update(self) -> None:
+        """The optimizer has stepped."""
+        for part in self._setting.assembly.parts:
+            move_biases(part)
 
-    def _forward(self, step: int, index: int) -> Tensor:
-        self._position.enter(Phase.FORWARD)
-        with self._user_code:
-            seed_everything(randomness_seed(self._spec.seed, step, index))
-            batch = self._batches.training(self._spec, step, index)
-            loss = self._task.loss(self._model, batch)
-            _refuse_non_scalar(loss)
-        return loss
+    def _sum_load(self) -> None:
+        """Over the ranks that have the same blocks and other samples or tokens."""
+        dense = self._setting.meshes.dense
+
+        def over_data_ranks(load: Tensor) -> Any:
+            for axis in range(dense.ndim):
+                if dense.size(axis) > 1:
+                    dist.all_reduce(load, group=dense.get_group(axis))
+
+        for part in self._setting.assembly.parts:
+            sum_load(part, over_data_ranks)
 
     def _said_once(self, total: float) -> Tensor:
         """A total that every rank knows, as ballots that add up to it: one plus zeros is exact in any order."""
@@ -125,9 +118,3 @@ class GradientPass:
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self._device)
-
-
-def _refuse_non_scalar(loss: Tensor) -> None:
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise TypeError(f"loss() must return a scalar tensor, the mean over the micro-batch; it returned {shown}.")

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import DistError
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as redistribute
 
@@ -30,7 +29,7 @@ from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
 from shoal_workers.engine.gloo_sockets import Address, GlooSockets
 from shoal_workers.engine.meeting import Meeting
-from shoal_workers.engine.mesh import build_mesh
+from shoal_workers.engine.mesh import Meshes, build_mesh
 
 _PARTING_S = 2.0
 _BURIAL_S = 0.1
@@ -48,7 +47,7 @@ class Group:
         self._is_aborted = False
         self.is_formed = False
 
-    def form(self) -> DeviceMesh:
+    def form(self) -> Meshes:
         """Meet the other members and make all groups.
 
         Raises:
@@ -72,13 +71,13 @@ class Group:
                 world_size=a.world_size,
                 timeout=timedelta(seconds=a.collective_timeout_s),
             )
-            mesh = build_mesh(a.layout, self._device.type, a.collective_timeout_s)
+            meshes = build_mesh(a.layout, self._device.type, a.collective_timeout_s, a.rank)
         except RuntimeError as error:
             raise FormFailed(f"the process group of {a.world_size} ranks did not come up: {error}") from error
         listening = self._meeting.gather("listening", json.dumps(sorted(self._sockets.after_groups())))
         self._sockets.learn_peers(_addresses(listening))
         self.is_formed = True
-        return mesh
+        return meshes
 
     def gather(self, what: str, value: str) -> list[str]:
         """Training thread, all ranks: every rank's `value`, by rank. Raises as `form` does."""

@@ -1,4 +1,8 @@
-"""Layout -> DeviceMesh: one named axis for each way that the work is split.
+"""Layout -> DeviceMesh: one named axis for each way that the work is split, and the views of it that FSDP wants.
+
+    root      pp | dp_replicate | shards | tp            axes of degree 1 are left out, outermost first
+    shards  = dp_shard x cp                              dense parameters are cut over all of it
+            = expert_shards x ep                         experts: whole ones over ep, and each over expert_shards
 
 Every member of a generation must call this with the same layout, for groups are made in the same order with the same
 names everywhere. Each group gets the finite timeout of the generation: those that a mesh makes for its axes would
@@ -7,6 +11,7 @@ otherwise wait for 30 minutes whatever init_process_group was told.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -14,15 +19,57 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal_workers.contract.layout import Layout
 
-DP_SHARD = "dp_shard"
+PP, REPLICATE, SHARDS, DP_SHARD, CP, EXPERT_SHARDS, EP, TP = (
+    "pp", "dp_replicate", "shards", "dp_shard", "cp", "expert_shards", "ep", "tp"
+)  # fmt: skip
 
 
-def build_mesh(layout: Layout, device_type: str, timeout_s: float) -> DeviceMesh:
-    """The mesh of a generation; the default process group must be up."""
-    assert layout.world_size == layout.dp_shard, f"this engine runs the dp_shard axis only, not {layout.describe()}"
+@dataclass(frozen=True, slots=True)
+class Meshes:
+    """The meshes of one generation on one rank."""
+
+    layout: Layout
+    rank: int
+    root: DeviceMesh
+    dense: DeviceMesh
+    """1-D: shards; or 2-D: replicas x shards."""
+    experts: DeviceMesh | None
+    """As `dense`, for the parameters of experts; None where ep is 1: they are cut as all others are."""
+    pp: DeviceMesh | None
+    """1-D, as the following; None where the degree is 1."""
+    cp: DeviceMesh | None
+    tp: DeviceMesh | None
+    ep: DeviceMesh | None
+
+
+def build_mesh(layout: Layout, device_type: str, timeout_s: float, rank: int) -> Meshes:
+    """The meshes of a generation; the default process group must be up."""
     timeout = timedelta(seconds=timeout_s)
     dist.distributed_c10d.default_pg_timeout = timeout
-    mesh = init_device_mesh(device_type, (layout.dp_shard,), mesh_dim_names=(DP_SHARD,))
-    for axis in mesh.mesh_dim_names or ():
-        dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(axis))
-    return mesh
+    num_shards = layout.dp_shard * layout.cp
+    degrees = {PP: layout.pp, REPLICATE: layout.dp_replicate, SHARDS: num_shards, TP: layout.tp}
+    # There is always an axis of shards, of one rank if need be: FSDP is what casts parameters to the precision of the
+    # computation, also where nothing is cut.
+    sizes = {name: degree for name, degree in degrees.items() if degree > 1 or name == SHARDS}
+    root = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    by_tokens = root._unflatten(SHARDS, (layout.dp_shard, layout.cp), (DP_SHARD, CP)) if layout.cp > 1 else root
+    by_experts = root
+    if layout.ep > 1:
+        by_experts = root._unflatten(SHARDS, (num_shards // layout.ep, layout.ep), (EXPERT_SHARDS, EP))
+    for group in list(dist.distributed_c10d._world.pg_map):
+        dist.distributed_c10d._set_pg_timeout(timeout, group)
+    return Meshes(
+        layout=layout,
+        rank=rank,
+        root=root,
+        dense=_with_replicas(root, SHARDS),
+        experts=_with_replicas(by_experts, EXPERT_SHARDS) if layout.ep > 1 else None,
+        pp=root[PP] if layout.pp > 1 else None,
+        cp=by_tokens[CP] if layout.cp > 1 else None,
+        tp=root[TP] if layout.tp > 1 else None,
+        ep=by_experts[EP] if layout.ep > 1 else None,
+    )
+
+
+def _with_replicas(mesh: DeviceMesh, shards: str) -> DeviceMesh:
+    return mesh[REPLICATE, shards] if REPLICATE in (mesh.mesh_dim_names or ()) else mesh[shards]

@@ -44,13 +44,17 @@ class Replay:
         check: Callable[[], None],
     ) -> None:
         world_size = assignment.world_size
-        self._every_steps = spec.health.replay_every_steps if world_size >= _NUM_WITNESSES else None
+        layout = assignment.layout
+        can_replay = layout.num_data_ranks == world_size >= _NUM_WITNESSES  # else ranks hold parts of a model
+        self._every_steps = spec.health.replay_every_steps if can_replay else None
         self._assignment = assignment
         self._gradients = gradients
         self._outbox = outbox
         self._check = check
         owners = [(assignment.rank + distance) % world_size for distance in range(_NUM_WITNESSES)]
-        self._tried = [deal(spec.batch.num_micro_batches, owner, world_size)[0].index for owner in owners]
+        self._tried = (
+            [deal(spec.batch.num_micro_batches, owner, world_size)[0].index for owner in owners] if can_replay else []
+        )
 
     def run(self, step: int) -> None:
         """Before the step that follows `step` completed ones. A collective when one is due.

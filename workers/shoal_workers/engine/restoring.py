@@ -61,4 +61,5 @@ def restore(
         assert assignment.restore_from is not None
         extra = load(tensors, directory=assignment.restore_from)
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
+    update.fill_twins()
     return Restored(apply_extra(extra, update), num_bytes, remote_bytes, Recent.parse(extra.get("reports", ())))

@@ -16,8 +16,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
-from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Assignment
+from shoal_workers.engine.assembly import Assembly
+from shoal_workers.engine.mesh import Meshes
+from shoal_workers.engine.parallel.model_calls import ModelCalls
 from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.update import Update
 
@@ -26,20 +28,30 @@ from shoal_workers.engine.update import Update
 class Kept:
     """A model and its optimizer between two generations."""
 
-    layout: Layout
     rank: int
-    model: nn.Module
-    """Sharded."""
+    assembly: Assembly
+    calls: ModelCalls
     update: Update
     view: StateView
+    num_parameters: int
+    """Of the whole model."""
 
     def fits(self, assignment: Assignment) -> bool:
         """The next generation cuts the state as this one did; only the groups are others."""
-        return self.layout == assignment.layout and self.rank == assignment.rank
+        return self.assembly.layout == assignment.layout and self.rank == assignment.rank
 
 
-def park(model: nn.Module) -> None:
-    """Let go of every process group, and of what an interrupted step left behind."""
+def park(kept: Kept | None) -> Kept | None:
+    """Let go of every process group, and of what an interrupted step left behind.
+
+    None: other axes than that of the shards leave their groups inside of modules; such a model is built again.
+    """
+    if kept is None:
+        return None
+    layout = kept.assembly.layout
+    if layout.dp_shard != layout.world_size or layout.ep > 1:
+        return None
+    (model,) = kept.assembly.parts
     assert isinstance(model, FSDPModule)
     if model._get_fsdp_state()._is_root is not None:  # else it has never run, and has nothing to reset
         model.reset_iter_state()
@@ -54,10 +66,13 @@ def park(model: nn.Module) -> None:
             info.mesh._get_root_mesh()._pg_registry.clear()
     for tensor in model.parameters():
         tensor.grad = None
+    return kept
 
 
-def revive(model: nn.Module, mesh: DeviceMesh) -> bool:
-    """Put the model onto the groups that `mesh` was just made with. False: they are not the like of the old ones."""
+def revive(assembly: Assembly, meshes: Meshes) -> bool:
+    """Put the model onto the groups that were just made. False: they are not the like of the old ones."""
+    (model,) = assembly.parts
+    mesh = meshes.dense
     infos = [info for group in _param_groups(model) for info in _mesh_infos(group)]
     own = {id(info.mesh): info.mesh for info in infos}
     if any(_names(known) != _names(mesh) or known.shape != mesh.shape for known in own.values()):
@@ -67,6 +82,7 @@ def revive(model: nn.Module, mesh: DeviceMesh) -> bool:
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(True)
     model.set_is_last_backward(True)
+    model.set_reshard_after_backward(True)
     return True
 
 

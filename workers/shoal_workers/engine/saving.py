@@ -51,6 +51,7 @@ class Saver:
                 directory=directory,
                 rank=assignment.rank,
                 world_size=assignment.world_size,
+                owns_replicated=assignment.layout.owns_replicated(assignment.rank),
                 generation=assignment.generation,
                 step=step,
                 extra=extra,

@@ -18,7 +18,6 @@ from datetime import timedelta
 
 import torch
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.device_mesh import DeviceMesh
 
 from shoal_workers.contract.messages import (
     Assignment,
@@ -30,6 +29,8 @@ from shoal_workers.contract.messages import (
     ShardExit,
     StepReport,
 )
+from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.batches import Batches
 from shoal_workers.engine.endings import Ending, classify
@@ -39,13 +40,16 @@ from shoal_workers.engine.fast_build import build_for_restore
 from shoal_workers.engine.fence import Fence
 from shoal_workers.engine.gradients import GradientPass
 from shoal_workers.engine.group import Group
+from shoal_workers.engine.mesh import Meshes
 from shoal_workers.engine.outbox import Outbox
+from shoal_workers.engine.parallel.assemble import assemble
+from shoal_workers.engine.parallel.model_calls import ModelCalls
+from shoal_workers.engine.passes import Setting
 from shoal_workers.engine.position import PhaseHook, Position
 from shoal_workers.engine.recent import Recent
 from shoal_workers.engine.restoring import Restored, is_restoring, restore
 from shoal_workers.engine.reuse import Kept, park, revive
 from shoal_workers.engine.saving import Saver
-from shoal_workers.engine.sharding import shard_model
 from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.stint import Stint
 from shoal_workers.engine.task import Dataset, LoadedTask, load_task
@@ -219,8 +223,7 @@ class ShardEngine:
                 raise
             return ended
         finally:
-            if self._kept is not None:
-                park(self._kept.model)
+            self._kept = park(self._kept)
 
     def _build(self, assignment: Assignment, group: Group, signals: Signals) -> tuple[Built, tuple[StepReport, ...]]:
         """The generation, and what is known of the steps before it."""
@@ -229,13 +232,13 @@ class ShardEngine:
         start = time.perf_counter()
         kept = self._fitting(assignment)
         self._position.enter(Phase.FORMING)
-        mesh = group.form()
+        meshes = group.form()
         formed = time.perf_counter()
         self._position.enter(Phase.BUILDING)
-        if kept is None or not revive(kept.model, mesh):
-            kept = self._build_model(task, assignment, mesh)
+        if kept is None or not revive(kept.assembly, meshes):
+            kept = self._build_model(task, assignment, meshes)
         self._kept = kept
-        built = self._assemble(task, train_data, assignment, kept, signals)
+        built = self._assemble(task, train_data, kept, meshes, signals, assignment.generation)
         signals.check()
         restore_start = time.perf_counter()
         restored = Restored(0, 0, 0)
@@ -258,7 +261,7 @@ class ShardEngine:
                     form_s=formed - start,
                     build_s=restore_start - formed,
                     restore_s=time.perf_counter() - restore_start,
-                    num_parameters=sum(p.numel() for p in built.model.parameters()),
+                    num_parameters=kept.num_parameters,
                     restored_bytes=sum(one.num_bytes for one in everyones),
                     remote_bytes=sum(one.remote_bytes for one in everyones),
                     past=restored.past,
@@ -272,31 +275,49 @@ class ShardEngine:
         fits = kept is not None and is_restoring(assignment) and kept.fits(assignment)
         return kept if fits else None
 
-    def _build_model(self, task: LoadedTask, assignment: Assignment, mesh: DeviceMesh) -> Kept:
+    def _build_model(self, task: LoadedTask, assignment: Assignment, meshes: Meshes) -> Kept:
         spec = self._spec
         _choose_kernels(deterministic=spec.deterministic)
         with self._user_code:
             model = build_for_restore(task.build_model) if is_restoring(assignment) else task.build_model()
-            shard_model(model, mesh, spec.precision, task.shard_units(model))
-            update = task.build_update(model, spec.optimizer)
-        return Kept(assignment.layout, assignment.rank, model, update, StateView(model, update))
+            num_parameters = sum(parameter.numel() for parameter in model.parameters())
+            calls = ModelCalls(task.loss, model)
+            assembly = assemble(model, spec, plan_of(spec), meshes, task.shard_units)
+            update = task.build_update(assembly, spec.optimizer)
+        return Kept(assignment.rank, assembly, calls, update, StateView(assembly, update), num_parameters)
 
     def _assemble(
-        self, task: LoadedTask, train_data: Dataset, assignment: Assignment, kept: Kept, signals: Signals
+        self,
+        task: LoadedTask,
+        train_data: Dataset,
+        kept: Kept,
+        meshes: Meshes,
+        signals: Signals,
+        generation: int,
     ) -> Built:
-        spec, position, model = self._spec, self._position, kept.model
+        spec = self._spec
+        setting = Setting(
+            spec=spec,
+            plan=plan_of(spec) or ParallelPlan(),
+            task=task,
+            assembly=kept.assembly,
+            meshes=meshes,
+            position=self._position,
+            check=signals.check,
+        )
+        batches = Batches(task, train_data, self._device)
+        gradients = GradientPass(setting, batches, kept.calls, self._device)
         validation = None
         if self._validation_data is not None and len(self._validation_data):
-            batches = Batches(task, self._validation_data, self._device)
-            validation = Validation(spec, assignment, task, model, batches, position, signals.check)
-        batches = Batches(task, train_data, self._device)
+            validating = Batches(task, self._validation_data, self._device)
+            validation = Validation(setting, gradients.passes, validating, generation)
         with self._user_code:
             tokens_per_sample = task.tokens_per_sample
         return Built(
-            model=model,
+            assembly=kept.assembly,
             update=kept.update,
             view=kept.view,
-            gradients=GradientPass(spec, assignment, task, model, batches, position, signals.check),
+            gradients=gradients,
             validation=validation,
             device=self._device,
             total_steps=total_steps(

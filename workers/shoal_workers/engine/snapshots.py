@@ -74,7 +74,13 @@ class Snapshots:
         start_s = time.thread_time()
         try:
             wall_s = self._ram.snapshot(
-                state, generation=a.generation, rank=a.rank, world_size=a.world_size, step=step, extra=extra
+                state,
+                generation=a.generation,
+                rank=a.rank,
+                world_size=a.world_size,
+                step=step,
+                extra=extra,
+                owns_replicated=a.layout.owns_replicated(a.rank),
             )
         except MemoryFull as error:
             self._give_up(error)

@@ -12,24 +12,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.update import Update
 
 _NOT_KEPT = ("params", "lr", "initial_lr")
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def tensors_of(model: nn.Module, update: Update) -> dict[str, Tensor]:
-    """Every tensor of the run, by name; they share the live ones' memory. Tied weights appear once."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"the model's state {name!r} is {type(value).__name__}; only tensors can be checkpointed.")
-        if id(value) not in seen:
-            seen.add(id(value))
-            tensors[f"model.{name}"] = value.detach()
+def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
+    """Every tensor of the run that this rank has a part of, by name; they share the live ones' memory. Tied weights
+    appear once."""
+    tensors = {f"model.{name}": value.detach() for name, value in assembly.named_tensors()}
     for name, key, entry in update.state():
         if isinstance(entry, Tensor):
             tensors[f"optim.{name}.{key}"] = entry.detach()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.state import tensors_of
 from shoal_workers.engine.update import Update
 
@@ -17,8 +18,8 @@ from shoal_workers.engine.update import Update
 class StateView:
     """Of one model and its optimizer. Training thread only."""
 
-    def __init__(self, model: nn.Module, update: Update) -> None:
-        self._model = model
+    def __init__(self, assembly: Assembly, update: Update) -> None:
+        self._assembly = assembly
         self._update = update
         self._identity: tuple[int, ...] = ()
         self._held: list[Tensor] = []
@@ -31,12 +32,11 @@ class StateView:
         identity = tuple(map(id, live))
         if identity != self._identity:
             self._identity, self._held = identity, live
-            self._tensors = tensors_of(self._model, self._update)
+            self._tensors = tensors_of(self._assembly, self._update)
         return self._tensors
 
     def _live(self) -> Iterator[Tensor]:
-        yield from self._model.parameters()
-        yield from self._model.buffers()
+        yield from self._assembly.live_tensors()
         for state in self._update.optimizer.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from shoal_workers.contract.spec import JobSpec, OptimizerSpec
+from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.engine.shard_units import default_shard_units
 from shoal_workers.engine.update import Update, default_update
@@ -101,14 +102,14 @@ class LoadedTask:
             raise TypeError(f"build_model() returned {type(model).__name__}, not a torch.nn.Module.")
         return model
 
-    def build_update(self, model: nn.Module, settings: OptimizerSpec) -> Update:
+    def build_update(self, assembly: Assembly, settings: OptimizerSpec) -> Update:
         """The optimizer of a model that is already sharded."""
         if build := getattr(self._task, "build_optimizer", None):
-            optimizer = build(model, settings.model_dump())
+            optimizer = build(assembly.module, settings.model_dump())
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise TypeError(f"build_optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer.")
-            return Update(model, optimizer, ())
-        return default_update(model, settings)
+            return Update(assembly, optimizer, ())
+        return default_update(assembly, settings)
 
     def shard_units(self, model: nn.Module) -> Sequence[nn.Module]:
         units: Callable[[nn.Module], Iterable[nn.Module]] = getattr(self._task, "shard_units", default_shard_units)

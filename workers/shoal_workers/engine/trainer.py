@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport, StepSkipped
 from shoal_workers.contract.spec import JobSpec, NonFinitePolicy
-from shoal_workers.engine.clip import clip, local_gradients
+from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.endings import Ending
 from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due
@@ -60,8 +59,7 @@ class Signals:
 class Built:
     """What a generation is made of, after form, build and restore."""
 
-    model: nn.Module
-    """Sharded."""
+    assembly: Assembly
     update: Update
     view: StateView
     gradients: GradientPass
@@ -104,13 +102,14 @@ class Trainer:
         self._signals = signals
         self._user_code = UserCode(lambda: position.phase)
         self._replay = Replay(spec, assignment, built.gradients, outbox, signals.check)
-        self._parameters = [p for p in built.model.parameters() if p.requires_grad]
+        self._parameters = built.assembly.parameters()
         self._saved_mono = time.monotonic()
         self._num_skipped = 0
 
     def train(self) -> Ending:
         """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
-        self._built.model.train()
+        for part in self._built.assembly.parts:
+            part.train()
         # The first snapshot is that of the first step: until then the one that was restored from is whole, and taking
         # memory for another layout costs as much as a step.
         ending = self._catch_up()
@@ -162,7 +161,7 @@ class Trainer:
         self._replay.run(step)
         start, waited = time.perf_counter(), waited_s()
         losses = built.gradients.run(step)
-        gradients = local_gradients(self._parameters)
+        gradients = built.gradients.gradients()
         compute_s = time.perf_counter() - start - (waited_s() - waited)
         copy_s, send_s = self._snapshots.take_costs()
         ballot = Ballot(
@@ -181,9 +180,10 @@ class Trainer:
         self._num_skipped = 0
         self._position.enter(Phase.OPTIMIZER)
         if self._spec.optimizer.clip_norm is not None:
-            clip(gradients, verdict.grad_norm, self._spec.optimizer.clip_norm)
+            gradients.clip(verdict.grad_norm, self._spec.optimizer.clip_norm)
         with self._user_code:
             built.update.step(lr_factor(self._spec.schedule, step, built.total_steps))
+            built.gradients.after_update()
         self._position.reach(step + 1)
         return verdict
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from shoal_workers.contract.spec import OptimizerSpec
+from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.optimizer import adamw
 
 
@@ -22,15 +23,18 @@ class Update:
     """Steps the optimizer and gives its state names and global shapes. Training thread only."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, stand_ins: Sequence[tuple[nn.Parameter, DTensor]]
+        self, assembly: Assembly, optimizer: Optimizer, stand_ins: Sequence[tuple[nn.Parameter, DTensor]]
     ) -> None:
         """`stand_ins`: the optimizer's own parameters, each with the model's that shares its memory; may be empty."""
         self.optimizer = optimizer
         self._stand_ins = stand_ins
         named: dict[int, tuple[str, Tensor]] = {
-            id(parameter): (name, parameter) for name, parameter in model.named_parameters()
+            id(parameter): (name, parameter) for name, parameter in assembly.named_parameters()
         }
-        self._owners = named | {id(local): named[id(parameter)] for local, parameter in stand_ins}
+        self._owners = named | {
+            id(local): named[id(parameter)] for local, parameter in stand_ins if id(parameter) in named
+        }
+        self._twins = list(assembly.twins())
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
 
@@ -82,6 +86,8 @@ class Update:
     def state(self) -> Iterator[tuple[str, str, object]]:
         """(parameter's name, key, value) of everything that the optimizer keeps; shards as DTensors of global shape."""
         for parameter, state in self.optimizer.state.items():
+            if id(parameter) not in self._owners:  # a twin: the same values under the same name
+                continue
             name, owner = self._owners[id(parameter)]
             for key, value in state.items():
                 if isinstance(owner, DTensor) and parameter is not owner and _is_shard(value, parameter):
@@ -91,25 +97,43 @@ class Update:
     def put_back(self, plain_values: dict[str, object]) -> None:
         """Set the values that are not tensors, by `<name>.<key>`; those that are missing stay."""
         for parameter, state in self.optimizer.state.items():
+            if id(parameter) not in self._owners:
+                continue
             name, _ = self._owners[id(parameter)]
             for key, value in state.items():
                 if not isinstance(value, Tensor):
                     state[key] = plain_values.get(f"{name}.{key}", value)
 
+    @torch.no_grad()
+    def fill_twins(self) -> None:
+        """After a restore: give every twin the values, and the optimizer's state, of the parameter that it copies."""
+        own = {id(parameter): local for local, parameter in self._stand_ins}
+        for parameter, twin in self._twins:
+            first, second = own.get(id(parameter), parameter), own.get(id(twin), twin)
+            pairs = [(first, second)]
+            state, copied = self.optimizer.state[first], self.optimizer.state[second]
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    pairs.append((value, copied[key]))
+                else:
+                    copied[key] = value
+            for source, target in pairs:
+                target.copy_(source)
 
-def default_update(model: nn.Module, settings: OptimizerSpec) -> Update:
+
+def default_update(assembly: Assembly, settings: OptimizerSpec) -> Update:
     """AdamW on the local shards of a sharded model."""
     stand_ins: list[tuple[nn.Parameter, DTensor]] = []
     parameters: list[nn.Parameter] = []
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in assembly.parameters():
             if not parameter.requires_grad:
                 continue
             local = nn.Parameter(parameter.to_local()) if isinstance(parameter, DTensor) else parameter
             if isinstance(parameter, DTensor):
                 stand_ins.append((local, parameter))
             parameters.append(local)
-    return Update(model, adamw(parameters, settings), stand_ins)
+    return Update(assembly, adamw(parameters, settings), stand_ins)
 
 
 def _is_shard(value: object, parameter: Tensor) -> bool:

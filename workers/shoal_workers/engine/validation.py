@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal_workers.contract.deal import randomness_seed
-from shoal_workers.contract.messages import Assignment, Phase, ValidationReport
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.messages import Phase, ValidationReport
 from shoal_workers.engine.batches import Batches
 from shoal_workers.engine.exact_sum import sum_over_ranks
-from shoal_workers.engine.position import Position
+from shoal_workers.engine.passes import Passes, Setting
 from shoal_workers.engine.randomness import seed_everything
-from shoal_workers.engine.task import LoadedTask
-from shoal_workers.engine.user_code import UserCode
 from shoal_workers.engine.validation_slices import validation_slices
 
 _STREAM = 0x56414C49
@@ -35,43 +31,41 @@ class Validation:
 
     def __init__(
         self,
-        spec: JobSpec,
-        assignment: Assignment,
-        task: LoadedTask,
-        model: nn.Module,
+        setting: Setting,
+        passes: Passes,
         batches: Batches,
-        position: Position,
-        check: Callable[[], None],
+        generation: int,
     ) -> None:
+        spec, layout = setting.spec, setting.layout
+        self._setting = setting
         self._spec = spec
-        self._generation = assignment.generation
-        self._task = task
-        self._model = model
+        self._generation = generation
+        self._passes = passes
         self._batches = batches
-        self._position = position
-        self._check = check
-        self._user_code = UserCode(lambda: position.phase)
         self._num_samples = min(spec.validation.samples, batches.num_samples)
         self._slices = validation_slices(
-            self._num_samples, spec.batch.micro_size, assignment.rank, assignment.world_size
+            self._num_samples, spec.batch.micro_size, layout.data_rank(setting.meshes.rank), layout.num_data_ranks
         )
 
     def run(self, step: int, device: torch.device) -> ValidationReport:
         """All ranks; the report is the same on each."""
-        self._position.enter(Phase.VALIDATING)
-        self._model.eval()
+        self._setting.position.enter(Phase.VALIDATING)
+        parts = self._setting.assembly.parts
+        for part in parts:
+            part.eval()
         sums = [torch.zeros((), dtype=torch.float64, device=device)]
-        with torch.no_grad():
-            for samples, weight in self._slices:
-                self._check()
-                with self._user_code:
-                    seed_everything(randomness_seed(self._spec.seed ^ _STREAM, 0, samples.start))
-                    loss = self._task.loss(self._model, self._batches.of(list(samples)))
-                if weight:
-                    sums.append(loss.detach().double().reshape(()) * weight)
-        self._model.train()
+        for samples, weight in self._slices:
+            self._setting.check()
+            seed_everything(randomness_seed(self._spec.seed ^ _STREAM, 0, samples.start))
+            with self._setting.user_code:
+                batch = self._batches.of(list(samples))
+            loss = self._passes.forward_only(batch)
+            if weight:
+                sums.append(loss.double() * weight)
+        for part in parts:
+            part.train()
         loss_value = self._over_ranks(torch.stack(sums)) / self._num_samples
-        per_byte = self._task.bytes_per_token
+        per_byte = self._setting.task.bytes_per_token
         return ValidationReport(
             generation=self._generation,
             step=step,

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.spec import OptimizerSpec, Precision
+from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.fast_build import build_for_restore
 from shoal_workers.engine.mesh import build_mesh
 from shoal_workers.engine.sharding import shard_model
@@ -32,10 +33,10 @@ def warm_up(store: Store, device: torch.device) -> None:
             backend, store=PrefixStore("warm-up", store), rank=0, world_size=1, timeout=timedelta(seconds=_TIMEOUT_S)
         )
         try:
-            mesh = build_mesh(fully_sharded(1), device.type, _TIMEOUT_S)
+            meshes = build_mesh(fully_sharded(1), device.type, _TIMEOUT_S, 0)
             model = build_for_restore(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).to(device))
-            shard_model(model, mesh, Precision.FP32, list(model.children()))
-            update = default_update(model, OptimizerSpec())
+            shard_model(model, meshes, Precision.FP32, list(model.children()))
+            update = default_update(Assembly(fully_sharded(1), (model,)), OptimizerSpec())
             torch.autograd.backward(model(torch.ones(2, 8, device=device)).square().mean())
             update.step(1.0)
         finally:

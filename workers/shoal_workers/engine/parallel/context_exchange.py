@@ -49,7 +49,7 @@ class _AllGather(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, mesh: DeviceMesh) -> Tensor:
         ctx.mesh = mesh
         whole = part.new_empty((mesh.size(), *part.shape))
-        dist.all_gather_single(whole, part.contiguous(), mesh.get_group())
+        dist.all_gather_single(whole.flatten(0, 1), part.contiguous(), mesh.get_group())  # gloo wants them in a row
         return whole
 
     @staticmethod

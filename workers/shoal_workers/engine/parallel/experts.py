@@ -68,7 +68,7 @@ def apply_experts(
         _cut_parameters(name, module, ep, cut)
         merge = getattr(owner, "merge", None)
         if cut is not None and isinstance(merge, nn.Module):
-            _replace(merge, lambda terms, tp=cut: sum_in_parts(terms, 1, tp))
+            _replace(merge, lambda routed, tp=cut: sum_in_parts(routed, 1, tp))
             terms += _whole_parameters(model, plan, owner, module)
             for router in (part for part in owner.modules() if hasattr(part, "num_copies")):
                 router.num_copies = cut.size()  # type: ignore[assignment]

@@ -10,6 +10,7 @@ of such a block would run the original's forward: copy first. Called when a mode
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,8 @@ def apply_recompute(model: nn.Module, plan: ParallelPlan, mode: Recompute) -> No
 
     FULL: Chen et al. 2016. SELECTIVE: after Korthikanti et al. 2022, who recompute what costs much memory and little
     arithmetic. Randomness is replayed, so dropout drops the same elements again. The forward pass of a block must do
-    the same when run twice, except for what it leaves out if `is_recomputing()`.
+    the same when run twice, except for what it leaves out if `is_recomputing()`. Under zero-bubble
+    schedules a block is recomputed for the gradient of its input and again for that of each weight: right, but slow.
 
     Raises:
         ValueError: plan.blocks names no modules.
@@ -63,8 +65,7 @@ def apply_recompute(model: nn.Module, plan: ParallelPlan, mode: Recompute) -> No
         case Recompute.FULL:
             run = functools.partial(checkpoint, use_reentrant=False)
         case Recompute.SELECTIVE:
-            contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
-            run = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
+            run = functools.partial(checkpoint, use_reentrant=False, context_fn=_selective_contexts)
     for block in _blocks(model, plan, f"recompute: {mode}"):
         block.forward = _recomputed(block.forward, run)
 
@@ -96,6 +97,20 @@ def _recomputed(forward: Callable[..., Any], run: Callable[..., Any]) -> Callabl
         return run(forward, *arguments, **named)
 
     return recomputed
+
+
+class _WrittenOnce(dict[int, Any]):
+    """Keeps what it was given first. torch strikes out what has been used once, but a zero-bubble schedule cuts the
+    backward pass of a block into one for its input and some for its weights, and each recomputes."""
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self.setdefault(index, value)
+
+
+def _selective_contexts() -> tuple[Any, Any]:
+    forward, backward = create_selective_checkpoint_contexts(_policy)
+    forward.storage = backward.storage = defaultdict(_WrittenOnce)
+    return forward, backward
 
 
 def _policy(context: SelectiveCheckpointContext, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -1,0 +1,90 @@
+"""From a whole model to what one rank has of it under a layout: one function per axis, in this order.
+
+    1 pipeline     the rank's stages                    stages.py
+    2 tensor       layers over tp                       tensor.py
+    3 experts      whole experts over ep                experts.py
+    4 context      attention over cp                    context.py
+    5 recompute    blocks' forwards run twice           recompute.py
+    6 compile      blocks' forwards as one graph        recompute.py
+    7 data         parameters over the shards           sharding.py
+
+The model knows nothing of it: everything is applied from outside, by the names of its ParallelPlan. Needs no
+communication, since every rank has built the same weights. A task without a plan has the data axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from shoal_workers.contract.layout import Recompute
+from shoal_workers.contract.pipeline_feed import num_stages
+from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.assembly import Assembly
+from shoal_workers.engine.mesh import Meshes
+from shoal_workers.engine.parallel.context import apply_context
+from shoal_workers.engine.parallel.experts import apply_experts
+from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.recompute import apply_recompute
+from shoal_workers.engine.parallel.stages import Stage, split_into_stages
+from shoal_workers.engine.parallel.tensor import apply_tensor
+from shoal_workers.engine.sharding import shard_model
+
+
+def assemble(
+    model: nn.Module,
+    spec: JobSpec,
+    plan: ParallelPlan | None,
+    meshes: Meshes,
+    shard_units: Callable[[nn.Module], Sequence[nn.Module]],
+) -> Assembly:
+    """Consumes `model`."""
+    layout = meshes.layout
+    plan = plan or ParallelPlan()
+    units = set(shard_units(model))
+    stages = [Stage(0, model)]
+    if layout.pp > 1:
+        stages = split_into_stages(model, plan, layout, layout.pipeline_rank(meshes.rank))
+    partial: list[nn.Parameter] = []
+    for stage in stages:
+        partial += _apply(stage.module, plan, meshes)
+    owners = _owners(stages, partial)
+    for stage in stages:
+        experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
+        inside = [module for module in stage.module.modules() if module in units]
+        shard_model(stage.module, meshes, spec.precision, inside, experts if layout.ep > 1 else ())
+    return Assembly(
+        layout=layout,
+        parts=tuple(stage.module for stage in stages),
+        stages=tuple(stage.index for stage in stages),
+        num_stages=num_stages(layout) if layout.pp > 1 else 1,
+        tied=plan.tied,
+        partial=owners,
+    )
+
+
+def _apply(module: nn.Module, plan: ParallelPlan, meshes: Meshes) -> list[nn.Parameter]:
+    """Everything but the data axis. Returns the parameters with a term of their gradient on each tp rank."""
+    layout = meshes.layout
+    partial = apply_tensor(module, plan, meshes.tp) if meshes.tp is not None else []
+    if meshes.ep is not None or meshes.tp is not None:
+        partial += apply_experts(module, plan, meshes.ep, meshes.tp, meshes.cp)
+    if meshes.cp is not None:
+        apply_context(module, plan, meshes.cp, layout.context)
+    if layout.recompute is not Recompute.NONE:
+        apply_recompute(module, plan, layout.recompute)
+    return partial
+
+
+def _owners(stages: Sequence[Stage], parameters: Sequence[nn.Parameter]) -> tuple[tuple[nn.Module, str], ...]:
+    """Where parameters are to be found once FSDP has put others in their place."""
+    wanted = {id(parameter) for parameter in parameters}
+    return tuple(
+        (module, name)
+        for stage in stages
+        for module in stage.module.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if id(parameter) in wanted
+    )

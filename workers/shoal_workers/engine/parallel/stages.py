@@ -1,0 +1,96 @@
+"""The pipeline axis: cuts a model into stages, each of which is the model with pass-throughs for what others have.
+
+    model             embedding  block 0  block 1  block 2  block 3  norm  head
+    stage 0 of 2      embedding  block 0  block 1     .        .       .     .
+    stage 1 of 2          .         .        .     block 2  block 3  norm  head       . hands its first input on
+
+So the model's own forward runs in every stage, and names of parameters are those of the whole model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.plan import ParallelPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    index: int
+    module: nn.Module
+
+
+class PassThrough(nn.Module):
+    """Stands where another stage has a module."""
+
+    def forward(self, first: Any, *_: Any, **__: Any) -> Any:
+        return first
+
+
+def split_into_stages(model: nn.Module, plan: ParallelPlan, layout: Layout, pipeline_rank: int) -> list[Stage]:
+    """The stages of one pipeline rank, in order. `model` must not be used afterwards: the stages share its modules."""
+    sizes = stage_sizes(layout, plan.num_blocks)
+    stages = []
+    for index in stages_of(layout, pipeline_rank, len(sizes)):
+        first = sum(sizes[:index])
+        dropped = {f"{plan.blocks}.{n}" for n in range(plan.num_blocks) if not first <= n < first + sizes[index]}
+        if index > 0:
+            dropped.update(plan.first)
+        if index < len(sizes) - 1:
+            dropped.update(plan.last)
+        stages.append(Stage(index, _without(model, dropped, "")))
+    _untie(stages, plan, len(sizes))
+    return stages
+
+
+def stage_sizes(layout: Layout, num_blocks: int) -> tuple[int, ...]:
+    """Blocks of each stage; cut evenly, the first ones longer, where the layout does not say."""
+    base, extra = divmod(num_blocks, layout.pp)
+    return layout.stages or tuple(base + (index < extra) for index in range(layout.pp))
+
+
+def stages_of(layout: Layout, pipeline_rank: int, num_stages: int) -> Sequence[int]:
+    """Which stages a pipeline rank has."""
+    if layout.schedule.is_v_shaped:
+        return pipeline_rank, num_stages - 1 - pipeline_rank
+    return range(pipeline_rank, num_stages, layout.pp)
+
+
+def owner_of(layout: Layout, stage: int, num_stages: int) -> int:
+    """The pipeline rank that has a stage."""
+    if layout.schedule.is_v_shaped:
+        return min(stage, num_stages - 1 - stage)
+    return stage % layout.pp
+
+
+def _untie(stages: list[Stage], plan: ParallelPlan, num_stages: int) -> None:
+    """A rank with both ends of the pipeline has tied weights twice: each stage gathers and frees its own."""
+    if {0, num_stages - 1} <= {stage.index for stage in stages} and num_stages > 1:
+        for alias in plan.tied:
+            module_name, _, name = alias.rpartition(".")
+            module = stages[-1].module.get_submodule(module_name)
+            weight = getattr(module, name)
+            setattr(module, name, nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
+
+
+def _without(module: nn.Module, dropped: Collection[str], prefix: str) -> nn.Module:
+    """`module` itself if nothing below it is dropped, else a copy of it that has other children."""
+    if not any(name.startswith(prefix) for name in dropped):
+        return module
+    clone = copy.copy(module)
+    for key, value in vars(clone).items():  # hooks, parameters and children are kept in dicts
+        if isinstance(value, dict):
+            vars(clone)[key] = copy.copy(value)
+    for name, child in module._modules.items():
+        full_name = prefix + name
+        if full_name in dropped:
+            clone._modules[name] = PassThrough()
+        elif child is not None:
+            clone._modules[name] = _without(child, dropped, f"{full_name}.")
+    return clone

@@ -1,0 +1,204 @@
+"""The tensor axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al. 2022) if the plan has any.
+
+    residual stream     (B, T / tp, D) on each rank: norms and additions work on a part of the sequence
+    gather              the whole sequence goes into attention and feed-forward, whose gradients are summed
+    column, row         heads and hidden width are split; a row layer's sum is cut along the sequence again
+    embedding, head     the vocabulary is split; the logits become a DTensor, for torch's `loss_parallel`
+
+Without `gather` and `sequence` in the plan, activations between the split layers are whole on every rank.
+
+Parameters that are split become DTensors over the axis, so that FSDP2 and checkpoints know what they are; forward
+passes compute on their local parts. Every rank has built the same weights, so cutting takes no communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from shoal_workers.contract.plan import ParallelPlan, TensorStyle
+from shoal_workers.engine.parallel.exchange import (
+    copy,
+    gather_same,
+    gather_sum,
+    own_part,
+    sum_scatter,
+    total,
+)
+from shoal_workers.engine.parallel.names import matching
+from shoal_workers.engine.parallel.stages import PassThrough
+
+_SEQUENCE_DIM = 1
+
+
+def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list[nn.Parameter]:
+    """Cut the modules that `plan.tensor` names over the 1-D `mesh`, in place.
+
+    Returns:
+        Parameters that are whole on every rank but have seen only a part of the sequence: their gradients have to be
+        summed over `mesh` before they are used.
+    """
+    cutter = _Cutter(mesh, is_sequential=cuts_sequence(plan))
+    partial: list[nn.Parameter] = []
+    for pattern, style in plan.tensor.items():
+        for _, module in matching(model, pattern):
+            if isinstance(module, PassThrough):  # another pipeline stage has it
+                continue
+            match style:
+                case TensorStyle.COLUMN:
+                    cutter.column(_checked(module, nn.Linear, pattern, style))
+                case TensorStyle.ROW:
+                    cutter.row(_checked(module, nn.Linear, pattern, style))
+                case TensorStyle.EMBEDDING:
+                    cutter.embedding(_checked(module, nn.Embedding, pattern, style))
+                case TensorStyle.HEAD:
+                    cutter.head(_checked(module, nn.Linear, pattern, style))
+                case TensorStyle.GATHER:
+                    cutter.gather(module)
+                case TensorStyle.WHOLE:
+                    cutter.whole(module)
+                case TensorStyle.SEQUENCE:
+                    partial += module.parameters()
+    return partial
+
+
+def cuts_sequence(plan: ParallelPlan) -> bool:
+    """Whether ranks hold parts of the sequence between the split layers."""
+    return not {TensorStyle.SEQUENCE, TensorStyle.GATHER}.isdisjoint(plan.tensor.values())
+
+
+def splits_vocabulary(plan: ParallelPlan) -> bool:
+    """Whether the logits come as a DTensor, so that the loss needs torch's `loss_parallel`."""
+    return TensorStyle.HEAD in plan.tensor.values()
+
+
+class _Cutter:
+    """Cuts single modules over one group."""
+
+    def __init__(self, mesh: DeviceMesh, *, is_sequential: bool) -> None:
+        self._mesh = mesh
+        self._group = mesh.get_group()
+        self._is_sequential = is_sequential
+        self._cut: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+        """By id of the whole parameter, which is kept so that no other takes its id: tied weights stay one."""
+
+    def column(self, module: nn.Linear) -> None:
+        self._split(module, "weight", 0)
+        self._split(module, "bias", 0)
+
+        def forward(x: Tensor) -> Tensor:
+            return F.linear(self._shared(x), local(module.weight), _local_or_none(module.bias))
+
+        _replace(module, forward)
+
+    def row(self, module: nn.Linear) -> None:
+        self._split(module, "weight", 1)
+
+        def forward(x: Tensor) -> Tensor:
+            summed = self._joined(F.linear(x, local(module.weight)))
+            return summed if module.bias is None else summed + module.bias
+
+        _replace(module, forward)
+
+    def embedding(self, module: nn.Embedding) -> None:
+        chunk = -(-module.num_embeddings // self._group.size())
+        first = chunk * self._group.rank()
+        self._split(module, "weight", 0)
+
+        def forward(tokens: Tensor) -> Tensor:
+            rows = local(module.weight)
+            index = tokens - first
+            is_here = (index >= 0) & (index < rows.shape[0])
+            found = F.embedding(index.where(is_here, 0), rows) * is_here.unsqueeze(-1)
+            return self._joined(found)
+
+        _replace(module, forward)
+
+    def head(self, module: nn.Linear) -> None:
+        self._split(module, "weight", 0)
+        self._split(module, "bias", 0)
+        num_outputs = module.out_features
+
+        def forward(x: Tensor) -> Tensor:
+            whole = gather_sum(x, _SEQUENCE_DIM, self._group) if self._is_sequential else copy(x, self._group)
+            logits = F.linear(whole, local(module.weight), _local_or_none(module.bias))
+            shape = torch.Size((*logits.shape[:-1], num_outputs))
+            return DTensor.from_local(
+                logits, self._mesh, (Shard(-1),), run_check=False, shape=shape, stride=_strides(shape)
+            )
+
+        _replace(module, forward)
+
+    def gather(self, module: nn.Module) -> None:
+        """Whole in, and what comes out has been cut by the row layer in it."""
+        module.register_forward_pre_hook(
+            lambda _, inputs: (gather_sum(inputs[0], _SEQUENCE_DIM, self._group), *inputs[1:])
+        )
+
+    def whole(self, module: nn.Module) -> None:
+        """Every rank computes all of it, on the whole sequence."""
+        module.register_forward_pre_hook(
+            lambda _, inputs: (gather_same(inputs[0], _SEQUENCE_DIM, self._group), *inputs[1:])
+        )
+        module.register_forward_hook(lambda _module, _inputs, output: own_part(output, _SEQUENCE_DIM, self._group))
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """Input of a column layer; the enclosing gather sums its gradient, where there is one."""
+        return x if self._is_sequential else copy(x, self._group)
+
+    def _joined(self, partial: Tensor) -> Tensor:
+        return sum_scatter(partial, _SEQUENCE_DIM, self._group) if self._is_sequential else total(partial, self._group)
+
+    def _split(self, module: nn.Module, name: str, dim: int) -> None:
+        parameter = getattr(module, name)
+        if parameter is None:
+            return
+        if id(parameter) not in self._cut:
+            self._cut[id(parameter)] = parameter, cut(parameter, self._mesh, dim)
+        setattr(module, name, self._cut[id(parameter)][1])
+
+
+def cut(parameter: nn.Parameter, mesh: DeviceMesh, dim: int) -> nn.Parameter:
+    """This rank's part of a parameter that is the same on every rank, as a DTensor over the 1-D `mesh`."""
+    with torch.no_grad():
+        chunks = parameter.chunk(mesh.size(), dim)
+        rank = mesh.get_local_rank()
+        if rank < len(chunks):
+            part = chunks[rank].clone(memory_format=torch.contiguous_format)
+        else:  # fewer rows than ranks
+            part = parameter.narrow(dim, 0, 0).clone()
+        shard = DTensor.from_local(
+            part, mesh, (Shard(dim),), run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+    return nn.Parameter(shard, requires_grad=parameter.requires_grad)
+
+
+def local(parameter: Tensor) -> Tensor:
+    """The local part, through which gradients flow."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _local_or_none(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else local(parameter)
+
+
+def _replace(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+    module.forward = forward  # type: ignore[method-assign]
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _checked(module: nn.Module, kind: type[nn.Module], pattern: str, style: TensorStyle) -> nn.Module:
+    if not isinstance(module, kind):
+        raise TypeError(
+            f"plan.tensor gives {pattern!r} the style {style!r}, which is for {kind.__name__}; "
+            f"it is a {type(module).__name__}."
+        )
+    return module
