@@ -23,6 +23,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_service.embedded_cluster import EmbeddedCluster
 from shoal_service.metrics import build_registry
+from shoal_service.profile_store import load_profiles
 from shoal_service.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.request_metrics import RequestMetrics
 from shoal_service.settings import Settings
@@ -63,7 +64,12 @@ async def _serve(settings: Settings) -> None:
     requests = RequestMetrics()
     registry = build_registry(store, owner=loop_config.owner, requests=requests)
     app = create_app(
-        store=store, cluster=control, registry=registry, version=version("shoal"), observe=requests.observe
+        store=store,
+        cluster=control,
+        registry=registry,
+        version=version("shoal"),
+        observe=requests.observe,
+        profiles=load_profiles(settings.state_dir),
     )
     stop = asyncio.Event()
     with _listen(settings.host, settings.port) as listener:

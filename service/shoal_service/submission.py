@@ -1,4 +1,5 @@
-"""What happens to a valid spec before the store takes it: its code is made immutable. Called by the HTTP edge.
+"""What happens to a valid spec before the store takes it: its model has to fit somewhere, and its code is made
+immutable. Called by the HTTP edge.
 
 The default of `checkpoint.url` is not filled in here: it holds the job's id, which does not exist yet.
 """
@@ -6,6 +7,7 @@ The default of `checkpoint.url` is not filled in here: it holds the job's id, wh
 from __future__ import annotations
 
 from shoal_service.code_archive import CodeArchiveError, pack
+from shoal_service.core.planner import refusal
 from shoal_service.store import Store
 from shoal_service.views import JobView
 from shoal_workers.contract.spec import JobSpec
@@ -31,9 +33,12 @@ def submit(store: Store, spec: JobSpec, idempotency_key: str | None, now: float)
     A `code.working_dir` without an archive is a directory of this machine: it is packed and stored now.
 
     Raises:
-        SpecError: the directory cannot be packed.
+        SpecError: the directory cannot be packed, or the model is too large for every layout.
         CodeUnknown, IdempotencyConflict
     """
+    too_large = refusal(spec)
+    if too_large:
+        raise SpecError((SpecProblem(path="model", message=too_large),))
     code = spec.code
     if code.archive is not None:
         if not store.has_code(code.archive):

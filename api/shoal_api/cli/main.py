@@ -6,7 +6,19 @@ from collections.abc import Callable
 
 import typer
 
-from shoal_api.cli.commands import check, control, goodput, incidents, inspect, nodes, parity, serve, specs, submit
+from shoal_api.cli.commands import (
+    check,
+    control,
+    goodput,
+    incidents,
+    inspect,
+    nodes,
+    parity,
+    plan,
+    serve,
+    specs,
+    submit,
+)
 
 _HELP = """Elastic training on Ray: jobs survive dead workers and finish with the undisturbed run's model.
 
@@ -20,7 +32,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         control.scale, control.pause, control.resume, control.cancel,
         inspect.workers, incidents.incidents, goodput.goodput, parity.parity, inspect.checkpoints,
     ),
-    _SPECS: (specs.validate, specs.schema),
+    _SPECS: (specs.validate, plan.plan, plan.profile, specs.schema),
     "Server": (serve.serve, inspect.cluster, nodes.nodes, nodes.drain, check.demo, check.doctor, check.version),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -49,6 +49,9 @@ from shoal_service.views import (
 )
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
+
+if TYPE_CHECKING:
+    from shoal_service.planning_request import PlanAnswer
 
 M = TypeVar("M", bound=BaseModel)
 DEFAULT_URL = "http://127.0.0.1:8470"
@@ -101,6 +104,27 @@ class Client:
         body = json.dumps(_document_of(spec)[0]).encode()
         response = self._transport.send("POST", "/v1/specs/validate", headers=_JSON, content=body)
         return SpecCheck.model_validate_json(response.content)
+
+    def plan(
+        self,
+        spec: JobSpec | Mapping[str, Any] | str | Path,
+        *,
+        workers: int | None = None,
+        gpus: int | None = None,
+        gpu: str | None = None,
+        top: int = 10,
+    ) -> PlanAnswer:
+        """What the planner makes of a spec with so many workers, or so many GPUs of a kind; nothing is submitted.
+
+        Raises:
+            InvalidSpec: everything that is wrong with it.
+        """
+        from shoal_service.planning_request import PlanAnswer, PlanRequest  # loads numpy, which no other verb needs
+
+        asked = PlanRequest(spec=_document_of(spec)[0], workers=workers, gpus=gpus, gpu=gpu, top=top)
+        body = asked.model_dump_json().encode()
+        response = self._transport.send("POST", "/v1/plans", headers=_JSON, content=body)
+        return PlanAnswer.model_validate_json(response.content)
 
     def jobs(self, *, state: Collection[JobState] = (), limit: int | None = None) -> Iterator[JobSummary]:
         """Jobs, newest first, page by page; at most `limit`."""

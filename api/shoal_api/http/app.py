@@ -6,18 +6,20 @@ application of its own. Serve it with `serving.make_server`, so that open stream
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from shoal_api.http import code, histories, jobs, nodes, operations, pages, problems
+from shoal_api.http import code, histories, jobs, nodes, operations, pages, plans, problems
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.edge import Edge, RequestObserver
 from shoal_api.http.openapi import build_openapi
 from shoal_api.http.streams import DEFAULT_PACE, Pace
+from shoal_service.core.planner import HardwareProfile
+from shoal_service.core.planner.gpus import PROFILES
 from shoal_service.store import Store
 
 _DESCRIPTION = (
@@ -34,11 +36,12 @@ def create_app(
     version: str,
     observe: RequestObserver = lambda method, route, status, seconds: None,
     pace: Pace = DEFAULT_PACE,
+    profiles: Mapping[str, HardwareProfile] = PROFILES,
 ) -> FastAPI:
-    """One application. `observe` is told of every finished request.
+    """One application. `observe` is told of every finished request; `profiles` are what the planner knows of hardware.
 
     `app.state.changes.close()` ends all streams; `make_server` calls it when the server is told to stop."""
-    context = Context(store=store, cluster=cluster, registry=registry, version=version, pace=pace)
+    context = Context(store=store, cluster=cluster, registry=registry, version=version, pace=pace, profiles=profiles)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -63,6 +66,7 @@ def create_app(
         jobs.routes(context),
         histories.routes(context),
         code.routes(context),
+        plans.routes(context),
         nodes.routes(context),
         operations.routes(context),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
+from shoal_service.core.planner import HardwareProfile
+from shoal_service.core.planner.gpus import PROFILES
 from shoal_service.store import Store
 from shoal_service.views import ClusterView
 
@@ -37,6 +39,8 @@ class Context:
     registry: CollectorRegistry
     version: str
     pace: Pace = DEFAULT_PACE
+    profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)
+    """What the planner knows of hardware, by name."""
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
 

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
+from shoal_service.planning_request import PlanRequest
 from shoal_service.views import DrainRequest, JobPatch
 from shoal_workers.contract.spec import JobSpec
 
@@ -38,7 +39,8 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
         schemas.pop("HTTPValidationError", None)
         schemas.pop("ValidationError", None)
         _, extra = models_json_schema(
-            [(model, "validation") for model in (Problem, JobSpec, JobPatch, DrainRequest)], ref_template=_REF
+            [(model, "validation") for model in (Problem, JobSpec, JobPatch, DrainRequest, PlanRequest)],
+            ref_template=_REF,
         )
         for name, schema in extra["$defs"].items():
             schemas.setdefault(name, schema)

@@ -18,6 +18,6 @@ from __future__ import annotations
 from shoal_service.core.planner.planning import plan, plans
 from shoal_service.core.planner.prediction import Prediction, Ranking
 from shoal_service.core.planner.profile import HardwareProfile
-from shoal_service.core.planner.report import NothingToPredict, rank
+from shoal_service.core.planner.report import rank, refusal
 
-__all__ = ["HardwareProfile", "NothingToPredict", "Prediction", "Ranking", "plan", "plans", "rank"]
+__all__ = ["HardwareProfile", "Prediction", "Ranking", "plan", "plans", "rank", "refusal"]

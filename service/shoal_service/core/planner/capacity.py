@@ -11,29 +11,24 @@ from shoal_service.core.planner.ranking import Field, Task, field
 _MOST_RANKS = 65_536
 
 
-class TooLarge(ValueError):
-    """No layout of the world fits into memory."""
-
-    code = "model_too_large"
-
-
 def too_large(task: Task, world_size: int, tried: Field) -> str:
     """A sentence with the least that any layout needs, what it is for, and the ways out: more ranks, or a technique."""
-    ranks = "GPUs" if task.profile.kind is DeviceKind.GPU else "workers"
+    is_gpu = task.profile.kind is DeviceKind.GPU
     usable = task.profile.usable_bytes / GIB
     least = tried.least_memory()
     have = task.profile.memory_bytes / GIB
-    ways = [
-        way
-        for way in (_more_ranks(task, world_size, ranks), _smaller_batch(task, world_size), _offload(task, world_size))
-        if way
-    ]
+    ways = (_more_ranks(task, world_size, is_gpu), _smaller_batch(task, world_size), _offload(task, world_size))
+    ways = tuple(way for way in ways if way)
     return (
-        f"{task.shape.params / 1e9:,.1f} B parameters do not fit on {world_size} {ranks} of {have:,.0f} GiB, of which "
+        f"{task.shape.params / 1e9:,.1f} B parameters do not fit on {_ranks(world_size, is_gpu)} of {have:,.3g} GiB, of which "
         f"{usable:,.1f} GiB may be planned for: of {len(tried):,} layouts {least.name} ({least.layout.shard}, "
         f"recompute {least.layout.recompute}) needs least, {least.memory_bytes / GIB:,.1f} GiB: {_parts(least)}. "
         + (f"What would fit: {'; or '.join(ways)}." if ways else "Nothing that the planner knows would fit.")
     )
+
+
+def _ranks(count: int, is_gpu: bool) -> str:
+    return f"{count:,} {'GPU' if is_gpu else 'worker'}{'s' if count > 1 else ''}"
 
 
 def _parts(prediction: Prediction) -> str:
@@ -41,7 +36,7 @@ def _parts(prediction: Prediction) -> str:
     return ", ".join(f"{part} {size / GIB:,.1f}" for part, size in largest if size)
 
 
-def _more_ranks(task: Task, world_size: int, ranks: str) -> str:
+def _more_ranks(task: Task, world_size: int, is_gpu: bool) -> str:
     if task.fixed is not None and task.fixed.dp_shard != "auto":
         return ""
     world, step = world_size, 1
@@ -50,7 +45,7 @@ def _more_ranks(task: Task, world_size: int, ranks: str) -> str:
         world = (2 * world) // step * step
         found = field(task, [world])
         if len(found) and found.num_fitting:
-            return f"{world} {ranks} ({found.best(1)[0].name})"
+            return f"{_ranks(world, is_gpu)} ({found.best(1)[0].name})"
     return ""
 
 

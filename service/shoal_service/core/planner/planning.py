@@ -38,7 +38,7 @@ _CLEARLY_FASTER = 0.95
 def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None) -> tuple[Layout, str]:
     """The layout for `world_size` shards, of which it may leave some idle, and why. Remembers its latest answers.
 
-    `profile`: of the nodes; default: h100 for workers with a GPU, else one core each.
+    `profile`: of the nodes; default: h100 for workers with a GPU, else cores of a CPU.
     """
     assert world_size >= 1
     profile = profile_for(spec, profile)
@@ -53,12 +53,20 @@ def plans(
 
 
 def profile_for(spec: JobSpec, profile: HardwareProfile | None = None) -> HardwareProfile:
-    """What the job's workers are taken to run on; `worker.memory_gib` bounds those without a GPU."""
+    """What the job's workers are taken to run on; those without a GPU have `worker.cpus` cores and may have
+    `worker.memory_gib`."""
     if profile is None:
         profile = PROFILES[DEFAULT_GPU] if spec.worker.gpus else CPU
-    if profile.kind is DeviceKind.CPU and spec.worker.memory_gib > 0:
-        profile = profile.model_copy(update={"memory_bytes": max(1, round(spec.worker.memory_gib * GIB))})
-    return profile
+    if profile.kind is not DeviceKind.CPU:
+        return profile
+    threads = max(1, int(spec.worker.cpus))
+    updates: dict[str, object] = {
+        "peak_flops": {precision: threads * rate for precision, rate in profile.peak_flops.items()},
+        "processors_per_node": -(-profile.processors_per_node // threads),
+    }
+    if spec.worker.memory_gib > 0:
+        updates["memory_bytes"] = max(1, round(spec.worker.memory_gib * GIB))
+    return profile.model_copy(update=updates)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from shoal_service.core.planner.memory import BytesPart
 from shoal_service.core.planner.step_time import SecondsPart
 from shoal_workers.contract.base import Frozen
@@ -48,11 +46,15 @@ class Ranking(Frozen):
     profile: str
     usable_bytes: int
     """Memory of one rank that may be planned for."""
-    num_layouts: int
+    num_params: int = 0
+    """Of the model; 0: unknown."""
+    num_active_params: int = 0
+    """Of which a token uses so many."""
+    num_layouts: int = 0
     """Legal ones."""
-    num_fitting: int
+    num_fitting: int = 0
     """Of which fit into memory."""
-    predictions: tuple[Prediction, ...] = Field(default=())
+    predictions: tuple[Prediction, ...] = ()
     """The best choice of schedule, shard level ... for each product of degrees."""
-    too_large: str = ""
-    """What would fit, where nothing does."""
+    note: str = ""
+    """Why there is nothing, or what would fit where nothing does."""

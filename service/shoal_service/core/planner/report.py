@@ -1,50 +1,70 @@
-"""rank(...): the table of `shoal plan` and POST /v1/plans. Pure."""
+"""rank(...): the table of `shoal plan` and POST /v1/plans; refusal(...): what no machine could hold. Pure."""
 
 from __future__ import annotations
 
 from shoal_service.core.planner.capacity import too_large
+from shoal_service.core.planner.gpus import PROFILES
 from shoal_service.core.planner.planning import profile_for
 from shoal_service.core.planner.prediction import Ranking
-from shoal_service.core.planner.preferences import Preference
-from shoal_service.core.planner.profile import HardwareProfile
-from shoal_service.core.planner.ranking import Task, field
+from shoal_service.core.planner.profile import DeviceKind, HardwareProfile
+from shoal_service.core.planner.ranking import Field, Task, field
 from shoal_service.core.planner.shape import shape_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
-
-
-class NothingToPredict(ValueError):
-    """The sizes of the model are unknown, or the world has no legal layout."""
-
-    code = "nothing_to_predict"
 
 
 def rank(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None, top: int = 10) -> Ranking:
     """The `top` best products of degrees of exactly `world_size` ranks, each with its best other choices.
 
-    Raises:
-        NothingToPredict: a user's own task; or no legal layout, with the nearest world that has one.
+    None of a user's own task, and none where the world has no legal layout; `note` says so.
     """
     profile = profile_for(spec, profile)
     shape = shape_of(spec)
+    empty = Ranking(world_size=world_size, profile=profile.name, usable_bytes=int(profile.usable_bytes))
     if shape is None:
-        raise NothingToPredict(
-            f"task {spec.task!r} is a task of your own: the planner does not know the sizes of its model. It runs "
-            f"fully sharded ({Preference.UNKNOWN_MODEL}), or with the degrees that parallelism fixes."
+        return empty.model_copy(
+            update={
+                "note": f"task {spec.task!r} is a task of your own: the planner does not know the sizes of its model, "
+                "and predicts nothing."
+            }
         )
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     task = Task(spec, shape, profile, fixed)
     found = field(task, [world_size], offload=fixed is not None and fixed.offload)
+    model = {"num_params": shape.params, "num_active_params": shape.active_params}
     if not len(found):
-        raise NothingToPredict(_no_layout(task, world_size))
-    return Ranking(
-        world_size=world_size,
-        profile=profile.name,
-        usable_bytes=int(profile.usable_bytes),
-        num_layouts=len(found),
-        num_fitting=found.num_fitting,
-        predictions=found.best(top),
-        too_large="" if found.num_fitting else too_large(task, world_size, found),
+        return empty.model_copy(update=model | {"note": _no_layout(task, world_size)})
+    return empty.model_copy(
+        update=model
+        | {
+            "num_layouts": len(found),
+            "num_fitting": found.num_fitting,
+            "predictions": found.best(top),
+            "note": "" if found.num_fitting else too_large(task, world_size, found),
+        }
     )
+
+
+def refusal(spec: JobSpec) -> str:
+    """Why no layout of any world that the job may have fits into memory; "": one does, or nobody knows.
+
+    Asked at submit, when the nodes are not known yet: workers with a GPU are taken to have the largest one that there
+    is, and workers without are only bounded by `worker.memory_gib`.
+    """
+    shape = shape_of(spec)
+    if shape is None or (not spec.worker.gpus and not spec.worker.memory_gib):
+        return ""
+    largest = max(PROFILES.values(), key=lambda one: (one.kind is DeviceKind.GPU, one.memory_bytes))
+    profile = profile_for(spec, largest if spec.worker.gpus else None)
+    task, world_size = Task(spec, shape, profile), spec.elasticity.max_workers
+    found = _largest_field(task, world_size)
+    if found.num_fitting or (spec.worker.gpus and field(task, [world_size], offload=True).num_fitting):
+        return ""
+    return too_large(task, world_size, found)
+
+
+def _largest_field(task: Task, world_size: int) -> Field:
+    """Of the largest world that has a layout."""
+    return next(found for world in range(world_size, 0, -1) if len(found := field(task, [world])))
 
 
 def _no_layout(task: Task, world_size: int) -> str:

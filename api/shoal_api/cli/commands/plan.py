@@ -1,0 +1,91 @@
+"""Commands that look at hardware before anybody pays for it: plan, profile. Neither needs a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.session import DEFAULT_URL, JsonFlag, SpecArgument, command
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
+]
+StateDirOption = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where measured profiles are kept, below profiles/.")
+]
+
+
+def plan(
+    spec: SpecArgument,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="So many workers as the spec has them.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="So many workers with a GPU each.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="Which: h100, h200, b200, a100-80gb, a100-40gb, l40s, mi300x, or measured."),
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, max=100, help="Layouts to show.")] = 10,
+    assignments: SetOption = None,
+    state_dir: StateDirOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what a job would run with, and cost: every legal layout's memory and step time, and why the best is best.
+
+    Nothing runs. Without --workers and --gpus: for the spec's elasticity.max_workers. Exit code 1 if nothing fits.
+    """
+    with command(DEFAULT_URL, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_api.cli.plan_page import plan_page
+        from shoal_api.cli.spec_file import load_spec
+        from shoal_service.planning_request import PlanRequest, answer
+        from shoal_service.profile_store import load_profiles
+
+        document = load_spec(spec, assignments or ())
+        if workers is not None and gpus is not None:
+            raise CliError("--workers and --gpus exclude one another", hint=f"shoal plan {spec} --gpus {gpus}")
+        if workers is None and gpus is None:
+            workers = _max_workers(document)
+        asked = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top)
+        found = answer(asked, load_profiles(_state_dir(state_dir)))
+        session.output.document(found, lambda: plan_page(found))
+        if found.ranking.num_layouts and not found.ranking.num_fitting:
+            raise typer.Exit(ExitCode.FAILED)
+
+
+def profile(
+    name: Annotated[
+        str | None, typer.Option("--name", help="What to call it; default: the GPU's name, or cpu.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, max=64, help="Largest group of processes to measure.")
+    ] = 8,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="For each rate that is measured.")] = 0.5,
+    state_dir: StateDirOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure this machine for the planner: arithmetic, memory, and links between processes. Keep it otherwise idle."""
+    with command(DEFAULT_URL, as_json) as session:
+        from shoal_service.profiling import measure_profile
+
+        from shoal_api.cli.plan_page import profile_page
+        from shoal_service.profile_store import save_profile
+
+        measured = measure_profile(name=name, max_processes=processes, seconds=seconds, say=session.output.say)
+        path = save_profile(_state_dir(state_dir), measured)
+        session.output.document(measured, lambda: profile_page(measured, str(path)))
+
+
+def _max_workers(document: dict[str, object]) -> int:
+    elasticity = document.get("elasticity")
+    given = elasticity.get("max_workers", 1) if isinstance(elasticity, dict) else 1
+    return given if isinstance(given, int) and given >= 1 else 1
+
+
+def _state_dir(given: Path | None) -> Path:
+    from shoal_service.settings import load_settings
+
+    return load_settings(**({} if given is None else {"state_dir": given})).state_dir

@@ -1,0 +1,64 @@
+"""`shoal plan`: a table, JSON, exit codes; measured profiles are used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_service.core.planner.gpus import CPU
+from shoal_service.profile_store import ProfileError, load_profiles, save_profile
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def test_a_table_for_a_thousand_gpus(offline: Any, tmp_path: Path) -> None:
+    ran = offline("plan", str(EXAMPLES / "llama-70b.yaml"), "--gpus", "1024", "--state-dir", str(tmp_path))
+    assert ran.code == 0
+    assert "1,024 ranks of h100, 70.6 B parameters, 512 micro-batches of 1 a step = 4,194,304 tokens" in ran.out
+    for word in ("layout", "GiB", "tokens/s", "MFU", "bubble", "choice: ", "tp_inside_node"):
+        assert word in ran.out
+
+
+def test_json_and_top(offline: Any, spec_file: Path, tmp_path: Path) -> None:
+    found = offline(
+        "plan", str(spec_file), "--workers", "3", "--top", "2", "--json", "--state-dir", str(tmp_path)
+    ).json()
+    assert found["choice"]["name"] == "fsdp3"
+    assert len(found["ranking"]["predictions"]) == 2
+
+
+def test_without_a_number_the_specs_own_is_taken(offline: Any, spec_file: Path, tmp_path: Path) -> None:
+    wanted = ("--set", "elasticity.max_workers=4", "--set", "elasticity.min_workers=1")
+    found = offline("plan", str(spec_file), *wanted, "--json", "--state-dir", str(tmp_path)).json()
+    assert found["ranking"]["world_size"] == 4
+
+
+def test_nothing_fits_is_an_exit_code_and_a_way_out(offline: Any, tmp_path: Path) -> None:
+    arguments = ("--gpus", "16", "--gpu", "l40s", "--state-dir", str(tmp_path))
+    ran = offline("plan", str(EXAMPLES / "llama-70b.yaml"), *arguments)
+    assert ran.code == 1
+    assert "What would fit: 64 GPUs" in " ".join(ran.out.split())
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--workers", "2", "--gpus", "2"), ("--workers", "0"), ("--gpus", "2", "--gpu", "x")]
+)
+def test_what_makes_no_sense_is_a_usage_error(offline: Any, spec_file: Path, wrong: tuple[str, ...]) -> None:
+    assert offline("plan", str(spec_file), *wrong).code == 2
+
+
+def test_a_measured_profile_is_used(offline: Any, spec_file: Path, tmp_path: Path) -> None:
+    mine = CPU.model_copy(update={"name": "this-machine", "measured": True})
+    save_profile(tmp_path, mine)
+    assert load_profiles(tmp_path)["this-machine"] == mine
+    found = offline("plan", str(spec_file), "--workers", "2", "--json", "--state-dir", str(tmp_path)).json()
+    assert found["ranking"]["profile"] == "this-machine"
+
+
+def test_a_damaged_profile_is_named(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "broken.json").write_text("{}")
+    with pytest.raises(ProfileError, match=r"broken\.json is no hardware profile"):
+        load_profiles(tmp_path)

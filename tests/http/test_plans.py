@@ -1,0 +1,67 @@
+"""POST /v1/plans, and models that are refused at submit because nothing could hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal_api.client import ApiError
+
+SPEC: dict[str, Any] = {"stop": {"steps": 1}, "data": {"corpus": "python-stdlib"}}
+
+
+def test_the_client_gets_the_table_and_the_choice(service: Any) -> None:
+    found = service.client.plan(SPEC, workers=4, top=3)
+    assert (found.name, found.num_micro_batches, found.tokens_per_step) == ("job", 8, 32 * 256)
+    assert (found.choice.name, found.choice.num_idle) == ("fsdp4", 0)
+    assert len(found.ranking.predictions) == 3
+    assert found.ranking.profile == "cpu"
+    assert found.ranking.predictions[0].reasons[0] == "8 micro-batches over 4 ranks: 2 each"
+
+
+def test_gpus_of_a_kind_whatever_the_spec_says_about_workers(service: Any) -> None:
+    found = service.client.plan({**SPEC, "elasticity": {"max_workers": 2}}, gpus=8, gpu="b200", top=1)
+    assert (found.ranking.profile, found.ranking.world_size) == ("b200", 8)
+
+
+def test_ranks_that_idle_are_told(service: Any) -> None:
+    found = service.client.plan({**SPEC, "model": {"dropout": 0.1}}, workers=11)
+    assert (found.choice.layout.world_size, found.choice.num_idle) == (8, 3)
+    assert "11 ranks have no legal layout" in found.ranking.note
+
+
+def test_a_task_of_the_users_has_a_choice_and_no_table(service: Any) -> None:
+    found = service.client.plan({"stop": {"steps": 1}, "task": "mine:Task"}, workers=3)
+    assert (found.choice.name, found.ranking.predictions, found.tokens_per_step) == ("fsdp3", (), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "exactly one of workers and gpus"),
+        ({"workers": 1, "gpus": 1}, "exactly one of workers and gpus"),
+        ({"workers": 1, "gpu": "h100"}, "needs gpus"),
+        ({"gpus": 1, "gpu": "abacus"}, "gpu 'abacus' has no profile; there are: a100-40gb,"),
+        ({"workers": 3, "spec": {**SPEC, "parallelism": {"tp": 2}}}, "needs a multiple of tp 2 = 2 workers"),
+        ({"workers": 1, "spec": {**SPEC, "seeed": 1}}, "unknown key 'seeed'"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(service: Any, change: dict[str, Any], said: str) -> None:
+    answer = service.http.post("/v1/plans", json={"spec": SPEC, **change})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-spec")
+    assert said in answer.text.replace('\\"', '"')
+
+
+@pytest.mark.parametrize("body", [[], {"spec": 3, "workers": 1}, {"spec": SPEC, "workers": 0}, {"spec": SPEC, "x": 1}])
+def test_a_body_of_another_shape_is_refused(service: Any, body: Any) -> None:
+    answer = service.http.post("/v1/plans", json=body)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
+
+
+def test_a_model_that_fits_nowhere_is_refused_at_submit_with_the_arithmetic(service: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        service.client.submit({**SPEC, "worker": {"memory_gib": 0.1}})
+    [problem] = caught.value.problem.errors
+    assert problem.path == "model"
+    assert "do not fit on 1 worker of 0.1 GiB" in problem.message

@@ -1,0 +1,86 @@
+"""Every legal layout is there, once, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_service.core.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, SCHEDULES, Limits, candidates
+from shoal_service.core.planner.shape import shape_of
+from shoal_workers.contract.feasibility import legal_degrees
+from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.legality import violations
+from shoal_workers.contract.pipeline_feed import micro_batches_fed
+from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.spec_errors import parse_spec
+
+
+def _spec(experts: int = 0, layers: int = 4, micro_batches: int = 8) -> JobSpec:
+    return parse_spec(
+        {
+            "stop": {"steps": 1},
+            "data": {"corpus": "python-stdlib"},
+            "model": {"num_experts": experts, "num_layers": layers, "num_heads": 8, "num_kv_heads": 4},
+            "batch": {"global_size": micro_batches, "micro_size": 1},
+        }
+    )
+
+
+def _all(spec: JobSpec, world: int, fixed: ParallelismSpec | None = None) -> Any:
+    shape, plan = shape_of(spec), plan_of(spec)
+    assert shape is not None
+    limits = Limits(legal_degrees(spec, plan), spec.batch.num_micro_batches, 8, fixed)
+    return candidates(shape, limits, [world])
+
+
+@given(st.integers(1, 64), st.sampled_from([0, 6, 8]), st.integers(1, 9), st.integers(1, 20))
+def test_each_is_legal_and_multiplies_to_its_world(world: int, experts: int, layers: int, micro_batches: int) -> None:
+    spec = _spec(experts, layers, micro_batches)
+    found = _all(spec, world)
+    for place in {*range(0, len(found), max(1, len(found) // 40))}:
+        layout = found.layout(place)
+        assert layout.world_size == world
+        assert violations(layout, spec, plan_of(spec)) == ()
+        assert micro_batches_fed(layout, micro_batches) == found.fed[place]
+
+
+def test_none_is_there_twice() -> None:
+    found = _all(_spec(8), 16)
+    layouts = [found.layout(place) for place in range(len(found))]
+    assert len(set(layouts)) == len(layouts) > 100
+
+
+def test_a_product_of_all_five_axes_is_there() -> None:
+    found = _all(_spec(8), 32)
+    five = (found.pp > 1) & (found.dp_replicate > 1) & (found.dp_shard > 1) & (found.cp > 1) & (found.tp > 1)
+    assert np.any(five & (found.ep > 1))
+    for values, column in ((SCHEDULES, found.schedule), (RECOMPUTES, found.recompute), (CONTEXTS, found.context)):
+        assert set(column) == set(range(len(values)))
+    assert set(found.level) == set(range(len(LEVELS)))
+
+
+def test_what_means_nothing_is_not_varied() -> None:
+    found = _all(_spec(), 4)
+    assert set(found.schedule[found.pp == 1]) == {SCHEDULES.index(Schedule.ONE_F_ONE_B)}
+    assert set(found.context[found.cp == 1]) == {CONTEXTS.index(ContextMethod.ALL_GATHER)}
+    assert set(found.level[(found.shards == 1) | (found.pp > 1)]) == {LEVELS.index(ShardLevel.OPTIMIZER)}
+
+
+def test_fixed_choices_are_kept() -> None:
+    fixed = ParallelismSpec(
+        pp=2, tp=2, schedule=Schedule.GPIPE, shard=ShardLevel.FULL, recompute=Recompute.FULL,
+        context=ContextMethod.ULYSSES,
+    )  # fmt: skip
+    found = _all(_spec(), 8, fixed)
+    assert len(found) == 1
+    layout = found.layout(0)
+    assert (layout.pp, layout.tp, layout.dp_shard, layout.dp_replicate) == (2, 2, 2, 1)
+    assert (layout.schedule, layout.shard, layout.recompute) == (Schedule.GPIPE, ShardLevel.FULL, Recompute.FULL)
+
+
+def test_a_world_that_the_fixed_degrees_do_not_fit_has_none() -> None:
+    assert len(_all(_spec(), 6, ParallelismSpec(tp=4))) == 0

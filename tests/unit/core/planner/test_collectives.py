@@ -1,0 +1,49 @@
+"""Seconds of collectives inside and between nodes of 4, by hand: 10 GB/s inside, 1 GB/s and 1 ms between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal_service.core.planner.collectives import group, send_s
+from shoal_service.core.planner.profile import Link
+
+
+def _group(profile: Any, size: int, stride: int) -> Any:
+    return group(profile, np.array([size]), np.array([stride]))
+
+
+def test_a_group_of_one_takes_no_time(round_numbers: Any) -> None:
+    alone = _group(round_numbers, 1, 8)
+    assert alone.gather_s(np.array([1e9])) == alone.exchange_s(np.array([1e9])) == alone.reduce_s(np.array([1e9])) == 0
+
+
+def test_inside_a_node(round_numbers: Any) -> None:
+    inside = _group(round_numbers, 4, 1)
+    assert inside.gather_s(np.array([1e9])) == pytest.approx(0.75 * 0.1)
+    assert inside.reduce_s(np.array([1e9])) == pytest.approx(1.5 * 0.1)
+    assert inside.exchange_s(np.array([1e9])) == pytest.approx(0.75 * 0.1)
+
+
+def test_members_that_share_a_node_use_all_their_cards(round_numbers: Any) -> None:
+    eight = _group(round_numbers, 8, 1)  # 4 members a node: 4 GB/s
+    assert eight.gather_s(np.array([8e9])) == pytest.approx(7e9 / 4e9 + 1e-3)
+    spread = _group(round_numbers, 8, 4)  # one member a node: 1 GB/s
+    assert spread.gather_s(np.array([8e9])) == pytest.approx(7e9 / 1e9 + 1e-3)
+
+
+def test_an_exchange_waits_for_its_slower_link(round_numbers: Any) -> None:
+    eight = _group(round_numbers, 8, 1)  # of 8 parts one stays, 3 go inside, 4 to the other node
+    assert eight.exchange_s(np.array([8e9])) == pytest.approx(4e9 / 1e9 + 1e-3)
+
+
+def test_a_message_to_the_next_node(round_numbers: Any) -> None:
+    assert send_s(round_numbers, np.array([1e9]), np.array([1])) == pytest.approx(0.1)
+    assert send_s(round_numbers, np.array([1e9]), np.array([4])) == pytest.approx(1.001)
+
+
+def test_latency_grows_with_the_logarithm_of_the_group() -> None:
+    link = Link(bandwidth=1.0, latency_s={2: 1.0, 8: 3.0})
+    assert [link.latency(size) for size in (1, 2, 4, 8, 16)] == pytest.approx([1.0, 1.0, 2.0, 3.0, 4.0])

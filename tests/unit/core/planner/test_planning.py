@@ -1,0 +1,118 @@
+"""What `plan` answers, for every world, and what it says about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_service.core.planner import plan, plans
+from shoal_service.core.planner.gpus import PROFILES
+from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.legality import violations
+from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.spec_errors import parse_spec
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+def test_a_cpu_job_stays_fully_on_the_sharded_axis(job: Any, world: int) -> None:
+    layout, reason = plan(job(elasticity={"max_workers": 8}), world)
+    assert layout == Layout(dp_shard=world, shard=ShardLevel.OPTIMIZER)
+    assert reason.startswith(f"8 micro-batches over {world} ranks: {-(-8 // world)} each")
+    assert "data_axes_on_cpu" in reason
+
+
+def test_filler_is_counted(job: Any) -> None:
+    assert "3 each, 1 of them zero-weight filler" in plan(job(elasticity={"max_workers": 8}), 3)[1]
+
+
+def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
+    model = {"dim": 1024, "num_layers": 8, "num_heads": 8, "seq_len": 64}
+    batch = {"global_size": 8, "micro_size": 1}
+
+    def level(memory_gib: float) -> Any:
+        spec = job(model, batch=batch, elasticity={"max_workers": 8}, worker={"memory_gib": memory_gib})
+        return plan(spec, 4)[0]
+
+    assert level(8).shard is ShardLevel.OPTIMIZER
+    assert level(1.6).shard is ShardLevel.GRADIENTS
+    assert level(1.1).shard is ShardLevel.FULL
+    assert {level(gib).dp_shard for gib in (8, 1.6, 1.1)} == {4}
+
+
+def test_deterministic_jobs_and_unknown_models_are_fully_sharded(job: Any) -> None:
+    for spec, rule in ((job(deterministic=True), "deterministic"), (job(task="mine:Task", data={}), "unknown_model")):
+        assert plan(spec, 4)[0] == Layout(dp_shard=4, shard=ShardLevel.FULL)
+        layout, reason = plan(spec, 11)
+        assert layout == Layout(dp_shard=8, shard=ShardLevel.FULL)
+        assert rule in reason and "3 of 11 ranks idle" in reason
+
+
+def test_fixed_degrees_are_respected_where_they_fit(job: Any) -> None:
+    fixed = {"tp": 2, "pp": 2, "schedule": "gpipe", "recompute": "full"}
+    spec = job(parallelism=fixed, elasticity={"max_workers": 8})
+    layout, reason = plan(spec, 8)
+    assert (layout.tp, layout.pp, layout.dp_shard, layout.dp_replicate) == (2, 2, 2, 1)
+    assert (layout.schedule, layout.recompute) == (Schedule.GPIPE, Recompute.FULL)
+    assert "as_asked" in reason
+    layout, reason = plan(spec, 3)
+    assert layout.world_size == 3
+    assert "need a multiple of 4 workers: replanned" in reason
+
+
+def test_ranks_idle_if_that_is_asked_for(job: Any) -> None:
+    spec = job(parallelism={"tp": 2, "otherwise": "idle"}, elasticity={"min_workers": 2, "max_workers": 8})
+    layout, reason = plan(spec, 7)
+    assert (layout.tp, layout.dp_shard) == (2, 3)
+    assert "1 of 7 ranks idle" in reason
+
+
+def test_a_users_plan_is_used_with_fixed_degrees(job: Any) -> None:
+    declared = {"blocks": "layers", "num_blocks": 4, "hidden_size": 8}
+    spec = job(task="mine:Task", data={}, plan=declared, parallelism={"pp": 2}, elasticity={"max_workers": 4})
+    layout, _ = plan(spec, 4)
+    assert (layout.pp, layout.dp_shard, layout.stages) == (2, 2, (2, 2))
+    assert plan(spec, 3)[0] == Layout(dp_shard=3)
+
+
+def test_what_cannot_fit_gets_the_layout_that_needs_least(job: Any) -> None:
+    layout, reason = plan(job(worker={"memory_gib": 0.01}), 2)
+    assert layout.world_size == 2
+    assert "predicted not to fit" in reason
+
+
+def test_plans_of_all_sizes_can_be_had_ahead(job: Any) -> None:
+    spec = job(elasticity={"max_workers": 4})
+    ahead = plans(spec, range(1, 5))
+    assert ahead == {world: plan(spec, world) for world in range(1, 5)}
+
+
+@given(
+    st.integers(1, 64),
+    st.sampled_from([0, 6, 8]),
+    st.integers(1, 6),
+    st.sampled_from([1, 3, 8, 64]),
+    st.sampled_from(["auto", {"tp": 2}, {"pp": 2, "dp_replicate": 2}, {"dp_shard": 4, "ep": 2}]),
+    st.sampled_from(["cpu", "h100", "l40s"]),
+)
+def test_every_world_has_a_legal_plan(
+    world: int, experts: int, layers: int, micro_batches: int, parallelism: Any, profile: str
+) -> None:
+    document: dict[str, Any] = {
+        "stop": {"steps": 1},
+        "data": {"corpus": "python-stdlib"},
+        "model": {"num_experts": experts, "num_layers": layers, "seq_len": 64},
+        "batch": {"global_size": micro_batches, "micro_size": 1},
+        "worker": {"gpus": int(profile != "cpu")},
+    }
+    spec = parse_spec(document)
+    if parallelism != "auto":
+        degrees = type(parse_spec({**document, "parallelism": {}}).parallelism)(**parallelism)
+        spec = spec.model_copy(update={"parallelism": degrees})
+    layout, reason = plan(spec, world, PROFILES[profile])
+    assert 1 <= layout.world_size <= world
+    assert violations(layout, spec, plan_of(spec)) == ()
+    assert reason
+    assert plan(spec, world, PROFILES[profile]) == (layout, reason)
