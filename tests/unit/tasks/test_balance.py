@@ -160,6 +160,20 @@ def test_the_balance_loss_comes_in_with_the_micro_batchs_share_and_changes_no_ou
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("balance", ["bias", "loss"])
+def test_a_compiled_router_has_the_same_gradient_and_counts_the_same(balance: str) -> None:
+    plain, compiled = _router(balance=balance, balance_rate=0.3), _router(balance=balance, balance_rate=0.3)
+    run = torch.compile(compiled.forward, backend="aot_eager")
+    x, into = torch.randn(7, 16), torch.randn(7, 2)
+    for router, forward in ((plain, plain.forward), (compiled, run)):
+        share_of_step(router, 0.5)
+        forward(x).weights.backward(into)
+    assert plain.weight.grad is not None
+    torch.testing.assert_close(compiled.weight.grad, plain.weight.grad)
+    if balance == "bias":
+        assert torch.equal(compiled.expert_load, plain.expert_load)
+
+
 def test_a_balance_loss_evens_the_load_out() -> None:
     router, x = _crowded(balance="loss", balance_rate=1.0)
     optimizer = torch.optim.SGD(router.parameters(), lr=0.3)

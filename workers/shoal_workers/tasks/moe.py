@@ -87,7 +87,9 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def _has_kernel(rows: Tensor, weights: Tensor) -> bool:
-    """Whether torch 2.13 has a grouped product for these: short floats on either device, fp32 on the CPU only."""
-    kinds = {torch.bfloat16} if rows.is_cuda else {torch.bfloat16, torch.float16, torch.float32}
+    """Whether torch 2.13 has a grouped product for these: of bf16 everywhere, of more on the CPU unless it compiles."""
+    kinds = {torch.bfloat16}
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        kinds |= {torch.float16, torch.float32}
     widths = weights.shape[1:]
     return rows.dtype in kinds and all(width * rows.element_size() % _GROUPED_BYTES == 0 for width in widths)

@@ -14,7 +14,6 @@ recomputation) or without gradients (validation, replay). What a training loop m
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -79,7 +78,7 @@ class Router(nn.Module):
         if self.capacity_factor is not None or self.balance == "loss":
             load, turns = self.census(experts)
             if self.capacity_factor is not None:
-                capacity = math.ceil(self.capacity_factor * int(load.sum()) / len(load))
+                capacity = (load.sum().double() * self.capacity_factor / len(load)).ceil()
                 is_admitted = (turns < capacity).flatten(0, -2)
         if torch.is_grad_enabled() and weights.requires_grad:
             weights = self._accounted(weights, experts, scores, load)
@@ -118,7 +117,8 @@ class Census(nn.Module):
 
 def load_of(experts: Tensor, num_experts: int) -> Tensor:
     """(E,) int64: how often each is chosen in `experts`, of any shape."""
-    return experts.flatten().bincount(minlength=num_experts)
+    flat = experts.flatten()
+    return flat.new_zeros(num_experts).scatter_add(0, flat, torch.ones_like(flat))
 
 
 def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
@@ -153,11 +153,14 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], ctx.scale, None
 
 
+@torch.compiler.disable
 def _counting(weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:
     out: Tensor = _Counting.apply(weights, load, counter)  # type: ignore[no-untyped-call]
     return out
 
 
+@torch.compiler.disable
 def _with_loss(weights: Tensor, loss: Tensor, scale: float) -> Tensor:
+    """Never compiled: torch 2.13 leaves the loss's gradient out then, silently."""
     out: Tensor = _WithLoss.apply(weights, loss, scale)  # type: ignore[no-untyped-call]
     return out
