@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -159,7 +161,7 @@ def test_without_gradients_nothing_is_kept(mode: Recompute) -> None:
 @pytest.mark.parametrize("mode", list(Recompute))
 def test_compiled_blocks_compute_the_same_count_once_and_share_one_compilation(mode: Recompute) -> None:
     torch._dynamo.reset()
-    x = torch.randn(4, 32, 16)
+    x = torch.randn(4, 32, 16, requires_grad=True)  # as what comes from the block before
     expected = gradients(build(Recompute.NONE), x)
     model = build(mode)
     names = list(model.state_dict())
@@ -171,6 +173,23 @@ def test_compiled_blocks_compute_the_same_count_once_and_share_one_compilation(m
     assert [block.seen.item() for block in model.inner["blocks"]] == [4 * 32] * 3
     assert len(found) == len(expected)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("mode", list(Recompute))
+def test_a_backward_pass_in_two_parts_as_zero_bubble_schedules_run_it_is_right(mode: Recompute) -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 32, bias=False), nn.GELU(), nn.Linear(32, 8, bias=False))
+
+    torch.manual_seed(6)
+    plain = nn.Sequential(block(), block())
+    model = copy.deepcopy(plain)
+    apply_recompute(nn.ModuleDict({"inner": nn.ModuleDict({"blocks": model})}), PLAN, mode)
+    x, upstream = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    wanted = torch.autograd.grad(plain(x), [x, *plain.parameters()], upstream)
+    inputs, groups = stage_backward_input([model(x)], [upstream], [x], model.parameters())
+    stage_backward_weight(model.parameters(), groups)
+    found = [inputs[0], *(parameter.grad for parameter in model.parameters())]
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
 
 
 @pytest.mark.parametrize("plan", [ParallelPlan(), ParallelPlan(blocks="inner.layers")])
