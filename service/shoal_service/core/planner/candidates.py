@@ -203,6 +203,9 @@ def _fed(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
 
 def _cuts(shape: ModelShape, pp: Ints, per_rank: Ints, schedule: Ints) -> tuple[tuple[Cut, ...], Ints]:
     is_v = np.isin(schedule, [SCHEDULES.index(s) for s in SCHEDULES if s.is_v_shaped]).astype(np.int64)
-    keys, places = np.unique(np.stack([pp, per_rank, is_v], axis=1), axis=0, return_inverse=True)
-    cuts = tuple(cut(shape, int(p), int(v), is_v_shaped=bool(is_v)) for p, v, is_v in keys)
+    keys, first, places = np.unique(
+        (pp * (per_rank.max(initial=0) + 1) + per_rank) * 2 + is_v, return_index=True, return_inverse=True
+    )
+    cuts = tuple(cut(shape, int(pp[i]), int(per_rank[i]), is_v_shaped=bool(is_v[i])) for i in first)
+    assert len(cuts) == len(keys)
     return cuts, places.reshape(-1)

@@ -17,11 +17,11 @@ def too_large(task: Task, world_size: int, tried: Field) -> str:
     usable = task.profile.usable_bytes / GIB
     least = tried.least_memory()
     have = task.profile.memory_bytes / GIB
-    ways = (_more_ranks(task, world_size, is_gpu), _smaller_batch(task, world_size), _offload(task, world_size))
-    ways = tuple(way for way in ways if way)
+    tries = (_more_ranks(task, world_size, is_gpu), _smaller_batch(task, world_size), _offload(task, world_size))
+    ways = [way for way in tries if way]
     return (
-        f"{task.shape.params / 1e9:,.1f} B parameters do not fit on {_ranks(world_size, is_gpu)} of {have:,.3g} GiB, of which "
-        f"{usable:,.1f} GiB may be planned for: of {len(tried):,} layouts {least.name} ({least.layout.shard}, "
+        f"{task.shape.params / 1e9:,.3g} B parameters do not fit on {_ranks(world_size, is_gpu)} of {have:,.3g} GiB, "
+        f"of which {usable:,.1f} may be planned for: of {len(tried):,} layouts {least.name} ({least.layout.shard}, "
         f"recompute {least.layout.recompute}) needs least, {least.memory_bytes / GIB:,.1f} GiB: {_parts(least)}. "
         + (f"What would fit: {'; or '.join(ways)}." if ways else "Nothing that the planner knows would fit.")
     )

@@ -1,0 +1,61 @@
+"""How long the planner takes over all layouts of large worlds: `python bench/planner.py [--trials 3]`.
+
+For the 70 B and the 671 B example, on 1,024 and on 16,384 H100: seconds to enumerate, predict and rank every legal
+layout
+(the median of the trials, the first one included), their number, and the best. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shoal_service.core.planner import rank
+from shoal_service.core.planner.gpus import PROFILES
+from shoal_workers.contract.spec_errors import parse_spec
+
+_EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+_LIMITS_S = {1024: 1.0, 16384: 5.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=3)
+    trials = parser.parse_args().trials
+    figures = [
+        _measure(name, world_size, trials) for name in ("llama-70b", "moe-671b") for world_size in sorted(_LIMITS_S)
+    ]
+    print(json.dumps({"planner": figures, "passed": all(figure["seconds"] < figure["limit_s"] for figure in figures)}))
+
+
+def _measure(name: str, world_size: int, trials: int) -> dict[str, Any]:
+    spec = parse_spec(yaml.safe_load((_EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8")))
+    seconds = []
+    for _ in range(trials):
+        start = time.perf_counter()
+        found = rank(spec, world_size, PROFILES["h100"])
+        seconds.append(time.perf_counter() - start)
+    best = found.predictions[0]
+    figure = {
+        "spec": name,
+        "gpus": world_size,
+        "seconds": round(statistics.median(seconds), 3),
+        "limit_s": _LIMITS_S[world_size],
+        "layouts": found.num_layouts,
+        "fitting": found.num_fitting,
+        "best": best.name,
+        "step_s": round(best.step_s, 3),
+        "mfu": round(best.mfu, 3),
+    }
+    print(f"{name} on {world_size:,}: {figure['seconds']} s for {found.num_layouts:,} layouts", flush=True)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

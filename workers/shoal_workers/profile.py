@@ -1,0 +1,174 @@
+"""Measures the machine it runs on: `python -m shoal_workers.profile`. Prints one JSON object to standard output.
+
+    one process      matrix products by precision, attention, element-wise work, memory, host copies (GPU)
+    2, 4, 8 ... N    all-gather of a large tensor, all-reduce of one number: gloo on CPU, NCCL on GPUs
+
+The machine should be idle. Rates are medians over repetitions that last `--seconds` together, after a warm-up; groups
+are real processes, so that they compete for cores and memory as shards do. Called by `shoal_service.profiling`, which
+makes a hardware profile of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+
+_MATMUL_SIDE = {"cpu": 1024, "cuda": 8192}
+_LARGE_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
+_TIMEOUT = timedelta(seconds=120)
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure this machine.")
+    parser.add_argument("--processes", type=int, default=8, help="largest group")
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each rate")
+    parser.add_argument("--threads", type=int, default=1, help="of one process on a CPU")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found: dict[str, Any] = measure_device(device, arguments.seconds)
+    largest = min(arguments.processes, torch.cuda.device_count()) if device.type == "cuda" else arguments.processes
+    sizes = [size for size in (2, 4, 8, 16, 32, 64) if size <= largest]
+    found["groups"] = {size: measure_group(size, device.type, arguments.seconds) for size in sizes}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def measure_device(device: torch.device, seconds: float) -> dict[str, Any]:
+    """Of one rank: FLOP/s, bytes per second, bytes."""
+    side = _MATMUL_SIDE[device.type]
+    is_gpu = device.type == "cuda"
+    return {
+        "device": device.type,
+        "name": torch.cuda.get_device_name() if is_gpu else "cpu",
+        "num_devices": torch.cuda.device_count() if is_gpu else os.cpu_count() or 1,
+        "memory_bytes": torch.cuda.get_device_properties(0).total_memory if is_gpu else _host_memory(),
+        "matmul_flops": {name: _matmul(device, dtype, side, seconds) for name, dtype in _DTYPES.items()},
+        "half_width": _half_width(device, side, seconds),
+        "attention_flops": _attention(device, seconds),
+        "elementwise_bytes_per_s": _elementwise(device, seconds),
+        "host_bytes_per_s": _host_copy(device, seconds),
+    }
+
+
+def measure_group(size: int, device_type: str, seconds: float) -> dict[str, float]:
+    """{"latency_s", "bytes_per_s"} of `size` processes on this machine, as the slowest of them sees it."""
+    with tempfile.TemporaryDirectory(prefix="shoal-profile-") as folder:
+        mp.spawn(_member, args=(size, device_type, seconds, folder), nprocs=size)
+        with open(os.path.join(folder, "measured.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123
+            measured: dict[str, float] = json.load(file)
+    return measured
+
+
+def _member(rank: int, size: int, device_type: str, seconds: float, folder: str) -> None:
+    torch.set_num_threads(1)
+    is_gpu = device_type == "cuda"
+    if is_gpu:
+        torch.cuda.set_device(rank)
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group("nccl" if is_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    device = torch.device(device_type, rank if is_gpu else 0) if is_gpu else torch.device("cpu")
+    one = torch.zeros(1, device=device)
+    part = torch.zeros(_LARGE_BYTES[device_type] // 4 // size, device=device)
+    whole = torch.zeros(part.numel() * size, device=device)
+    latency_s = _together(lambda: dist.all_reduce(one), device, seconds)
+    gather_s = _together(lambda: dist.all_gather_into_tensor(whole, part), device, seconds)
+    moved = (size - 1) / size * whole.numel() * 4
+    slowest = torch.tensor([latency_s, gather_s], device=device, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    if rank == 0:
+        latency_s, gather_s = slowest.tolist()
+        measured = {"latency_s": latency_s, "bytes_per_s": moved / max(gather_s - latency_s, 1e-9)}
+        with open(f"{folder}/measured.json", "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(measured, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _together(collective: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Median seconds of a collective; all ranks repeat it equally often, which rank 0 decides."""
+    for _ in range(3):
+        collective()
+    once = _timed(collective, device)
+    times = torch.tensor([max(5, min(500, int(seconds / max(once, 1e-6))))], device=device)
+    dist.broadcast(times, 0)
+    return statistics.median(_timed(collective, device) for _ in range(int(times.item())))
+
+
+def _repeated(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Median seconds of one call."""
+    for _ in range(2):
+        work()
+    end, samples = time.perf_counter() + seconds, list[float]()
+    while len(samples) < 3 or time.perf_counter() < end:
+        samples.append(_timed(work, device))
+    return statistics.median(samples)
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _matmul(device: torch.device, dtype: torch.dtype, side: int, seconds: float) -> float:
+    if device.type == "cpu" and dtype is torch.float16:
+        return _matmul(device, torch.bfloat16, side, seconds)  # fp16 on a CPU is emulated, or as fast
+    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    return float(2 * side**3 / _repeated(lambda: a @ b, device, seconds))
+
+
+def _half_width(device: torch.device, side: int, seconds: float) -> float:
+    """The narrowest side w at which a product reaches half of its rate, from rate(w) = best x w / (w + half)."""
+    width = side // 16
+    wide, narrow = torch.randn(side, side, device=device), torch.randn(side, width, device=device)
+    best = 2 * side**3 / _repeated(lambda: wide @ wide, device, seconds)
+    rate = 2 * side * side * width / _repeated(lambda: wide @ narrow, device, seconds)
+    return float(max(0.0, width * (best / rate - 1)))
+
+
+def _attention(device: torch.device, seconds: float) -> float:
+    """Forward, causal: half of the scores count."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    length, heads = (4096, 16) if device.type == "cuda" else (512, 4)
+    q = torch.randn(1, heads, length, 64, device=device, dtype=dtype)
+    seconds_each = _repeated(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True), device, seconds)
+    return float(2 * length * length * 64 * heads / seconds_each)
+
+
+def _elementwise(device: torch.device, seconds: float) -> float:
+    """Bytes read and written by one addition."""
+    x = torch.randn(_LARGE_BYTES[device.type] // 4, device=device)
+    y = torch.empty_like(x)
+    return float(2 * x.numel() * 4 / _repeated(lambda: torch.add(x, 1.0, out=y), device, seconds))
+
+
+def _host_copy(device: torch.device, seconds: float) -> float:
+    source = torch.empty(_LARGE_BYTES[device.type] // 4, pin_memory=device.type == "cuda")
+    target = torch.empty_like(source, device=device, pin_memory=False)
+    return float(source.numel() * 4 / _repeated(lambda: target.copy_(source, non_blocking=True), device, seconds))
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+if __name__ == "__main__":
+    main()
