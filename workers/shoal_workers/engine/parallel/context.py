@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.attention.bias import causal_lower_right
 
 from shoal_workers.contract.layout import ContextMethod
 from shoal_workers.contract.plan import ParallelPlan
@@ -66,7 +66,8 @@ def apply_context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, method
         )
     for _, module in found:
         core = _Core(mesh, method, getattr(module, "scale", None))
-        module.forward = torch.compiler.disable(core)  # waits inside a compiled graph could not be left
+        # A wait inside a compiled graph could not be left.
+        module.forward = torch.compiler.disable(core)  # type: ignore[no-untyped-call]
 
 
 class _Core:
@@ -87,7 +88,7 @@ class _Core:
     def _all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keys and values of all ranks, own queries (Dubey et al. 2024, section 3.3.2)."""
         both = in_order(all_gather(torch.cat((k, v), -1), self._mesh), -2)  # (B, G, T, K + V)
-        keys, values = both.split((k.shape[-1], v.shape[-1]), -1)
+        keys, values = both.split((k.shape[-1], v.shape[-1]), -1)  # type: ignore[no-untyped-call]
         return attend(q, keys, values, self._mesh.get_local_rank(), self._mesh.size(), self._scale)
 
     def _ulysses(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -102,9 +103,10 @@ class _Core:
         # lcm(G, cp) heads divide by cp, and divide H, which is a multiple of both: each query head keeps its own keys.
         copies = math.lcm(k.shape[1], degree) // k.shape[1]
         operands = [q, *(x.repeat_interleave(copies, 1) if copies > 1 else x for x in (k, v))]
-        mine = [x.unflatten(1, (degree, -1)).transpose(0, 1) for x in operands]  # (cp, B, heads / cp, T / cp, .)
+        # Each (cp, B, heads / cp, T / cp, .).
+        mine = [x.unflatten(1, (degree, -1)).transpose(0, 1) for x in operands]  # type: ignore[no-untyped-call]
         rows = torch.cat([x.flatten(1) for x in mine], 1)  # one exchange for all three
-        parts = all_to_all(rows, self._mesh).split([x[0].numel() for x in mine], 1)
+        parts = all_to_all(rows, self._mesh).split([x[0].numel() for x in mine], 1)  # type: ignore[no-untyped-call]
         q, k, v = (in_order(part.reshape(x.shape), -2) for part, x in zip(parts, mine, strict=True))
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1]
@@ -132,10 +134,20 @@ def _attend_from_the_end(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -
     enable_gqa = q.shape[1] != k.shape[1]
     if num_queries == num_keys:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
-    mask = causal_lower_right(num_queries, num_keys)
-    if q.device.type != "cuda":  # where no kernel knows this mask by its shape
-        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - num_queries)
+    if _has_flash_kernel(q, k, v, enable_gqa):
+        # On a GPU this kernel's causal mask ends at the last key, unlike that of scaled_dot_product_attention. So does
+        # torch.nn.attention.bias.causal_lower_right reach it, which selective recomputation does not let be made.
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        out: Tensor = flash(q, k, v, 0.0, is_causal=True, return_debug_mask=False, scale=scale)[0]
+        return out
+    mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - num_queries)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+
+
+def _has_flash_kernel(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> bool:
+    if q.device.type != "cuda" or q.shape[-1] % 8 or q.shape[-1] != v.shape[-1]:
+        return False
+    return can_use_flash_attention(SDPAParams(q, k, v, None, 0.0, False, enable_gqa))
 
 
 def _cut(batch: dict[str, Any], name: str, dim: int, rank: int, degree: int) -> Tensor:

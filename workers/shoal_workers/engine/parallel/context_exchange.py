@@ -20,7 +20,7 @@ def all_to_all(parts: Tensor, mesh: DeviceMesh) -> Tensor:
 
     Its backward is the same exchange of the gradients. All ranks of the mesh, with equal shapes.
     """
-    out: Tensor = _AllToAll.apply(parts, mesh)
+    out: Tensor = _AllToAll.apply(parts, mesh)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -29,7 +29,7 @@ def all_gather(part: Tensor, mesh: DeviceMesh) -> Tensor:
 
     Its backward gives each rank the sum of all ranks' gradients of its part, added up in fp32.
     """
-    out: Tensor = _AllGather.apply(part, mesh)
+    out: Tensor = _AllGather.apply(part, mesh)  # type: ignore[no-untyped-call]
     return out
 
 

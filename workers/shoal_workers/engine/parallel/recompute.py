@@ -108,7 +108,7 @@ class _WrittenOnce(dict[int, Any]):
 
 
 def _selective_contexts() -> tuple[Any, Any]:
-    forward, backward = create_selective_checkpoint_contexts(_policy)
+    forward, backward = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
     forward.storage = backward.storage = defaultdict(_WrittenOnce)
     return forward, backward
 

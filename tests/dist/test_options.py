@@ -1,0 +1,77 @@
+"""Recomputation, compilation and short reductions on two ranks: losses stay, bit for bit where nothing is rounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.dist
+
+_PROGRAM = Path(__file__).with_name("option_losses.py")
+_AXES = ("fsdp", "tp", "all_gather", "ulysses")
+_TOKENS_PER_RANK = {"fsdp": 5 * 2 * 16, "tp": 5 * 4 * 16, "all_gather": 5 * 4 * 8, "ulysses": 5 * 4 * 8}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Losses and counts of every case."""
+    meeting_point = tmp_path_factory.mktemp("store") / "store"
+    program = subprocess.Popen(
+        [sys.executable, str(_PROGRAM), str(meeting_point)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        told, errors = program.communicate(timeout=150)
+    finally:
+        if program.poll() is None:
+            os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+    assert program.returncode == 0, errors
+    return dict(json.loads(told.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("axis", _AXES)
+def test_every_axis_learns_the_same(found: dict[str, Any], axis: str) -> None:
+    losses = found[axis]["losses"]
+    assert losses == pytest.approx(found["fsdp"]["losses"], abs=1e-5)
+    assert losses[-1] < losses[0] - 0.1
+
+
+@pytest.mark.parametrize("axis", _AXES)
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_recomputation_changes_no_bit_and_counts_once(found: dict[str, Any], axis: str, mode: str) -> None:
+    assert found[f"{axis} {mode}"]["losses"] == found[axis]["losses"]
+    assert found[f"{axis} {mode}"]["counts"] == [_TOKENS_PER_RANK[axis]] * 2
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "fsdp compiled",
+        "fsdp selective compiled",
+        "fsdp full compiled",
+        "all_gather full compiled",
+        "ulysses full compiled",
+    ],
+)
+def test_compiled_blocks_learn_the_same_and_count_once(found: dict[str, Any], case: str) -> None:
+    axis = case.split()[0]
+    assert found[case]["losses"] == pytest.approx(found[axis]["losses"], abs=1e-5)
+    assert found[case]["counts"] == [_TOKENS_PER_RANK[axis]] * 2
+
+
+@pytest.mark.parametrize("case", ["fsdp reduces bf16", "fsdp reduces fp16", "fsdp bf16", "fsdp bf16 reduces bf16"])
+def test_short_dtypes_cost_little_precision_and_really_round(found: dict[str, Any], case: str) -> None:
+    assert found[case]["losses"] == pytest.approx(found["fsdp"]["losses"], abs=2e-2)
+    assert found[case]["losses"] != found["fsdp"]["losses"]
