@@ -51,7 +51,7 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
     inside = like.inside
     if groups:
         inside = Link(
-            bandwidth=groups[max(groups)]["bytes_per_s"],
+            bandwidth=groups[_uncrowded(groups, measured)]["bytes_per_s"],
             latency_s={size: group["latency_s"] for size, group in groups.items()},
         )
     # a data sheet's peak where there is one: MFU is counted against it
@@ -74,6 +74,11 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
             "measured": True,
         }
     )
+
+
+def _uncrowded(groups: dict[int, Any], measured: dict[str, Any]) -> int:
+    """The largest group with a processor for each member: the planner itself makes others slower."""
+    return max((size for size in groups if size <= int(measured["num_devices"])), default=min(groups))
 
 
 def _share(measured: dict[str, Any]) -> int:

@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
+from torch.multiprocessing.spawn import spawn
 
 _MATMUL_SIDE = {"cpu": 1024, "cuda": 8192}
 _LARGE_BYTES = {"cpu": 16 << 20, "cuda": 1 << 30}
@@ -67,7 +67,7 @@ def measure_device(device: torch.device, seconds: float) -> dict[str, Any]:
 def measure_group(size: int, device_type: str, seconds: float) -> dict[str, float]:
     """{"latency_s", "bytes_per_s"} of `size` processes on this machine, as the slowest of them sees it."""
     with tempfile.TemporaryDirectory(prefix="shoal-profile-") as folder:
-        mp.spawn(_member, args=(size, device_type, seconds, folder), nprocs=size)
+        spawn(_member, args=(size, device_type, seconds, folder), nprocs=size)  # type: ignore[no-untyped-call]
         with open(os.path.join(folder, "measured.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123
             measured: dict[str, float] = json.load(file)
     return measured
@@ -78,7 +78,7 @@ def _member(rank: int, size: int, device_type: str, seconds: float, folder: str)
     is_gpu = device_type == "cuda"
     if is_gpu:
         torch.cuda.set_device(rank)
-    store = dist.FileStore(f"{folder}/store", size)
+    store = dist.FileStore(f"{folder}/store", size)  # type: ignore[attr-defined]
     dist.init_process_group("nccl" if is_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
     device = torch.device(device_type, rank if is_gpu else 0) if is_gpu else torch.device("cpu")
     one = torch.zeros(1, device=device)

@@ -23,7 +23,7 @@ def test_a_cpus_ranks_share_its_cores_and_memory() -> None:
     assert (profile.name, profile.measured, profile.processors_per_node) == ("cpu", True, 2)
     assert profile.memory_bytes == 8_000_000_000
     assert profile.peak_flops[Precision.BF16] * profile.matmul_efficiency == 5e10
-    assert profile.inside.bandwidth == 1e9
+    assert profile.inside.bandwidth == 2e9, "of the group that has a core for each"
     assert profile.inside.latency(2) == 1e-4
     assert profile.sharing(8) == 4.0
 

@@ -6,7 +6,7 @@ that it enumerates, and `shoal plan` about layouts that are asked for by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
@@ -126,7 +126,7 @@ def _data_ranks(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
         )
 
 
-_SECTIONS = {
+_SECTIONS: dict[str, tuple[str, Callable[[ParallelPlan], bool]]] = {
     "tp": ("tensor", lambda plan: bool(plan.tensor)),
     "pp": ("blocks, num_blocks and hidden_size", lambda p: bool(p.blocks and p.num_blocks and p.hidden_size)),
     "cp": ("attention, sequence and seq_len", lambda p: bool(p.attention and p.sequence and p.seq_len)),

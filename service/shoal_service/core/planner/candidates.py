@@ -179,8 +179,9 @@ def _cross(degrees: Ints, has_pp: bool, fixed: ParallelismSpec | None) -> Ints:
     rows = np.hstack([np.repeat(degrees, len(choices), axis=0), np.tile(choices, (len(degrees), 1))])
     if not _is_fixed(fixed, "context"):
         return rows
-    wanted = CONTEXTS.index(fixed.context)  # type: ignore[union-attr, arg-type]
-    return rows[(rows[:, -1] == wanted) | ((rows[:, 3] == 1) & (rows[:, -1] == 0))]
+    wanted = CONTEXTS.index(fixed.context)  # type: ignore[union-attr]
+    chosen: Ints = rows[(rows[:, -1] == wanted) | ((rows[:, 3] == 1) & (rows[:, -1] == 0))]
+    return chosen
 
 
 def _places(values: tuple[object, ...], fixed: ParallelismSpec | None, name: str) -> list[int]:

@@ -13,12 +13,13 @@ a node.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal_service.core.planner.profile import HardwareProfile, Link
+from shoal_service.core.planner.profile import HardwareProfile
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,6 +34,7 @@ class Group:
     bandwidth: Floats
     latency_s: Floats
     far: Floats
+    sharing: Floats | float
     profile: HardwareProfile
 
     def gather_s(self, whole_bytes: Floats) -> Floats:
@@ -46,22 +48,30 @@ class Group:
 
     def exchange_s(self, sent_bytes: Floats) -> Floats:
         """All-to-all: each rank has `sent_bytes`, an equal part of it for every member. Both links work at once."""
-        inside = (1 - 1 / self.size - self.far) * sent_bytes / self.profile.inside.bandwidth
-        between = self.far * sent_bytes / self.profile.between.bandwidth
+        inside = (1 - 1 / self.size - self.far) * sent_bytes / self.profile.inside.bandwidth * self.sharing
+        between = self.far * sent_bytes / self.profile.between.bandwidth * self.sharing
         return np.where(self.size > 1, np.maximum(inside, between) + self.latency_s, 0.0)
 
 
-def group(profile: HardwareProfile, size: Ints, stride: Ints) -> Group:
-    """Of an axis of degree `size` whose members are `stride` apart."""
+def group(profile: HardwareProfile, size: Ints, stride: Ints, sharing: Floats | float = 1.0) -> Group:
+    """Of an axis of degree `size` whose members are `stride` apart.
+
+    `sharing`: ranks that compete for one processor (`HardwareProfile.sharing` of the world). All groups of an axis talk
+    at once, so where processors are shared, sending takes as much longer; latencies were measured with the group's own
+    ranks competing.
+    """
     per_node = np.minimum(size, np.maximum(1, profile.ranks_per_node // stride))
     is_inside = size * stride <= profile.ranks_per_node
+    more = sharing / _by_size(size, profile.sharing)
     # members on one node may each use their own cards, but not more than the links between them carry
     rails = np.minimum(profile.inside.bandwidth, per_node * profile.between.bandwidth)
     return Group(
         size=size,
-        bandwidth=np.where(is_inside, profile.inside.bandwidth, rails),
-        latency_s=np.where(is_inside, _latency(profile.inside, size), _latency(profile.between, size)),
+        bandwidth=np.where(is_inside, profile.inside.bandwidth, rails) / sharing,
+        latency_s=more
+        * np.where(is_inside, _by_size(size, profile.inside.latency), _by_size(size, profile.between.latency)),
         far=np.where(is_inside, 0.0, (size - per_node) / size),
+        sharing=sharing,
         profile=profile,
     )
 
@@ -74,6 +84,6 @@ def send_s(profile: HardwareProfile, num_bytes: Floats, stride: Ints) -> Floats:
     return np.where(is_inside, inside, between)
 
 
-def _latency(link: Link, sizes: Ints) -> Floats:
+def _by_size(sizes: Ints, of: Callable[[int], float]) -> Floats:
     distinct, index = np.unique(sizes, return_inverse=True)
-    return np.array([link.latency(int(size)) for size in distinct])[index]
+    return np.array([of(int(size)) for size in distinct])[index]

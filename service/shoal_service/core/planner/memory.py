@@ -195,7 +195,8 @@ def _kept(shape: ModelShape, columns: Candidates, content: Held, compute_bytes: 
 def _one_block(shape: ModelShape, columns: Candidates, compute_bytes: int) -> Floats:
     """What is made again for the backward pass of one block."""
     kinds = [shape.dense] * (shape.num_dense > 0) + [shape.moe] * (shape.num_moe > 0)
-    return np.max([kept_bytes(block.kept, columns.tp, compute_bytes) for block in kinds], axis=0)
+    largest: Floats = np.max([kept_bytes(block.kept, columns.tp, compute_bytes) for block in kinds], axis=0)
+    return largest
 
 
 def _of_mode(block: BlockShape, mode: Recompute) -> Kept:

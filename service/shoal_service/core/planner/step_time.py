@@ -22,7 +22,7 @@ from enum import StrEnum
 import numpy as np
 
 from shoal_service.core.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates
-from shoal_service.core.planner.collectives import Floats, Group, group, send_s
+from shoal_service.core.planner.collectives import Floats, Group, Ints, group, send_s
 from shoal_service.core.planner.memory import Held, Work, held, kept_bytes, rank_params
 from shoal_service.core.planner.profile import HardwareProfile
 from shoal_service.core.planner.shape import BlockShape, ModelShape
@@ -154,7 +154,7 @@ def _narrowing(width: Floats, profile: HardwareProfile) -> Floats:
 def _tensor(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
     """Sequence parallel (Korthikanti et al. 2022): a gather into and a reduce-scatter out of attention and of the
     feed-forward layer, in both directions; recomputation repeats the forward ones, selective only the gathers."""
-    tensor_group = group(profile, columns.tp, np.ones_like(columns.tp))
+    tensor_group = group(profile, columns.tp, np.ones_like(columns.tp), _sharing(profile, columns))
     one = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * work.compute_bytes)
     per_block = np.choose(columns.recompute, _by_mode(np.full(len(columns), 8.0), np.full(len(columns), 10.0),
                                                       np.full(len(columns), 12.0)))  # fmt: skip
@@ -165,24 +165,25 @@ def _tensor(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Ca
 def _context(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
     """Keys and values are gathered in the forward and their gradients reduced in the backward pass; or queries, keys,
     values and results are exchanged in both (Jacobs et al. 2023)."""
-    context_group = group(profile, columns.cp, columns.tp)
+    context_group = group(profile, columns.cp, columns.tp, _sharing(profile, columns))
     size, tokens = work.compute_bytes, _tokens(shape, work, columns)
     keys = 2 * shape.num_kv_heads * shape.head_dim / columns.tp
     gather = context_group.gather_s(tokens * columns.cp * keys * size)
-    heads_left = shape.num_kv_heads / columns.tp
-    copies = np.maximum(1.0, columns.cp / heads_left)
+    heads_left = np.maximum(1, shape.num_kv_heads // columns.tp)
+    copies = np.lcm(heads_left, columns.cp) / heads_left  # keys and values are copied until cp divides their heads
     queries = 2 * shape.num_heads * shape.head_dim / columns.tp
     exchange = 2 * context_group.exchange_s(tokens * (queries + keys * copies) * size / 2)
     one = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), exchange, gather)
-    times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 2, 3)
-    return (content.num_dense + content.num_moe) * times * one
+    times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 2.0, 3.0)
+    total: Floats = (content.num_dense + content.num_moe) * times * one
+    return total
 
 
 def _experts(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
     """Each token goes to top_k experts and comes back, in both directions; every tp rank sends all of them."""
-    expert_group = group(profile, columns.ep, columns.tp)
+    expert_group = group(profile, columns.ep, columns.tp, _sharing(profile, columns))
     sent = _tokens(shape, work, columns) * shape.top_k * shape.dim * work.compute_bytes
-    times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 4, 6)
+    times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 4.0, 6.0)
     return content.num_moe * times * expert_group.exchange_s(sent)
 
 
@@ -191,6 +192,7 @@ def _pipeline(shape: ModelShape, work: Work, profile: HardwareProfile, columns: 
     stride = columns.world_size // columns.pp
     num_bytes = _tokens(shape, work, columns) * shape.dim * work.compute_bytes / columns.tp
     sends = 2 * columns.per_rank * send_s(profile, num_bytes, stride) * (1 - profile.overlap)
+    sends = sends * _sharing(profile, columns)
     return np.where(columns.pp > 1, sends, 0.0)
 
 
@@ -199,10 +201,10 @@ def _data(
 ) -> tuple[Floats, Floats]:
     """Seconds that are not hidden: (for each micro-batch, once a step)."""
     dense, experts = rank_params(shape, columns, content)
-    shards = columns.shards
-    dense_group = group(profile, shards, columns.tp)
-    expert_group = group(profile, shards // columns.ep, columns.tp * columns.ep)
-    replicas = group(profile, columns.dp_replicate, columns.tp * shards)
+    shards, sharing = columns.shards, _sharing(profile, columns)
+    dense_group = group(profile, shards, columns.tp, sharing)
+    expert_group = group(profile, shards // columns.ep, columns.tp * columns.ep, sharing)
+    replicas = group(profile, columns.dp_replicate, columns.tp * shards, sharing)
     units = content.num_dense + content.num_moe
 
     def moved(size: int) -> Floats:
@@ -222,7 +224,7 @@ def _data(
     return _exposed(each, compute, profile), _exposed(once, compute, profile)
 
 
-def _in_units(cut_group: Group, num_bytes: Floats, units: Floats) -> Floats:
+def _in_units(cut_group: Group, num_bytes: Floats, units: Ints) -> Floats:
     """One collective for each unit and one for the root: the latency as many times."""
     return cut_group.gather_s(num_bytes) + np.where(cut_group.size > 1, units * cut_group.latency_s, 0.0)
 

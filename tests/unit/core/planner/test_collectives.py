@@ -47,3 +47,14 @@ def test_a_message_to_the_next_node(round_numbers: Any) -> None:
 def test_latency_grows_with_the_logarithm_of_the_group() -> None:
     link = Link(bandwidth=1.0, latency_s={2: 1.0, 8: 3.0})
     assert [link.latency(size) for size in (1, 2, 4, 8, 16)] == pytest.approx([1.0, 1.0, 2.0, 3.0, 4.0])
+
+
+def test_groups_that_share_processors_talk_slower(round_numbers: Any) -> None:
+    """8 ranks on 2 processors: 4 times slower; a latency was measured with the group's own ranks competing."""
+    link = Link(bandwidth=1e9, latency_s={2: 1e-3, 8: 1e-2})
+    crowded = round_numbers.model_copy(update={"inside": link, "ranks_per_node": 8, "processors_per_node": 2})
+    sharing = np.array([crowded.sharing(8)])
+    pair = group(crowded, np.array([2]), np.array([1]), sharing)
+    assert pair.gather_s(np.array([1e9])) == pytest.approx(4 * 0.5 + 4 * 1e-3)
+    everybody = group(crowded, np.array([8]), np.array([1]), sharing)
+    assert everybody.gather_s(np.array([1e9])) == pytest.approx(4 * 0.875 + 1e-2)

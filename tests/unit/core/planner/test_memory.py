@@ -33,7 +33,7 @@ def _row(shape: Any, **choices: Any) -> Candidates:
     numbers = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "per_rank"), 1)
     numbers |= {"level": 0, "recompute": 0, "context": 0, "cut": 0, "fed": 4, **choices}
     numbers["schedule"] = SCHEDULES.index(schedule)
-    columns = {name: np.array([value]) for name, value in numbers.items()}
+    columns: dict[str, Any] = {name: np.array([value]) for name, value in numbers.items()}
     return Candidates(**columns, cuts=(cut(shape, pp, per_rank, is_v_shaped=schedule.is_v_shaped),))
 
 

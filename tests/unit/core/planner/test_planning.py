@@ -13,6 +13,7 @@ from shoal_service.core.planner.gpus import PROFILES
 from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.legality import violations
 from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.spec import ParallelismSpec
 from shoal_workers.contract.spec_errors import parse_spec
 
 
@@ -109,8 +110,7 @@ def test_every_world_has_a_legal_plan(
     }
     spec = parse_spec(document)
     if parallelism != "auto":
-        degrees = type(parse_spec({**document, "parallelism": {}}).parallelism)(**parallelism)
-        spec = spec.model_copy(update={"parallelism": degrees})
+        spec = spec.model_copy(update={"parallelism": ParallelismSpec(**parallelism)})
     layout, reason = plan(spec, world, PROFILES[profile])
     assert 1 <= layout.world_size <= world
     assert violations(layout, spec, plan_of(spec)) == ()

@@ -38,7 +38,7 @@ def _parts(shape: Any, profile: Any, **choices: Any) -> dict[SecondsPart, float]
     schedule = choices.pop("schedule", Schedule.ONE_F_ONE_B)
     numbers = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "per_rank"), 1)
     numbers |= {"level": 0, "recompute": 0, "context": 0, "cut": 0, "fed": 4, **choices}
-    columns = {name: np.array([value]) for name, value in numbers.items()}
+    columns: dict[str, Any] = {name: np.array([value]) for name, value in numbers.items()}
     columns["schedule"] = np.array([SCHEDULES.index(schedule)])
     pieces = cut(shape, numbers["pp"], numbers["per_rank"], is_v_shaped=schedule.is_v_shaped)
     step_s, parts = step_time(shape, WORK, Precision.FP32, profile, Candidates(**columns, cuts=(pieces,)))
