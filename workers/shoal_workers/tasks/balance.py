@@ -47,7 +47,7 @@ def sum_load(model: nn.Module, all_reduce: Callable[[Tensor], object]) -> None:
         return
     flat = torch.cat(loads)
     all_reduce(flat)
-    for load, total in zip(loads, flat.split([load.numel() for load in loads]), strict=True):
+    for load, total in zip(loads, torch.split(flat, [load.numel() for load in loads]), strict=True):
         load.copy_(total)
 
 

@@ -82,7 +82,7 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """
     if _has_kernel(rows, weights):
         return F.grouped_mm(rows, weights, offs=counts.cumsum(0).to(torch.int32))
-    parts = rows.split(counts.tolist())
+    parts = torch.split(rows, counts.tolist())
     return torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)])
 
 
@@ -91,5 +91,6 @@ def _has_kernel(rows: Tensor, weights: Tensor) -> bool:
     kinds = {torch.bfloat16}
     if rows.device.type == "cpu" and not torch.compiler.is_compiling():
         kinds |= {torch.float16, torch.float32}
-    widths = weights.shape[1:]
-    return rows.dtype in kinds and all(width * rows.element_size() % _GROUPED_BYTES == 0 for width in widths)
+    if rows.dtype not in kinds or not weights.is_contiguous():
+        return False
+    return all(width > 0 and width * rows.element_size() % _GROUPED_BYTES == 0 for width in weights.shape[1:])

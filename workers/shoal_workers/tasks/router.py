@@ -153,14 +153,17 @@ class _WithLoss(torch.autograd.Function):
         return gradients[0], ctx.scale, None
 
 
-@torch.compiler.disable
 def _counting(weights: Tensor, load: Tensor, counter: Tensor) -> Tensor:
-    out: Tensor = _Counting.apply(weights, load, counter)  # type: ignore[no-untyped-call]
+    out: Tensor = _apply_uncompiled(_Counting, weights, load, counter)
     return out
 
 
-@torch.compiler.disable
 def _with_loss(weights: Tensor, loss: Tensor, scale: float) -> Tensor:
-    """Never compiled: torch 2.13 leaves the loss's gradient out then, silently."""
-    out: Tensor = _WithLoss.apply(weights, loss, scale)  # type: ignore[no-untyped-call]
+    out: Tensor = _apply_uncompiled(_WithLoss, weights, loss, scale)
     return out
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _apply_uncompiled(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """torch 2.13 compiles the loss's gradient away, silently."""
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]

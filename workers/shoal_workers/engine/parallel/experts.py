@@ -13,6 +13,7 @@ Called when a model is built, before recomputation and FSDP; needs no communicat
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,16 +69,18 @@ def apply_experts(
         _cut_parameters(name, module, ep, cut)
         merge = getattr(owner, "merge", None)
         if cut is not None and isinstance(merge, nn.Module):
-            _replace(merge, lambda routed, tp=cut: sum_in_parts(routed, 1, tp))
+            _replace(merge, functools.partial(sum_in_parts, dim=1, mesh=cut))
             terms += _whole_parameters(model, plan, owner, module)
-            for router in (part for part in owner.modules() if hasattr(part, "num_copies")):
-                router.num_copies = cut.size()  # type: ignore[assignment]
+            for part in owner.modules():
+                if hasattr(part, "num_copies"):
+                    part.num_copies = cut.size()  # type: ignore[assignment]
             cut = None
         if ep is not None or tp is not None:
             _replace(module, _ExpertsForward(module, ep, cut))
-        for router in owner.modules() if cp is not None else ():
-            if isinstance(census := getattr(router, "census", None), nn.Module):
-                _replace(census, _WholeCensus(census, cp))
+        if cp is not None:
+            for part in owner.modules():
+                if isinstance(census := getattr(part, "census", None), nn.Module):
+                    _replace(census, _WholeCensus(census, cp))
     return terms
 
 
@@ -203,4 +206,4 @@ def _whole_parameters(model: nn.Module, plan: ParallelPlan, owner: nn.Module, ex
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Never part of a compiled graph: waits inside one could not be left."""
-    module.forward = torch.compiler.disable(forward)
+    module.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]

@@ -47,7 +47,7 @@ def sum_in_parts(terms: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     The all-to-all half of a reduce-scatter: gloo's own is a whole all-reduce.
     """
     degree = mesh.size()
-    parts = terms.unflatten(dim, (degree, -1)).movedim(dim, 0)
+    parts = torch.stack(terms.chunk(degree, dim))
     even = [parts[0].shape[0]] * degree
     received = exchange_rows(parts.flatten(0, 1), even, even, mesh).view(parts.shape)
     return received.sum(0, dtype=torch.promote_types(terms.dtype, torch.float32)).to(terms.dtype)
