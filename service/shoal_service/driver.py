@@ -111,6 +111,7 @@ class Driver:
             granted=row.granted_workers,
             wanted=_WANTED[row.desired],
             elasticity=row.spec.elasticity,
+            parallelism=row.spec.parallelism,
             spec_version=row.spec_version,
             avoid=self._avoid,
         )

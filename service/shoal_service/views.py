@@ -5,13 +5,13 @@ Over 400 lines: one vocabulary, declarations only, most of it descriptions that 
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 T = TypeVar("T")
 
@@ -350,6 +350,8 @@ class JobPatch(Frozen):
     """What may change of a job that was submitted. Absent keys stay as they are."""
 
     elasticity: ElasticityPatch | None = None
+    parallelism: Literal["auto"] | ParallelismSpec | None = None
+    """Whole: degrees that are left out are 1. A running group takes its new layout at the next step boundary."""
     priority: int | None = Field(None, ge=-1000, le=1000)
 
 

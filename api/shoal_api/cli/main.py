@@ -29,7 +29,7 @@ _SPECS = "Specs and data"
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Jobs": (
         submit.submit, submit.watch, inspect.jobs, inspect.show, inspect.logs, inspect.events,
-        control.scale, control.pause, control.resume, control.cancel,
+        control.scale, control.relayout, control.pause, control.resume, control.cancel,
         inspect.workers, incidents.incidents, goodput.goodput, parity.parity, inspect.checkpoints,
     ),
     _SPECS: (specs.validate, plan.plan, plan.profile, specs.schema),

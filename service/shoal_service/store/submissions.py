@@ -166,6 +166,8 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
     data: dict[str, Any] = spec.model_dump(mode="json")
     if changes.elasticity is not None:
         data["elasticity"] |= changes.elasticity.model_dump(mode="json", exclude_none=True)
+    if changes.parallelism is not None:
+        data["parallelism"] = changes.model_dump(mode="json")["parallelism"]
     if changes.priority is not None:
         data["priority"] = changes.priority
     return parse_spec(data)

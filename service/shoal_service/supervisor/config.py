@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from shoal_service.core.attempt.state import AvoidedNode, Timeouts, Wanted
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
 
 
 class SupervisorConfig(Frozen):
@@ -38,6 +40,7 @@ class Directive(Frozen):
     granted: int
     wanted: Wanted
     elasticity: ElasticitySpec
+    parallelism: Literal["auto"] | ParallelismSpec
     spec_version: int
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes that are drained or on probation, by id."""

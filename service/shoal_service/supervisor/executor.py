@@ -41,6 +41,7 @@ from shoal_service.core.attempt.events import (
     GrantChanged,
     NewsArrived,
     NodesAvoided,
+    ParallelismChanged,
     ProcessLost,
     Tick,
     WantedChanged,
@@ -125,6 +126,8 @@ class Executor:
         self._reporter.spec_version = directive.spec_version
         if directive.elasticity != self._state.spec.elasticity:
             self._post(ElasticityChanged(directive.elasticity))
+        if directive.parallelism != self._state.spec.parallelism:
+            self._post(ParallelismChanged(directive.parallelism))
         if directive.granted != self._state.granted:
             self._post(GrantChanged(directive.granted))
         if directive.wanted is not self._state.wanted:

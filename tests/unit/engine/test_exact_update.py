@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.spec import OptimizerSpec
-from shoal_workers.engine.clip import clip
+from shoal_workers.engine.clip import Gradients
 from shoal_workers.engine.optimizer import adamw
 
 SIZE = 531
@@ -27,7 +27,7 @@ def trained(cuts: list[int], columns: int) -> torch.Tensor:
         gradient = torch.randn(SIZE, columns, generator=draws) * scale
         for piece, part in zip(pieces, gradient.tensor_split(cuts), strict=True):
             piece.grad = part.reshape(piece.shape).clone()
-        clip([piece.grad for piece in pieces if piece.grad is not None], 3.7, 1.1)
+        Gradients.of((piece, 1.0) for piece in pieces).clip(3.7, 1.1)
         for group in optimizer.param_groups:
             group["lr"] = SETTINGS.lr * (step + 1) / 5
         optimizer.step()

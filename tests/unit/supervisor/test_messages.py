@@ -25,7 +25,9 @@ from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
 SPEC = JobSpec.model_validate({"stop": {"steps": 12}, "task": "m:T", "data": {"paths": ["a", "b"]}})
-DIRECTIVE = Directive(epoch=3, granted=2, wanted=Wanted.PAUSE, elasticity=ElasticitySpec(), spec_version=4)
+DIRECTIVE = Directive(
+    epoch=3, granted=2, wanted=Wanted.PAUSE, elasticity=ElasticitySpec(), parallelism="auto", spec_version=4
+)
 END = AttemptEnd(
     reason=EndReason.USER_ERROR,
     message="ValueError: boom",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, UrlOption, command
+from shoal_workers.contract.layout import Schedule, ShardLevel
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
@@ -32,6 +33,38 @@ def scale(
         if not given:
             raise CliError("scale changes nothing without --min, --max or --standby", hint=f"shoal scale {job} --max 4")
         patch = JobPatch(elasticity=ElasticityPatch(**given))
+        _change(session, job, lambda client, job_id: client.patch(job_id, patch))
+
+
+def relayout(
+    job: JobArgument,
+    auto: Annotated[bool, typer.Option("--auto", help="Let the planner choose again.")] = False,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel degree")] = 1,
+    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline ranks")] = 1,
+    cp: Annotated[int, typer.Option("--cp", min=1, help="Context parallel degree")] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert parallel degree")] = 1,
+    dp_replicate: Annotated[int, typer.Option("--dp-replicate", min=1, help="Replicas of the sharded model")] = 1,
+    schedule: Annotated[Schedule | None, typer.Option("--schedule", help="Of the pipeline")] = None,
+    shard: Annotated[ShardLevel | None, typer.Option("--shard", help="What the rest of the ranks shard")] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train on in another parallel layout from the next step boundary; no process restarts, no step is lost.
+
+    Degrees that are not given are 1; what they leave of the workers shards the data axis.
+    """
+    with command(url, as_json) as session:
+        from shoal_service.views import JobPatch
+        from shoal_workers.contract.spec import ParallelismSpec
+
+        fixed = ParallelismSpec(
+            tp=tp, pp=pp, cp=cp, ep=ep, dp_replicate=dp_replicate, schedule=schedule or "auto", shard=shard or "auto"
+        )
+        if not auto and fixed == ParallelismSpec():
+            from shoal_api.cli.errors import CliError
+
+            raise CliError("relayout needs a degree, or --auto", hint=f"shoal relayout {job} --tp 2 --pp 2")
+        patch = JobPatch(parallelism="auto" if auto else fixed)
         _change(session, job, lambda client, job_id: client.patch(job_id, patch))
 
 
@@ -62,6 +95,6 @@ def _change(session: Session, reference: str, change: Callable[[Client, str], Jo
         lambda: (
             f"{view.id}  {view.name}  {view.status.state}  "
             f"workers {view.status.workers} (min {elastic.min_workers}, max {elastic.max_workers}, "
-            f"standby {elastic.standby})"
+            f"standby {elastic.standby})  layout {view.status.layout or '-'}"
         ),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from shoal_service.core.attempt.state import AvoidedNode, Wanted
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.memory import Holding
 from shoal_workers.contract.messages import ErrorReport, Progress, ShardExit, ShardInfo, ShardNews
-from shoal_workers.contract.spec import ElasticitySpec
+from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,13 @@ class ElasticityChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelismChanged:
+    """The group takes its new layout at the next step boundary."""
+
+    parallelism: Literal["auto"] | ParallelismSpec
+
+
+@dataclass(frozen=True, slots=True)
 class WantedChanged:
     wanted: Wanted
 
@@ -147,6 +155,7 @@ Event = (
     | CommitFailed
     | GrantChanged
     | ElasticityChanged
+    | ParallelismChanged
     | WantedChanged
     | Beat
     | InterruptHeard

@@ -53,10 +53,11 @@ def plan_next(turn: Turn) -> None:
 
 
 def form(turn: Turn, chosen: Sequence[Process]) -> None:
-    """Send `run` of the next generation to every member."""
+    """Send `run` of the next generation to every member; those of `chosen` that the layout does not need stay warm."""
     state = turn.state
     generation = state.generation + 1
     layout, reason = plan(state.spec, len(chosen))
+    chosen = chosen[: layout.world_size]
     infos = [process.info for process in chosen if process.info is not None]
     memory = best_source(state, chosen) if state.keeps_snapshots else None
     keepers = buddies(infos) if state.keeps_snapshots else (None,) * len(infos)
@@ -97,6 +98,7 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
         generation=generation,
         members=tuple(p.index for p in chosen),
         layout=layout,
+        planned_by=state.spec.parallelism,
         restored=state.newest,
         memory=memory,
         exits={},
@@ -143,6 +145,7 @@ def _settled(turn: Turn) -> bool:
 def _reason_to_switch(turn: Turn) -> str | None:
     state = turn.state
     have, could = len(state.members), len(next_members(state, turn.now))
+    layout = plan(state.spec, max(1, could))[0]
     if state.wanted is Wanted.PAUSE:
         return "pause"
     if state.granted < have:
@@ -150,8 +153,12 @@ def _reason_to_switch(turn: Turn) -> str | None:
     drain = _reason_to_drain(turn)
     if drain is not None:
         return drain
-    if could > have and turn.now >= state.grow_not_before and _settled(turn):
-        return f"grow {have} -> {could}"
+    if state.layout is None or layout == state.layout or turn.now < state.grow_not_before:
+        return None
+    if could > have and layout.world_size > have and _settled(turn):
+        return f"grow {have} -> {layout.world_size}"
+    if state.spec.parallelism != state.planned_by:
+        return f"relayout {state.layout.describe()} -> {layout.describe()}"
     return None
 
 

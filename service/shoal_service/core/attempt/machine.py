@@ -35,6 +35,7 @@ from shoal_service.core.attempt.events import (
     InterruptHeard,
     NewsArrived,
     NodesAvoided,
+    ParallelismChanged,
     ProcessFailedToStart,
     ProcessLost,
     ProcessUnreachable,
@@ -56,7 +57,9 @@ def open_attempt() -> tuple[Command, ...]:
 
 def reopen(state: Attempt) -> tuple[Command, ...]:
     """What was asked for and never answered, to be asked again after the supervisor's own death. All of it is harmless
-    to repeat."""
+    to repeat. Nothing after the end: whatever the attempt owes is durable by then."""
+    if state.stage is Stage.ENDED:
+        return ()
     commits: tuple[Command, ...] = tuple(
         Commit(name, tuple(parts[rank] for rank in sorted(parts)))
         for name, parts in state.parts.items()
@@ -130,6 +133,8 @@ def _happen(turn: Turn, event: Event) -> None:
             turn.set(granted=workers)
         case ElasticityChanged(elasticity):
             turn.set(spec=turn.state.spec.model_copy(update={"elasticity": elasticity}))
+        case ParallelismChanged(parallelism):
+            turn.set(spec=turn.state.spec.model_copy(update={"parallelism": parallelism}))
         case WantedChanged(wanted):
             _wanted(turn, wanted)
         case NodesAvoided(avoided):

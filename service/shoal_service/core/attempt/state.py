@@ -6,6 +6,7 @@ A frozen value that round-trips through JSON: it is also the supervisor's journa
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -21,7 +22,7 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.memory import Holding, MemorySource
 from shoal_workers.contract.messages import SavedPart, ShardExit
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 
 class Stage(StrEnum):
@@ -108,6 +109,8 @@ class Attempt(Frozen):
     next_index: int = 0
     layout: Layout | None = None
     """Of the current (or last) generation."""
+    planned_by: Literal["auto"] | ParallelismSpec = "auto"
+    """What the spec asked for when that layout was planned."""
 
     asked: dict[int, float] = Field(default_factory=dict)
     """By process index: since when an answer to AskHoldings is waited for."""

@@ -21,6 +21,7 @@ from shoal_service.core.attempt.events import (
     InterruptHeard,
     NewsArrived,
     NodesAvoided,
+    ParallelismChanged,
     ProcessFailedToStart,
     ProcessLost,
     ProcessUnreachable,
@@ -51,7 +52,7 @@ from shoal_workers.contract.messages import (
     SuspectNamed,
     ValidationReport,
 )
-from shoal_workers.contract.spec import ElasticitySpec
+from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 NewWorld = Callable[..., Any]
 HEALTH = {"hang_floor_s": 5.0}
@@ -146,6 +147,8 @@ def events(state: Attempt) -> Iterator[Event]:
         yield WantedChanged(wanted)
     for minimum in (1, 4):
         yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
+    for tp in (1, 2):
+        yield ParallelismChanged(ParallelismSpec(tp=tp))
     for generation in (state.generation, max(0, state.generation - 1)):
         yield CheckpointCommitted(name, generation, state.step)
         yield CommitFailed(name, generation, state.step, "disk full")

@@ -31,6 +31,7 @@ from shoal_service.core.attempt.events import (
     GrantChanged,
     NewsArrived,
     NodesAvoided,
+    ParallelismChanged,
     RunReturned,
     Tick,
     WantedChanged,
@@ -38,7 +39,7 @@ from shoal_service.core.attempt.events import (
 from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Wanted
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, LeaveNotice, Phase, SuspectNamed
-from shoal_workers.contract.spec import ElasticitySpec
+from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 NewWorld = Callable[..., Any]
 ERROR = ErrorReport(type="ValueError", message="boom", traceback="tb", phase=Phase.FORWARD)
@@ -215,6 +216,10 @@ def lives_of(
         def elasticity_changes(self, minimum: int, standby: int) -> None:
             spec = ElasticitySpec(min_workers=minimum, max_workers=4, standby=standby, wait_s=30.0)
             self.world.feed(ElasticityChanged(spec))
+
+        @rule(replicas=st.integers(1, 2), otherwise=st.sampled_from(["replan", "idle"]))
+        def the_layout_is_to_be_another(self, replicas: int, otherwise: Any) -> None:
+            self.world.feed(ParallelismChanged(ParallelismSpec(dp_replicate=replicas, otherwise=otherwise)))
 
         @precondition(lambda self: self.world.history)
         @rule(data=st.data())
