@@ -31,6 +31,10 @@ class DemoOutcome:
     state: JobState
     steps: int
     world_sizes: tuple[int, ...]
+    layouts: tuple[str, ...]
+    """Over the run, one entry per change."""
+    survivors: tuple[int, ...]
+    """Pids of the workers that trained before the kill, and in the smaller group after it."""
     incidents: tuple[IncidentView, ...]
     comparison: LossComparison
     val_bits_per_byte: float | None
@@ -41,6 +45,8 @@ class DemoOutcome:
             "state": str(self.state),
             "steps": self.steps,
             "world_sizes": list(self.world_sizes),
+            "layouts": list(self.layouts),
+            "surviving_pids": list(self.survivors),
             "incidents": [_incident(incident) for incident in self.incidents],
             "max_abs_loss_diff": self.comparison.max_abs_diff,
             "val_bits_per_byte": self.val_bits_per_byte,
@@ -48,7 +54,9 @@ class DemoOutcome:
         }
 
 
-def broken_promises(outcome: DemoOutcome, *, workers: int, tolerance: float) -> tuple[str, ...]:
+def broken_promises(
+    outcome: DemoOutcome, *, workers: int, tolerance: float, layouts: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Everything that the run should have shown and did not; empty: the demo passed."""
     broken = []
     expected = (workers, workers - 1, workers)
@@ -56,6 +64,12 @@ def broken_promises(outcome: DemoOutcome, *, workers: int, tolerance: float) -> 
         broken.append(f"the disturbed job ended as {outcome.state}, not SUCCEEDED")
     if not contains_in_order(outcome.world_sizes, expected):
         broken.append(f"the world sizes were {arrows(outcome.world_sizes)}; {arrows(expected)} was expected in them")
+    if not contains_in_order(outcome.layouts, layouts):
+        broken.append(f"the layouts were {arrows(outcome.layouts)}; {arrows(layouts)} was expected in them")
+    if len(outcome.survivors) < workers - 1:
+        broken.append(
+            f"{len(outcome.survivors)} processes trained before and after the kill; {workers - 1} were to survive it"
+        )
     if not outcome.incidents:
         broken.append("no incident was recorded, although a shard was killed")
     diff = outcome.comparison.max_abs_diff
@@ -93,6 +107,16 @@ def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def layouts(events: Iterable[EventView]) -> tuple[str, ...]:
+    """The parallel layouts over the run, one entry per change."""
+    shown: list[str] = []
+    for event in sorted(events, key=lambda event: event.seq):
+        layout = event.data.get("layout") if event.type == "generation.formed" else None
+        if layout and (not shown or shown[-1] != layout):
+            shown.append(str(layout))
+    return tuple(shown)
+
+
 def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -> tuple[IncidentView, ...]:
     """Fill in how long the first one took to be noticed: only who sent the signal knows when it was sent."""
     known = tuple(incidents)
@@ -101,10 +125,10 @@ def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -
     return (known[0].model_copy(update={"detect_s": max(0.0, known[0].at - killed_at)}), *known[1:])
 
 
-def contains_in_order(sizes: Sequence[int], expected: Sequence[int]) -> bool:
-    """Whether `expected` is a subsequence of `sizes`."""
-    rest = iter(sizes)
-    return all(size in rest for size in expected)
+def contains_in_order(seen: Sequence[object], expected: Sequence[object]) -> bool:
+    """Whether `expected` is a subsequence of `seen`."""
+    rest = iter(seen)
+    return all(one in rest for one in expected)
 
 
 def mean_tokens_per_s(series: Sequence[SeriesPoint], tokens_per_step: int) -> float | None:
@@ -119,8 +143,8 @@ def tokens_per_step(spec: Mapping[str, Any]) -> int:
     return int(spec["batch"]["global_size"]) * int(spec["model"]["seq_len"])
 
 
-def arrows(sizes: Iterable[int]) -> str:
-    return " -> ".join(str(size) for size in sizes) or "none"
+def arrows(values: Iterable[object]) -> str:
+    return " -> ".join(str(value) for value in values) or "none"
 
 
 def _incident(incident: IncidentView) -> dict[str, Any]:

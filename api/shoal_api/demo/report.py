@@ -58,6 +58,8 @@ def _rows(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[tuple[
     rows = [
         ("steps", str(outcome.steps), str(max((point.step for point in undisturbed.series), default=0))),
         ("world size", arrows(outcome.world_sizes), arrows(sizes_of(undisturbed.series))),
+        ("layout", arrows(outcome.layouts), next(iter(outcome.layouts), "")),
+        ("processes that lived on", ", ".join(f"pid {pid}" for pid in outcome.survivors), ""),
     ]
     for incident in outcome.incidents:
         to_workers = "?" if incident.to_workers is None else incident.to_workers

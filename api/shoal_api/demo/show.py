@@ -26,6 +26,7 @@ from shoal_api.demo.outcome import (
     DemoOutcome,
     broken_promises,
     compare_losses,
+    layouts,
     mean_tokens_per_s,
     tokens_per_step,
     with_detection,
@@ -34,14 +35,14 @@ from shoal_api.demo.outcome import (
 from shoal_api.demo.processes import ServerProcess
 from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, demo_spec
+from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, script_of
 from shoal_service.views import JobView
 
 if TYPE_CHECKING:
     from types import FrameType
 
 
-def run_demo(output: Output, *, keep: bool) -> bool:
+def run_demo(output: Output, scenario: Scenario, *, keep: bool) -> bool:
     """True when the run showed everything that it should. Nothing stays behind, except with `keep`."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     kept = False
@@ -52,7 +53,7 @@ def run_demo(output: Output, *, keep: bool) -> bool:
             _tell(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
             server = ServerProcess(_serve_command(url, folder), _environment(), folder / "serve.log", outlive=keep)
             await_ready(server, url, output)
-            passed = _show(output, server, url)
+            passed = _show(output, server, url, scenario)
             kept = keep
             if keep:
                 _tell(output, f"the server stays: {url} (docs: {url}/docs). Look: shoal jobs --url {url}")
@@ -69,9 +70,10 @@ def run_demo(output: Output, *, keep: bool) -> bool:
                         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _show(output: Output, server: ServerProcess, url: str) -> bool:
+def _show(output: Output, server: ServerProcess, url: str, scenario: Scenario) -> bool:
     saboteur = _Saboteur(server, url)
-    spec = demo_spec(os.cpu_count() or 1)
+    script = script_of(scenario, os.cpu_count() or 1)
+    spec = script.spec
     disturbed = _train(output, url, spec, on_tick=saboteur.watching)
     undisturbed = _train(output, url, {**spec, "name": f"{spec['name']}-undisturbed"})
     with Client(url) as client:
@@ -80,12 +82,14 @@ def _show(output: Output, server: ServerProcess, url: str) -> bool:
             state=disturbed.status.state,
             steps=disturbed.status.step,
             world_sizes=world_sizes(client.events(disturbed.id)),
+            layouts=layouts(client.events(disturbed.id)),
+            survivors=saboteur.survivors,
             incidents=with_detection(client.incidents(disturbed.id), saboteur.killed_at),
             comparison=compare_losses(runs[0].series, runs[1].series),
             val_bits_per_byte=disturbed.status.val_bits_per_byte,
             tokens_per_s=runs[0].tokens_per_s,
         )
-    broken = broken_promises(outcome, workers=WORKERS, tolerance=TOLERANCE)
+    broken = broken_promises(outcome, workers=WORKERS, tolerance=TOLERANCE, layouts=script.layouts)
     if output.as_json:
         for line in broken:
             output.say(line, "bad")
@@ -114,22 +118,39 @@ class _Saboteur:
         self._server = server
         self._url = url
         self.killed_at: float | None = None
+        self._before: frozenset[int] = frozenset()
+        self._generation = 0
+        self.survivors: tuple[int, ...] = ()
+        """Pids of the group before the kill that are in the next group, too."""
 
     def watching(self, screen: Screen) -> Callable[[JobView], None]:
         return lambda job: self._look(job, screen)
 
     def _look(self, job: JobView, screen: Screen) -> None:
-        if self.killed_at is not None or job.status.step < KILL_AT_STEP or job.status.state.ended:
+        if self.killed_at is not None:
+            self._look_for_survivors(job)
+            return
+        if job.status.step < KILL_AT_STEP or job.status.state.ended:
             return
         with Client(self._url) as client:
-            victims = [worker for worker in client.workers(job.id) if worker.rank == KILL_RANK]
+            members = [worker for worker in client.workers(job.id) if worker.rank is not None]
+        victims = [worker for worker in members if worker.rank == KILL_RANK]
         if not victims or not self._server.owns(victims[0].pid):
             return
+        self._before = frozenset(worker.pid for worker in members)
+        self._generation = job.status.generation
         self.killed_at = time.time()
         os.kill(victims[0].pid, signal.SIGKILL)
         screen.notice(
             f"          SIGKILL shard rank {KILL_RANK} (pid {victims[0].pid}) at step {job.status.step}", "bad"
         )
+
+    def _look_for_survivors(self, job: JobView) -> None:
+        if self.survivors or job.status.generation == self._generation or job.status.state.ended:
+            return
+        with Client(self._url) as client:
+            now = {worker.pid for worker in client.workers(job.id) if worker.rank is not None}
+        self.survivors = tuple(sorted(self._before & now))
 
 
 def collect(client: Client, job: JobView) -> Run:

@@ -1,10 +1,12 @@
-"""The job that the demo trains, and where it is hurt. Package data in the form of code: it works from a wheel too.
+"""The jobs that the demo trains, and where they are hurt. Package data in the form of code: it works from a wheel too.
 
 It is examples/byte-lm.yaml with more frequent checkpoints, so that less is done twice; a test keeps the two alike.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 KILL_AT_STEP = 25
@@ -27,6 +29,34 @@ DEMO_SPEC: dict[str, Any] = {
     "checkpoint": {"every_steps": 10},
     "validation": {"samples": 128},
 }
+
+
+class Scenario(StrEnum):
+    RECOVERY = "recovery"
+    """Sharded data parallel: one of four workers is killed, three go on, a fourth joins them."""
+    RELAYOUT = "relayout"
+    """The same under pipeline x tensor parallelism: the three that are left go on in another layout, and when there are
+    four again, in the first one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a scenario trains, and what has to be seen."""
+
+    spec: dict[str, Any]
+    layouts: tuple[str, ...]
+    """In this order, others may be between them; empty: any."""
+
+
+def script_of(scenario: Scenario, num_cores: int) -> Script:
+    """For a machine: see `demo_spec`."""
+    spec = demo_spec(num_cores)
+    match scenario:
+        case Scenario.RECOVERY:
+            return Script(spec, ())
+        case Scenario.RELAYOUT:
+            changes: dict[str, Any] = {"name": "relayout", "parallelism": {"pp": 2, "tp": 2}}
+            return Script({**spec, **changes}, ("pp2 x tp2", "fsdp3", "pp2 x tp2"))
 
 
 def demo_spec(num_cores: int) -> dict[str, Any]:

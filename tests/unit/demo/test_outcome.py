@@ -36,6 +36,8 @@ def outcome(**changes: object) -> DemoOutcome:
         "state": JobState.SUCCEEDED,
         "steps": 2,
         "world_sizes": (4, 3, 4),
+        "layouts": ("pp2 x tp2", "fsdp3", "pp2 x tp2"),
+        "survivors": (11, 12, 13),
         "incidents": (INCIDENT,),
         "comparison": compare_losses([point(1, 1.0), point(2, 0.5)], [point(1, 1.0), point(2, 0.5)]),
         "val_bits_per_byte": 2.5,
@@ -83,7 +85,8 @@ def test_every_promise_is_checked() -> None:
 def test_the_document_has_the_promised_keys_on_one_line() -> None:
     document = outcome().document()
     assert list(document) == [
-        "state", "steps", "world_sizes", "incidents", "max_abs_loss_diff", "val_bits_per_byte", "tokens_per_s",
+        "state", "steps", "world_sizes", "layouts", "surviving_pids", "incidents", "max_abs_loss_diff",
+        "val_bits_per_byte", "tokens_per_s",
     ]  # fmt: skip
     assert list(document["incidents"][0]) == [
         "cause", "detect_s", "recovery_s", "steps_lost", "from_workers", "to_workers",

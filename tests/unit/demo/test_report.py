@@ -35,7 +35,8 @@ def shown(broken: tuple[str, ...]) -> str:
         from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1,
     )  # fmt: skip
     outcome = DemoOutcome(
-        state=JobState.SUCCEEDED, steps=5, world_sizes=(4, 3, 4), incidents=(incident,),
+        state=JobState.SUCCEEDED, steps=5, world_sizes=(4, 3, 4), layouts=("pp2", "fsdp3", "pp2"),
+        survivors=(11, 12, 13), incidents=(incident,),
         comparison=compare_losses(disturbed.series, undisturbed.series), val_bits_per_byte=2.5, tokens_per_s=1000.0,
     )  # fmt: skip
     console = Console(file=io.StringIO(), width=120)

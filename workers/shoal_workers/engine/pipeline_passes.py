@@ -175,9 +175,24 @@ class _Stage(PipelineStage):
         share_of_step(self.submod, self._shares[fwd_chunk_id])
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)  # type: ignore[no-untyped-call]
 
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
+        outputs, inputs = self.fwd_cache[fwd_chunk_id]
+        self.fwd_cache[fwd_chunk_id] = _contiguous(outputs), inputs
+        return super().get_fwd_send_ops(fwd_chunk_id)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
+        if bwd_chunk_id in self.bwd_cache:
+            self.bwd_cache[bwd_chunk_id] = _contiguous(self.bwd_cache[bwd_chunk_id])
+        return super().get_bwd_send_ops(bwd_chunk_id)
+
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self._setting.position.enter(Phase.BACKWARD)
         return super().backward_one_chunk(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def _contiguous(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """gloo sends nothing else."""
+    return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
 def _fed(setting: Setting) -> tuple[MicroBatch, ...]:

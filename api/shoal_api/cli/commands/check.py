@@ -9,9 +9,13 @@ import typer
 
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
+from shoal_api.demo.spec import Scenario
 
 
 def demo(
+    scenario: Annotated[Scenario, typer.Option("--scenario", help="What is trained, and what changes.")] = (
+        Scenario.RECOVERY
+    ),
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -19,7 +23,7 @@ def demo(
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.demo.show import run_demo
 
-        if not run_demo(session.output, keep=keep):
+        if not run_demo(session.output, scenario, keep=keep):
             raise typer.Exit(ExitCode.FAILED)
 
 

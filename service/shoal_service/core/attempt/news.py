@@ -118,7 +118,7 @@ def _formed(turn: Turn, item: Formed) -> None:
     turn.emit(
         "generation.formed", generation=item.generation, workers=len(state.members), start_step=item.start_step,
         steps_lost=lost, form_s=item.form_s, build_s=item.build_s, restore_s=item.restore_s,
-        num_parameters=item.num_parameters,
+        num_parameters=item.num_parameters, layout=state.layout.describe() if state.layout is not None else None,
     )  # fmt: skip
 
 

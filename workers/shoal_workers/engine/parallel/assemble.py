@@ -24,10 +24,11 @@ from shoal_workers.contract.plan import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.mesh import Meshes
+from shoal_workers.engine.parallel.compression import mixed_precision
 from shoal_workers.engine.parallel.context import apply_context
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
-from shoal_workers.engine.parallel.recompute import apply_recompute
+from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
 from shoal_workers.engine.parallel.stages import Stage, split_into_stages
 from shoal_workers.engine.parallel.tensor import apply_tensor
 from shoal_workers.engine.sharding import shard_model
@@ -49,12 +50,13 @@ def assemble(
         stages = split_into_stages(model, plan, layout, layout.pipeline_rank(meshes.rank))
     partial: list[nn.Parameter] = []
     for stage in stages:
-        partial += _apply(stage.module, plan, meshes)
+        partial += _apply(stage.module, plan, meshes, compiles=spec.compile)
     owners = _owners(stages, partial)
+    policy = mixed_precision(spec.precision, spec.reduce_precision)
     for stage in stages:
         experts = [module for _, module in matching(stage.module, plan.experts)] if plan.experts else []
         inside = [module for module in stage.module.modules() if module in units]
-        shard_model(stage.module, meshes, spec.precision, inside, experts if layout.ep > 1 else ())
+        shard_model(stage.module, meshes, policy, inside, experts if layout.ep > 1 else ())
     return Assembly(
         layout=layout,
         parts=tuple(stage.module for stage in stages),
@@ -65,16 +67,17 @@ def assemble(
     )
 
 
-def _apply(module: nn.Module, plan: ParallelPlan, meshes: Meshes) -> list[nn.Parameter]:
+def _apply(module: nn.Module, plan: ParallelPlan, meshes: Meshes, *, compiles: bool) -> list[nn.Parameter]:
     """Everything but the data axis. Returns the parameters with a term of their gradient on each tp rank."""
     layout = meshes.layout
     partial = apply_tensor(module, plan, meshes.tp) if meshes.tp is not None else []
-    if meshes.ep is not None or meshes.tp is not None:
-        partial += apply_experts(module, plan, meshes.ep, meshes.tp, meshes.cp)
+    partial += apply_experts(module, plan, meshes.ep, meshes.tp, meshes.cp)
     if meshes.cp is not None:
         apply_context(module, plan, meshes.cp, layout.context)
     if layout.recompute is not Recompute.NONE:
         apply_recompute(module, plan, layout.recompute)
+    if compiles:
+        apply_compile(module, plan)
     return partial
 
 
