@@ -110,7 +110,8 @@ def rank_params(shape: ModelShape, columns: Candidates, content: Held) -> tuple[
 def kept_bytes(kept: Kept, tp: Ints, compute_bytes: int) -> Floats:
     """Per token of a tp group, on one rank."""
     split = (kept.split * compute_bytes + kept.split_fp32 * _FP32) / tp
-    return split + kept.whole * compute_bytes + kept.whole_fp32 * _FP32
+    cast = kept.whole_cast * _FP32 * (compute_bytes < _FP32)
+    return split + kept.whole * compute_bytes + kept.whole_fp32 * _FP32 + cast
 
 
 def in_flight(columns: Candidates, rank: Ints) -> Floats:

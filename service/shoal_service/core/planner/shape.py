@@ -29,6 +29,8 @@ class Kept:
     whole: int
     split_fp32: int = 0
     whole_fp32: int = 0
+    whole_cast: int = 0
+    """4 bytes each, but only where the compute dtype is shorter: it is the same tensor otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,14 @@ def shape_of(spec: JobSpec) -> ModelShape | None:
     if config is None:
         return None
     tokenizer = spec.data.get("tokenizer", "bytes")
-    return shape_of_language_model(config, _BYTES_VOCABULARY if tokenizer == "bytes" else _TOKENIZER_VOCABULARY)
+    vocab_size = _BYTES_VOCABULARY if tokenizer == "bytes" else _TOKENIZER_VOCABULARY
+    return shape_of_language_model(config, vocab_size, on_gpu=spec.worker.gpus > 0)
 
 
-def shape_of_language_model(config: LanguageModelConfig, vocab_size: int = _BYTES_VOCABULARY) -> ModelShape:
-    """`vocab_size` is the tokenizer's; the settings' own wins."""
+def shape_of_language_model(
+    config: LanguageModelConfig, vocab_size: int = _BYTES_VOCABULARY, *, on_gpu: bool = False
+) -> ModelShape:
+    """`vocab_size` is the tokenizer's; the settings' own wins. `on_gpu`: fused norms keep less."""
     head_dim = config.head_dim or config.dim // config.num_heads
     num_moe = num_expert_layers(config)
     widths = [config.num_heads * head_dim]
@@ -135,8 +140,8 @@ def shape_of_language_model(config: LanguageModelConfig, vocab_size: int = _BYTE
         head_dim=head_dim,
         num_dense=config.num_layers - num_moe,
         num_moe=num_moe,
-        dense=_block(config, head_dim, has_experts=False),
-        moe=_block(config, head_dim, has_experts=True),
+        dense=_block(config, head_dim, on_gpu, has_experts=False),
+        moe=_block(config, head_dim, on_gpu, has_experts=True),
         narrowest=min(widths),
         num_experts=config.num_experts,
         top_k=config.top_k,
@@ -145,7 +150,7 @@ def shape_of_language_model(config: LanguageModelConfig, vocab_size: int = _BYTE
     )
 
 
-def _block(config: LanguageModelConfig, head_dim: int, *, has_experts: bool) -> BlockShape:
+def _block(config: LanguageModelConfig, head_dim: int, on_gpu: bool, *, has_experts: bool) -> BlockShape:
     dim = config.dim
     queries = config.num_heads * head_dim
     keys = (config.num_kv_heads or config.num_heads) * head_dim
@@ -161,26 +166,31 @@ def _block(config: LanguageModelConfig, head_dim: int, *, has_experts: bool) -> 
         dense_flops=2.0 * (split + router),
         expert_flops=2.0 * 3 * dim * expert * config.top_k if has_experts else 0.0,
         attention_flops=2.0 * config.seq_len * queries,
-        kept=_kept(config, queries, keys, dense, has_experts=has_experts),
+        kept=_kept(config, queries, keys, dense, has_experts=has_experts, is_fused=on_gpu),
         kept_selective=_kept_selective(config, queries, keys, dense, has_experts=has_experts),
         kept_full=Kept(split=dim, whole=0),
     )
 
 
-def _kept(config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool) -> Kept:
-    """Without recomputation.
+def _kept(
+    config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool, is_fused: bool
+) -> Kept:
+    """Without recomputation; tests/dist/test_kept.py counts what autograd really saves.
 
-    attention: the norm's input (fp32); its output, which query, key and value share; rotated queries and keys; values;
-    what attention returns, which is the input of `out`. Feed-forward: the norm's input (fp32); its output, which gate
-    and up share; gate, silu(gate), up, and their product.
-    Experts: the copies of each token that go in, what comes out, and the same four of a SwiGLU for each copy.
+    attention: the norm's input (fp32; without a fused kernel also its normalised one); its output, which query, key
+    and value share; rotated queries and keys; values; what attention returns, and, where its kernel returns heads
+    first, the copy that `out` reads. Feed-forward: the norm's input; its output, which gate and up share; gate,
+    silu(gate), up, and their product.
+    Experts: the router's input in fp32 and its scores; the copies of each token that go in, what comes out, sorted and
+    unsorted; and the same four of a SwiGLU for each copy.
     """
-    split, whole, whole_fp32 = 2 * queries + 2 * keys + 4 * dense, 2 * config.dim, 0
+    norms, results = (2, 1) if is_fused else (4, 2)
+    split, whole, whole_fp32, whole_cast = (1 + results) * queries + 2 * keys + 4 * dense, 2 * config.dim, 0, 0
     if has_experts:
         split += 4 * config.top_k * expert_dim(config)
         whole += 3 * config.top_k * config.dim
-        whole_fp32 = 2 * config.num_experts
-    return Kept(split=split, whole=whole, split_fp32=2 * config.dim, whole_fp32=whole_fp32)
+        whole_fp32, whole_cast = config.num_experts, config.dim
+    return Kept(split, whole, split_fp32=norms * config.dim, whole_fp32=whole_fp32, whole_cast=whole_cast)
 
 
 def _kept_selective(config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool) -> Kept:

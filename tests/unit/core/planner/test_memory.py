@@ -55,8 +55,9 @@ def test_on_one_rank_by_hand(shape: Any, round_numbers: Any) -> None:
     # their own, and whole ones over 4 micro-batches
     assert parts[BytesPart.GRADIENTS] == 8 * PARAMS
     assert parts[BytesPart.GATHERED] == 4 * PARAMS
-    # 32 tokens; of a block: 2 norm inputs and 2 outputs of 8, rotated queries and keys, values, result, 4 x 32
-    block = 4 * (4 * 8 + 4 * 8 + 4 * 32)
+    # 32 tokens; of a block: 2 norms with inputs, normalised inputs and outputs of 8, rotated queries and keys, values,
+    # the result and its copy, 4 x 32
+    block = 4 * (6 * 8 + 5 * 8 + 4 * 32)
     ends = 4 * (8 + 3 * 8)
     assert parts[BytesPart.ACTIVATIONS] == 32 * (3 * block + ends)
     assert parts[BytesPart.LOGITS] == 32 * 300 * 12

@@ -1,0 +1,67 @@
+"""What autograd keeps of a block, counted tensor by tensor, is what the planner predicts."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shoal_service.core.planner.memory import kept_bytes
+from shoal_service.core.planner.shape import shape_of_language_model
+from shoal_workers.contract.layout import Recompute
+from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.contract.plan_of import plan_of_language_model
+from shoal_workers.engine.parallel.recompute import apply_recompute
+from shoal_workers.tasks.transformer import Transformer
+
+SAMPLES, TOKENS = 2, 128
+EXPERTS: dict[str, Any] = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 128, "num_shared_experts": 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model", [{}, {"num_kv_heads": 2}, EXPERTS], ids=["dense", "grouped", "experts"])
+@pytest.mark.parametrize("mode", list(Recompute))
+def test_a_block_keeps_what_is_predicted(model: dict[str, Any], dtype: torch.dtype, mode: Recompute) -> None:
+    config = LanguageModelConfig(dim=256, num_heads=8, num_layers=2, seq_len=TOKENS, vocab_size=512, **model)
+    shape = shape_of_language_model(config, 512)
+    block = shape.moe if config.num_experts else shape.dense
+    kept = {Recompute.NONE: block.kept, Recompute.SELECTIVE: block.kept_selective, Recompute.FULL: block.kept_full}
+    predicted = SAMPLES * TOKENS * float(kept_bytes(kept[mode], np.array([1]), dtype.itemsize)[0])
+    assert _kept(config, dtype, mode) == pytest.approx(predicted, rel=0.05)
+
+
+def _kept(config: LanguageModelConfig, dtype: torch.dtype, mode: Recompute) -> int:
+    """Bytes that are alive after a block's forward pass because of it, its input included."""
+    torch.manual_seed(0)
+    model = Transformer(config, 512).to(dtype)
+    apply_recompute(model, plan_of_language_model(config), mode)
+    x = torch.randn(SAMPLES, TOKENS, config.dim, dtype=dtype, requires_grad=True) * 1
+    return _bytes_saved(model, x)
+
+
+def _bytes_saved(model: Transformer, x: Tensor) -> int:
+    rotations = model.rotations[:, : x.shape[1]]
+    known = {tensor.untyped_storage().data_ptr() for tensor in _living()} - {x.untyped_storage().data_ptr()}
+    sizes: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = model.blocks[1](x, rotations)
+    known.add(result.untyped_storage().data_ptr())
+    for tensor in _living():  # selective recomputation keeps its tensors itself
+        pack(tensor)
+    return sum(size for place, size in sizes.items() if place not in known)
+
+
+def _living() -> list[Tensor]:
+    # by type(): isinstance asks deprecated stand-ins for their class, which warn
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor) and thing.device.type == "cpu"]
