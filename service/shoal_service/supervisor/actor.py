@@ -8,6 +8,7 @@ import time
 import traceback
 
 import ray
+from shoal_service.core.planner import plan_ahead
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.journal import Journal
@@ -32,6 +33,8 @@ class SupervisorActor:
         self._executor = self._prepare()
         if self._executor is not None:
             threading.Thread(target=self._live, args=(self._executor,), name="executor", daemon=True).start()
+            # so that a group which has to re-form never waits for arithmetic
+            threading.Thread(target=plan_ahead, args=(config.spec,), name="planner", daemon=True).start()
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorNews:

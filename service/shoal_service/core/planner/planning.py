@@ -33,6 +33,7 @@ from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 _FEW = 16
 """Worlds up to here are compared with every smaller one."""
 _CLEARLY_FASTER = 0.95
+_REMEMBERED = 512
 
 
 def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None) -> tuple[Layout, str]:
@@ -42,7 +43,12 @@ def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None)
     """
     assert world_size >= 1
     profile = profile_for(spec, profile)
-    return _remembered(_Question(spec.model_dump_json(), world_size, profile.model_dump_json(), spec, profile))
+    text = spec.model_dump_json(include=_DECIDES)
+    return _remembered(_Question(text, world_size, profile.model_dump_json(), spec, profile))
+
+
+_DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
+"""What of a spec an answer depends on: a change of anything else, of `elasticity` above all, keeps what is known."""
 
 
 def plans(
@@ -50,6 +56,12 @@ def plans(
 ) -> dict[int, tuple[Layout, str]]:
     """Ahead of time: `plan` answers at once for these worlds afterwards."""
     return {world_size: plan(spec, world_size, profile) for world_size in world_sizes}
+
+
+def plan_ahead(spec: JobSpec) -> None:
+    """For every world that the job may have, the largest ones first; at most half of what is remembered."""
+    least, most = spec.elasticity.min_workers, spec.elasticity.max_workers
+    plans(spec, range(most, max(least - 1, most - _REMEMBERED // 2), -1))
 
 
 def profile_for(spec: JobSpec, profile: HardwareProfile | None = None) -> HardwareProfile:
@@ -80,7 +92,7 @@ class _Question:
     profile: HardwareProfile = dataclass_field(compare=False)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=_REMEMBERED)
 def _remembered(question: _Question) -> tuple[Layout, str]:
     spec, world_size, profile = question.spec, question.world_size, question.profile
     if spec.deterministic:

@@ -173,10 +173,10 @@ def _context(shape: ModelShape, work: Work, profile: HardwareProfile, columns: C
     copies = np.lcm(heads_left, columns.cp) / heads_left  # keys and values are copied until cp divides their heads
     queries = 2 * shape.num_heads * shape.head_dim / columns.tp
     exchange = 2 * context_group.exchange_s(tokens * (queries + keys * copies) * size / 2)
-    one = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), exchange, gather)
-    times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 2.0, 3.0)
-    total: Floats = (content.num_dense + content.num_moe) * times * one
-    return total
+    one: Floats = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), exchange, gather)
+    times: Floats = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 2.0, 3.0)
+    blocks: Ints = content.num_dense + content.num_moe
+    return blocks * times * one
 
 
 def _experts(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:

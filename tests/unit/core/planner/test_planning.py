@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.planner import plan, plans
+from shoal_service.core.planner import plan, plan_ahead, plans
 from shoal_service.core.planner.gpus import PROFILES
+from shoal_service.core.planner.planning import _remembered
 from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.legality import violations
 from shoal_workers.contract.plan_of import plan_of
@@ -88,6 +89,14 @@ def test_plans_of_all_sizes_can_be_had_ahead(job: Any) -> None:
     spec = job(elasticity={"max_workers": 4})
     ahead = plans(spec, range(1, 5))
     assert ahead == {world: plan(spec, world) for world in range(1, 5)}
+
+
+def test_a_change_of_elasticity_keeps_what_is_known(job: Any) -> None:
+    plan_ahead(job(elasticity={"max_workers": 3}, batch={"global_size": 9, "micro_size": 1}))
+    known = _remembered.cache_info().misses
+    for world in (1, 2, 3):
+        plan(job(elasticity={"max_workers": 8}, batch={"global_size": 9, "micro_size": 1}), world)
+    assert _remembered.cache_info().misses == known
 
 
 @given(
