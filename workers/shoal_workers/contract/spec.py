@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
@@ -23,6 +23,8 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 
 
 class Precision(StrEnum):
+    """Floating-point types that a model computes in, or that gradients travel in."""
+
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
@@ -80,6 +82,9 @@ class OptimizerSpec(Frozen):
     """Applied to parameters of two or more dimensions only."""
     clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
     """Gradients are scaled down to this global L2 norm; null: never."""
+    fused: bool | Literal["auto"] = "auto"
+    """One kernel for the whole update; "auto": where the parameters lie on a GPU. It rounds in other places than the
+    plain one, so `deterministic` refuses it, and "auto" means false there."""
 
 
 class ScheduleSpec(Frozen):
@@ -273,6 +278,12 @@ class JobSpec(Frozen):
     precision: Precision = Precision.FP32
     """fp32; or bf16 or fp16: parameters and reductions in fp32, forward and backward in the shorter type, fp16 with
     dynamic loss scaling."""
+    reduce_precision: Precision = Precision.FP32
+    """Type in which gradients are summed, over a rank's micro-batches and between data-parallel ranks; bf16 and fp16
+    halve what is sent and round every addition. fp16 brings dynamic loss scaling with it."""
+    compile: bool = False
+    """Compile each of the model's blocks with torch.compile; the first step of a process then takes seconds to
+    minutes longer."""
     stop: StopSpec = Field(examples=[{"steps": 1000}])
     """When the job is done."""
     parallelism: Literal["auto"] | ParallelismSpec = "auto"
@@ -299,6 +310,17 @@ class JobSpec(Frozen):
         if not _NAME.fullmatch(name):
             raise ValueError(f"name {name!r} must be lower-case letters, digits and inner dashes, at most 63.")
         return name
+
+    @field_validator("precision", "reduce_precision", mode="before")
+    @classmethod
+    def _is_built(cls, precision: object, info: ValidationInfo) -> object:
+        if isinstance(precision, str) and precision.startswith("fp8"):
+            raise ValueError(
+                f"{info.field_name} {precision} is not built. It would need GPUs with fp8 matrix units (compute "
+                "capability 8.9 or more), linear layers over scaled matrix products with a scale for every tensor or "
+                "row, and collectives that know fp8, which gloo does not. Use bf16."
+            )
+        return precision
 
     @field_validator("task")
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.conflicts import conflicts
 from shoal_workers.contract.feasibility import infeasible
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.lm import LM_TASK, LanguageModelConfig, TextDataConfig
@@ -61,7 +62,8 @@ def parse_spec(data: Any) -> JobSpec:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
     if not problems and spec is not None:
-        problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
+        found = (*conflicts(spec), *infeasible(spec))
+        problems.extend(SpecProblem(path=one.path, message=one.message) for one in found)
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec

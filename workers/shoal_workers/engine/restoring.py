@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.save_plan import local_tensor
@@ -26,6 +27,7 @@ class Restored:
     """From another node's memory."""
     past: tuple[StepReport, ...] = ()
     """What the state knows of the steps that led to it; equal on all ranks."""
+    loss_scale: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         return f"{self.step} {self.num_bytes} {self.remote_bytes}"
@@ -62,4 +64,10 @@ def restore(
         extra = load(tensors, directory=assignment.restore_from)
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
     update.fill_twins()
-    return Restored(apply_extra(extra, update), num_bytes, remote_bytes, Recent.parse(extra.get("reports", ())))
+    return Restored(
+        step=apply_extra(extra, update),
+        num_bytes=num_bytes,
+        remote_bytes=remote_bytes,
+        past=Recent.parse(extra.get("reports", ())),
+        loss_scale=extra.get("loss_scale"),
+    )

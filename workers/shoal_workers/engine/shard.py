@@ -27,7 +27,6 @@ from shoal_workers.contract.messages import (
     Progress,
     SaveFailed,
     ShardExit,
-    StepReport,
 )
 from shoal_workers.contract.plan import ParallelPlan
 from shoal_workers.contract.plan_of import plan_of
@@ -50,6 +49,7 @@ from shoal_workers.engine.recent import Recent
 from shoal_workers.engine.restoring import Restored, is_restoring, restore
 from shoal_workers.engine.reuse import Kept, park, revive
 from shoal_workers.engine.saving import Saver
+from shoal_workers.engine.scaling import Scaling
 from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.stint import Stint
 from shoal_workers.engine.task import Dataset, LoadedTask, load_task
@@ -212,8 +212,9 @@ class ShardEngine:
         )
         try:
             self.prepare()
-            built, past = self._build(assignment, group, signals)
-            keepers = Keepers(self._saver, self._ram, Recent(past))
+            built, restored = self._build(assignment, group, signals)
+            scaling = Scaling(self._spec, restored.loss_scale)
+            keepers = Keepers(self._saver, self._ram, Recent(restored.past), scaling)
             trainer = Trainer(self._spec, assignment, built, self._position, keepers, self._outbox, signals)
             return trainer.train()
         except BaseException as error:
@@ -225,8 +226,8 @@ class ShardEngine:
         finally:
             self._kept = park(self._kept)
 
-    def _build(self, assignment: Assignment, group: Group, signals: Signals) -> tuple[Built, tuple[StepReport, ...]]:
-        """The generation, and what is known of the steps before it."""
+    def _build(self, assignment: Assignment, group: Group, signals: Signals) -> tuple[Built, Restored]:
+        """The generation, and what it starts from."""
         task, train_data = self._task, self._train_data
         assert task is not None and train_data is not None
         start = time.perf_counter()
@@ -267,7 +268,7 @@ class ShardEngine:
                     past=restored.past,
                 )
             )
-        return built, restored.past
+        return built, restored
 
     def _fitting(self, assignment: Assignment) -> Kept | None:
         """The model of the last generation, if it can go on as it is; else it is let go before another is made."""

@@ -12,37 +12,36 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal_workers.contract.layout import Layout, ShardLevel
-from shoal_workers.contract.spec import Precision
 from shoal_workers.engine.mesh import Meshes
-from shoal_workers.engine.parallel.compression import mixed_precision
 
 
 def shard_model(
     model: nn.Module,
     meshes: Meshes,
-    precision: Precision,
+    policy: MixedPrecisionPolicy,
     units: Sequence[nn.Module],
     experts: Collection[nn.Module] = (),
 ) -> None:
     """Shard `model` in place. Needs no communication.
 
     Args:
+        policy: the dtypes of computation and reduction, see parallel/compression.py.
         units: modules whose parameters are gathered together; innermost first, then the root with what is left.
         experts: modules whose parameters are already cut over the ep axis, and go over the rest of the shards only.
     """
     assert meshes.experts is not None or not experts
     if meshes.experts is not None:
         for module in experts:
-            _fully_shard(module, meshes.experts, meshes.layout, precision)
+            _fully_shard(module, meshes.experts, meshes.layout, policy)
     chosen = set(units) - {model}
     for module in reversed(list(model.modules())):
         if module in chosen:
-            _fully_shard(module, meshes.dense, meshes.layout, precision)
-    _fully_shard(model, meshes.dense, meshes.layout, precision)
+            _fully_shard(module, meshes.dense, meshes.layout, policy)
+    _fully_shard(model, meshes.dense, meshes.layout, policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):  # both settings reach one module only, not its children
             module.set_gradient_divide_factor(1.0)
@@ -62,7 +61,7 @@ def reduces_once(layout: Layout) -> bool:
     return layout.shard is ShardLevel.OPTIMIZER or layout.pp > 1
 
 
-def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, precision: Precision) -> None:
+def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, policy: MixedPrecisionPolicy) -> None:
     shards = mesh.size(mesh.ndim - 1)
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if layout.offload else OffloadPolicy()
     fully_shard(
@@ -70,7 +69,7 @@ def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, precision:
         mesh=mesh,
         reshard_after_forward=not keeps_gathered(layout),
         shard_placement_fn=lambda parameter: _placement(parameter, shards),
-        mp_policy=mixed_precision(precision),
+        mp_policy=policy,
         offload_policy=offload,
     )
 

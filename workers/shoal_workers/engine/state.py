@@ -2,7 +2,7 @@
 
     model.<parameter or buffer>           DTensor or Tensor
     optim.<parameter>.<key>               DTensor or Tensor, for example optim.blocks.0.up.weight.exp_avg
-    extra                                 small JSON: step, seed, and the plain values that the optimizer keeps
+    extra                                 small JSON: step, seed, loss scale, and the plain values of the optimizer
 
 Names are the modules' own, so any world size can read what any other wrote. Nothing of it depends on a rank. Learning
 rate and randomness are pure functions of step and seed, therefore these two are all that there is to keep of them.
@@ -17,7 +17,7 @@ from torch import Tensor
 from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.update import Update
 
-_NOT_KEPT = ("params", "lr", "initial_lr")
+_NOT_KEPT = ("params", "lr", "initial_lr", "foreach", "fused")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -31,8 +31,15 @@ def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
     return tensors
 
 
-def extra_of(update: Update, *, step: int, seed: int, reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is not a tensor, ready for JSON. `reports`: of the last steps, see recent.py."""
+def extra_of(
+    update: Update,
+    *,
+    step: int,
+    seed: int,
+    reports: list[dict[str, Any]],
+    loss_scale: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What is not a tensor, ready for JSON. `reports`: of the last steps, see recent.py; `loss_scale`: scaling.py."""
     values = {f"{name}.{key}": value for name, key, value in update.state() if not isinstance(value, Tensor)}
     for key, value in values.items():
         if not isinstance(value, _PLAIN):
@@ -43,7 +50,8 @@ def extra_of(update: Update, *, step: int, seed: int, reports: list[dict[str, An
         {key: value for key, value in group.items() if key not in _NOT_KEPT and isinstance(value, _PLAIN)}
         for group in update.optimizer.param_groups
     ]
-    return {"step": step, "seed": seed, "optimizer_values": values, "param_groups": groups, "reports": reports}
+    extra = {"step": step, "seed": seed, "optimizer_values": values, "param_groups": groups, "reports": reports}
+    return extra if loss_scale is None else {**extra, "loss_scale": loss_scale}
 
 
 def apply_extra(extra: dict[str, Any], update: Update) -> int:

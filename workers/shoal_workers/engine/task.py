@@ -109,7 +109,7 @@ class LoadedTask:
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise TypeError(f"build_optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer.")
             return Update(assembly, optimizer, ())
-        return default_update(assembly, settings)
+        return default_update(assembly, settings, deterministic=self._spec.deterministic)
 
     def shard_units(self, model: nn.Module) -> Sequence[nn.Module]:
         units: Callable[[nn.Module], Iterable[nn.Module]] = getattr(self._task, "shard_units", default_shard_units)

@@ -33,6 +33,7 @@ from shoal_workers.engine.position import Position
 from shoal_workers.engine.recent import Recent
 from shoal_workers.engine.replay import Replay
 from shoal_workers.engine.saving import Saver
+from shoal_workers.engine.scaling import Scaling
 from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.engine.snapshots import Snapshots
 from shoal_workers.engine.state import extra_of
@@ -76,6 +77,7 @@ class Keepers:
     saver: Saver
     ram: RamTier | None
     recent: Recent
+    scaling: Scaling
 
 
 class Trainer:
@@ -98,6 +100,7 @@ class Trainer:
         self._saver = keepers.saver
         self._snapshots = Snapshots(spec.snapshot, assignment, keepers.ram, outbox)
         self._recent = keepers.recent
+        self._scaling = keepers.scaling
         self._outbox = outbox
         self._signals = signals
         self._user_code = UserCode(lambda: position.phase)
@@ -160,13 +163,14 @@ class Trainer:
         step, built = self._position.step, self._built
         self._replay.run(step)
         start, waited = time.perf_counter(), waited_s()
-        losses = built.gradients.run(step)
+        scale = self._scaling.scale
+        losses = built.gradients.run(step, scale)
         gradients = built.gradients.gradients()
         compute_s = time.perf_counter() - start - (waited_s() - waited)
         copy_s, send_s = self._snapshots.take_costs()
         ballot = Ballot(
             loss_sum=losses,
-            squared_norm=built.gradients.squared_norm(gradients),
+            squared_norm=built.gradients.squared_norm(gradients) / scale**2,
             wishes=self._wishes(step + 1),
             compute_s=compute_s,
             copy_s=copy_s,
@@ -174,11 +178,17 @@ class Trainer:
         )
         verdict = hold_vote(ballot, self._assignment.rank, self._assignment.world_size)
         self._signals.check()
+        # No scale is to blame for a loss that is not finite: it is multiplied only afterwards, and in fp32.
+        scaled = self._scaling.heed(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
         if not verdict.is_finite:
-            self._refuse_or_skip(step, verdict)
+            if scaled is not None and not scaled.is_hopeless:
+                self._skip(verdict)
+            else:
+                self._refuse_or_skip(step, verdict)
             return verdict
         self._num_skipped = 0
         self._position.enter(Phase.OPTIMIZER)
+        gradients.scale(1 / scale)
         if self._spec.optimizer.clip_norm is not None:
             gradients.clip(verdict.grad_norm, self._spec.optimizer.clip_norm)
         with self._user_code:
@@ -238,7 +248,13 @@ class Trainer:
         self._snapshots.take(self._built.view.tensors(), self._extra(step), step, replicate=replicate)
 
     def _extra(self, step: int) -> dict[str, Any]:
-        return extra_of(self._built.update, step=step, seed=self._spec.seed, reports=self._recent.to_json())
+        return extra_of(
+            self._built.update,
+            step=step,
+            seed=self._spec.seed,
+            reports=self._recent.to_json(),
+            loss_scale=self._scaling.to_json(),
+        )
 
     def _is_save_time(self) -> bool:
         """Rank 0's clock decides for all."""

@@ -78,7 +78,7 @@ class Update:
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 self.optimizer.state[parameter] = {
-                    "step": torch.tensor(0.0),
+                    "step": torch.zeros((), device=parameter.device if group["fused"] else "cpu"),
                     "exp_avg": torch.empty_like(parameter, memory_format=torch.preserve_format),
                     "exp_avg_sq": torch.empty_like(parameter, memory_format=torch.preserve_format),
                 }
@@ -121,7 +121,7 @@ class Update:
                 target.copy_(source)
 
 
-def default_update(assembly: Assembly, settings: OptimizerSpec) -> Update:
+def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic: bool = False) -> Update:
     """AdamW on the local shards of a sharded model."""
     stand_ins: list[tuple[nn.Parameter, DTensor]] = []
     parameters: list[nn.Parameter] = []
@@ -133,7 +133,7 @@ def default_update(assembly: Assembly, settings: OptimizerSpec) -> Update:
             if isinstance(parameter, DTensor):
                 stand_ins.append((local, parameter))
             parameters.append(local)
-    return Update(assembly, adamw(parameters, settings), stand_ins)
+    return Update(assembly, adamw(parameters, settings, deterministic=deterministic), stand_ins)
 
 
 def _is_shard(value: object, parameter: Tensor) -> bool:

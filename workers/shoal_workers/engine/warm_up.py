@@ -19,6 +19,7 @@ from shoal_workers.contract.spec import OptimizerSpec, Precision
 from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.fast_build import build_for_restore
 from shoal_workers.engine.mesh import build_mesh
+from shoal_workers.engine.parallel.compression import mixed_precision
 from shoal_workers.engine.sharding import shard_model
 from shoal_workers.engine.update import default_update
 
@@ -35,7 +36,7 @@ def warm_up(store: Store, device: torch.device) -> None:
         try:
             meshes = build_mesh(fully_sharded(1), device.type, _TIMEOUT_S, 0)
             model = build_for_restore(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).to(device))
-            shard_model(model, meshes, Precision.FP32, list(model.children()))
+            shard_model(model, meshes, mixed_precision(Precision.FP32), list(model.children()))
             update = default_update(Assembly(fully_sharded(1), (model,)), OptimizerSpec())
             torch.autograd.backward(model(torch.ones(2, 8, device=device)).square().mean())
             update.step(1.0)

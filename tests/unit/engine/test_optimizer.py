@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shoal_workers.contract.spec import OptimizerSpec
+from shoal_workers.engine.optimizer import adamw
+
+
+def _is_fused(settings: dict[str, Any], *, deterministic: bool = False) -> bool:
+    optimizer = adamw(
+        [nn.Parameter(torch.ones(2))], OptimizerSpec.model_validate(settings), deterministic=deterministic
+    )
+    return bool(optimizer.param_groups[0]["fused"])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_auto_is_not_fused_where_parameters_lie_on_the_cpu(deterministic: bool) -> None:
+    assert not _is_fused({}, deterministic=deterministic)
+
+
+def test_fused_is_what_was_asked_for() -> None:
+    assert _is_fused({"fused": True})
+    assert not _is_fused({"fused": False})
