@@ -64,6 +64,8 @@ class Readiness(Frozen):
     """The control plane that holds the lease; empty: nobody does."""
     epoch: int
     """The lease's fencing token."""
+    warnings: tuple[str, ...] = ()
+    """What is not as it should be, though jobs run: a node of the embedded cluster that is away."""
 
 
 class Problem(Frozen):

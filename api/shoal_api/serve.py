@@ -70,6 +70,7 @@ async def _serve(settings: Settings) -> None:
         version=version("shoal"),
         observe=requests.observe,
         profiles=load_profiles(settings.state_dir),
+        warnings=lambda: _warnings(embedded),
     )
     stop = asyncio.Event()
     with _listen(settings.host, settings.port) as listener:
@@ -157,6 +158,14 @@ def _embedded(settings: Settings) -> EmbeddedCluster:
         num_gpus=settings.num_gpus,
         num_nodes=settings.nodes,
     )
+
+
+def _warnings(embedded: EmbeddedCluster | None) -> tuple[str, ...]:
+    away = embedded.away if embedded is not None else ()
+    if not away:
+        return ()
+    reason = "A node that has died is not started again; one that never came up is by the next start of `shoal serve`."
+    return (f"Nodes of the embedded Ray cluster are away: {', '.join(away)}. {reason}",)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -59,6 +59,8 @@ class Service:
     """Of the lease that tests hold to write as the control loop does."""
 
     changes: Changes
+    warnings: list[str]
+    """What it complains about, ready as it is."""
 
     @property
     def num_watches(self) -> int:
@@ -79,6 +81,7 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2) -> Iterator[S
     registry = CollectorRegistry()
     Gauge("shoal_test_series", "Something to scrape.", registry=registry).set(1)
     observed: list[tuple[str, str, int]] = []
+    warnings: list[str] = []
     app = create_app(
         store=store,
         cluster=cluster,
@@ -86,6 +89,7 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2) -> Iterator[S
         version="1.2.3",
         observe=lambda method, route, status, seconds: observed.append((method, route, status)),
         pace=Pace(heartbeat_s=heartbeat_s, refresh_s=0.05),
+        warnings=lambda: tuple(warnings),
     )
     listener = socket.create_server(("127.0.0.1", port))
     port = listener.getsockname()[1]
@@ -96,7 +100,7 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2) -> Iterator[S
     try:
         with httpx.Client(base_url=url, timeout=30, trust_env=False) as http, Client(url) as client:
             client.health()
-            yield Service(url, store, cluster, http, client, observed, epoch, app.state.changes)
+            yield Service(url, store, cluster, http, client, observed, epoch, app.state.changes, warnings)
     finally:
         server.should_exit = True
         thread.join(20)

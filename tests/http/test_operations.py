@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from shoal_api.cli.doctor import probes
+from shoal_api.cli.doctor.findings import Verdict
 from shoal_api.client import ServerError
 from shoal_api.http.problem_types import Kind
 
@@ -27,6 +29,15 @@ def test_a_lost_cluster_is_not_ready_but_alive(own_service: Any) -> None:
     assert caught.value.code == "not-ready"
     assert [error.path for error in caught.value.problem.errors] == ["cluster"]
     own_service.client.health()
+
+
+def test_a_ready_service_says_what_is_missing_and_the_doctor_repeats_it(own_service: Any) -> None:
+    assert own_service.client.ready().warnings == ()
+    assert probes.judge_server(own_service.url).verdict is Verdict.OK
+    own_service.warnings.append("Nodes of the embedded Ray cluster are away: 127.0.0.4.")
+    assert own_service.client.ready().warnings == tuple(own_service.warnings)
+    finding = probes.judge_server(own_service.url)
+    assert finding.verdict is Verdict.WARN and finding.hint == own_service.warnings[0]
 
 
 def test_the_cluster_is_shown(service: Any) -> None:

@@ -7,7 +7,7 @@ import httpx
 
 def waits_for(url: str) -> str | None:
     """What a server that answers is still waiting for; None: it is ready. Raises httpx.TransportError, InvalidURL."""
-    answer = httpx.get(f"{url.rstrip('/')}/readyz", timeout=5.0, trust_env=False)
+    answer = _ask(url)
     if answer.status_code == 200:
         return None
     try:
@@ -16,3 +16,16 @@ def waits_for(url: str) -> str | None:
         return ", ".join(errors) or str(document["detail"])
     except (ValueError, AttributeError, KeyError, TypeError):
         return f"an answer that Shoal would give (it is {answer.status_code})"
+
+
+def warns_of(url: str) -> tuple[str, ...]:
+    """What a server that is ready complains about. Raises httpx.TransportError, InvalidURL."""
+    answer = _ask(url)
+    try:
+        return tuple(str(warning) for warning in answer.json().get("warnings", ()))
+    except (ValueError, AttributeError, TypeError):
+        return ()
+
+
+def _ask(url: str) -> httpx.Response:
+    return httpx.get(f"{url.rstrip('/')}/readyz", timeout=5.0, trust_env=False)

@@ -6,7 +6,7 @@ application of its own. Serve it with `serving.make_server`, so that open stream
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -37,11 +37,21 @@ def create_app(
     observe: RequestObserver = lambda method, route, status, seconds: None,
     pace: Pace = DEFAULT_PACE,
     profiles: Mapping[str, HardwareProfile] = PROFILES,
+    warnings: Callable[[], tuple[str, ...]] = tuple,
 ) -> FastAPI:
-    """One application. `observe` is told of every finished request; `profiles` are what the planner knows of hardware.
+    """One application. `observe` is told of every finished request; `profiles` are what the planner knows of hardware;
+    `warnings` go with /readyz.
 
     `app.state.changes.close()` ends all streams; `make_server` calls it when the server is told to stop."""
-    context = Context(store=store, cluster=cluster, registry=registry, version=version, pace=pace, profiles=profiles)
+    context = Context(
+        store=store,
+        cluster=cluster,
+        registry=registry,
+        version=version,
+        pace=pace,
+        profiles=profiles,
+        warnings=warnings,
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -41,6 +41,8 @@ class Context:
     pace: Pace = DEFAULT_PACE
     profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)
     """What the planner knows of hardware, by name."""
+    warnings: Callable[[], tuple[str, ...]] = tuple
+    """What a ready service still has to complain about. Called on worker threads; must answer from memory."""
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
 

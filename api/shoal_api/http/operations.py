@@ -34,7 +34,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/readyz", response_model=Readiness, summary="The service can accept and run jobs")
     async def readyz() -> Readiness:
-        """The store answers and the cluster is connected; says who holds the lease."""
+        """The store answers and the cluster is connected; says who holds the lease, and which of its nodes are away."""
         return await run_in_threadpool(_readiness, context)
 
     @router.get(
@@ -79,5 +79,9 @@ def _readiness(context: Context) -> Readiness:
     if wrong:
         raise ProblemError(Kind.NOT_READY, "Not ready; see errors.", tuple(wrong))
     return Readiness(
-        store="ok", cluster=view.address, owner=lease.owner if lease else "", epoch=lease.epoch if lease else 0
+        store="ok",
+        cluster=view.address,
+        owner=lease.owner if lease else "",
+        epoch=lease.epoch if lease else 0,
+        warnings=context.warnings(),
     )

@@ -47,7 +47,7 @@ def examine(url: str, database_url: str | None) -> Iterator[Finding]:
         _port,
         _ray_auth,
         lambda: _database(database_url),
-        lambda: _server(url),
+        lambda: judge_server(url),
         lambda: _library("ray"),
         lambda: _library("torch"),
         _gloo,
@@ -109,13 +109,13 @@ def _database(url: str | None) -> Finding:
     return try_database(url)
 
 
-def _server(url: str) -> Finding:
+def judge_server(url: str) -> Finding:
     import httpx
 
-    from shoal_api.cli.readiness import waits_for
+    from shoal_api.cli.readiness import waits_for, warns_of
 
     try:
-        missing = waits_for(url)
+        missing, warnings = waits_for(url), warns_of(url)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         return Finding(
             check="server", verdict=Verdict.WARN, message=f"no server at {url} ({error})",
@@ -127,6 +127,10 @@ def _server(url: str) -> Finding:
             verdict=Verdict.WARN,
             message=f"{url} answers, but is not ready",
             hint=f"waits for {missing}",
+        )
+    if warnings:
+        return Finding(
+            check="server", verdict=Verdict.WARN, message=f"{url} is ready, and complains", hint=" ".join(warnings)
         )
     return Finding(check="server", verdict=Verdict.OK, message=f"{url} is ready")
 

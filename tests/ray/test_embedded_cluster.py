@@ -1,0 +1,101 @@
+"""An embedded cluster of which a node dies while it starts: started again, or named as away; never left out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shoal_service.embedded_cluster import EmbeddedCluster
+from shoal_service.embedded_node import RAYLET, EmbeddedNote
+
+_VICTIM = 2
+_LOOK_S = 0.02
+_COUNT = """
+import sys, ray
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+print("alive:", *sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]))
+"""
+
+
+def test_a_node_that_dies_while_it_starts_is_started_again_and_one_that_dies_later_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2)
+    try:
+        with _raylets_killed(tmp_path, at_most=1) as killed:
+            cluster.start()
+        assert len(killed) == 1
+        assert "start 1 of 3 failed for these nodes of the embedded Ray cluster: 127.0.0.3" in caplog.text
+        assert cluster.away == ()
+        assert _alive(cluster) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+
+        os.kill(next(_pids(tmp_path)), signal.SIGKILL)
+        assert not cluster.heal(), "a node that was up stays dead, as a machine would"
+        assert cluster.away == ("127.0.0.3",)
+        assert "nodes of the embedded Ray cluster are away: 127.0.0.3 (2 of 3 run)" in caplog.text
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.matrix
+def test_a_node_that_never_comes_up_is_left_out_until_the_next_start(tmp_path: Path) -> None:
+    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2)
+    try:
+        with _raylets_killed(tmp_path) as killed:
+            address = cluster.start()
+        assert len(killed) == 3, "it is started three times"
+        assert cluster.away == ("127.0.0.3",)
+        assert not cluster.heal(), "it is not tried for ever"
+
+        cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2)
+        assert cluster.start() == address and cluster.adopted
+        assert cluster.away == ()
+    finally:
+        cluster.stop()
+
+
+@contextmanager
+def _raylets_killed(state_dir: Path, at_most: int = 99) -> Iterator[set[int]]:
+    """SIGKILL for the victim's raylet as soon as there is one; yields the pids."""
+    killed: set[int] = set()
+    over = threading.Event()
+
+    def kill() -> None:
+        while len(killed) < at_most and not over.wait(_LOOK_S):
+            for pid in _pids(state_dir):
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+
+    killer = threading.Thread(target=kill, name="killer")
+    killer.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        killer.join()
+
+
+def _pids(state_dir: Path) -> Iterator[int]:
+    """Of the victim's raylet."""
+    path = state_dir / "embedded-cluster.json"
+    nodes = EmbeddedNote.model_validate_json(path.read_text()).nodes if path.exists() else ()
+    for node in nodes[_VICTIM : _VICTIM + 1]:
+        yield from node.pids_of(RAYLET)
+
+
+def _alive(cluster: EmbeddedCluster) -> list[str]:
+    """Addresses of the living nodes, as the head has them."""
+    found = subprocess.run(
+        [sys.executable, "-c", _COUNT, cluster.address],
+        env={**os.environ, **cluster.environment}, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    [line] = [line for line in found.stdout.splitlines() if line.startswith("alive:")]
+    return line.split()[1:]
