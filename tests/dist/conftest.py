@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any, get_args
@@ -20,20 +22,23 @@ from typing import Any, get_args
 import pytest
 
 from shoal_workers.checkpoint.commit import newest_committed, write_marker
-from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.marker import CommitMarker
 from shoal_workers.contract.memory import Endpoint, MemorySource
 from shoal_workers.contract.messages import (
     Assignment,
+    ExitKind,
     SavedPart,
     ShardExit,
     ShardNews,
     StepReport,
+    ValidationReport,
 )
 from shoal_workers.memory.tier import RamTier
 
 HERE = Path(__file__).parent
 PATIENCE_S = 60.0
+_KINDS = ("reply", "exit", "reached", "dumped")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,7 +64,7 @@ class Shard:
         self.news: list[ShardNews] = []
         self._seq = 0
         self._connection = connection
-        self._inbox: dict[str, queue.Queue[Any]] = {kind: queue.Queue() for kind in ("reply", "exit", "reached")}
+        self._inbox: dict[str, queue.Queue[Any]] = {kind: queue.Queue() for kind in _KINDS}
         self._calling = threading.Lock()
         self.gone = threading.Event()
         """The process is dead."""
@@ -74,11 +79,15 @@ class Shard:
             return self._inbox["reply"].get(timeout=PATIENCE_S)
 
     def strike(self, phase: str, step: int, action: str, *, count: int = 1) -> None:
-        """`action`: kill, stop or hold, when `phase` is entered the `count`-th time after `step` completed steps."""
+        """`action`: kill, stop, hold or dump, as `phase` is entered the `count`-th time after `step` steps."""
         self.call("strike", phase, step, action, count)
 
     def reached(self) -> Any:
         return self._inbox["reached"].get(timeout=PATIENCE_S)
+
+    def dumped(self) -> Any:
+        """Its part of the state where a strike said `dump`."""
+        return self._inbox["dumped"].get(timeout=PATIENCE_S)
 
     def exit(self, timeout_s: float = PATIENCE_S) -> ShardExit:
         answer = self._inbox["exit"].get(timeout=timeout_s)
@@ -215,6 +224,10 @@ class Job:
                 write_marker(directory, marker)
                 self.committed.append(directory)
 
+    def reports(self, shard: Shard) -> list[StepReport]:
+        """Of the newest generation."""
+        return [r for r in self.told([shard], StepReport) if r.generation == self.generation]
+
     @staticmethod
     def losses(shards: list[Shard]) -> dict[int, float]:
         """Loss by step; a step that was done again must give what it gave before."""
@@ -309,6 +322,93 @@ def reference() -> Callable[..., dict[int, float]]:
         return known[key]
 
     return losses
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What the undisturbed run in plain torch has seen; steps count from 1."""
+
+    losses: dict[int, float]
+    norms: dict[int, float]
+    validation: float
+
+
+@pytest.fixture(scope="session")
+def plain_run() -> Callable[[dict[str, Any]], Plain]:
+    """`plain_run(spec)`: of a whole spec that says stop.steps and validates."""
+    run = runpy.run_path(str(HERE / "reference.py"))["validation_loss"]
+    known: dict[str, Plain] = {}
+
+    def plain(spec: dict[str, Any]) -> Plain:
+        key = json.dumps(spec, sort_keys=True)
+        if key not in known:
+            validation, seen = run(spec, spec["stop"]["steps"])
+            known[key] = Plain(
+                losses={step: values[0] for step, values in seen.items()},
+                norms={step: values[1] for step, values in seen.items()},
+                validation=validation,
+            )
+        return known[key]
+
+    return plain
+
+
+class Crew:
+    """Shards of one job that outlive a test: each test is a generation of its own from the seed, under its layout."""
+
+    def __init__(self, fleet: Fleet, spec: dict[str, Any], root: Path) -> None:
+        self.spec = spec
+        self._fleet = fleet
+        self._job = Job(fleet, spec, root, None)
+        self._shards: list[Shard] = []
+
+    def train(self, layout: Layout) -> Plain:
+        """From the seed to the last step."""
+        missing = layout.world_size - len(self._shards)
+        self._shards += self._job.shards(missing) if missing > 0 else []
+        members = self._shards[: layout.world_size]
+        try:
+            exits = self._job.run(members, layout=layout, restore_from=None, collective_timeout_s=20.0)
+            faults = {shard_exit.error.traceback for shard_exit in exits if shard_exit.error}
+            assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(members), "\n".join(sorted(faults))
+        except BaseException:  # whoever may still hang must not be met by the next test
+            self._fleet.kill_all()
+            self._shards.clear()
+            raise
+        shutil.rmtree(self._job.root)
+        generation = self._job.generation
+        told = [item for item in members[0].poll() if getattr(item, "generation", None) == generation]
+        steps = [item for item in told if isinstance(item, StepReport)]
+        (validation,) = [item.loss for item in told if isinstance(item, ValidationReport)]
+        return Plain({r.step: r.loss for r in steps}, {r.step: r.grad_norm for r in steps}, validation)
+
+
+@pytest.fixture(scope="module")
+def crew_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, Any]], Crew]]:
+    """`crew_of(spec)`: living shards; those of another spec are gone then."""
+    fleet = Fleet(tmp_path_factory.mktemp("crew"))
+    crew: Crew | None = None
+
+    def find(spec: dict[str, Any]) -> Crew:
+        nonlocal crew
+        if crew is None or crew.spec != spec:
+            fleet.kill_all()
+            crew = Crew(fleet, spec, tmp_path_factory.mktemp("job") / "checkpoints")
+        return crew
+
+    yield find
+    fleet.close()
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory of files that a tiny language model reads, the same ones on every machine."""
+    folder = tmp_path_factory.mktemp("text") / "files"
+    folder.mkdir()
+    for number in range(20):
+        lines = (f"{a} and {number} make {a + number}, {a} times {number} make {a * number}." for a in range(60))
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    return str(folder)
 
 
 class Nodes:

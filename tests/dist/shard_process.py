@@ -11,6 +11,9 @@ import threading
 from multiprocessing.connection import Client
 from pathlib import Path
 
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.spec_errors import parse_spec
 from shoal_workers.engine.errors import TaskFailed
@@ -50,6 +53,13 @@ class ShardProcess:
             self.go.clear()
             self.send("reached", key)
             self.go.wait()
+        elif action == "dump":
+            self.send("dumped", self.state())
+
+    def state(self):
+        """This rank's part of every tensor: name -> (shape of the whole, offsets of the part, its values)."""
+        tensors = self.engine._kept.view.tensors()
+        return {name: _part(tensor) for name, tensor in tensors.items()}
 
     def obey(self):
         try:
@@ -119,6 +129,14 @@ class ShardProcess:
             except Exception as error:
                 self.send("exit", error)
                 raise
+
+
+def _part(tensor):
+    shape, local, offsets = tuple(tensor.shape), tensor, (0,) * tensor.ndim
+    if isinstance(tensor, DTensor):
+        local = tensor.to_local()
+        _, offsets = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+    return shape, tuple(offsets), local.detach().numpy().copy()
 
 
 def main(address):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import (
+    _RECOMPUTE,
     CheckpointPolicy,
     SelectiveCheckpointContext,
     checkpoint,
@@ -99,17 +100,31 @@ def _recomputed(forward: Callable[..., Any], run: Callable[..., Any]) -> Callabl
     return recomputed
 
 
-class _WrittenOnce(dict[int, Any]):
-    """Keeps what it was given first. torch strikes out what has been used once, but a zero-bubble schedule cuts the
-    backward pass of a block into one for its input and some for its weights, and each recomputes."""
+class _Calls(dict[int, Any]):
+    """What the calls of one operation returned, by number; or that they are made again.
+
+    Keeps what it was given first. torch strikes out what has been used once, but a zero-bubble schedule cuts the
+    backward pass of a block into one for its input and some for its weights, and each recomputes.
+
+    A call that the forward pass has not made is made: FSDP gathers and marks more or less the second time where a
+    block has modules of its own in it (experts), and torch takes that for a mismatch. It does no matrix products.
+    """
 
     def __setitem__(self, index: int, value: Any) -> None:
         self.setdefault(index, value)
 
+    def get(self, index: int, default: Any = None) -> Any:
+        return super().get(index, _RECOMPUTE if default is None else default)
+
+
+class _CallsByOperation(defaultdict[Any, _Calls]):
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key]
+
 
 def _selective_contexts() -> tuple[Any, Any]:
     forward, backward = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
-    forward.storage = backward.storage = defaultdict(_WrittenOnce)
+    forward.storage = backward.storage = _CallsByOperation(_Calls)
     return forward, backward
 
 

@@ -1,0 +1,185 @@
+"""Which layouts the matrices train, on which tiny models; found by the tests with runpy, as tests import no tests.
+
+    products     every (pp, dp_replicate, dp_shard, cp, tp, ep) of a world that the legality rules allow
+    variants     of each product as many as its longest list of choices: every schedule of a pipeline, every level of
+                 shards, every context method, every mode of recomputation; the lists turn at different speeds, so that
+                 over the whole matrix each choice meets each other
+    sample       of both models: each axis alone, each pair of axes, each schedule; the rest is for `make test-all`
+
+The models have sizes that all degrees up to 8 divide, also 3, except for the vocabulary (257), which none does. The
+deep one is for pipelines of 4 and 8 ranks only.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.legality import violations
+from shoal_workers.contract.lm import LM_TASK
+from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec_errors import parse_spec
+
+WORLDS = (1, 2, 3, 4, 8)
+STEPS = 5
+_SPEC: dict[str, Any] = {
+    "task": LM_TASK,
+    "batch": {"global_size": 8, "micro_size": 1},
+    "optimizer": {"lr": 0.002, "clip_norm": 1.0},
+    "schedule": {"warmup_steps": 1},
+    "stop": {"steps": STEPS},
+    "checkpoint": {"every_steps": None},
+    "validation": {"samples": 5},
+    "elasticity": {"max_workers": 8},
+    "snapshot": {"enabled": False},
+    "seed": 3,
+}
+_DENSE = {"dim": 48, "num_layers": 4, "num_heads": 24, "hidden_dim": 96, "seq_len": 48}
+_DEEP = {**_DENSE, "num_layers": 8}
+_EXPERTS = {
+    "dim": 48,
+    "num_layers": 4,
+    "num_heads": 24,
+    "hidden_dim": 96,
+    "seq_len": 48,
+    "tied_head": False,
+    "num_experts": 24,
+    "top_k": 2,
+    "num_shared_experts": 1,
+    "num_dense_layers": 1,
+    "expert_hidden_dim": 24,
+}
+MODELS: dict[str, dict[str, Any]] = {"dense": _DENSE, "deep": _DEEP, "experts": _EXPERTS}
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix."""
+
+    model: str
+    layout: Layout
+    precision: str = "fp32"
+
+    @property
+    def name(self) -> str:
+        layout = self.layout
+        words = [self.model, layout.describe().replace(" ", "")]
+        words += [layout.schedule.value, "-".join(map(str, layout.stages))] if layout.pp > 1 else []
+        words += [layout.shard.value] if layout.dp_shard > 1 else []
+        words += [layout.context.value] if layout.cp > 1 else []
+        words += [f"recompute_{layout.recompute}"] if layout.recompute is not Recompute.NONE else []
+        words += [self.precision] if self.precision != "fp32" else []
+        return " ".join(word for word in words if word)
+
+
+def spec_of(model: str, text: str, **changes: Any) -> dict[str, Any]:
+    """What the service would be sent. `text`: a directory of text files."""
+    data = {"paths": [text], "cache_dir": f"{text}-cache", "validation_fraction": 0.3}
+    return {**_SPEC, "model": MODELS[model], "data": data, **changes}
+
+
+def all_cases() -> list[Case]:
+    """Every cell, of fp32 and of bf16; those of one model and precision together, for they share processes."""
+    cases = [case for model in MODELS for case in _cases(model)]
+    rounded = [Case(case.model, case.layout, "bf16") for case in sample() if len(_axes(case.layout)) != 1]
+    return cases + [case for case in rounded if case not in sample()]
+
+
+def sample() -> list[Case]:
+    """What every `make test` trains."""
+    found = []
+    for model in ("dense", "experts"):
+        cases = list(_cases(model))
+        for wanted in _wanted(model):
+            choices = [case for case in cases if _axes(case.layout) == wanted[0] and wanted[1](case.layout)]
+            fresh = [case for case in choices if case not in found]
+            # an odd world where there is one: nothing divides evenly there
+            found.append(min(fresh or choices, key=lambda case: (case.layout.world_size, case.layout.describe())))
+    rounded = [Case(case.model, case.layout, "bf16") for case in found if len(_axes(case.layout)) == 1]
+    return found + rounded
+
+
+def _wanted(model: str) -> Iterator[Any]:
+    """(axes, condition)."""
+    axes = _AXES if model == "experts" else _AXES[:-1]
+    for number in (1, 2):
+        for chosen in itertools.combinations(axes, number):
+            names = frozenset(chosen) | ({"dp_shard"} if "ep" in chosen else set())
+            yield names, lambda layout: True
+    for schedule in Schedule:
+        yield frozenset({"pp"}), lambda layout, schedule=schedule: layout.schedule is schedule
+
+
+def _axes(layout: Layout) -> frozenset[str]:
+    return frozenset(axis for axis in _AXES if getattr(layout, axis) > 1)
+
+
+def _cases(model: str) -> Iterator[Case]:
+    for turn, product in enumerate(product for world in WORLDS for product in products(model, world)):
+        for layout in _variants(model, product, turn):
+            yield Case(model, layout)
+
+
+def products(model: str, world: int) -> Iterator[Layout]:
+    """Every legal product of degrees, with gpipe's even stages."""
+    degrees = [degree for degree in range(1, world + 1) if world % degree == 0]
+    for pp, replicate, shard, cp, tp in itertools.product(degrees, repeat=5):
+        if pp * replicate * shard * cp * tp == world:
+            for ep in degrees:
+                layout = Layout(
+                    pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, ep=ep, schedule=Schedule.GPIPE
+                )
+                if is_legal(model, layout) and (pp >= 4 or model != "deep"):
+                    yield layout
+
+
+def is_legal(model: str, layout: Layout) -> bool:
+    spec, plan = _spec_and_plan(model)
+    return not violations(layout, spec, plan)
+
+
+@functools.cache
+def _spec_and_plan(model: str) -> tuple[JobSpec, ParallelPlan | None]:
+    spec = parse_spec(spec_of(model, "unused"))
+    return spec, plan_of(spec)
+
+
+def _variants(model: str, product: Layout, turn: int) -> Iterator[Layout]:
+    num_layers = MODELS[model]["num_layers"]
+    pipelines = [
+        {"schedule": schedule, "stages": stages}
+        for schedule in Schedule
+        for stages in [cuts(schedule, product.pp, num_layers, turn)]
+        if stages is not None
+    ]
+    lists: list[list[dict[str, Any]]] = [pipelines] if product.pp > 1 else []
+    lists += [[{"shard": level} for level in ShardLevel]] if product.dp_shard > 1 else []
+    lists += [[{"context": method} for method in ContextMethod]] if product.cp > 1 else []
+    num = max((len(choices) for choices in lists), default=1)
+    for index in range(num):
+        chosen: dict[str, Any] = {"recompute": list(Recompute)[(index + turn) % 3]}
+        for speed, choices in enumerate(lists):
+            chosen |= choices[(index + speed * turn) % len(choices)]
+        layout = product.model_copy(update=chosen)
+        if not is_legal(model, layout):  # Ulysses asks more than the other method
+            layout = layout.model_copy(update={"context": ContextMethod.ALL_GATHER})
+        if is_legal(model, layout):
+            yield layout
+
+
+def cuts(schedule: Schedule, pp: int, num_layers: int, turn: int) -> tuple[int, ...] | None:
+    """Blocks of each stage: even ones and uneven ones take turns. None: there are not enough blocks."""
+    num = pp if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B) else 2 * pp
+    if num > num_layers:
+        return None
+    if turn % 2 == 0 or num == num_layers:
+        base, extra = divmod(num_layers, num)
+        return tuple(base + (index < extra) for index in range(num))
+    return (*(1 for _ in range(num - 1)), num_layers - num + 1)
