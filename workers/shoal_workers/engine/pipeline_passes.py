@@ -134,10 +134,12 @@ class PipelinePasses:
         return made
 
     def _empty_hidden(self, call: ModelCall, device: str | torch.device | None = None) -> Tensor:
-        """Shape and dtype of what one stage hands to the next: (samples, tokens on this rank, hidden_size)."""
+        """Shape and dtype of what one stage hands to the next: the input's with hidden_size for its features, or added
+        to it where the input is made of indices (tokens); the sequence, dim 1, may be in parts."""
         plan, layout = self._setting.plan, self._setting.layout
-        tokens = call.first.shape[1] // (layout.tp if cuts_sequence(plan) else 1)
-        shape = call.first.shape[0], tokens, plan.hidden_size
+        shape = [*(call.first.shape[:-1] if call.first.is_floating_point() else call.first.shape), plan.hidden_size]
+        if layout.tp > 1 and cuts_sequence(plan):
+            shape[1] //= layout.tp
         return torch.empty(shape, dtype=self._setting.compute_dtype, device=device or self._device)
 
     def _rank_of(self, stage: int) -> int:

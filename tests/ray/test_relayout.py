@@ -1,0 +1,114 @@
+"""A job changes its parallel layout while it trains: because a shard died, and because somebody asked. The losses are
+those of one process that nothing happens to, and whoever lives on keeps its process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal_api.client import Client
+from shoal_service.views import JobPatch
+from shoal_workers.contract.spec import ParallelismSpec
+
+STACKED: dict[str, Any] = {
+    "task": "stacked:Stacked",
+    "plan": {
+        "blocks": "blocks",
+        "num_blocks": 4,
+        "first": ["inlet"],
+        "last": ["outlet"],
+        "hidden_size": 12,
+        "tensor": {"blocks.*.up": "column", "blocks.*.down": "row"},
+        "widths": {"width of a block": 20},
+    },
+}
+
+
+@pytest.fixture
+def reference(submit: Any) -> Any:
+    """Losses by step of one worker."""
+    run = submit(workers=1, steps=24, **STACKED)
+    run.finish()
+    return run.losses()
+
+
+def assert_same(run: Any, reference: dict[int, float]) -> None:
+    losses = run.losses()
+    assert list(losses) == list(range(1, run.job.spec.stop.steps + 1))
+    assert losses == pytest.approx({step: reference[step] for step in losses}, rel=1e-5, abs=1e-6)
+
+
+def layouts(run: Any) -> list[str]:
+    return [event.data["layout"] for event in run.events("generation.formed")]
+
+
+def test_after_a_death_the_others_go_on_in_another_layout_and_come_back_to_the_first(
+    submit: Any, client: Client, reference: dict[int, float]
+) -> None:
+    run = submit(
+        workers=4,
+        steps=24,
+        waves=[4, 5],
+        parallelism={"pp": 2, "tp": 2},
+        strikes=[
+            {"at": "step", "rank": 0, "n": 6, "do": "hold"},
+            {"at": "step", "rank": 2, "n": 7, "do": "kill"},
+            {"at": "step", "rank": 0, "n": 14, "do": "hold"},
+        ],
+        **STACKED,
+    )
+    run.wait_at("step-6-0")
+    before = run.pids()
+    run.release("step-6-0")
+    run.wait_at("step-14-0")
+    run.wait_for_event("generation.switching")
+    after = run.pids()
+    run.release("step-14-0")
+    run.finish()
+    assert layouts(run) == ["pp2 x tp2", "fsdp3", "pp2 x tp2"]
+    assert set(after.values()) == {before[0], before[1], before[3]}, "the survivors live on"
+    [incident] = client.incidents(run.id)
+    assert (incident.from_layout, incident.to_layout) == ("pp2 x tp2", "fsdp3")
+    assert incident.state_source == "memory" and incident.steps_lost is not None and incident.steps_lost <= 1
+    assert_same(run, reference)
+
+
+def test_a_layout_that_is_asked_for_is_taken_at_the_next_step_without_losing_one(
+    submit: Any, client: Client, reference: dict[int, float]
+) -> None:
+    run = submit(
+        workers=4,
+        min_workers=4,
+        steps=24,
+        strikes=[{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (4, 9, 15)],
+        **STACKED,
+    )
+    asked = [
+        ("step-4-0", ParallelismSpec(pp=4)),
+        ("step-9-0", ParallelismSpec(dp_replicate=2, tp=2)),
+        ("step-15-0", "auto"),
+    ]
+    run.wait_at("step-4-0")
+    before = run.pids()
+    for number, (place, parallelism) in enumerate(asked, start=1):
+        run.wait_at(place)
+        job = client.patch(run.id, JobPatch(parallelism=parallelism))
+        assert job.spec.parallelism == parallelism
+        run.wait_for_event("generation.switching", number)
+        run.release(place)
+    run.finish()
+    assert layouts(run) == ["fsdp4", "pp4", "dp2 x tp2", "fsdp4"]
+    assert run.now().status.steps_lost == 0 and client.incidents(run.id) == ()
+    assert set(run.pids().values()) <= set(before.values())
+    assert [event.data["start_step"] for event in run.events("generation.formed")] == [0, 4, 9, 15]
+    assert_same(run, reference)
+
+
+def test_a_layout_that_cannot_be_had_is_refused_with_the_arithmetic(submit: Any, client: Client) -> None:
+    run = submit(workers=4, steps=24, strikes=[{"at": "step", "rank": 0, "n": 2, "do": "hold"}], **STACKED)
+    run.wait_at("step-2-0")
+    with pytest.raises(Exception, match="3") as refused:
+        client.patch(run.id, JobPatch(parallelism=ParallelismSpec(tp=3)))
+    assert "tp 3" in str(refused.value)
+    assert run.now().status.layout == "fsdp4"
