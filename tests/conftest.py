@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client import Client
-from shoal_service.views import EventView, JobView
+from shoal_service.views import EventView, JobView, SeriesPoint
 from shoal_workers.contract.job import JobState
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +162,15 @@ class Server:
         """Pids of the actors of a class."""
         return [pid for pid, command in self.processes().items() if command.startswith(f"ray::{kind}")]
 
+    def whats_left(self) -> tuple[Any, ...]:
+        """Named actors, placement groups and journal entries of the cluster."""
+        assert self.note is not None
+        left = subprocess.run(
+            [self.python, "-c", _LIST_LEFT, self.note["address"]],
+            env={**os.environ, **self.ray_environment}, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return tuple(json.loads(left.stdout.splitlines()[-1]))
+
     def sweep(self) -> dict[int, str]:
         """SIGKILL for whatever is left; what it was."""
         left = self.processes()
@@ -260,6 +269,19 @@ class Run:
 
 
 @pytest.fixture(scope="session")
+def points() -> Callable[[dict[int, float]], tuple[SeriesPoint, ...]]:
+    """`points({1: 0.5, 2: 0.4})`: the series of a job with these losses by step."""
+
+    def make(losses: dict[int, float]) -> tuple[SeriesPoint, ...]:
+        fixed = {"at": 1.0, "grad_norm": 1.0, "lr": 0.1, "tokens_per_s": 1.0, "step_s": 1.0}
+        return tuple(
+            SeriesPoint(step=step, loss=loss, world_size=2, generation=1, **fixed) for step, loss in losses.items()
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of a virtual environment with the built wheel in it; the dependencies are those of this one."""
     place = tmp_path_factory.mktemp("wheel")
@@ -306,13 +328,7 @@ def assert_nothing_is_left(server: Server) -> None:
         assert all(job.state.ended for job in client.jobs())
     server.wait_until_free()
     until(lambda: not server.actors("SupervisorActor"), "all supervisors are gone")
-    assert server.note is not None
-    left = subprocess.run(
-        [server.python, "-c", _LIST_LEFT, server.note["address"]],
-        env={**os.environ, **server.ray_environment}, check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    actors, placement_groups, journal = json.loads(left.stdout.splitlines()[-1])
-    assert (actors, placement_groups, journal) == ([], [], [])
+    assert server.whats_left() == ([], [], [])
     names = [path.name for path in (server.state_dir / "checkpoints").rglob("*")]
     assert [name for name in names if name.endswith(".writing") or name.startswith("write-probe")] == []
 

@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from recovery.measure import Disturbance, is_over, measure, measure_switch, steady_step_s
+from recovery.measure import is_over, measure, measure_switch, steady_step_s
 from recovery.nodes import Nodes
 from recovery.processes import died_after_s, end_tree, is_alive, send
 from recovery.stamps import Member, StepEnd, read_stamps
-from recovery.trial import Emit, Event, System, Trial
+from recovery.trial import Emit, Event, EventFailed, System, Trial, trial_of
 from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
 
 _STEPS = 1_000_000
@@ -48,7 +49,7 @@ class PeerRun:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self.process.poll() is not None:
-                raise SystemExit(f"{self.system} ended before {what}:\n{self.log_tail()}")
+                raise EventFailed(f"{self.system} ended before {what}:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 return False
             time.sleep(_LOOK_S)
@@ -62,7 +63,7 @@ class PeerRun:
         steps = self.steps()
         target = (steps[-1].step if steps else 0) + chance.randint(4, 3 + CHECKPOINT_EVERY_STEPS)
         if not self.wait(lambda: bool(now := self.steps()) and now[-1].step >= target, f"step {target}"):
-            raise SystemExit(f"{self.system} does not reach step {target}:\n{self.log_tail()}")
+            raise EventFailed(f"{self.system} does not reach step {target}:\n{self.log_tail()}")
         steps = self.steps()
         time.sleep(chance.random() * steady_step_s(steps, steps[-1]))
 
@@ -79,6 +80,19 @@ def start_peer(system: System, folder: Path, command: list[str], environment: di
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
         )
     return PeerRun(system, folder, process)
+
+
+def strike_in_turn(run: PeerRun, remaining: list[Event], kills: int, chance: random.Random, emit: Emit) -> None:
+    """Strikes at processes; takes each event off the list when it is over."""
+    while remaining:
+        match remaining[0]:
+            case Event.SHARD_KILL:
+                kill_workers(run, kills, chance, emit)
+            case Event.SHARD_STOP:
+                stop_worker(run, chance, emit)
+            case event:
+                raise AssertionError(f"{event} is not a strike at a process")
+        remaining.pop(0)
 
 
 def kill_workers(run: PeerRun, kills: int, chance: random.Random, emit: Emit) -> None:
@@ -116,7 +130,7 @@ def wait_for_growth(run: PeerRun, joined_at: float, workers: int, emit: Emit) ->
         return
     cost = measure_switch(run.steps(), joined_at, workers)
     assert cost is not None
-    emit(_trial(run, Event.CAPACITY, cost, {}))
+    emit(trial_of(run.system, Event.CAPACITY, cost))
 
 
 def _observe(
@@ -124,24 +138,10 @@ def _observe(
     event: Event,
     at: float,
     patience_s: float = _PATIENCE_S,
-    figures: dict[str, float | None] | None = None,
+    figures: dict[str, Any] | None = None,
 ) -> Trial:
     before = run.steps()
     if not run.wait(lambda: is_over(run.steps(), at), f"it recovers from {event}", patience_s):
         size = before[-1].world_size if before else None
         return Trial(run.system, event, from_workers=size, note=f"no recovery within {patience_s:.0f} s")
-    return _trial(run, event, measure(run.steps(), at), figures or {})
-
-
-def _trial(run: PeerRun, event: Event, cost: Disturbance, figures: dict[str, float | None]) -> Trial:
-    return Trial(
-        run.system,
-        event,
-        pause_s=cost.pause_s,
-        regain_s=cost.regain_s,
-        steps_lost=cost.steps_lost,
-        from_workers=cost.from_world_size,
-        to_workers=cost.to_world_size,
-        step_s=cost.step_s,
-        figures=dict(figures),
-    )
+    return trial_of(run.system, event, measure(run.steps(), at), figures)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from recovery.nodes import HEAD, Nodes
-from recovery.peers import PeerRun, kill_raylet, kill_workers, start_peer, stop_worker, wait_for_growth
+from recovery.peers import PeerRun, kill_raylet, start_peer, strike_in_turn, wait_for_growth
 from recovery.processes import session_members
 from recovery.stamps import Member
-from recovery.trial import Emit, Event, System
+from recovery.trial import Emit, Event, System, strike_all
 from recovery.workload import WORKERS
 from shoal_service.embedded_cluster import EmbeddedCluster
 
@@ -23,27 +25,32 @@ _MOST_RAYLET_KILLS = 1
 def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
     """On clusters as Shoal embeds them, so that Ray is the same for both; one node per worker for what needs nodes."""
     chance = random.Random(seed)
-    if events - _NODE_EVENTS:
-        cluster = EmbeddedCluster(folder / "one-node", num_cpus=WORKERS)
+
+    def strike_workers(remaining: list[Event]) -> None:
+        with _running(folder / f"one-node-{remaining[0]}", num_nodes=1) as run:
+            strike_in_turn(run, remaining, kills, chance, emit)
+
+    def strike_nodes(remaining: list[Event]) -> None:
+        place = folder / f"nodes-{remaining[0]}"
+        with _running(place, num_nodes=WORKERS) as run:
+            _strike_nodes(run, Nodes(place), set(remaining), kills, chance, emit)
+
+    strike_all(System.RAY_TRAIN, [event for event in EVENTS if event in events - _NODE_EVENTS], emit, strike_workers)
+    strike_all(System.RAY_TRAIN, [event for event in EVENTS if event in events & _NODE_EVENTS], emit, strike_nodes)
+
+
+@contextmanager
+def _running(folder: Path, *, num_nodes: int) -> Iterator[PeerRun]:
+    cluster = EmbeddedCluster(folder, num_cpus=WORKERS, num_nodes=num_nodes)
+    try:
+        cluster.start()
+        run = _start(folder)
         try:
-            cluster.start()
-            run = _start(folder / "one-node")
-            try:
-                if Event.SHARD_KILL in events:
-                    kill_workers(run, kills, chance, emit)
-                if Event.SHARD_STOP in events:
-                    stop_worker(run, chance, emit)
-            finally:
-                run.end()
+            yield run
         finally:
-            cluster.stop()
-    if events & _NODE_EVENTS:
-        cluster = EmbeddedCluster(folder / "nodes", num_cpus=WORKERS, num_nodes=WORKERS)
-        try:
-            cluster.start()
-            _strike_nodes(_start(folder / "nodes"), Nodes(folder / "nodes"), events, kills, chance, emit)
-        finally:
-            cluster.stop()
+            run.end()
+    finally:
+        cluster.stop()
 
 
 def _start(folder: Path) -> PeerRun:
@@ -73,7 +80,6 @@ def _strike_nodes(
                 break  # at 3 workers already, and Ray Train would wait a minute before it grew
     finally:
         nodes.end_added()
-        run.end()
 
 
 def _victims(run: PeerRun, nodes: Nodes) -> list[tuple[str, Member]]:

@@ -38,7 +38,7 @@ class Row:
         return (
             TITLES[self.event],
             NAMES[self.system],
-            str(len(self.trials)),
+            str(sum(not trial.failed for trial in self.trials)),
             spread([t.pause_s for t in self.trials]),
             spread([t.regain_s for t in self.trials]),
             "–" if not lost else str(lost[0]) if lost[0] == lost[-1] else f"{lost[0]} to {lost[-1]}",
@@ -106,6 +106,7 @@ def spread(values: Iterable[float | None]) -> str:
 
 def remarks(trials: Sequence[Trial]) -> str:
     notes = sorted({trial.note for trial in trials if trial.note})
+    notes += sorted({f"failed: {trial.failed.splitlines()[0]}" for trial in trials if trial.failed})
     for name, words in (
         ("processes_died_s", "processes dead after"),
         ("threshold_s", "hang threshold"),

@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 from recovery.hosts import Hosts
-from recovery.measure import Disturbance, is_over, longest_gap_s, measure, measure_switch, steady_step_s
+from recovery.measure import is_over, longest_gap_s, measure, measure_switch, steady_step_s
 from recovery.nodes import HEAD, Nodes
 from recovery.processes import died_after_s, is_alive, send
 from recovery.shoal_run import ShoalRun
 from recovery.shoal_server import ShoalServer
-from recovery.trial import Emit, Event, System, Trial
+from recovery.trial import Emit, Event, System, Trial, trial_of
 from recovery.workload import WORKERS
 from shoal_service.views import IncidentView, WorkerView
 
@@ -145,7 +145,7 @@ def _observe(run: ShoalRun, event: Event, at: float, figures: dict[str, Any] | N
     cost = measure(run.steps(), at, run.quiet_step_s)
     run.wait(lambda: run.incident_after(at) is not None, "the incident is closed", 10.0)
     pace = {"snapshot_every_steps": run.client.job(run.id).status.snapshot_every_steps}
-    return _trial(event, cost, pace | (figures or {}) | _of_incident(run.incident_after(at), at))
+    return trial_of(System.SHOAL, event, cost, pace | (figures or {}) | _of_incident(run.incident_after(at), at))
 
 
 def _observe_switch(run: ShoalRun, event: Event, asked_at: float, workers: int) -> Trial:
@@ -157,7 +157,7 @@ def _observe_switch(run: ShoalRun, event: Event, asked_at: float, workers: int) 
         return Trial(System.SHOAL, event, note=f"not at {workers} workers within {_RECOVERY_PATIENCE_S:.0f} s")
     cost = measure_switch(run.steps(), asked_at, workers)
     assert cost is not None
-    return _trial(event, cost, {})
+    return trial_of(System.SHOAL, event, cost)
 
 
 def _undisturbed(run: ShoalRun, event: Event, at: float, pids: list[int]) -> Trial:
@@ -175,20 +175,6 @@ def _undisturbed(run: ShoalRun, event: Event, at: float, pids: list[int]) -> Tri
         to_workers=steps[-1].world_size,
         step_s=step_s,
         figures={"same_pids": [one.pid for one in run.workers()] == pids},
-    )
-
-
-def _trial(event: Event, cost: Disturbance, figures: dict[str, Any]) -> Trial:
-    return Trial(
-        System.SHOAL,
-        event,
-        pause_s=cost.pause_s,
-        regain_s=cost.regain_s,
-        steps_lost=cost.steps_lost,
-        from_workers=cost.from_world_size,
-        to_workers=cost.to_world_size,
-        step_s=cost.step_s,
-        figures=figures,
     )
 
 

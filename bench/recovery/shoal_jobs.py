@@ -13,7 +13,7 @@ from recovery import hosts, shoal_events
 from recovery.shoal_run import ShoalRun
 from recovery.shoal_server import ShoalServer
 from recovery.snapshot_cost import compare_snapshots
-from recovery.trial import Emit, Event, System, Trial
+from recovery.trial import Emit, Event, System, Trial, strike_all
 from recovery.workload import WORKERS
 
 _HANG = {"hang_factor": 5.0, "hang_floor_s": 3.0}
@@ -47,19 +47,26 @@ EVENTS = tuple(event for plan in PLANS for event in plan.events)
 
 def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
     for plan in PLANS:
-        wanted = events & set(plan.events)
-        if wanted == {Event.HOST_CUT}:
-            _cut_hosts(plan, folder / plan.name, kills, random.Random(seed), emit)
-        elif wanted:
-            _run(plan, wanted, folder / plan.name, kills, random.Random(seed), emit)
+        wanted = [event for event in plan.events if event in events]
+        chance = random.Random(seed)
+
+        def strike(remaining: list[Event], plan: Plan = plan, chance: random.Random = chance) -> None:
+            place = folder / f"{plan.name}-{remaining[0]}"
+            if remaining == [Event.HOST_CUT]:
+                _cut_hosts(plan, place, kills, chance, emit)
+            else:
+                _run(plan, remaining, place, kills, chance, emit)
+
+        strike_all(System.SHOAL, wanted, emit, strike)
 
 
-def _run(plan: Plan, events: set[Event], folder: Path, kills: int, chance: random.Random, emit: Emit) -> None:
+def _run(plan: Plan, remaining: list[Event], folder: Path, kills: int, chance: random.Random, emit: Emit) -> None:
+    """Takes each event off the list when it is over. `capacity` is part of `raylet_kill`, and nothing by itself."""
     server = ShoalServer(folder, plan.options)
     try:
         server.start()
         server.wait_for_cpus(WORKERS)
-        if Event.SNAPSHOT_COST in events:
+        if Event.SNAPSHOT_COST in remaining:
             compare_snapshots(server, emit)
             return
         with _job(server, plan) as run:
@@ -77,9 +84,9 @@ def _run(plan: Plan, events: set[Event], folder: Path, kills: int, chance: rando
                 Event.SUPERVISOR_KILL: lambda: shoal_events.kill_supervisor(server.nodes, run, kills, chance, emit),
                 Event.CONTROL_PLANE_KILL: lambda: shoal_events.kill_control_plane(server, run, kills, chance, emit),
             }
-            for event, strike in strikes.items():
-                if event in events:
-                    strike()
+            while remaining:
+                strikes.get(remaining[0], lambda: None)()
+                remaining.pop(0)
     finally:
         server.end()
 

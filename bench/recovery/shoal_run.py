@@ -12,6 +12,7 @@ from typing import Any
 
 from recovery.measure import steady_step_s
 from recovery.stamps import StepEnd
+from recovery.trial import EventFailed
 from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
 from shoal_api.client import Client, Disconnected
 from shoal_service.views import IncidentView, WorkerView
@@ -64,7 +65,7 @@ class ShoalRun:
                     return True
                 status = self.client.job(self.id).status
                 if status.state.ended:
-                    raise SystemExit(f"the job ended {status.state} before {what}: {status.message}")
+                    raise EventFailed(f"the job ended {status.state} before {what}: {status.message}")
             except Disconnected:
                 pass
             if time.monotonic() > deadline:
@@ -73,7 +74,7 @@ class ShoalRun:
 
     def must(self, condition: Callable[[], Any], what: str, timeout_s: float = _PATIENCE_S) -> None:
         if not self.wait(condition, what, timeout_s):
-            raise SystemExit(f"not within {timeout_s:.0f} s: {what}; {self.client.job(self.id).status}")
+            raise EventFailed(f"not within {timeout_s:.0f} s: {what}; {self.client.job(self.id).status}")
 
     def wait_for_random_moment(self, chance: random.Random, workers: int, standbys: int = 0) -> None:
         """As for the peers: a random step of the checkpoint cycle and a random point within it, at full strength."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from recovery.nodes import Nodes
 from recovery.processes import end_session
+from recovery.trial import EventFailed
 from shoal_api.client import ApiError, Client, Disconnected
 
 _LISTENING = "listening on "
@@ -66,7 +67,7 @@ class ShoalServer:
             deadline = time.monotonic() + _PATIENCE_S
             while not _is_ready(client):
                 if time.monotonic() > deadline:
-                    raise SystemExit(f"shoal serve is not ready:\n{log_path.read_text()[-3000:]}")
+                    raise EventFailed(f"shoal serve is not ready:\n{log_path.read_text()[-3000:]}")
                 time.sleep(0.05)
 
     def wait_for_cpus(self, num_cpus: float) -> None:
@@ -76,7 +77,7 @@ class ShoalServer:
             while (cluster := client.cluster()).cpus_total < num_cpus:
                 if time.monotonic() > deadline:
                     shown = ", ".join(f"{node.ip} ({node.cpus:g} CPU, alive: {node.alive})" for node in cluster.nodes)
-                    raise SystemExit(f"the cluster has {cluster.cpus_total:g} of {num_cpus:g} CPUs: {shown}")
+                    raise EventFailed(f"the cluster has {cluster.cpus_total:g} of {num_cpus:g} CPUs: {shown}")
                 time.sleep(0.1)
 
     def kill(self) -> float:
@@ -114,7 +115,7 @@ class ShoalServer:
                 if line.startswith(_LISTENING):
                     return line
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"shoal serve does not listen:\n{log_path.read_text(errors='replace')[-3000:]}")
+                raise EventFailed(f"shoal serve does not listen:\n{log_path.read_text(errors='replace')[-3000:]}")
             time.sleep(0.02)
 
 

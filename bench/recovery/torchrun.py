@@ -7,8 +7,8 @@ import random
 import sys
 from pathlib import Path
 
-from recovery.peers import kill_workers, start_peer, stop_worker
-from recovery.trial import Emit, Event, System
+from recovery.peers import start_peer, strike_in_turn
+from recovery.trial import Emit, Event, System, strike_all
 from recovery.workload import WORKERS
 
 EVENTS = (Event.SHARD_KILL, Event.SHARD_STOP)
@@ -19,7 +19,7 @@ def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"),
         *(f"--nproc-per-node={WORKERS}", "--max-restarts=1000", "--monitor-interval=0.1"),
-        *(str(Path(__file__).parent / "torchrun_worker.py"), str(folder)),
+        *(str(Path(__file__).parent / "torchrun_worker.py"),),
     ]
     environment = {
         **os.environ,
@@ -30,11 +30,13 @@ def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     chance = random.Random(seed)
-    run = start_peer(System.TORCHRUN, folder, command, environment)
-    try:
-        if Event.SHARD_KILL in events:
-            kill_workers(run, kills, chance, emit)
-        if Event.SHARD_STOP in events:
-            stop_worker(run, chance, emit)
-    finally:
-        run.end()
+
+    def strike(remaining: list[Event]) -> None:
+        place = folder / remaining[0]
+        run = start_peer(System.TORCHRUN, place, [*command, str(place)], environment)
+        try:
+            strike_in_turn(run, remaining, kills, chance, emit)
+        finally:
+            run.end()
+
+    strike_all(System.TORCHRUN, [event for event in EVENTS if event in events], emit, strike)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from recovery.measure import Disturbance
 
 
 class System(StrEnum):
@@ -58,6 +60,8 @@ class Trial:
     step_s: float | None = None
     """A median step at the new size."""
     note: str = ""
+    failed: str = ""
+    """Why it could not be set up, or be seen through; empty: it was."""
     figures: dict[str, Any] = field(default_factory=dict)
     """What only this event has, by name with its unit."""
 
@@ -70,6 +74,38 @@ class Trial:
 
 
 Emit = Callable[[Trial], None]
+
+
+class EventFailed(Exception):
+    """An event cannot be set up, or what came of it cannot be seen; the message says why."""
+
+
+def strike_all(system: System, events: Iterable[Event], emit: Emit, strike: Callable[[list[Event]], None]) -> None:
+    """`strike(remaining)` goes through the events in order and takes each off the list when it is over. If it fails,
+    that is noted of the event at the front, and `strike` is called anew, with a cluster of its own, for those behind.
+    """
+    remaining = list(events)
+    while remaining:
+        try:
+            strike(remaining)
+        except Exception as error:
+            emit(Trial(system, remaining.pop(0), failed=f"{type(error).__name__}: {error}"))
+        else:
+            return
+
+
+def trial_of(system: System, event: Event, cost: Disturbance, figures: dict[str, Any] | None = None) -> Trial:
+    return Trial(
+        system,
+        event,
+        pause_s=cost.pause_s,
+        regain_s=cost.regain_s,
+        steps_lost=cost.steps_lost,
+        from_workers=cost.from_world_size,
+        to_workers=cost.to_world_size,
+        step_s=cost.step_s,
+        figures=dict(figures or {}),
+    )
 
 
 def read_trials(path: Path) -> list[Trial]:

@@ -5,10 +5,7 @@ They belong to a server of their own, from the same wheel as the session's.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,14 +15,6 @@ from recovery.nodes import Nodes
 
 _NODE_IPS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 _CPUS_PER_NODE = 2
-_LIST_LEFT = """
-import json, sys, ray
-from ray.experimental import internal_kv
-ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
-journal = internal_kv._internal_kv_list(b"", namespace=b"shoal-journal")
-groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
-print(json.dumps([ray.util.list_named_actors(all_namespaces=True), groups, [key.decode() for key in journal]]))
-"""
 
 
 class Arena:
@@ -43,14 +32,6 @@ class Arena:
             self.nodes.remove(ip)
             self.nodes.add(ip, num_cpus=_CPUS_PER_NODE)
 
-    def whats_left(self) -> tuple[Any, ...]:
-        """Named actors, placement groups and journal entries of the cluster."""
-        left = subprocess.run(
-            [self.server.python, "-c", _LIST_LEFT, self.nodes.address],
-            env={**os.environ, **self.nodes.environment}, check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        return tuple(json.loads(left.stdout.splitlines()[-1]))
-
 
 @pytest.fixture(scope="session")
 def arena(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
@@ -62,7 +43,7 @@ def arena(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         server.start().wait_for_cluster()
         scratch = arena.nodes.temp_dir
         yield arena
-        assert arena.whats_left() == ([], [], [])
+        assert server.whats_left() == ([], [], [])
         assert server.stop() == 0
     finally:
         if server.process is not None and server.process.poll() is None:

@@ -4,30 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.views import SeriesPoint
-
 Supervise = Callable[..., str]
+Points = Callable[[dict[int, float]], Any]
 
 
-def points(*losses: float) -> tuple[SeriesPoint, ...]:
-    return tuple(
-        SeriesPoint(
-            step=step,
-            at=1.0,
-            loss=loss,
-            grad_norm=1.0,
-            lr=0.1,
-            tokens_per_s=1.0,
-            step_s=1.0,
-            world_size=2,
-            generation=1,
-        )
-        for step, loss in enumerate(losses, 1)
-    )
-
-
-def test_two_jobs_are_compared_and_the_client_reads_the_very_numbers(service: Any, supervise: Supervise) -> None:
-    a, b = supervise(series=points(1.0, 0.1, 3.0)), supervise(series=points(1.0, 0.2))
+def test_two_jobs_are_compared_and_the_client_reads_the_very_numbers(
+    service: Any, supervise: Supervise, points: Points
+) -> None:
+    a, b = supervise(series=points({1: 1.0, 2: 0.1, 3: 3.0})), supervise(series=points({1: 1.0, 2: 0.2}))
     report = service.client.parity(a, b, max_points=10)
     assert report == service.store.parity(a, b, max_points=10)
     assert (report.max_rel_diff, report.max_rel_diff_step, report.steps_only_in_job) == (0.5, 2, 1)
@@ -36,8 +20,8 @@ def test_two_jobs_are_compared_and_the_client_reads_the_very_numbers(service: An
     assert service.client.parity(a, a).bit_identical
 
 
-def test_losses_that_are_not_finite_survive_the_wire(service: Any, supervise: Supervise) -> None:
-    a, b = supervise(series=points(math.nan, 1.0)), supervise(series=points(1.0, 1.0))
+def test_losses_that_are_not_finite_survive_the_wire(service: Any, supervise: Supervise, points: Points) -> None:
+    a, b = supervise(series=points({1: math.nan, 2: 1.0})), supervise(series=points({1: 1.0, 2: 1.0}))
     answer = service.http.get(f"/v1/jobs/{a}/parity", params={"against": b, "max_points": 10})
     assert answer.json()["max_rel_diff"] is None and answer.json()["points"][0]["loss"] is None
     report = service.client.parity(a, b, max_points=10)

@@ -7,31 +7,14 @@ from typing import Any
 import pytest
 
 from shoal_service.store import JobNotFound, Store
-from shoal_service.views import SeriesPoint
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
-
-
-def points(losses: dict[int, float]) -> tuple[SeriesPoint, ...]:
-    return tuple(
-        SeriesPoint(
-            step=step,
-            at=1.0,
-            loss=loss,
-            grad_norm=1.0,
-            lr=0.1,
-            tokens_per_s=1.0,
-            step_s=1.0,
-            world_size=1,
-            generation=1,
-        )
-        for step, loss in losses.items()
-    )
+Points = Callable[[dict[int, float]], Any]
 
 
 @pytest.fixture
-def trained(submit: Submit, begin: Begin) -> Callable[..., str]:
+def trained(submit: Submit, begin: Begin, points: Points) -> Callable[..., str]:
     def train(losses: dict[int, float], **changes: Any) -> str:
         attempt = begin(submit(**changes))
         attempt.tell(series=points(losses))
@@ -51,7 +34,7 @@ def test_stored_losses_are_compared_as_exact_doubles(store: Store, trained: Call
 
 
 def test_a_step_that_was_done_again_counts_as_it_was_done_last(
-    store: Store, submit: Submit, begin: Begin, trained: Callable[..., str]
+    store: Store, submit: Submit, begin: Begin, trained: Callable[..., str], points: Points
 ) -> None:
     attempt = begin(submit())
     attempt.tell(series=points({1: 5.0, 2: 9.0}))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from recovery.report import ratios, rows, spread, table
-from recovery.trial import Event, System, Trial, read_trials
+from recovery.trial import Event, EventFailed, System, Trial, read_trials, strike_all
 
 SHOAL = [
     Trial(System.SHOAL, Event.SHARD_KILL, pause, pause + 0.5, lost, 4, 3, 0.5, figures={"state_source": "memory"})
@@ -36,6 +37,26 @@ def test_a_row_has_min_median_max_and_what_can_be_said_of_all() -> None:
     assert theirs.cells()[3:6] == ("8.00", "12.00", "6")
     assert hang.cells()[3:] == ("–", "–", "–", "–", "no recovery within 40 s")
     assert spread([]) == "–"
+
+
+def test_an_event_that_fails_is_noted_with_its_reason_and_the_next_ones_go_on() -> None:
+    trials: list[Trial] = []
+    starts: list[list[Event]] = []
+
+    def strike(remaining: list[Event]) -> None:
+        starts.append(list(remaining))
+        while remaining:
+            if remaining[0] is Event.DRAIN:
+                raise EventFailed("the cluster has 3 of 4 CPUs")
+            trials.append(Trial(System.SHOAL, remaining.pop(0)))
+
+    strike_all(System.SHOAL, [Event.SHRINK, Event.DRAIN, Event.HEAD_KILL], trials.append, strike)
+    assert starts == [[Event.SHRINK, Event.DRAIN, Event.HEAD_KILL], [Event.HEAD_KILL]]
+    assert [trial.event for trial in trials] == [Event.SHRINK, Event.DRAIN, Event.HEAD_KILL]
+    assert [trial.failed for trial in trials] == ["", "EventFailed: the cluster has 3 of 4 CPUs", ""]
+    assert json.loads(trials[1].line())["failed"] == trials[1].failed
+    row = next(row for row in rows(trials) if row.event is Event.DRAIN).cells()
+    assert (row[2], row[-1]) == ("0", "failed: EventFailed: the cluster has 3 of 4 CPUs")
 
 
 def test_ratios_are_of_medians() -> None:
