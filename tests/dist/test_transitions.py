@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.legality import violations
 from shoal_workers.contract.messages import ExitKind, ShardExit
 from shoal_workers.contract.plan_of import plan_of
@@ -131,3 +132,31 @@ def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:
         spec = parse_spec(_SPEC_OF(model, "unused"))
         for layout in {layout for name, *both in pairs if name == model for layout in both}:
             assert violations(layout, spec, plan_of(spec)) == ()
+
+
+def test_twenty_re_layouts_leave_nothing_behind(make_job: Any, text: str) -> None:
+    spec = _SPEC_OF("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
+    job = make_job(memory=True, **spec)
+    shards = job.shards(4)
+    source, census = None, {}
+    for turn in range(20):
+        layout = Layout(pp=2, tp=2) if turn % 2 == 0 else Layout(dp_shard=3)
+        members = shards[: layout.world_size]
+        generation = job.start(members, layout=layout, restore_memory=source, restore_from=None)
+        shards[0].call("request_yield", generation, False)
+        exits = [shard.exit() for shard in members]
+        assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(members), [one.error for one in exits]
+        source = job.in_memory(exits, members)
+        assert source.step == turn + 1
+        if turn in (9, 19):
+            census[turn] = [(*shard.call("census"), _resident_mib(shard.pid)) for shard in shards]
+    for (fds, threads, mib), (fds_after, threads_after, mib_after) in zip(census[9], census[19], strict=True):
+        assert fds_after <= fds + 2
+        assert threads_after <= threads + 1
+        assert mib_after <= mib + 8
+
+
+def _resident_mib(pid: int) -> float:
+    """Of the process's own, without what it shares with files."""
+    (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("RssAnon:")]
+    return int(line.split()[1]) / 1024
