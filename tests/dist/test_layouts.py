@@ -22,14 +22,15 @@ def _cells() -> list[Any]:
     ]
 
 
-def _processes(case: Any) -> tuple[str, str]:
-    return case.precision, case.model
+def _processes(case: Any) -> tuple[str, str, int]:
+    return case.precision, case.model, case.global_size
 
 
 @pytest.mark.parametrize("case", _cells())
 def test_a_layout_trains_as_one_process_does(case: Any, crew_of: Any, plain_run: Any, text: str) -> None:
-    plain = plain_run(_SPEC_OF(case.model, text))
-    seen = crew_of(_SPEC_OF(case.model, text, precision=case.precision)).train(case.layout)
+    batch = {"global_size": case.global_size, "micro_size": 1}
+    plain = plain_run(_SPEC_OF(case.model, text, batch=batch))
+    seen = crew_of(_SPEC_OF(case.model, text, batch=batch, precision=case.precision)).train(case.layout)
     losses, norms = (1e-5, 1e-5) if case.precision == "fp32" else (2e-2, None)
     assert seen.losses == pytest.approx(plain.losses, abs=losses)
     assert seen.validation == pytest.approx(plain.validation, abs=losses)

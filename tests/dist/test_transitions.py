@@ -25,6 +25,7 @@ _CASES = runpy.run_path(str(_HERE / "transition_cases.py"))
 _SPEC_OF = runpy.run_path(str(_HERE / "layout_cases.py"))["spec_of"]
 _SWITCH, _STEPS = _CASES["SWITCH"], _CASES["STEPS"]
 _CHANGES = {
+    "batch": {"global_size": 6, "micro_size": 1},
     "stop": {"steps": _STEPS},
     "checkpoint": {"every_steps": _SWITCH},
     "snapshot": {"budget": 1.0},

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
 
-STEPS = 5
+STEPS = 4
 SWITCH = 2
 """Steps made under the old layout."""
 
