@@ -146,8 +146,10 @@ class EventView(Frozen):
 class IncidentView(Frozen):
     """Something that went wrong, and what it cost.
 
-    `detect_s` is an upper bound: from the last sign of life (a beat of the lost member, or the report of a survivor
-    whose collective broke) to `at`, when the supervisor took notice. The fault lies somewhere between the two.
+    `detect_s` ends with `at`, when the supervisor took notice. It begins when the node saw the process die (20-40 ms
+    late, by the clock of Ray's head). Where that is not known (the node died with it, it hangs, its link was cut) it
+    begins with the last sign before: the report of a survivor whose collective broke, or a beat of the lost member.
+    Then it is an upper bound.
     """
 
     id: int

@@ -17,6 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from shoal_service.core.attempt.events import (
     Beat,
+    DeathDated,
     Event,
     HoldingsTold,
     InterruptHeard,
@@ -28,6 +29,7 @@ from shoal_service.core.attempt.events import (
     RunReturned,
 )
 from shoal_service.core.attempt.state import Attempt
+from shoal_service.supervisor import gcs
 from shoal_service.supervisor.fleet import Fleet, cause_of
 from shoal_service.supervisor.newsdesk import Newsdesk
 from shoal_service.supervisor.reporter import Reporter
@@ -55,13 +57,16 @@ class Office:
     state: Callable[[], Attempt]
     kill: Callable[[int], None]
     """End a process of this index for good."""
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    """For work that outlives the attendant."""
 
 
 class Attendant:
     """Called on the executor's loop only. Each public method but `farewell` returns at once."""
 
-    def __init__(self, index: int, office: Office) -> None:
+    def __init__(self, index: int, shard_id: str, office: Office) -> None:
         self.index = index
+        self._shard_id = shard_id
         self._office = office
         self._fleet = office.fleet
         self._post = office.post
@@ -69,9 +74,9 @@ class Attendant:
         self._heard = 0
         """Up to which number the process was listened to."""
 
-    def start(self, shard_id: str, avoid_nodes: tuple[str, ...]) -> None:
+    def start(self, avoid_nodes: tuple[str, ...]) -> None:
         """Start the process and bring it up."""
-        self._spawn(self._start(shard_id, avoid_nodes))
+        self._spawn(self._start(avoid_nodes))
 
     def bring_up(self) -> None:
         """Ask a process that exists to become warm."""
@@ -116,9 +121,9 @@ class Attendant:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start(self, shard_id: str, avoid_nodes: tuple[str, ...]) -> None:
+    async def _start(self, avoid_nodes: tuple[str, ...]) -> None:
         try:
-            await self._fleet.start(self.index, shard_id, avoid_nodes)
+            await self._fleet.start(self.index, self._shard_id, avoid_nodes)
         except RayError as error:
             self._lost(error, "start")
             return
@@ -236,10 +241,17 @@ class Attendant:
         self.leave()
         cause = cause_of(error) if isinstance(error, RayActorError) else IncidentCause.SHARD_DIED
         if isinstance(error, RayActorError):
+            if actor_id := self._fleet.actor_id(self.index):
+                self._office.spawn(self._date_death(actor_id))
             self._fleet.forget(self.index)
         else:  # a fault of our own in a process that lives: it must not keep its resources
             self._office.kill(self.index)
         self._post(ProcessLost(self.index, cause, witness, _first_line(error)))
+
+    async def _date_death(self, actor_id: str) -> None:
+        died_at = await gcs.died_at(actor_id)
+        if died_at is not None:
+            self._post(DeathDated(self._shard_id, died_at))
 
 
 def _first_line(error: RayError) -> str:

@@ -61,6 +61,9 @@ from shoal_workers.contract.messages import ValidationReport
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.25
+_NOTE_S = 2.0
+"""At least so often the newest step is in the journal, so that it is known how many are lost if the supervisor and all
+shards die together. No command follows from it, and nobody waits for it to be written."""
 _FORGET_S = 2.0
 
 
@@ -81,7 +84,7 @@ class Executor:
         self._leaving: list[Attendant] = []
         self._office = Office(
             fleet=self._fleet, newsdesk=newsdesk, reporter=self._reporter, post=self._post,
-            settled=self._queue.join, state=lambda: self._state, kill=self._kill,
+            settled=self._queue.join, state=lambda: self._state, kill=self._kill, spawn=self._spawn,
         )  # fmt: skip
         self._watch = NodeWatch(self._nodes_seen)
         self._seen = NodesSeen()
@@ -90,6 +93,7 @@ class Executor:
         self._directive = entry.directive if entry else None
         self._resumed = entry is not None
         self._state = entry.state if entry else _new_attempt(config)
+        self._noted_step, self._noted_mono = self._state.step, 0.0
 
     async def run(self) -> None:
         """Until the attempt has ended and everything it started is released."""
@@ -177,13 +181,17 @@ class Executor:
         is_validation = isinstance(event, NewsArrived) and isinstance(event.item, ValidationReport)
         if commands or is_validation or essential(before) != essential(self._state):
             self._write_journal()
+        elif self._state.step != self._noted_step and time.monotonic() - self._noted_mono > _NOTE_S:
+            self._write_journal(wait=False)
         self._perform(commands)
         self._reporter.show(self._state)
 
-    def _write_journal(self) -> None:
+    def _write_journal(self, *, wait: bool = True) -> None:
         seq, untold, _ = self._newsdesk.untold()
         end = self._end.end if self._end else None
-        self._journal.write(JournalEntry(state=self._state, seq=seq, untold=untold, end=end, directive=self._directive))
+        entry = JournalEntry(state=self._state, seq=seq, untold=untold, end=end, directive=self._directive)
+        self._journal.write(entry, wait=wait)
+        self._noted_step, self._noted_mono = self._state.step, time.monotonic()
 
     def _perform(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -192,8 +200,8 @@ class Executor:
     def _do(self, command: Command) -> None:
         match command:
             case StartProcess(index, shard_id, avoid_nodes):
-                self._attendants[index] = Attendant(index, self._office)
-                self._attendants[index].start(shard_id, avoid_nodes)
+                self._attendants[index] = Attendant(index, shard_id, self._office)
+                self._attendants[index].start(avoid_nodes)
             case KillProcess(index, reason):
                 _log.info("killing process", extra={"index": index, "reason": reason})
                 self._kill(index)
@@ -275,7 +283,7 @@ class Executor:
                 message = "it was gone when the supervisor came back"
                 self._post(ProcessLost(process.index, cause, "name lookup", message))
                 continue
-            attendant = self._attendants[process.index] = Attendant(process.index, self._office)
+            attendant = self._attendants[process.index] = Attendant(process.index, process.shard_id, self._office)
             attendant.listen()
             if process.in_run:
                 attendant.rejoin(self._state.generation)

@@ -115,6 +115,11 @@ class Fleet:
         """It was started or found, and not lost since."""
         return index in self._handles
 
+    def actor_id(self, index: int) -> str | None:
+        """Ray's, while the process is known."""
+        handle = self._handles.get(index)
+        return None if handle is None else handle._actor_id.hex()
+
     def by_node(self) -> dict[str, list[int]]:
         """By node id, the processes that live there, as far as is known."""
         found: dict[str, list[int]] = {}

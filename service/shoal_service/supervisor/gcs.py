@@ -14,6 +14,8 @@ from ray.core.generated import gcs_pb2
 from ray.exceptions import RaySystemError, RpcError
 from ray.experimental import internal_kv
 
+from ray import ActorID
+
 _TIMEOUT_S = 2.0
 
 
@@ -43,6 +45,19 @@ def draining(timeout_s: float = _TIMEOUT_S) -> dict[str, float | None]:
     which they go away, if that is known."""
     found: dict[str, int] = _ask("get_draining_nodes", timeout=timeout_s)
     return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in found.items()}
+
+
+async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
+    """Wall-clock time at which the head heard from the actor's node that its process is dead; None: not known."""
+    client = internal_kv.internal_kv_get_gcs_client()
+    if client is None:
+        return None
+    key = ActorID.from_hex(actor_id)
+    try:
+        found = await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
+    except (RpcError, RaySystemError):
+        return None
+    return found[key].end_time / 1000 if key in found and found[key].end_time else None
 
 
 def kv_get(key: bytes, namespace: bytes, timeout_s: float = _TIMEOUT_S) -> bytes | None:

@@ -92,15 +92,16 @@ class Journal:
             _log.error("this supervisor has been replaced; it ends")
             os._exit(1)
 
-    def write(self, entry: JournalEntry) -> None:
-        """Returns when it is written, within a millisecond or so; or at once, or nearly, while the head is away."""
+    def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
+        """Returns when it is written, within a millisecond or so; or at once, or nearly, while the head is away, or if
+        nothing is to follow from it (`wait` False)."""
         with self._changed:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_forever, name="journal", daemon=True)
                 self._writer.start()
             self._entry = entry.model_dump_json().encode()
             self._changed.notify_all()
-            if self._is_behind:
+            if self._is_behind or not wait:
                 return
             if not self._changed.wait_for(lambda: self._entry is None, timeout=_PATIENCE_S):
                 self._is_behind = True

@@ -61,6 +61,16 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, process:
     turn.show_incident()
 
 
+def date_death(turn: Turn, shard_id: str, died_at: float) -> None:
+    """The process's own death is a later sign than its last beat, if the open incident is about nothing else."""
+    incident = turn.state.incident
+    if incident is None or incident.cause is not IncidentCause.SHARD_DIED or shard_id not in incident.shard_ids:
+        return
+    if max(0.0, incident.last_sign_at or 0.0) < died_at <= incident.at:
+        turn.set(incident=incident.model_copy(update={"last_sign_at": died_at}))
+        turn.show_incident()
+
+
 def close(turn: Turn) -> None:
     """The first step after it is done."""
     incident = turn.state.incident

@@ -51,6 +51,15 @@ class ProcessLost:
 
 
 @dataclass(frozen=True, slots=True)
+class DeathDated:
+    """Whoever watched the process itself says when it died. Follows ProcessLost, which does not wait for it."""
+
+    shard_id: str
+    at: float
+    """Wall-clock time, by the clock of Ray's head."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunReturned:
     index: int
     exit: ShardExit
@@ -149,6 +158,7 @@ Event = (
     | ProcessWarm
     | ProcessFailedToStart
     | ProcessLost
+    | DeathDated
     | RunReturned
     | NewsArrived
     | CheckpointCommitted

@@ -21,8 +21,9 @@ class Incident(Frozen):
     at: float
     """When the supervisor took notice."""
     last_sign_at: float | None = None
-    """Newest sign of life before `at`: a beat of the lost member, or the report of a survivor whose collective broke.
-    The fault lies somewhere between the two, so the difference is an upper bound of the time to detect it."""
+    """Newest sign before `at`: the death of the process as its node saw it (20-40 ms late), the report of a survivor
+    whose collective broke, or else a beat of the lost member. The difference is the time to detect it; where nothing
+    but the beat is known (a node that is gone, a hang) it is an upper bound."""
     from_workers: int
     from_layout: str = ""
     to_layout: str | None = None

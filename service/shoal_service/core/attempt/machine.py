@@ -14,7 +14,18 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shoal_service.core.attempt import booking, deadlines, forming, hangs, holdings, judging, leaving, news, processes
+from shoal_service.core.attempt import (
+    blame,
+    booking,
+    deadlines,
+    forming,
+    hangs,
+    holdings,
+    judging,
+    leaving,
+    news,
+    processes,
+)
 from shoal_service.core.attempt.commands import (
     AskHoldings,
     Command,
@@ -28,6 +39,7 @@ from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
+    DeathDated,
     ElasticityChanged,
     Event,
     GrantChanged,
@@ -107,6 +119,8 @@ def _happen(turn: Turn, event: Event) -> None:
             processes.failed_to_start(turn, index, error)
         case ProcessLost(index, cause, witness, message):
             leaving.process_lost(turn, index, cause, witness, message)
+        case DeathDated(shard_id, at):
+            blame.date_death(turn, shard_id, at)
         case ProcessUnreachable(index, _):
             processes.unreachable(turn, index)
         case RunReturned(index, shard_exit):

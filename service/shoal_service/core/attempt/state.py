@@ -226,7 +226,8 @@ class Attempt(Frozen):
 
 def essential(state: Attempt) -> Attempt:
     """What must be in the journal: without the pulse of a healthy group, which changes with every step and every poll,
-    and which a restarted supervisor takes anew. The executor writes the journal when this differs."""
+    and which a restarted supervisor takes anew. The executor writes the journal when this differs, and every few
+    seconds for the step alone."""
     pulse = {
         "step": 0,
         "fruitless": 0,

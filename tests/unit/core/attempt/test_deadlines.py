@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt.commands import KillProcess, SuspectNode
-from shoal_service.core.attempt.events import InterruptHeard, ProcessUnreachable
+from shoal_service.core.attempt.events import DeathDated, InterruptHeard, ProcessUnreachable
 from shoal_service.core.attempt.state import Stage
 from shoal_workers.contract.job import IncidentCause
 
@@ -136,6 +136,23 @@ def test_the_time_to_detect_is_bounded_by_the_last_sign_of_life(new_world: NewWo
     world.recover()
     world.run(1)
     assert world.incidents()[0].detect_s == pytest.approx(0.75)
+
+
+def test_whoever_saw_the_process_die_says_when(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.beat(2, beat=7)
+    world.now += 0.75
+    died_at = world.now - 0.03
+    shard_id = world.state.process(2).shard_id
+    world.die(2)
+    world.deliver("lost-2")
+    for who, at in ((shard_id, died_at), (shard_id, world.now + 5.0), (shard_id, 0.0), ("nobody", world.now)):
+        world.feed(DeathDated(who, at))
+    world.recover()
+    world.run(1)
+    world.feed(DeathDated(shard_id, died_at))
+    [incident] = {incident.id: incident for incident in world.incidents()}.values()
+    assert incident.detect_s == pytest.approx(0.03)
 
 
 def test_a_broken_collective_is_a_later_sign_than_a_beat(new_world: NewWorld) -> None:

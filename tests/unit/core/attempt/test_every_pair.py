@@ -14,6 +14,7 @@ from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
+    DeathDated,
     ElasticityChanged,
     Event,
     GrantChanged,
@@ -152,6 +153,8 @@ def events(state: Attempt) -> Iterator[Event]:
     for generation in (state.generation, max(0, state.generation - 1)):
         yield CheckpointCommitted(name, generation, state.step)
         yield CommitFailed(name, generation, state.step, "disk full")
+    for shard_id in ("nobody", *(process.shard_id for process in state.processes)):
+        yield DeathDated(shard_id, 1.0)
     for avoided in ((), ("n0",), ("n0", "n1", "n2", "n3")):
         for deadline in (None, 0.0, 1e9):
             yield NodesAvoided(tuple(AvoidedNode(node_id=n, reason="drain", deadline=deadline) for n in avoided))
