@@ -9,6 +9,9 @@ from shoal_api.client import Client
 from shoal_service.views import JobView
 
 TOLERANCE = 1e-5
+PROMISED_STEPS = 200
+"""So long the losses of a job that is not deterministic are within the tolerance of an undisturbed run's. Sums are made
+in another order at another world size, and training amplifies that, step by step, in every system."""
 _FOR_EVER = 10_000_000
 _PACE_S = 0.1
 _TASKS = Path(__file__).parent / "tasks"
