@@ -2,7 +2,8 @@
 
 The same engine as under the service; this is how it is debugged, profiled and measured. Rank 0 prints one line per step
 and ends in one line of JSON. There is no supervisor: a rank that dies ends the run (torchrun may start it again, which
-resumes from the newest committed checkpoint), and rank 0 commits the checkpoints once it has heard of every part.
+resumes from the newest committed checkpoint), and rank 0 commits the checkpoints once it has heard of every part. The
+layout is what `parallelism` fixes, else fully sharded.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.storage import open_directory
-from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.feasibility import fixed_layout
+from shoal_workers.contract.layout import Layout, fully_sharded
+from shoal_workers.contract.legality import violations
 from shoal_workers.contract.messages import (
     Assignment,
     ExitKind,
@@ -39,7 +42,8 @@ from shoal_workers.contract.messages import (
     SuspectNamed,
     ValidationReport,
 )
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 from shoal_workers.contract.spec_errors import SpecError, parse_spec
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.parts import PartCollector
@@ -102,6 +106,7 @@ def main() -> int:
     arguments = _arguments()
     spec = _read_spec(arguments.spec)
     place = Place.from_environment()
+    layout = layout_for(spec, place.world_size)
     if spec.worker.gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     root = arguments.checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints"
@@ -123,7 +128,7 @@ def main() -> int:
         attempt=attempt,
         generation=_GENERATION,
         rank=place.rank,
-        layout=fully_sharded(place.world_size),
+        layout=layout,
         store_host=place.host,
         store_port=port,
         restore_from=store.get("restore_from").decode() or None,
@@ -140,6 +145,27 @@ def main() -> int:
         reader.join()
         summary.num_checkpoints = parts.close()
     return _conclude(ended, place, summary)
+
+
+def layout_for(spec: JobSpec, world_size: int) -> Layout:
+    """The degrees that `parallelism` fixes; fully sharded where it is "auto", for the planner belongs to the service.
+
+    Raises:
+        SystemExit: the degrees do not multiply to the world, or the layout is not legal; the message says why.
+    """
+    fixed, plan = spec.parallelism, plan_of(spec)
+    if not isinstance(fixed, ParallelismSpec):
+        return fully_sharded(world_size)
+    layout = fixed_layout(fixed, world_size, plan)
+    if layout is None:
+        raise SystemExit(
+            f"parallelism needs {'' if fixed.dp_shard != 'auto' else 'a multiple of '}{fixed.unit} ranks, and torchrun "
+            f"started {world_size}. Start another number (--nproc-per-node), or change the degrees."
+        )
+    broken = violations(layout, spec, plan)
+    if broken:
+        raise SystemExit("\n".join(f"parallelism.{one.axis}: {one.message} ({one.rule})" for one in broken))
+    return layout
 
 
 def _next_attempt(root: str) -> int:
