@@ -14,6 +14,7 @@ passes compute on their local parts. Every rank has built the same weights, so c
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,14 +35,15 @@ from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.stages import PassThrough
 
 _SEQUENCE_DIM = 1
+M = TypeVar("M", bound=nn.Module)
 
 
 def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list[nn.Parameter]:
     """Cut the modules that `plan.tensor` names over the 1-D `mesh`, in place.
 
     Returns:
-        Parameters that are whole on every rank but have seen only a part of the sequence: their gradients have to be
-        summed over `mesh` before they are used.
+        Parameters that are whole on every rank but have seen only a part of the sequence, or of the heads: their
+        gradients have to be summed over `mesh` before they are used.
     """
     cutter = _Cutter(mesh, is_sequential=cuts_sequence(plan))
     partial: list[nn.Parameter] = []
@@ -62,8 +64,9 @@ def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list
                     cutter.gather(module)
                 case TensorStyle.WHOLE:
                     cutter.whole(module)
-                case TensorStyle.SEQUENCE:
+                case TensorStyle.SEQUENCE | TensorStyle.PARTIAL:
                     partial += module.parameters()
+    cutter.forget_wholes()
     return partial
 
 
@@ -147,6 +150,10 @@ class _Cutter:
         )
         module.register_forward_hook(lambda _module, _inputs, output: own_part(output, _SEQUENCE_DIM, self._group))
 
+    def forget_wholes(self) -> None:
+        """The whole parameters may go: the forwards that refer to this object would keep them for good."""
+        self._cut.clear()
+
     def _shared(self, x: Tensor) -> Tensor:
         """Input of a column layer; the enclosing gather sums its gradient, where there is one."""
         return x if self._is_sequential else copy(x, self._group)
@@ -188,14 +195,14 @@ def _local_or_none(parameter: Tensor | None) -> Tensor | None:
 
 
 def _replace(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def _checked(module: nn.Module, kind: type[nn.Module], pattern: str, style: TensorStyle) -> nn.Module:
+def _checked(module: nn.Module, kind: type[M], pattern: str, style: TensorStyle) -> M:
     if not isinstance(module, kind):
         raise TypeError(
             f"plan.tensor gives {pattern!r} the style {style!r}, which is for {kind.__name__}; "
