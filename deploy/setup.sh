@@ -26,5 +26,5 @@ if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
     fi
 fi
 say "installing Shoal and its dependencies (a minute or two)"
-pip install $bar -c constraints.txt -e '.[dev,postgres,s3]'
+pip install $bar -c constraints.txt -e '.[dev,postgres,s3,hf]'
 say "ready: $VENV/bin/shoal"

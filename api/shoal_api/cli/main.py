@@ -9,6 +9,7 @@ import typer
 from shoal_api.cli.commands import (
     check,
     control,
+    export,
     goodput,
     incidents,
     inspect,
@@ -31,6 +32,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         submit.submit, submit.watch, inspect.jobs, inspect.show, inspect.logs, inspect.events,
         control.scale, control.relayout, control.pause, control.resume, control.cancel,
         inspect.workers, incidents.incidents, goodput.goodput, parity.parity, inspect.checkpoints,
+        export.export,
     ),
     _SPECS: (specs.validate, plan.plan, plan.profile, specs.schema),
     "Server": (serve.serve, inspect.cluster, nodes.nodes, nodes.drain, check.demo, check.doctor, check.version),

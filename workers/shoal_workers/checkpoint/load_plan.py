@@ -83,7 +83,7 @@ def _collect(indexes: Sequence[ShardIndex], directory: str) -> _Saved:
     for index in indexes:
         for item in index.items:
             known = saved.metadata.get(item.fqn)
-            dtype = _dtype(item, index.rank, directory)
+            dtype = dtype_of(item, index.rank, directory)
             if known is None:
                 known = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(item.shape), [])
                 saved.metadata[item.fqn] = known
@@ -99,7 +99,8 @@ def _collect(indexes: Sequence[ShardIndex], directory: str) -> _Saved:
     return saved
 
 
-def _dtype(item: IndexItem, rank: int, directory: str) -> torch.dtype:
+def dtype_of(item: IndexItem, rank: int, directory: str) -> torch.dtype:
+    """DamagedCheckpoint if there is none of that name, or the slice has not as many bytes as it needs."""
     dtype = getattr(torch, item.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise DamagedCheckpoint(directory, index_name(rank), f"gives {item.fqn} the unknown dtype {item.dtype!r}")

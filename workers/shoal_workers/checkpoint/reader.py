@@ -19,7 +19,7 @@ from shoal_workers.checkpoint.commit import marker_in
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
 from shoal_workers.checkpoint.integrity import check_lengths, read_checked, reading
-from shoal_workers.checkpoint.load_plan import ItemRead, plan_load
+from shoal_workers.checkpoint.load_plan import ItemRead, dtype_of, plan_load
 from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
 
@@ -49,6 +49,24 @@ def load(state: Mapping[str, torch.Tensor], *, directory: str) -> dict[str, Any]
             raise DamagedCheckpoint(place.url, read.file, problem)
     _for_each(place, lambda read: _fill(place, read, scratch), reads)
     return indexes[0].extra
+
+
+def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """What a checkpoint holds: every tensor by name, whole, on the meta device, in the order of names; and `extra`.
+
+    Raises as `load`.
+    """
+    place = open_directory(directory)
+    marker = marker_in(place)
+    check_lengths(place, marker)
+    indexes = _read_indexes(place, marker)
+    found: dict[str, torch.Tensor] = {}
+    for index in indexes:
+        for item in index.items:
+            if item.fqn not in found:
+                dtype = dtype_of(item, index.rank, place.url)
+                found[item.fqn] = torch.empty(item.shape, dtype=dtype, device="meta")
+    return dict(sorted(found.items())), indexes[0].extra
 
 
 def _read_indexes(place: Directory, marker: CommitMarker) -> list[ShardIndex]:

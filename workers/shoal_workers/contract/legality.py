@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.hf import dropout_of, hugging_face_of
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
 from shoal_workers.contract.lm import LM_TASK
 from shoal_workers.contract.pipeline_feed import MAX_PADDING, longest_share, micro_batches_fed, num_stages
@@ -99,7 +100,9 @@ def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
 
 
 def _dropout(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
-    dropout = spec.model.get("dropout", 0) if spec.task == LM_TASK else 0
+    name, dropout = "dropout", spec.model.get("dropout", 0) if spec.task == LM_TASK else 0
+    if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
+        name, dropout = dropout_of(hugging_face) or (name, 0)
     if not dropout:
         return
     for axis in ("tp", "cp", "pp"):
@@ -108,8 +111,8 @@ def _dropout(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
             yield Violation(
                 rule=Rule.DROPOUT_NEEDS_DATA_AXES,
                 axis=axis,
-                message=f"{axis} is {degree}, and model.dropout {dropout} draws its masks per micro-batch, which is "
-                f"exact on the data axes only. Leave {axis} at 1, or set model.dropout to 0.",
+                message=f"{axis} is {degree}, and model.{name} {dropout} draws its masks per micro-batch, which is "
+                f"exact on the data axes only. Leave {axis} at 1, or set model.{name} to 0.",
             )
 
 

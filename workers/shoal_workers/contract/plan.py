@@ -34,6 +34,8 @@ class TensorStyle(StrEnum):
     feed-forward."""
     WHOLE = "whole"
     """A module that every rank computes alike on the whole sequence: its first input is gathered, its output cut."""
+    PARTIAL = "partial"
+    """A module that is whole on every rank and works on that rank's heads, such as a norm of each query head."""
 
 
 class ParallelPlan(Frozen):

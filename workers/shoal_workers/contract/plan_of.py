@@ -1,11 +1,13 @@
-"""plan_of(spec) -> how the spec's model may be cut: the plan it declares, or the one that follows from the built-in
-language model's settings. Pure; the submit check, the planner and the engine read the same answer.
+"""plan_of(spec) -> how the spec's model may be cut: the plan it declares, or the one that follows from the settings of
+the built-in tasks. The submit check, the planner and the engine read the same answer. Pure, but for the config.json of
+a Hugging Face model's directory.
 """
 
 from __future__ import annotations
 
 from pydantic import ValidationError
 
+from shoal_workers.contract.hf import hugging_face_of, plan_of_hugging_face
 from shoal_workers.contract.lm import LM_TASK, LanguageModelConfig
 from shoal_workers.contract.plan import ParallelPlan, TensorStyle
 from shoal_workers.contract.spec import JobSpec
@@ -15,6 +17,8 @@ def plan_of(spec: JobSpec) -> ParallelPlan | None:
     """None: nothing is known of the model, it runs on the data axes only."""
     if spec.plan is not None:
         return spec.plan
+    if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
+        return plan_of_hugging_face(hugging_face)
     config = language_model_of(spec)
     return None if config is None else plan_of_language_model(config)
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.conflicts import conflicts
 from shoal_workers.contract.feasibility import infeasible
+from shoal_workers.contract.hf import HF_TASK, HuggingFaceConfig
 from shoal_workers.contract.json_values import json_faults, shown, shown_path
 from shoal_workers.contract.lm import LM_TASK, LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
@@ -61,9 +62,12 @@ def parse_spec(data: Any) -> JobSpec:
     if isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
         _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
         _validate(TextDataConfig, data.get("data", {}), "data", problems)
+    if isinstance(data, dict) and data.get("task") == HF_TASK:
+        _validate(HuggingFaceConfig, data.get("model", {}), "model", problems)
+        _validate(TextDataConfig, data.get("data", {}), "data", problems)
     if not problems and spec is not None:
-        found = (*conflicts(spec), *infeasible(spec))
-        problems.extend(SpecProblem(path=one.path, message=one.message) for one in found)
+        problems.extend(SpecProblem(path=conflict.path, message=conflict.message) for conflict in conflicts(spec))
+        problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
     if problems or spec is None:
         raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
     return spec

@@ -43,6 +43,9 @@ class Task(Protocol):
             Default: torch.utils.data.default_collate.
         shard_units(model: nn.Module) -> Iterable[nn.Module]
             The modules whose parameters are gathered and freed together. Default: `default_shard_units`.
+        export_config(model: nn.Module) -> dict
+            What `shoal export` needs to know, as JSON: {"config": what config.json shall hold, "renames": [[regular
+            expression, replacement], ...], applied in this order to each parameter's name}. Default: names stay.
         tokens_per_sample: int = 1
         bytes_per_token: float | None = None
             With it, validation also reports bits per byte: loss / ln 2 / bytes_per_token.
@@ -71,6 +74,8 @@ class LoadedTask:
         self._spec = spec
         self.loss: Callable[[nn.Module, Any], Tensor] = task.loss
         self.collate: Callable[[list[Any]], Any] = getattr(task, "collate", None) or default_collate
+        self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
+        """Goes into every checkpoint, see shoal_workers/export.py; final once a model has been built."""
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         if prepare := getattr(self._task, "prepare", None):
@@ -100,6 +105,8 @@ class LoadedTask:
         model = self._task.build_model()
         if not isinstance(model, nn.Module):
             raise TypeError(f"build_model() returned {type(model).__name__}, not a torch.nn.Module.")
+        if describe := getattr(self._task, "export_config", None):
+            self.export = dict(describe(model))
         return model
 
     def build_update(self, assembly: Assembly, settings: OptimizerSpec) -> Update:

@@ -68,6 +68,8 @@ class Built:
     device: torch.device
     total_steps: int
     tokens_per_sample: int
+    export: dict[str, Any]
+    """What `shoal export` needs to know of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +294,8 @@ class Trainer:
         self._position.enter(Phase.SAVING)
         with self._user_code:
             tensors = self._built.view.tensors()
-            name = self._saver.save(self._assignment, step, tensors, self._extra(step), self._signals.check)
+            extra = {**self._extra(step), "export": self._built.export}
+            name = self._saver.save(self._assignment, step, tensors, extra, self._signals.check)
         self._saved_mono = time.monotonic()
         return name
 

@@ -6,44 +6,27 @@ torch's global generator, `loss` is the mean cross entropy of the next token in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
-from shoal_workers.data.dataset import TokenDataset
-from shoal_workers.data.index import Corpus, Split
-from shoal_workers.data.prepare import prepare_corpus
-from shoal_workers.data.tokenizer import ByteTokenizer, load_tokenizer
+from shoal_workers.data.tokenizer import load_tokenizer
+from shoal_workers.tasks.attention import head_dim
+from shoal_workers.tasks.feed_forward import hidden_dim
+from shoal_workers.tasks.text import TextTask
 from shoal_workers.tasks.transformer import Transformer
 
 
-class LanguageModel:
+class LanguageModel(TextTask):
     """A decoder-only transformer that learns to predict the next token of a text corpus."""
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.config = LanguageModelConfig.model_validate(model)
-        self.text = TextDataConfig.model_validate(data)
+        super().__init__(TextDataConfig.model_validate(data), self.config.seq_len)
         self.seed = seed
-        self._corpus: Corpus | None = None
-
-    @property
-    def tokens_per_sample(self) -> int:
-        return self.config.seq_len
-
-    @property
-    def bytes_per_token(self) -> float | None:
-        """1.0 for bytes; else measured on the corpus, so None before `prepare`."""
-        if self.text.tokenizer == ByteTokenizer.name:
-            return 1.0
-        return self._corpus.bytes_per_token if self._corpus else None
-
-    def prepare(self, progress: Callable[[str], None]) -> None:
-        """Make the token shards unless they are there, and verify them. Many processes of one node may call at once."""
-        self._corpus = prepare_corpus(self.text, lambda state: progress(state.describe()))
 
     def build_model(self) -> nn.Module:
         """The model, with weights from torch's global generator.
@@ -60,25 +43,6 @@ class LanguageModel:
             )
         return Transformer(self.config, vocab_size)
 
-    def build_dataset(self, split: str) -> TokenDataset:
-        """Samples of seq_len + 1 tokens, int64; "train" or "validation".
-
-        Raises:
-            DataError: the text cannot be read, or has not one sample for training.
-        """
-        if self._corpus is None:
-            self.prepare(lambda _: None)
-        assert self._corpus is not None
-        return TokenDataset(self._corpus, Split(split), self.config.seq_len)
-
-    def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
-        """Samples (T + 1,) -> tokens (B, T), the tokens that follow each, `labels` (B, T), and their positions (T,).
-
-        Named and apart, so that context parallelism can give each rank some of the positions.
-        """
-        whole = torch.stack(samples)
-        return {"tokens": whole[:, :-1], "labels": whole[:, 1:], "positions": torch.arange(whole.shape[1] - 1)}
-
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
 
@@ -87,7 +51,57 @@ class LanguageModel:
         logits: Tensor = model(batch["tokens"], batch["positions"])
         return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
 
+    def export_config(self, model: nn.Module) -> dict[str, Any]:
+        """A dense model is one of LLaMA's, by other names; transformers has none that is built as our experts are."""
+        assert isinstance(model, Transformer)
+        if self.config.num_experts:
+            settings = self.config.model_dump() | {"vocab_size": model.embedding.num_embeddings}
+            return {"config": {"model_type": "shoal-mixture-of-experts", **settings}, "renames": []}
+        return {"config": _llama_config(self.config, model.embedding.num_embeddings), "renames": _LLAMA_NAMES}
+
     def shard_units(self, model: nn.Module) -> Iterable[nn.Module]:
         """The blocks, each gathered on its own; embedding, last norm and head stay with the root."""
         assert isinstance(model, Transformer)
         return list(model.blocks)
+
+
+_LLAMA_NAMES = [
+    [r"^(embedding|norm|blocks)\.", r"model.\1."],
+    [r"^head\.", "lm_head."],
+    [r"^model\.embedding\.", "model.embed_tokens."],
+    [r"^model\.blocks\.", "model.layers."],
+    [r"\.attention_norm\.", ".input_layernorm."],
+    [r"\.feed_forward_norm\.", ".post_attention_layernorm."],
+    [r"\.attention\.query\.", ".self_attn.q_proj."],
+    [r"\.attention\.key\.", ".self_attn.k_proj."],
+    [r"\.attention\.value\.", ".self_attn.v_proj."],
+    [r"\.attention\.out\.", ".self_attn.o_proj."],
+    [r"\.feed_forward\.(gate|up|down)\.", r".mlp.\1_proj."],
+]
+"""Regular expressions and what stands in their place, in this order: our names -> those of LlamaForCausalLM."""
+
+
+def _llama_config(config: LanguageModelConfig, vocab_size: int) -> dict[str, Any]:
+    """config.json of transformers' LlamaForCausalLM that computes the same."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.dim,
+        "intermediate_size": hidden_dim(config),
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads or config.num_heads,
+        "head_dim": head_dim(config),
+        "vocab_size": vocab_size,
+        "max_position_embeddings": config.seq_len,
+        "rope_theta": config.rope_theta,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": config.tied_head,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }

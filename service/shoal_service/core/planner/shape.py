@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal_workers.contract.hf import as_language_model, hugging_face_of
 from shoal_workers.contract.lm import LanguageModelConfig
 from shoal_workers.contract.plan_of import expert_dim, feed_forward_dim, language_model_of, num_expert_layers
 from shoal_workers.contract.spec import JobSpec
@@ -113,6 +114,8 @@ class ModelShape:
 def shape_of(spec: JobSpec) -> ModelShape | None:
     """None: a task of the user's, whose sizes nobody knows before it is built."""
     config = language_model_of(spec)
+    if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
+        config = as_language_model(hugging_face)
     if config is None:
         return None
     tokenizer = spec.data.get("tokenizer", "bytes")

@@ -1,0 +1,133 @@
+"""Hugging Face models under every layout that they have, and back: transformers loads what was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal_workers.checkpoint.reader import load
+from shoal_workers.contract.hf import HF_TASK
+from shoal_workers.contract.layout import Layout, Schedule
+from shoal_workers.contract.lm import LM_TASK
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.export import export
+from shoal_workers.tasks.hf import HuggingFaceLM
+from shoal_workers.tasks.lm import LanguageModel
+
+pytest.importorskip("transformers")
+
+_STEPS = 3
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 257,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+}
+SPEC: dict[str, Any] = {
+    "task": HF_TASK,
+    "model": {"config": {"model_type": "llama", **SIZES}, "seq_len": 16},
+    "batch": {"global_size": 4, "micro_size": 1},
+    "optimizer": {"lr": 0.01, "clip_norm": 1.0},
+    "schedule": {"warmup_steps": 1},
+    "stop": {"steps": _STEPS},
+    "checkpoint": {"every_steps": None},
+    "validation": {"samples": 0},
+    "snapshot": {"enabled": False},
+    "seed": 3,
+}
+LAYOUTS = {
+    "fsdp2": Layout(dp_shard=2),
+    "tp2": Layout(tp=2),
+    "pp2": Layout(pp=2, schedule=Schedule.GPIPE),
+    "zbv": Layout(pp=2, schedule=Schedule.ZERO_BUBBLE_V, stages=(1, 1, 1, 1)),
+}
+
+
+def _spec(text: str, **model: Any) -> dict[str, Any]:
+    data = {"paths": [text], "cache_dir": f"{text}-cache", "validation_fraction": 0.3}
+    config = {**SPEC["model"]["config"], **model}
+    return {**SPEC, "data": data, "model": {**SPEC["model"], "config": config}}
+
+
+def _train(make_job: Any, spec: dict[str, Any], layout: Layout) -> tuple[dict[int, float], str]:
+    """Losses by step, and the directory of the last checkpoint."""
+    job = make_job("job", **spec)
+    shards = job.shards(layout.world_size)
+    exits = job.run(shards, layout=layout)
+    faults = [one.error.traceback for one in exits if one.error]
+    assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(shards), "\n".join(faults)
+    return job.losses(shards), job.committed[-1]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_trains_as_one_process_does(make_job: Any, reference: Any, text: str, layout: str, tied: bool) -> None:
+    blocks = len(LAYOUTS[layout].stages) or 2
+    spec = _spec(text, tie_word_embeddings=tied, num_hidden_layers=blocks)
+    losses, _ = _train(make_job, spec, LAYOUTS[layout])
+    assert losses == pytest.approx(reference(_STEPS, **spec), abs=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["fsdp2", "tp2"])
+def test_transformers_loads_what_a_sharded_checkpoint_exports(
+    make_job: Any, text: str, tmp_path: Path, layout: str
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    spec = _spec(text, tie_word_embeddings=layout == "tp2")
+    _, checkpoint = _train(make_job, spec, LAYOUTS[layout])
+    done = export(checkpoint, tmp_path / "out", file_bytes=20_000)
+    assert len(done.files) > 1
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    trained = _trained(spec, checkpoint)
+    tokens = torch.arange(32).reshape(2, 16)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, trained.network(tokens).logits)
+
+
+def test_what_was_exported_can_be_trained_on(make_job: Any, text: str, tmp_path: Path) -> None:
+    spec = _spec(text)
+    _, checkpoint = _train(make_job, spec, LAYOUTS["fsdp2"])
+    export(checkpoint, tmp_path / "out")
+    again = {**spec, "model": {"path": str(tmp_path / "out"), "seq_len": 16}}
+    job = make_job("again", **again)
+    shards = job.shards(2)
+    assert all(one.kind is ExitKind.FINISHED for one in job.run(shards, layout=LAYOUTS["tp2"]))
+    trained = _trained(spec, checkpoint)
+    loaded = _task(again).build_model()
+    for (name, parameter), (_, other) in zip(trained.named_parameters(), loaded.named_parameters(), strict=True):
+        assert torch.equal(parameter, other), name
+
+
+def test_the_built_in_model_leaves_as_a_llama(make_job: Any, text: str, tmp_path: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    sizes = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "seq_len": 16}
+    spec = {**_spec(text), "task": LM_TASK, "model": sizes}
+    _, checkpoint = _train(make_job, spec, Layout(tp=2))
+    export(checkpoint, tmp_path / "out")
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    trained = _trained(spec, checkpoint)
+    tokens = torch.arange(32).reshape(2, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).logits, trained(tokens), atol=1e-5, rtol=1e-5)
+
+
+def _task(spec: dict[str, Any]) -> Any:
+    kind = HuggingFaceLM if spec["task"] == HF_TASK else LanguageModel
+    return kind(spec["model"], spec["data"], spec["seed"])
+
+
+def _trained(spec: dict[str, Any], checkpoint: str) -> Any:
+    """The model as this process reads it from the checkpoint."""
+    model = _task(spec).build_model()
+    load({f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}, directory=checkpoint)
+    return model.eval()

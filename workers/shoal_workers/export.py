@@ -1,0 +1,155 @@
+"""`python -m shoal_workers.export CHECKPOINT OUT`: a durable checkpoint of any layout -> a directory of safetensors.
+
+    OUT/config.json                            what transformers' AutoModelForCausalLM.from_pretrained(OUT) reads
+    OUT/model.safetensors                      or several files, with model.safetensors.index.json
+
+One process, no group, no GPU. At most one file's tensors are in memory at a time. Which names the tensors get, and what
+config.json holds, lies in the checkpoint: the task has said so (`export_config` in engine/task.py). The optimizer's
+state is left out. Called by `shoal export`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal_workers.checkpoint.commit import newest_committed
+from shoal_workers.checkpoint.errors import CheckpointError
+from shoal_workers.checkpoint.reader import load, read_catalogue
+from shoal_workers.contract.marker import CheckpointName
+
+FILE_BYTES = 4 << 30
+_PREFIX = "model."
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    checkpoint: str
+    num_tensors: int
+    num_bytes: int
+    files: tuple[str, ...]
+
+
+def main() -> int:
+    """Exit status 1 if the checkpoint cannot be read or the directory not be written; why is on standard error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m shoal_workers.export", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("checkpoint", help="URL or directory of a checkpoint, or of a job's checkpoints")
+    parser.add_argument("out", type=Path, help="directory to write; it must be empty, or not exist")
+    parser.add_argument("--dtype", choices=sorted(_DTYPES), default="fp32", help="of the tensors that are written")
+    parser.add_argument("--json", action="store_true", help="one line of JSON about the result on standard output")
+    arguments = parser.parse_args()
+    try:
+        done = export(arguments.checkpoint, arguments.out, dtype=_DTYPES[arguments.dtype])
+    except (CheckpointError, OSError, ImportError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    told = {"checkpoint": done.checkpoint, "tensors": done.num_tensors, "bytes": done.num_bytes, "files": done.files}
+    words = f"{done.num_tensors} tensors, {done.num_bytes:,} bytes from {done.checkpoint}"
+    sys.stdout.write((json.dumps(told) if arguments.json else words) + "\n")
+    return 0
+
+
+def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, file_bytes: int = FILE_BYTES) -> Exported:
+    """Write the model of a checkpoint, or of the newest one under a job's directory.
+
+    Args:
+        dtype: of floating-point tensors; others stay as they are.
+        file_bytes: a file holds at most so many, or a single tensor.
+
+    Raises:
+        DamagedCheckpoint: a file of it is not what was written.
+        ValueError: it does not say what model it is of.
+        FileExistsError: `out` is not empty.
+        ImportError: safetensors is not installed.
+    """
+    save_file = _writer()
+    source = _find(checkpoint)
+    shapes, extra = read_catalogue(source)
+    described = extra.get("export")
+    if not isinstance(described, dict):
+        raise ValueError(
+            f"checkpoint {source} does not say what model it is of: it was saved by a version that could not export. "
+            "Resume the job and export what it saves then."
+        )
+    names = _names(shapes, described.get("renames", ()))
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise FileExistsError(f"{out} is not empty. Name a directory that does not exist yet.")
+    groups = list(_groups({name: shapes[name] for name in names}, dtype, file_bytes))
+    places: dict[str, str] = {}
+    num_bytes = 0
+    for number, group in enumerate(groups, 1):
+        file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        state = {name: torch.empty_like(shapes[name], device="cpu") for name in group}
+        load(state, directory=source)
+        tensors = {names[name]: tensor.to(_written(tensor, dtype)) for name, tensor in state.items()}
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(tensors, file)
+        num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    config = {**described.get("config", {}), "dtype": str(dtype).removeprefix("torch.")}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if len(groups) > 1:
+        index = {"metadata": {"total_size": num_bytes}, "weight_map": places}
+        (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return Exported(source, len(places), num_bytes, tuple(sorted(set(places.values()))))
+
+
+def _find(url: str) -> str:
+    """The checkpoint itself, or the newest one under a job's directory."""
+    is_checkpoint = CheckpointName.parse(url.rstrip("/").rsplit("/", 1)[-1]) is not None
+    return url if is_checkpoint else newest_committed(url) or url
+
+
+def _names(shapes: Mapping[str, torch.Tensor], renames: Any) -> dict[str, str]:
+    """Name in the checkpoint -> name in the export, of the model's tensors."""
+    names = {}
+    for name in shapes:
+        if name.startswith(_PREFIX):
+            given = name.removeprefix(_PREFIX)
+            for pattern, replacement in renames:
+                given = re.sub(pattern, replacement, given)
+            names[name] = given
+    return names
+
+
+def _groups(shapes: Mapping[str, torch.Tensor], dtype: torch.dtype, file_bytes: int) -> Iterator[list[str]]:
+    """Names, file by file."""
+    group: list[str] = []
+    filled = 0
+    for name, shape in shapes.items():
+        num_bytes = shape.numel() * _written(shape, dtype).itemsize
+        if group and filled + num_bytes > file_bytes:
+            yield group
+            group, filled = [], 0
+        group.append(name)
+        filled += num_bytes
+    yield group
+
+
+def _written(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def _writer() -> Any:
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ImportError(f"export needs safetensors ({error}): pip install 'shoal[hf]'.") from error
+    return save_file
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The task that trains a causal language model of Hugging Face's `transformers`, on the same text as the built-in one.
+
+    model: {path: /models/tiny-llama}                      config.json and weights from a local directory
+    model: {config: {model_type: llama, hidden_size: ...}}  random weights
+
+Nothing is downloaded, and no code that lies beside a model is run. Parameters are fp32, whatever the files hold. The
+extra `hf` brings what this needs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shoal_workers.contract.hf import CONFIG_NAME, PREFIX, HuggingFaceConfig, plan_of_hugging_face
+from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.data.tokenizer import load_tokenizer
+from shoal_workers.tasks.text import TextTask
+
+_TOKENIZER_NAME = "tokenizer.json"
+
+
+class HuggingFaceLM(TextTask):
+    """Any architecture of AutoModelForCausalLM. A directory's own tokenizer reads the text, unless `data.tokenizer`
+    names another."""
+
+    def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
+        self.settings = HuggingFaceConfig.model_validate(model)
+        own = Path(self.settings.path).expanduser() / _TOKENIZER_NAME if self.settings.path else None
+        given = {"tokenizer": str(own), **data} if own is not None and own.is_file() else data
+        super().__init__(TextDataConfig.model_validate(given), self.settings.seq_len)
+        self.seed = seed
+
+    def build_model(self) -> nn.Module:
+        """The model, with the directory's weights, or with some from torch's global generator.
+
+        Raises:
+            ImportError: the extra `hf` is not installed.
+            FileNotFoundError: model.path has no config.json.
+            ValueError: the model knows fewer tokens than the tokenizer, or is not what its config.json says.
+        """
+        network = self._network()
+        needed = load_tokenizer(self.text.tokenizer).vocab_size
+        if network.config.vocab_size < needed:
+            raise ValueError(
+                f"the model's vocab_size {network.config.vocab_size} is smaller than the {needed} tokens of "
+                f"data.tokenizer {self.text.tokenizer!r}. Name the model's own tokenizer, or train a larger model."
+            )
+        model = CausalLM(network)
+        plan = plan_of_hugging_face(self.settings)
+        if plan is not None and bool(plan.tied) != _is_tied(network):
+            raise ValueError(
+                f"config.tie_word_embeddings is {bool(plan.tied)} by config.json and {_is_tied(network)} in the model "
+                "that transformers builds. Write tie_word_embeddings into the config."
+            )
+        return model
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
+
+        The logits may be a DTensor whose vocabulary is split, inside torch's `loss_parallel`: only what works there.
+        """
+        logits: Tensor = model(batch["tokens"])
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
+
+    def export_config(self, model: nn.Module) -> dict[str, Any]:
+        """config.json as transformers writes it, and how its names follow from ours."""
+        assert isinstance(model, CausalLM)
+        config = json.loads(model.network.config.to_json_string())
+        config |= {"architectures": [type(model.network).__name__]}
+        return {"config": config, "renames": [[f"^{PREFIX}", ""]]}
+
+    def _network(self) -> Any:
+        try:
+            from transformers import AutoConfig, AutoModelForCausalLM
+        except ImportError as error:
+            raise ImportError(f"task HuggingFaceLM needs transformers ({error}): pip install 'shoal[hf]'.") from error
+        path = self.settings.path
+        if path is None:
+            config = AutoConfig.for_model(**(self.settings.config or {}))
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        directory = Path(path).expanduser()
+        if not (directory / CONFIG_NAME).is_file():
+            raise FileNotFoundError(
+                f"model.path {path!r} has no {CONFIG_NAME} on this node. It must be a directory that every node sees."
+            )
+        return AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
+
+
+class CausalLM(nn.Module):
+    """Tokens (B, T) int64 -> logits (B, T, V). A plain tensor comes out, so that a pipeline's stages can hand on what
+    the model's own forward makes of pass-throughs: hidden states (B, T, D) in, and hidden states out."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
+        # transformers slices what goes into the head, and zero-bubble schedules cannot detach views in place
+        return logits.clone() if logits._is_view() else logits
+
+
+def _is_tied(network: Any) -> bool:
+    head = network.get_output_embeddings()
+    return head is not None and head.weight is network.get_input_embeddings().weight
