@@ -36,9 +36,11 @@ from shoal_workers.engine.passes import Setting, plain, refuse_non_scalar
 from shoal_workers.engine.randomness import seed_everything
 from shoal_workers.tasks.balance import share_of_step
 
-_SCHEDULES = {
+_SINGLE: dict[Schedule, type[ScheduleGPipe | Schedule1F1B]] = {
     Schedule.GPIPE: ScheduleGPipe,
     Schedule.ONE_F_ONE_B: Schedule1F1B,
+}
+_MULTIPLE: dict[Schedule, type[ScheduleInterleaved1F1B | ScheduleZBVZeroBubble | ScheduleDualPipeV]] = {
     Schedule.INTERLEAVED: ScheduleInterleaved1F1B,
     Schedule.ZERO_BUBBLE_V: ScheduleZBVZeroBubble,
     Schedule.DUAL_PIPE_V: ScheduleDualPipeV,
@@ -125,13 +127,11 @@ class PipelinePasses:
                    call.first.to("meta") if index == 0 else hidden, hidden, self._group)
             for index, module in zip(assembly.stages, assembly.parts, strict=True)
         ]  # fmt: skip
-        kind = _SCHEDULES[layout.schedule]
-        made: PipelineScheduleSingle | PipelineScheduleMulti
-        if issubclass(kind, PipelineScheduleSingle):
-            made = kind(stages[0], len(self._own), loss_fn=self._loss, scale_grads=False)
-        else:
-            made = kind(stages, len(self._own), loss_fn=self._loss, scale_grads=False)  # type: ignore[arg-type]
-        return made
+        single, multiple = _SINGLE.get(layout.schedule), _MULTIPLE.get(layout.schedule)
+        if single is not None:
+            return single(stages[0], len(self._own), loss_fn=self._loss, scale_grads=False)
+        assert multiple is not None
+        return multiple(list(stages), len(self._own), loss_fn=self._loss, scale_grads=False)
 
     def _empty_hidden(self, call: ModelCall, device: str | torch.device | None = None) -> Tensor:
         """Shape and dtype of what one stage hands to the next: the input's with hidden_size for its features, or added
@@ -175,7 +175,7 @@ class _Stage(PipelineStage):
         self._setting.check()
         self._setting.position.enter(Phase.FORWARD)
         share_of_step(self.submod, self._shares[fwd_chunk_id])
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
         outputs, inputs = self.fwd_cache[fwd_chunk_id]
@@ -189,7 +189,7 @@ class _Stage(PipelineStage):
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self._setting.position.enter(Phase.BACKWARD)
-        return super().backward_one_chunk(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().backward_one_chunk(*args, **kwargs)
 
 
 def _contiguous(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -110,7 +110,7 @@ class Update:
         own = {id(parameter): local for local, parameter in self._stand_ins}
         for parameter, twin in self._twins:
             first, second = own.get(id(parameter), parameter), own.get(id(twin), twin)
-            pairs = [(first, second)]
+            pairs: list[tuple[Tensor, Tensor]] = [(first, second)]
             state, copied = self.optimizer.state[first], self.optimizer.state[second]
             for key, value in state.items():
                 if isinstance(value, Tensor):

@@ -57,27 +57,27 @@ def all_reduce(tensor: Tensor, group: Group) -> Tensor:
 
 
 def gather_sum(part: Tensor, dim: int, group: Group) -> Tensor:
-    return _GatherSum.apply(part, dim, group)  # type: ignore[no-any-return]
+    return _GatherSum.apply(part, dim, group)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def gather_same(part: Tensor, dim: int, group: Group) -> Tensor:
-    return _GatherSame.apply(part, dim, group)  # type: ignore[no-any-return]
+    return _GatherSame.apply(part, dim, group)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def sum_scatter(partial: Tensor, dim: int, group: Group) -> Tensor:
-    return _SumScatter.apply(partial, dim, group)  # type: ignore[no-any-return]
+    return _SumScatter.apply(partial, dim, group)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def own_part(whole: Tensor, dim: int, group: Group) -> Tensor:
-    return _OwnPart.apply(whole, dim, group)  # type: ignore[no-any-return]
+    return _OwnPart.apply(whole, dim, group)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def copy(whole: Tensor, group: Group) -> Tensor:
-    return _Copy.apply(whole, group)  # type: ignore[no-any-return]
+    return _Copy.apply(whole, group)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def total(partial: Tensor, group: Group) -> Tensor:
-    return _Total.apply(partial, group)  # type: ignore[no-any-return]
+    return _Total.apply(partial, group)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _GatherSum(Function):

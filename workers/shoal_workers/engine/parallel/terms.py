@@ -72,5 +72,5 @@ def _local(parameter: Tensor) -> Tensor:
 
 
 def _spread(flat: Tensor, gradients: Sequence[Tensor]) -> None:
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+    for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
         gradient.copy_(part.view_as(gradient))
