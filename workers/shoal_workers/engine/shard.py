@@ -37,6 +37,7 @@ from shoal_workers.engine.errors import Fenced, StorageFailed
 from shoal_workers.engine.extent import total_steps
 from shoal_workers.engine.fast_build import build_for_restore
 from shoal_workers.engine.fence import Fence
+from shoal_workers.engine.functional_waits import replace_functional_all_reduce
 from shoal_workers.engine.gradients import GradientPass
 from shoal_workers.engine.group import Group
 from shoal_workers.engine.mesh import Meshes
@@ -90,6 +91,7 @@ class ShardEngine:
         # Every process hosts a store from the start, so that any of them can be the next rank 0 at once.
         self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         replace_wait()
+        replace_functional_all_reduce()
         self._saver = Saver(checkpoint_root, outbox)
         self._position = Position(on_phase)
         self._user_code = UserCode(lambda: self._position.phase)
