@@ -70,7 +70,9 @@ def _train(make_job: Any, spec: dict[str, Any], layout: Layout) -> tuple[dict[in
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_trains_as_one_process_does(make_job: Any, reference: Any, text: str, layout: str, tied: bool) -> None:
     blocks = len(LAYOUTS[layout].stages) or 2
-    spec = _spec(text, tie_word_embeddings=tied, num_hidden_layers=blocks)
+    # two model types for the price of one: the second has a norm on each head
+    model_type = "llama" if tied else "qwen3"
+    spec = _spec(text, model_type=model_type, head_dim=8, tie_word_embeddings=tied, num_hidden_layers=blocks)
     losses, _ = _train(make_job, spec, LAYOUTS[layout])
     assert losses == pytest.approx(reference(_STEPS, **spec), abs=1e-5)
 

@@ -1,0 +1,96 @@
+"""Program: model types of contract/hf.py, whole and cut over two ranks; prints how far loss and gradients differ."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional as F
+
+from shoal_workers.contract.hf import TIED_BY_DEFAULT, HuggingFaceConfig, plan_of_hugging_face
+from shoal_workers.engine.parallel.tensor import apply_tensor
+from shoal_workers.tasks.hf import CausalLM, HuggingFaceLM
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 257,
+    "pad_token_id": None,
+}
+
+
+def compare(model_type: str, mesh: DeviceMesh) -> dict[str, float]:
+    """Largest differences of the loss and, relative to the gradient's largest element, of any gradient."""
+    settings = {"config": {"model_type": model_type, **SIZES}, "seq_len": 16}
+    plan = plan_of_hugging_face(HuggingFaceConfig.model_validate(settings))
+    assert plan is not None
+    whole, cut = (_model(settings) for _ in range(2))
+    partial = apply_tensor(cut, plan, mesh)
+    tokens = torch.randint(257, (2, 17), generator=torch.Generator().manual_seed(2))
+    losses = [_loss(whole, tokens)]
+    losses[0].backward()
+    with loss_parallel():
+        losses.append(_loss(cut, tokens))
+        losses[1].backward()
+    for parameter in partial:
+        dist.all_reduce(parameter.grad)
+    theirs = dict(cut.named_parameters())
+    found = {name: _difference(parameter.grad, theirs[name].grad) for name, parameter in whole.named_parameters()}
+    told = losses[1].to_local() if isinstance(losses[1], DTensor) else losses[1]
+    return {"loss": abs(losses[0].item() - told.item()), "gradient": max(found.values())}
+
+
+def _model(settings: dict[str, Any]) -> CausalLM:
+    torch.manual_seed(1)
+    model = HuggingFaceLM(settings, {"corpus": "python-stdlib"}, 0).build_model()
+    assert isinstance(model, CausalLM)
+    with torch.no_grad():
+        for parameter in model.parameters():  # away from ones and zeros, which hide what is wrong
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return model
+
+
+def _loss(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    logits = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def _difference(whole: Any, cut: Any) -> float:
+    full = cut.full_tensor() if isinstance(cut, DTensor) else cut
+    return float((whole - full).abs().max() / whole.abs().max().clamp_min(1e-3))
+
+
+def main(store_file: str) -> int:
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=run_rank, args=(rank, 2, store_file)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return sum(abs(rank.exitcode or 0) for rank in ranks)
+
+
+def run_rank(rank: int, world: int, store_file: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    found = {model_type: compare(model_type, mesh) for model_type in TIED_BY_DEFAULT}
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

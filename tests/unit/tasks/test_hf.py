@@ -1,0 +1,86 @@
+"""What contract/hf.py says of transformers' model types is what the installed transformers says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shoal_workers.contract.hf import NORMED_HEADS, PREFIX, TIED_BY_DEFAULT, HuggingFaceConfig, plan_of_hugging_face
+from shoal_workers.contract.plan import TensorStyle
+from shoal_workers.engine.parallel.names import matching
+from shoal_workers.tasks.hf import CausalLM, HuggingFaceLM
+
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 257,
+    "pad_token_id": None,
+}
+THEIR_STYLES = {
+    "colwise": TensorStyle.COLUMN,
+    "rowwise": TensorStyle.ROW,
+    "replicated_with_grad_allreduce": TensorStyle.PARTIAL,
+}
+
+
+@pytest.mark.parametrize("model_type", sorted(TIED_BY_DEFAULT))
+def test_the_plan_is_the_models_own(model_type: str) -> None:
+    config = transformers.AutoConfig.for_model(model_type, **SIZES)
+    plan = plan_of_hugging_face(HuggingFaceConfig(config={"model_type": model_type, **SIZES}))
+    assert plan is not None
+    theirs = {f"{PREFIX}model.{name}": THEIR_STYLES[style] for name, style in config.base_model_tp_plan.items()}
+    vocabulary = {f"{PREFIX}model.embed_tokens", f"{PREFIX}lm_head"}
+    assert {name: style for name, style in plan.tensor.items() if name not in vocabulary} == theirs
+    assert (TensorStyle.PARTIAL in theirs.values()) == (model_type in NORMED_HEADS)
+    assert config.tie_word_embeddings is TIED_BY_DEFAULT[model_type]
+    assert not [key for key, value in config.to_dict().items() if "dropout" in key and value]
+
+    with torch.device("meta"):
+        model = CausalLM(transformers.AutoModelForCausalLM.from_config(config))
+    kinds = {TensorStyle.EMBEDDING: nn.Embedding, TensorStyle.PARTIAL: nn.Module}
+    for pattern, style in plan.tensor.items():
+        modules = [module for _, module in matching(model, pattern)]
+        assert len(modules) == (1 if pattern in vocabulary else SIZES["num_hidden_layers"])
+        kind = kinds.get(style, nn.Linear)
+        assert all(type(module) is kind or kind is nn.Module for module in modules), pattern
+    for name in (plan.blocks, *plan.first, *plan.last):
+        model.get_submodule(name)
+
+
+def _task(**model: Any) -> HuggingFaceLM:
+    return HuggingFaceLM({"seq_len": 16, **model}, {"corpus": "python-stdlib"}, 0)
+
+
+def test_weights_come_from_the_seed() -> None:
+    states = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        states.append(_task(config={"model_type": "llama", **SIZES}).build_model().state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_vocabulary_that_is_too_small_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocab_size 100 is smaller than the 257 tokens"):
+        _task(config={"model_type": "llama", **SIZES, "vocab_size": 100}).build_model()
+
+
+def test_nothing_is_looked_for_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        _task(path=str(tmp_path / "org-name")).build_model()
+
+
+def test_a_short_checkpoint_is_trained_in_fp32(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    model = _task(path=str(tmp_path)).build_model()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
