@@ -104,6 +104,18 @@ class CheckpointCatalog:
             gone.append(deletion.name)
         return gone
 
+    def remove_torn(self, *, in_flight: Collection[CheckpointName]) -> list[CheckpointName]:
+        """Deletes every directory that has no marker, not even a damaged one; returns what is gone. Only for when
+        nobody writes any more."""
+        gone = []
+        for name in self._names():
+            place = self._open(name)
+            if name not in in_flight and MARKER_NAME not in place.files():
+                place.remove_tree()
+                _log.info("checkpoint.deleted", extra={"directory": place.url, "reason": "never committed"})
+                gone.append(name)
+        return gone
+
     def _open(self, name: CheckpointName) -> Directory:
         return open_directory(self._root).child(str(name))
 

@@ -253,13 +253,15 @@ class Executor:
         task.add_done_callback(self._killing.discard)
 
     async def _release_all(self) -> None:
-        """The attempt is over: hear what the processes printed last, remove the snapshots, end the processes."""
+        """The attempt is over: hear what the processes printed last, remove the snapshots, end the processes, remove
+        what they had begun to save."""
         await asyncio.gather(*(attendant.farewell() for attendant in self._leaving))
         await asyncio.gather(*(self._forget_memory(indexes) for indexes in self._fleet.by_node().values()))
         await asyncio.gather(*(self._fleet.kill(attendant.index) for attendant in self._leaving), *self._killing)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._vault.remove_torn(self._state)
 
     async def _forget_memory(self, indexes: list[int]) -> None:
         """One process does it for all of its node."""
@@ -308,6 +310,7 @@ def _new_attempt(config: SupervisorConfig) -> Attempt:
         checkpoint_root=config.checkpoint_root,
         granted=config.granted,
         timeouts=config.timeouts,
+        profile=config.profile,
         avoided=config.avoid,
         since=now,
         ledger=goodput.resume(config.goodput, at=now),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -20,6 +21,9 @@ from shoal_service.supervisor.reporter import Reporter
 from shoal_service.views import CheckpointView
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import SavedPart
+
+_log = logging.getLogger(__name__)
+_REMOVE_S = 5.0
 
 
 class Vault:
@@ -68,6 +72,16 @@ class Vault:
             self._reporter.checkpoint(view.model_copy(update={"committed_at": marker.committed_at}))
             self._post(CheckpointCommitted(name, first.generation, first.step))
             await self._retain(state)
+
+    async def remove_torn(self, state: Attempt) -> None:
+        """The attempt is over and its processes are gone: what they had only begun to save never becomes a checkpoint.
+        It is left to the retention of a later attempt if head or storage do not answer soon."""
+        try:
+            async with asyncio.timeout(_REMOVE_S):
+                await asyncio.to_thread(self._require_current)
+                await asyncio.to_thread(self._catalog.remove_torn, in_flight=_names(state.committing))
+        except Exception as error:
+            _log.warning("unfinished checkpoints are left behind", extra={"error": f"{type(error).__name__}: {error}"})
 
     async def show_damaged(self, name: str, message: str) -> None:
         parsed = CheckpointName.parse(name)

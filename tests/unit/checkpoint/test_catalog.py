@@ -47,6 +47,18 @@ def test_parts_alone_are_no_checkpoint(catalog: CheckpointCatalog, write_parts: 
     assert catalog.newest() is None
 
 
+def test_torn_directories_go_and_damaged_checkpoints_stay(
+    root: str, catalog: CheckpointCatalog, commit: Commit, write_parts: WriteParts
+) -> None:
+    good, damaged = commit(10), commit(20)
+    open_directory(root).child(str(damaged)).write(MARKER_NAME, [b"{"])
+    write_parts(30)
+    write_parts(40)
+    assert catalog.remove_torn(in_flight=[CheckpointName(40, 1, 1)]) == [CheckpointName(30, 1, 1)]
+    assert open_directory(root).directories().count(str(CheckpointName(30, 1, 1))) == 0
+    assert sorted(open_directory(root).directories()) == sorted(map(str, (good, damaged, CheckpointName(40, 1, 1))))
+
+
 def test_committed_parts_are_a_checkpoint(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
     parts = write_parts(10, generation=3)
     marker = catalog.commit(parts, job_id="job", attempt=1, now=5.0)
