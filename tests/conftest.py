@@ -18,6 +18,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -359,17 +360,22 @@ def client(shoal_server: Server) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(shoal_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[int, float]]:
-    """Losses by step of a run that nothing happens to. The learning rate is constant: shorter runs are its prefix."""
-    found: dict[int, float] = {}
+def undisturbed_job(shoal_server: Server, tmp_path_factory: pytest.TempPathFactory) -> JobView:
+    """A run that nothing happens to. The learning rate is constant: shorter runs are its prefix."""
+    with shoal_server.client as client:
+        run = submit_tiny(client, tmp_path_factory.mktemp("undisturbed"), dict, workers=2, steps=72)
+        return run.finish()
 
+
+@pytest.fixture(scope="session")
+def undisturbed(shoal_server: Server, request: pytest.FixtureRequest) -> Callable[[], dict[int, float]]:
+    """Its losses by step; it runs when somebody asks for the first time."""
+
+    @cache
     def losses() -> dict[int, float]:
-        if not found:
-            with shoal_server.client as client:
-                run = submit_tiny(client, tmp_path_factory.mktemp("undisturbed"), losses, workers=2, steps=72)
-                run.finish()
-                found.update(run.losses())
-        return found
+        job: JobView = request.getfixturevalue("undisturbed_job")
+        with shoal_server.client as client:
+            return {point.step: point.loss for point in client.series(job.id)}
 
     return losses
 
