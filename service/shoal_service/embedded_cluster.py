@@ -35,6 +35,7 @@ from shoal_service.embedded_node import (
     EmbeddedNode,
     EmbeddedNote,
     gcs_environment,
+    raylets_of,
     start_command,
     start_environment,
 )
@@ -148,7 +149,7 @@ class EmbeddedCluster:
     def _heal(self) -> bool:
         nodes = self._note.nodes
         dead = [node.number for node in nodes if not node.runs(RAYLET)]
-        has_workers = len(dead) < len(nodes) and dead != [node.number for node in nodes[1:]]
+        has_workers = not set(range(1, len(nodes))) <= set(dead) or (len(nodes) > 1 and self._is_joined_by_others())
         revived = [number for number in dead if number == HEAD or not has_workers]
         is_headless = not nodes[HEAD].runs(GCS)
         if not revived and not is_headless:
@@ -158,6 +159,10 @@ class EmbeddedCluster:
             self._start_gcs()
         self._start_nodes(revived)
         return True
+
+    def _is_joined_by_others(self) -> bool:
+        """Somebody else has started nodes that belong to this cluster: it can train without those of the note."""
+        return bool(set(raylets_of(self.address)) - set(self._note.nodes[HEAD].pids_of(RAYLET)))
 
     def _stop(self) -> None:
         note = self._read_note()

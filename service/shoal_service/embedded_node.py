@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from shoal_service.sessions import command_of, died_in_session, session_members
 from shoal_workers.contract.base import Frozen
@@ -78,6 +79,19 @@ def start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_
         "--include-log-monitor=false",
         "--disable-usage-stats",
         *(_head_arguments(note) if node.number == HEAD else _join_arguments(note)),
+    ]
+
+
+def raylets_of(address: str) -> list[int]:
+    """Pids of all raylets of the cluster on this machine, whoever started them. Looks at every process."""
+    port = address.rpartition(":")[2]
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit()
+        and (command := command_of(int(entry.name)))
+        and command[0].endswith(RAYLET)
+        and any(part.startswith("--gcs-address=") and part.endswith(f":{port}") for part in command)
     ]
 
 
