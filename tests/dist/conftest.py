@@ -368,7 +368,9 @@ class Crew:
         self._shards += self._job.shards(missing) if missing > 0 else []
         members = self._shards[: layout.world_size]
         try:
-            exits = self._job.run(members, layout=layout, restore_from=None, collective_timeout_s=20.0)
+            self._job.start(members, layout=layout, restore_from=None, store_timeout_s=90.0)
+            exits = [shard.exit(timeout_s=150.0) for shard in members]  # eight processes on two busy cores are slow
+            self._job.commit(members)
             faults = {shard_exit.error.traceback for shard_exit in exits if shard_exit.error}
             assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(members), "\n".join(sorted(faults))
         except BaseException:  # whoever may still hang must not be met by the next test
