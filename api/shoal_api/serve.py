@@ -54,10 +54,12 @@ async def _serve(settings: Settings) -> None:
 
     store = await asyncio.to_thread(Store.open, settings.database_url)
     cluster = Cluster()
+    profiles = load_profiles(settings.state_dir)
     loop_config = LoopConfig(
         owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
         lease_ttl_s=settings.lease_ttl_s,
         checkpoint_url=settings.checkpoint_url,
+        profiles=tuple(profiles.values()),
     )
     connected = asyncio.Event()
     control = ControlLoop(store, cluster, loop_config, reconnected=connected.set)
@@ -69,7 +71,7 @@ async def _serve(settings: Settings) -> None:
         registry=registry,
         version=version("shoal"),
         observe=requests.observe,
-        profiles=load_profiles(settings.state_dir),
+        profiles=profiles,
         warnings=lambda: _warnings(embedded),
     )
     stop = asyncio.Event()

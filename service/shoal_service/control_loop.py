@@ -20,6 +20,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.nodes import Doubt
+from shoal_service.core.planner import HardwareProfile
 from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide
 from shoal_service.driver import Driver
 from shoal_service.probation import Probation
@@ -50,6 +51,8 @@ class LoopConfig:
     lease_ttl_s: float
     checkpoint_url: str
     """Where jobs without a checkpoint.url of their own save."""
+    profiles: tuple[HardwareProfile, ...] = ()
+    """Measured on nodes of this cluster; the planner goes by them where there are any."""
 
 
 class ControlLoop:
@@ -215,7 +218,10 @@ class ControlLoop:
         key = (row.id, row.attempt)
         if key not in self._drivers:
             url = self._config.checkpoint_url
-            driver = Driver(self._store, self._cluster, row, epoch=lease.epoch, checkpoint_url=url)
+            driver = Driver(
+                self._store, self._cluster, row,
+                epoch=lease.epoch, checkpoint_url=url, profiles=self._config.profiles,
+            )  # fmt: skip
             driver.want(row, avoid)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")
             self._drivers[key] = (driver, task)

@@ -6,10 +6,13 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 
 from shoal_service.cluster import Cluster, SupervisorGone, SupervisorHandle, SupervisorUnavailable
 from shoal_service.core.attempt.state import AvoidedNode, Wanted
 from shoal_service.core.desired import Desired
+from shoal_service.core.planner import HardwareProfile
+from shoal_service.profile_store import measured_profile
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -26,12 +29,22 @@ _WANTED = {Desired.RUN: Wanted.RUN, Desired.PAUSE: Wanted.PAUSE, Desired.CANCEL:
 class Driver:
     """Lives on the control loop; dropped, not stopped, when the lease is lost."""
 
-    def __init__(self, store: Store, cluster: Cluster, row: DriveRow, *, epoch: int, checkpoint_url: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        row: DriveRow,
+        *,
+        epoch: int,
+        checkpoint_url: str,
+        profiles: Sequence[HardwareProfile] = (),
+    ) -> None:
         self._store = store
         self._cluster = cluster
         self._row = row
         self._epoch = epoch
         self._checkpoint_url = checkpoint_url
+        self._profiles = profiles
         self._avoid: tuple[AvoidedNode, ...] = ()
         self._told: Directive | None = None
         self._changed = asyncio.Event()
@@ -136,5 +149,6 @@ class Driver:
             code_uri=code_uri,
             goodput=row.status.goodput,
             memory_key=secrets.token_hex(16),
+            profile=measured_profile(self._profiles, has_gpu=row.spec.worker.gpus > 0),
             avoid=self._avoid,
         )

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from shoal_service.core.planner import HardwareProfile, Ranking, plan, rank
 from shoal_service.core.planner.gpus import DEFAULT_GPU
+from shoal_service.profile_store import measured_profile
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.spec import JobSpec
@@ -99,7 +100,8 @@ def _spec(document: dict[str, Any], world_size: int) -> JobSpec:
 def _profile(has_gpu: bool, name: str | None, profiles: Mapping[str, HardwareProfile]) -> HardwareProfile:
     wanted = name or (DEFAULT_GPU if has_gpu else "cpu")
     if name is None:  # a measured one of this machine first
-        wanted = next((p.name for p in profiles.values() if p.measured and (p.kind == "gpu") == has_gpu), wanted)
+        measured = measured_profile(profiles.values(), has_gpu=has_gpu)
+        wanted = measured.name if measured is not None else wanted
     if wanted not in profiles:
         raise _problem("gpu", f"gpu {wanted!r} has no profile; there are: {', '.join(sorted(profiles))}.")
     return profiles[wanted]

@@ -1,16 +1,19 @@
 """Measured hardware profiles, as JSON files under the state directory: `profiles/<name>.json`.
 
-`shoal profile` writes them; `shoal plan` and the server read them next to the built-in ones, which they may replace.
+`shoal profile` writes them; `shoal plan` and the server read them next to the built-in ones, which they may replace. Jobs
+are planned by the measured one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from shoal_service.core.planner import HardwareProfile
 from shoal_service.core.planner.gpus import PROFILES
+from shoal_service.core.planner.profile import DeviceKind
 
 _FOLDER = "profiles"
 
@@ -32,6 +35,11 @@ def load_profiles(state_dir: Path) -> dict[str, HardwareProfile]:
             raise ProfileError(f"{path} is no hardware profile ({first}). Remove it, or run `shoal profile`.") from None
         found[profile.name] = profile
     return found
+
+
+def measured_profile(profiles: Iterable[HardwareProfile], *, has_gpu: bool) -> HardwareProfile | None:
+    """The first that was measured on a node of that kind."""
+    return next((one for one in profiles if one.measured and (one.kind is DeviceKind.GPU) == has_gpu), None)
 
 
 def save_profile(state_dir: Path, profile: HardwareProfile) -> Path:

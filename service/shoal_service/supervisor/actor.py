@@ -34,7 +34,7 @@ class SupervisorActor:
         if self._executor is not None:
             threading.Thread(target=self._live, args=(self._executor,), name="executor", daemon=True).start()
             # so that a group which has to re-form never waits for arithmetic
-            threading.Thread(target=plan_ahead, args=(config.spec,), name="planner", daemon=True).start()
+            threading.Thread(target=plan_ahead, args=(config.spec, config.profile), name="planner", daemon=True).start()
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorNews:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from shoal_service.core.attempt.state import AvoidedNode, Timeouts, Wanted
+from shoal_service.core.planner import HardwareProfile
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
@@ -29,6 +30,8 @@ class SupervisorConfig(Frozen):
     """Shared secret of the attempt's shards; see ShardConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes on which nothing is started; the newest directive says which they are by now."""
+    profile: HardwareProfile | None = None
+    """Of the workers' nodes, if it was measured."""
     goodput: Goodput | None = None
     """What was booked of the job before this attempt, which goes on with it."""
 

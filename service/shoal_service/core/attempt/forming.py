@@ -56,7 +56,7 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
     """Send `run` of the next generation to every member; those of `chosen` that the layout does not need stay warm."""
     state = turn.state
     generation = state.generation + 1
-    layout, reason = plan(state.spec, len(chosen))
+    layout, reason = plan(state.spec, len(chosen), state.profile)
     chosen = chosen[: layout.world_size]
     infos = [process.info for process in chosen if process.info is not None]
     memory = best_source(state, chosen) if state.keeps_snapshots else None
@@ -145,7 +145,7 @@ def _settled(turn: Turn) -> bool:
 def _reason_to_switch(turn: Turn) -> str | None:
     state = turn.state
     have, could = len(state.members), len(next_members(state, turn.now))
-    layout = plan(state.spec, max(1, could))[0]
+    layout = plan(state.spec, max(1, could), state.profile)[0]
     if state.wanted is Wanted.PAUSE:
         return "pause"
     if state.granted < have:

@@ -18,6 +18,7 @@ from shoal_service.core.attempt.process import NodeLoss as NodeLoss
 from shoal_service.core.attempt.process import Process as Process
 from shoal_service.core.attempt.timeouts import Timeouts as Timeouts
 from shoal_service.core.goodput import Ledger
+from shoal_service.core.planner.profile import HardwareProfile
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.memory import Holding, MemorySource
@@ -82,6 +83,8 @@ class Attempt(Frozen):
     """World size that the scheduler allows."""
     wanted: Wanted = Wanted.RUN
     timeouts: Timeouts = Timeouts()
+    profile: HardwareProfile | None = None
+    """What the planner goes by; None: what is built in."""
 
     stage: Stage = Stage.OPENING
     since: float

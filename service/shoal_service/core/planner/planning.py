@@ -58,10 +58,10 @@ def plans(
     return {world_size: plan(spec, world_size, profile) for world_size in world_sizes}
 
 
-def plan_ahead(spec: JobSpec) -> None:
+def plan_ahead(spec: JobSpec, profile: HardwareProfile | None = None) -> None:
     """For every world that the job may have, the largest ones first; at most half of what is remembered."""
     least, most = spec.elasticity.min_workers, spec.elasticity.max_workers
-    plans(spec, range(most, max(least - 1, most - _REMEMBERED // 2), -1))
+    plans(spec, range(most, max(least - 1, most - _REMEMBERED // 2), -1), profile)
 
 
 def profile_for(spec: JobSpec, profile: HardwareProfile | None = None) -> HardwareProfile:
