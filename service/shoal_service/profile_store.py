@@ -1,7 +1,7 @@
 """Measured hardware profiles, as JSON files under the state directory: `profiles/<name>.json`.
 
-`shoal profile` writes them; `shoal plan` and the server read them next to the built-in ones, which they may replace. Jobs
-are planned by the measured one.
+`shoal profile` writes them; `shoal plan` and the server read them next to the built-in ones, which they may replace.
+Jobs are planned by the measured one.
 """
 
 from __future__ import annotations
