@@ -11,9 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from shoal_service import metric_names
 from shoal_service.core.attempt.state import TRANSITIONS, Stage
 from shoal_service.core.goodput import Category
+from shoal_workers.contract.hf import HuggingFaceConfig
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
@@ -90,10 +93,15 @@ def spec_page() -> str:
     parts = [_INTRODUCTION, "## Top level\n", _table(schema["properties"], schema, "")]
     for key, section in sections:
         parts += [f"## `{key}`\n", _description(section), _table(section["properties"], schema, f"{key}.", section)]
-    for key, model in (("model", LanguageModelConfig), ("data", TextDataConfig)):
+    tasks: tuple[tuple[str, str, type[BaseModel]], ...] = (
+        ("model", "the built-in language model", LanguageModelConfig),
+        ("data", "the built-in language model, and of Hugging Face models", TextDataConfig),
+        ("model", "Hugging Face models", HuggingFaceConfig),
+    )
+    for key, task, model in tasks:
         task_schema = model.model_json_schema()
         parts += [
-            f"## `{key}` of the built-in language model\n",
+            f"## `{key}` of {task}\n",
             _description(task_schema),
             _table(task_schema["properties"], task_schema, f"{key}.", task_schema),
         ]

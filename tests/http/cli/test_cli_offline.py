@@ -108,3 +108,9 @@ def _interrupt(process: subprocess.Popen[str]) -> str:
             return process.communicate(timeout=10)[1]
         except subprocess.TimeoutExpired:
             continue
+
+
+def test_export_says_which_checkpoint_cannot_be_read(offline: Any, tmp_path: Path) -> None:
+    ran = offline("export", str(tmp_path), str(tmp_path / "out"))
+    assert ran.code == 1
+    assert "never committed" in ran.err

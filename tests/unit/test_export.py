@@ -1,0 +1,96 @@
+"""An export has the names that the task gave, the dtype that was asked for, and nothing of the optimizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from shoal_workers.checkpoint.commit import marker_of, write_marker
+from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.writer import CheckpointWriter
+from shoal_workers.contract.messages import SavedPart
+from shoal_workers.export import export
+
+STATE = {
+    "model.body.up.weight": torch.arange(12.0).reshape(3, 4),
+    "model.body.seen": torch.tensor(5),
+    "model.head.weight": torch.ones(2, 3),
+    "optim.head.weight.exp_avg": torch.zeros(2, 3),
+}
+EXPORT = {"config": {"model_type": "mine"}, "renames": [["^body", "trunk"], [r"\.up\.", ".wide."]]}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Any:
+    """`checkpoint(extra)`: the URL of a committed one."""
+
+    def make(extra: dict[str, Any]) -> str:
+        directory = tmp_path / "job" / "step-000000000003-a1-g1"
+        told: list[Any] = []
+        writer = CheckpointWriter()
+        writer.save(
+            STATE,
+            directory=str(directory),
+            rank=0,
+            world_size=1,
+            owns_replicated=True,
+            generation=1,
+            step=3,
+            extra=extra,
+            on_done=told.append,
+        )
+        writer.close()
+        assert isinstance(told[0], SavedPart), told
+        write_marker(str(directory), marker_of(told, job_id="job", attempt=1, now=0.0))
+        return str(directory)
+
+    return make
+
+
+def test_names_and_values_are_those_that_the_task_asked_for(checkpoint: Any, tmp_path: Path) -> None:
+    done = export(checkpoint({"export": EXPORT}), tmp_path / "out")
+    assert done.files == ("model.safetensors",)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert sorted(found) == ["head.weight", "trunk.seen", "trunk.wide.weight"]
+    assert torch.equal(found["trunk.wide.weight"], STATE["model.body.up.weight"])
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "mine", "dtype": "float32"}
+
+
+def test_a_jobs_directory_stands_for_its_newest_checkpoint(checkpoint: Any, tmp_path: Path) -> None:
+    directory = checkpoint({"export": EXPORT})
+    assert export(str(Path(directory).parent), tmp_path / "out").checkpoint == directory
+
+
+def test_a_shorter_dtype_spares_integers(checkpoint: Any, tmp_path: Path) -> None:
+    export(checkpoint({"export": EXPORT}), tmp_path / "out", dtype=torch.bfloat16)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found["head.weight"].dtype is torch.bfloat16
+    assert found["trunk.seen"].dtype is torch.int64
+
+
+def test_large_models_are_cut_into_files_with_an_index(checkpoint: Any, tmp_path: Path) -> None:
+    done = export(checkpoint({"export": EXPORT}), tmp_path / "out", file_bytes=30)
+    assert len(done.files) == 3
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == set(done.files)
+    assert index["metadata"]["total_size"] == done.num_bytes == 12 * 4 + 8 + 6 * 4
+
+
+def test_what_cannot_be_exported_says_why_and_writes_nothing(checkpoint: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="could not export"):
+        export(checkpoint({}), tmp_path / "out")
+    with pytest.raises(DamagedCheckpoint, match="never committed"):
+        export(str(tmp_path / "nothing"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_with_something_in_it_is_left_alone(checkpoint: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("keep")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export(checkpoint({"export": EXPORT}), tmp_path / "out")
