@@ -71,6 +71,30 @@ def test_a_killed_supervisor_comes_back_and_finds_its_shards(submit, shoal_serve
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
+def test_the_steps_that_are_lost_are_known_when_the_supervisor_dies_with_all_its_shards(
+    submit, shoal_server, client: Client
+) -> None:
+    run = submit(
+        steps=60,
+        strikes=[{"at": "step", "rank": 0, "n": 50, "do": "hold"}],
+        checkpoint={"every_steps": 20},
+        snapshot={"enabled": False},
+    )
+    run.wait_at("step-50-0")
+    run.wait_for_step(49)
+    reached_at = client.series(run.id)[-1].at
+    while time.time() < reached_at + 3.0:  # the journal has it after 2 s
+        run.now()
+    for pid in [*shoal_server.actors("SupervisorActor"), *run.pids().values()]:
+        os.kill(pid, signal.SIGKILL)
+    job = run.finish()
+
+    assert job.status.attempt == 1
+    assert job.status.steps_lost == 49 - 40
+    run.assert_undisturbed_losses()
+
+
 @pytest.fixture
 def two_services(join_cluster: Callable[..., Any], tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     """Two control planes on one database, joined to the session's cluster."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from recovery.nodes import Nodes
 from shoal_service.embedded_cluster import EmbeddedCluster
 from shoal_service.embedded_node import RAYLET, EmbeddedNote
 
@@ -60,6 +61,24 @@ def test_a_node_that_never_comes_up_is_left_out_until_the_next_start(tmp_path: P
         assert cluster.away == ()
     finally:
         cluster.stop()
+
+
+@pytest.mark.matrix
+def test_a_cluster_that_has_lost_all_its_nodes_starts_them_again_unless_others_have_joined(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path)
+    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2)
+    try:
+        cluster.start()
+        nodes.add("127.0.0.9", num_cpus=1)
+        for ip in ("127.0.0.2", "127.0.0.3"):
+            nodes.remove(ip)
+        assert not cluster.heal(), "it can train on the one that has joined"
+        nodes.remove("127.0.0.9")
+        assert cluster.heal()
+        assert cluster.away == ()
+    finally:
+        cluster.stop()
+        nodes.end_added()
 
 
 @contextmanager
