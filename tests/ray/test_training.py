@@ -16,7 +16,7 @@ def test_the_losses_do_not_depend_on_the_world_size(submit, client: Client) -> N
     assert job.status.steps_lost == 0
     four.assert_undisturbed_losses()
 
-    for run in [submit(workers=1), submit(workers=3)]:
-        run.finish()
-        run.assert_undisturbed_losses()
-    assert four.losses() == pytest.approx(run.losses(), rel=1e-5, abs=1e-6)
+    one = submit(workers=1)
+    one.finish()
+    one.assert_undisturbed_losses()  # those of two workers
+    assert four.losses() == pytest.approx(one.losses(), rel=1e-5, abs=1e-6)

@@ -9,6 +9,7 @@ A strike is {"at": ..., "rank": ..., "n": ..., "do": ...}:
     rank the rank that it hits; left out: every rank
     do   kill     SIGKILL this process, once per strike
          hold     make the file NAME.reached, wait for NAME.go; once. NAME is AT-N or AT-N-RANK
+         block    make the file NAME.reached, then be stuck in native code that holds the interpreter's lock; once
          mark     make the file NAME.reached
          raise    ValueError, each time
          print    a line, each time
@@ -17,6 +18,7 @@ A strike is {"at": ..., "rank": ..., "n": ..., "do": ...}:
 machine would decide with how many of them a group forms.
 """
 
+import ctypes
 import os
 import signal
 import time
@@ -102,6 +104,9 @@ class Tiny:
                     if self._claim(f"{name}.reached"):
                         while not (self.gate / f"{name}.go").exists():
                             time.sleep(0.01)
+                case "block":
+                    if self._claim(f"{name}.reached"):
+                        ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the lock: no other thread of this process runs
                 case "mark":
                     self._claim(f"{name}.reached")
                 case "raise":
