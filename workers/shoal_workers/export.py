@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
     if any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty. Name a directory that does not exist yet.")
     groups = list(_groups({name: shapes[name] for name in names}, dtype, file_bytes))
+    config = {**described.get("config", {}), "dtype": str(dtype).removeprefix("torch.")}
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     places: dict[str, str] = {}
     num_bytes = 0
     for number, group in enumerate(groups, 1):
@@ -97,10 +100,9 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
         load(state, directory=source)
         tensors = {names[name]: tensor.to(_written(tensor, dtype)) for name, tensor in state.items()}
         save_file(tensors, out / file, metadata={"format": "pt"})
+        shutil.copymode(out / "config.json", out / file)  # else nobody but its owner may read it
         places |= dict.fromkeys(tensors, file)
         num_bytes += sum(tensor.nbytes for tensor in tensors.values())
-    config = {**described.get("config", {}), "dtype": str(dtype).removeprefix("torch.")}
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if len(groups) > 1:
         index = {"metadata": {"total_size": num_bytes}, "weight_map": places}
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

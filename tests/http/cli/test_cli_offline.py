@@ -114,3 +114,6 @@ def test_export_says_which_checkpoint_cannot_be_read(offline: Any, tmp_path: Pat
     ran = offline("export", str(tmp_path), str(tmp_path / "out"))
     assert ran.code == 1
     assert "never committed" in ran.err
+    ran = offline("export", str(tmp_path / "nowhere"), str(tmp_path / "out"))
+    assert ran.code == 2
+    assert "is no directory" in ran.err

@@ -84,3 +84,11 @@ def test_a_short_checkpoint_is_trained_in_fp32(tmp_path: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     model = _task(path=str(tmp_path)).build_model()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_directorys_own_tokenizer_reads_the_text_unless_another_is_named(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    data = {"corpus": "python-stdlib"}
+    assert HuggingFaceLM({"path": str(tmp_path)}, data, 0).text.tokenizer == str(tokenizer)
+    assert HuggingFaceLM({"path": str(tmp_path)}, {**data, "tokenizer": "bytes"}, 0).text.tokenizer == "bytes"

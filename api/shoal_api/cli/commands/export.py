@@ -44,6 +44,8 @@ def export(
         is_place = "://" in source or Path(source).is_dir()
         if is_place and step is not None:
             raise CliError("--step chooses among a job's checkpoints", hint="name the checkpoint's own directory")
+        if not is_place and "/" in source:
+            raise CliError(f"{source} is no directory", hint="name a job, or where a checkpoint lies")
         checkpoint = source if is_place else _checkpoint_of(session, source, step)
         # In a process of its own, because the command line never loads the training side.
         program = [sys.executable, "-m", "shoal_workers.export", checkpoint, str(out), "--dtype", dtype, "--json"]
