@@ -32,6 +32,6 @@ def replace_functional_all_reduce() -> None:
 
 def _all_reduce(tensor: Tensor, reduce_op: str, group_name: str) -> Tensor:
     reduced = tensor.clone(memory_format=torch.contiguous_format)
-    group = dist.distributed_c10d._resolve_process_group(group_name)  # type: ignore[arg-type]
+    group = dist.distributed_c10d._resolve_process_group(group_name)  # type: ignore[attr-defined, arg-type]
     dist.all_reduce(reduced, _OPERATIONS[reduce_op.lower()], group=group)
     return reduced

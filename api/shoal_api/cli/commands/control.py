@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, UrlOption, command
-from shoal_workers.contract.layout import Schedule, ShardLevel
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
@@ -44,8 +43,8 @@ def relayout(
     cp: Annotated[int, typer.Option("--cp", min=1, help="Context parallel degree")] = 1,
     ep: Annotated[int, typer.Option("--ep", min=1, help="Expert parallel degree")] = 1,
     dp_replicate: Annotated[int, typer.Option("--dp-replicate", min=1, help="Replicas of the sharded model")] = 1,
-    schedule: Annotated[Schedule | None, typer.Option("--schedule", help="Of the pipeline")] = None,
-    shard: Annotated[ShardLevel | None, typer.Option("--shard", help="What the rest of the ranks shard")] = None,
+    schedule: Annotated[str, typer.Option("--schedule", help="Of the pipeline: 1f1b, zbv, ... or auto")] = "auto",
+    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, or auto")] = "auto",
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -54,15 +53,21 @@ def relayout(
     Degrees that are not given are 1; what they leave of the workers shards the data axis.
     """
     with command(url, as_json) as session:
+        from pydantic import ValidationError
+
+        from shoal_api.cli.errors import CliError
         from shoal_service.views import JobPatch
         from shoal_workers.contract.spec import ParallelismSpec
 
-        fixed = ParallelismSpec(
-            tp=tp, pp=pp, cp=cp, ep=ep, dp_replicate=dp_replicate, schedule=schedule or "auto", shard=shard or "auto"
-        )
+        asked = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "dp_replicate": dp_replicate}
+        try:
+            fixed = ParallelismSpec.model_validate({**asked, "schedule": schedule, "shard": shard})
+        except ValidationError as error:
+            [first, *_] = error.errors()
+            raise CliError(
+                f"--{first['loc'][0]} {first['input']}: {first['msg']}", hint="shoal relayout --help"
+            ) from None
         if not auto and fixed == ParallelismSpec():
-            from shoal_api.cli.errors import CliError
-
             raise CliError("relayout needs a degree, or --auto", hint=f"shoal relayout {job} --tp 2 --pp 2")
         patch = JobPatch(parallelism="auto" if auto else fixed)
         _change(session, job, lambda client, job_id: client.patch(job_id, patch))
