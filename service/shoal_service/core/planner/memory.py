@@ -4,8 +4,8 @@ What the engine keeps (FSDP2 with fp32 parameters and optimizer state, computing
 
     parameters    4 bytes, cut over dp_shard x cp (experts: over ep and what is left of it), after tp and pp
     optimizer     AdamW's two moments, 8 bytes, cut alike
-    gradients     4 bytes, cut alike; and whole ones, 4 bytes, where a step reduces once (ZeRO-1, pipelines) and has
-                  more than one micro-batch
+    gradients     4 bytes, cut alike, and one unit's and the root's on their way there; or whole ones, 4 bytes, where a
+                  step reduces once (ZeRO-1, pipelines) and has more than one micro-batch: whatever is more
     gathered      parameters in the type of the computation: all of the rank's where they stay whole (ZeRO-1, ZeRO-2,
                   pipelines), else two units and the root
     activations   kept for the backward pass, times the micro-batches in flight, and what one block makes again
@@ -155,8 +155,11 @@ def _parts(
     root = tables * shape.table_params / columns.tp
     size = work.compute_bytes
     gathered = np.where(keeps_whole, params, np.minimum(params, 2 * unit + root)) * size
-    # a unit's gradient leaves the backward pass in the compute type and is reduced in fp32
-    moving = np.where(has_whole_gradients, params * _FP32, np.minimum(params, unit + root) * (size + _FP32))
+    # whole ones are cut unit by unit in the last backward pass, where activations go as cut gradients come; else a
+    # unit's gradient leaves the backward pass in the compute type and is reduced in fp32
+    moving = np.minimum(params, unit + root) * (size + _FP32)
+    cut_gradients = cut_params * _FP32 * on_device
+    gradients = np.maximum(params * _FP32 * has_whole_gradients, cut_gradients + moving)
     tokens = work.micro_size * shape.seq_len / columns.cp
     kept = _kept(shape, columns, content, size) * in_flight(columns, content.rank)
     again = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 0.0, _one_block(shape, columns, size))
@@ -168,7 +171,7 @@ def _parts(
     return {
         BytesPart.PARAMETERS: cut_params * _FP32 * on_device,
         BytesPart.OPTIMIZER: cut_params * 2 * _FP32 * on_device + shortfall,
-        BytesPart.GRADIENTS: cut_params * _FP32 * on_device + moving,
+        BytesPart.GRADIENTS: gradients,
         BytesPart.GATHERED: gathered,
         BytesPart.ACTIVATIONS: activations,
         BytesPart.LOGITS: logits,

@@ -39,9 +39,9 @@ def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
         return plan(spec, 4)[0]
 
     assert level(8).shard is ShardLevel.OPTIMIZER
-    assert level(1.6).shard is ShardLevel.GRADIENTS
+    assert level(1.5).shard is ShardLevel.GRADIENTS
     assert level(1.1).shard is ShardLevel.FULL
-    assert {level(gib).dp_shard for gib in (8, 1.6, 1.1)} == {4}
+    assert {level(gib).dp_shard for gib in (8, 1.5, 1.1)} == {4}
 
 
 def test_deterministic_jobs_and_unknown_models_are_fully_sharded(job: Any) -> None:
