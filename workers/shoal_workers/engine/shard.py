@@ -58,6 +58,7 @@ from shoal_workers.engine.trainer import Built, Keepers, Signals, Trainer
 from shoal_workers.engine.user_code import UserCode
 from shoal_workers.engine.validation import Validation
 from shoal_workers.engine.waiting import leaving, replace_wait
+from shoal_workers.engine.warm_memory import keep_freed_memory
 from shoal_workers.engine.warm_up import warm_up
 from shoal_workers.memory.tier import RamTier
 
@@ -127,6 +128,7 @@ class ShardEngine:
         if self._train_data is not None:
             return
         self._position.enter(Phase.PREPARING)
+        keep_freed_memory()
         with self._user_code:
             self._task = load_task(self._spec)
             self._task.prepare(self._position.note)
