@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-recovery docs picture clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-recovery bench-layouts bench-gpu docs picture clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -47,6 +47,12 @@ bench-api: setup ## requests a second, list latency, memory of the control plane
 
 bench-recovery: setup ## what failures cost: Shoal, Ray Train V2 elastic and torchrun side by side
 	@mkdir -p build && $(BIN)/python bench/recovery/main.py --out build/recovery.jsonl
+
+bench-layouts: setup ## changes of layout, and the planner against this machine
+	@mkdir -p build && $(BIN)/python bench/layouts/main.py --out build/layouts.json
+
+bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; says so if there is none
+	@$(BIN)/python bench/gpu.py
 
 docs: setup      ## regenerate the generated pages
 	@$(BIN)/python docs/generate.py

@@ -1,8 +1,9 @@
 """The yardstick: an ordinary FSDP2 training loop under torchrun, as one would write it without Shoal.
 
 Same model class, data set, global batch, micro-batches, optimizer and clipping as the spec says; no votes, no reports,
-no checkpoints. Rank 0 prints one line of JSON with the seconds of every step. Run by bench/overhead.py; the peers of
-bench/recovery train the same loop, with checkpoints around it:
+no checkpoints. On a GPU if the spec asks for one, with the spec's precision and compiled blocks. Rank 0 prints one line
+of JSON with the seconds of every step. Run by bench/overhead.py and bench/gpu.py; the peers of bench/recovery train the
+same loop, with checkpoints around it:
 
     torchrun --nproc-per-node 2 bench/plain_loop.py spec.yaml
 """
@@ -18,9 +19,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import yaml
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.spec import JobSpec, Precision
 from shoal_workers.contract.spec_errors import parse_spec
 from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.tasks.lm import LanguageModel
@@ -38,12 +39,21 @@ class PlainLoop:
         self._task.prepare(lambda _: None)
         self._data = self._task.build_dataset("train")
         torch.manual_seed(spec.seed)
-        self.model = self._task.build_model()
+        self._device = torch.device("cuda" if spec.worker.gpus else "cpu")
+        self.model = self._task.build_model().to(self._device)
+        policy = MixedPrecisionPolicy()
+        if spec.precision is Precision.BF16:
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         for unit in self._task.shard_units(self.model):
-            fully_shard(unit)
-        fully_shard(self.model)
+            if spec.compile:
+                unit.compile()
+            fully_shard(unit, mp_policy=policy)
+        fully_shard(self.model, mp_policy=policy)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=spec.optimizer.lr, weight_decay=spec.optimizer.weight_decay
+            self.model.parameters(),
+            lr=spec.optimizer.lr,
+            weight_decay=spec.optimizer.weight_decay,
+            fused=True if spec.worker.gpus else None,
         )
         self._order = torch.randperm(len(self._data), generator=torch.Generator().manual_seed(spec.seed)).tolist()
 
@@ -52,7 +62,7 @@ class PlainLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = self.spec.optimizer.lr * lr_factor(self.spec.schedule, step, self.num_steps)
         local = self._local
-        total = torch.zeros(())
+        total = torch.zeros((), device=self._device)
         for index in range(local):
             self.model.set_requires_gradient_sync(index == local - 1)
             loss = self._task.loss(self.model, self._micro_batch(step, self._rank * local + index)) / local
@@ -67,7 +77,8 @@ class PlainLoop:
     def _micro_batch(self, step: int, index: int) -> dict[str, torch.Tensor]:
         first = step * self.spec.batch.global_size + index * self._micro_size
         chosen = range(first, first + self._micro_size)
-        return self._task.collate([self._data[self._order[i % len(self._order)]] for i in chosen])
+        batch = self._task.collate([self._data[self._order[i % len(self._order)]] for i in chosen])
+        return {name: tensor.to(self._device) for name, tensor in batch.items()}
 
 
 def _shares(spec: JobSpec, world_size: int) -> tuple[int, int]:
@@ -81,8 +92,11 @@ def _shares(spec: JobSpec, world_size: int) -> tuple[int, int]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    loop = PlainLoop(parse_spec(yaml.safe_load(Path(sys.argv[1]).read_text())))
+    spec = parse_spec(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    if spec.worker.gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if spec.worker.gpus else "gloo")
+    loop = PlainLoop(spec)
     step_s: list[float] = []
     loss = 0.0
     last = time.perf_counter()

@@ -1,0 +1,114 @@
+"""Layouts on this machine: `make bench-layouts`.
+
+    python bench/layouts/main.py [--parts relayout,moving,reality,techniques,planner] [--steps 7] [--out layouts.json]
+
+    relayout     how long a job of 4 shards stands still when it is told to take another layout
+    moving       2.4 GB of state from one layout's snapshot in memory into another layout
+    reality      memory and step time of 26 layouts of 1 to 8 processes against the planner's prediction
+    techniques   activation checkpointing, ZeRO levels and offload: memory saved, measured and predicted
+    planner      seconds to rank all layouts of 1,024 and 16,384 GPUs
+
+Takes about ten minutes; the machine should be idle. Tables first; the last line is JSON, exit status 0 if every figure
+is within its limit. docs/layouts_page.py makes the tables of the documentation from the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a script, from any directory
+
+from layouts import cases, moving, reality, relayout, tables, techniques
+from planner import measure_planner
+from recovery.machine import describe
+from shoal_service.core.planner import HardwareProfile
+from shoal_service.profiling import measure_profile
+from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.data.prepare import prepare_corpus
+
+_PARTS = ("relayout", "moving", "reality", "techniques", "planner")
+
+
+def main() -> int:
+    arguments = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ended benchmark cleans up, as after Ctrl-C
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    document: dict[str, Any] = {"machine": describe(), "load_average": os.getloadavg()[0]}
+    prepare_corpus(TextDataConfig(corpus="python-stdlib"), lambda _: None)
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-", ignore_cleanup_errors=True) as folder:
+        for part in arguments.parts:
+            _say(f"\n# {part}\n")
+            document[part] = _measure(part, Path(folder) / part, arguments)
+            _say("\n" + _table(part, document[part]))
+    document["passed"] = all(document[part]["passed"] for part in arguments.parts)
+    line = json.dumps(document)
+    if arguments.out is not None:
+        arguments.out.write_text(line + "\n")
+    print(f"\n{line}")
+    return 0 if document["passed"] else 1
+
+
+def _measure(part: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    match part:
+        case "relayout":
+            return relayout.summary(relayout.measure_changes(folder, _say))
+        case "moving":
+            return moving.summary(moving.measure_moves(_say))
+        case "reality":
+            profile = _profile()
+            found = reality.compare(cases.REALITY, profile, folder, _say, timed_steps=arguments.steps)
+            return {"profile": profile.model_dump(mode="json"), **reality.summary(found)}
+        case "techniques":
+            return techniques.measure(folder, _say)
+        case "planner":
+            return measure_planner(trials=3)
+    raise AssertionError(part)
+
+
+def _table(part: str, figures: dict[str, Any]) -> str:
+    match part:
+        case "relayout":
+            return tables.changes_table(figures)
+        case "moving":
+            return tables.moves_table(figures)
+        case "reality":
+            return tables.reality_table(figures)
+        case "techniques":
+            return tables.techniques_table(figures)
+        case "planner":
+            return tables.planner_table(figures["planner"])
+    raise AssertionError(part)
+
+
+def _profile() -> HardwareProfile:
+    return measure_profile(name="this-machine", max_processes=cases.WORLD, seconds=0.5, say=_say)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", type=_parts, default=_PARTS, metavar="A,B")
+    parser.add_argument("--steps", type=int, default=7, help="that are timed of each layout")
+    parser.add_argument("--out", type=Path, default=None, help="file to write the JSON to as well")
+    return parser.parse_args()
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    chosen = tuple(text.split(","))
+    if unknown := set(chosen) - set(_PARTS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: there are {', '.join(_PARTS)}")
+    return chosen
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

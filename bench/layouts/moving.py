@@ -1,0 +1,273 @@
+"""A large state from one layout's snapshot in memory into another layout, against the machine's own copying.
+
+    old layout -> snapshot, twice, as training does -> the model is let go -> model and optimizer of the new layout
+    -> all ranks read what is theirs at once (timed) -> first snapshot of the new layout
+
+Engine without Ray: real groups of 4 processes, the RAM tier under /dev/shm. The yardstick is as many processes that
+copy a warm buffer into a warm one at the same time; copying into pages that nobody has touched is measured as well.
+Extra memory is a process's peak over what it had while it trained in the old layout, in shares of one rank's state.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from layouts.tensor_pages import reset_peak, status_bytes
+from shoal_workers.contract.layout import Layout, Schedule
+from shoal_workers.contract.memory import Endpoint, MemorySource
+from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.engine.fast_build import build_for_restore
+from shoal_workers.engine.mesh import build_mesh
+from shoal_workers.engine.parallel.assemble import assemble
+from shoal_workers.engine.state_view import StateView
+from shoal_workers.engine.task import LoadedTask, load_task
+from shoal_workers.engine.update import Update
+from shoal_workers.engine.warm_memory import keep_freed_memory
+from shoal_workers.memory.tier import RamTier
+
+LEAST_SHARE = 0.5
+MOST_EXTRA = 1.3
+_WORLD = 4
+_COPY_BYTES = 256 << 20
+_ROUNDS = 3
+_TIMEOUT_S = 120.0
+_PATIENCE_S = 280.0
+_LAYOUTS = (
+    Layout(dp_shard=4),
+    Layout(pp=2, tp=2, schedule=Schedule.GPIPE),
+    Layout(dp_shard=4),
+    Layout(tp=4),
+    Layout(dp_shard=2, tp=2),
+    Layout(pp=4, schedule=Schedule.GPIPE),
+    Layout(dp_shard=4),
+)
+_SIZES = {200: {"dim": 1024, "num_layers": 16}, 10: {"dim": 384, "num_layers": 6}}
+"""Millions of parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """All ranks together."""
+
+    before: str
+    after: str
+    state_bytes: int
+    load_s: float
+    bytes_per_s: float
+    share: float
+    """Of the rate of copying."""
+    cpu_s: float
+    """Processor time of all ranks while they read."""
+    fresh_bytes: int
+    """Pages that were touched for the first time while they were filled."""
+    build_s: float
+    """Groups, model and optimizer of the new layout."""
+    extra: float
+    """The worst rank's peak, in shares of its state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    warm_bytes_per_s: float
+    """Copying, all processes at once."""
+    fresh_bytes_per_s: float
+    """... into pages that nobody has touched."""
+    moves: tuple[Move, ...]
+
+
+def measure_moves(say: Callable[[str], None], *, millions: int = 200) -> Moves:
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-", dir="/dev/shm") as folder:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["layouts.moving"])
+        ends, processes = [], []
+        for rank in range(_WORLD):
+            ours, theirs = multiprocessing.Pipe()
+            process = context.Process(target=_run_rank, args=(rank, folder, millions, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            ends.append(ours)
+            processes.append(process)
+        try:
+            warm, fresh = _answers(ends)[0]
+            say(f"copying: {warm / 1e9:.1f} GB/s into warm pages, {fresh / 1e9:.1f} GB/s into fresh ones")
+            moves = []
+            for before, after in pairwise(_LAYOUTS):
+                ranks = _answers(ends)
+                size = sum(int(rank["bytes"]) for rank in ranks)
+                load_s = max(float(rank["load_s"]) for rank in ranks)
+                move = Move(
+                    before=before.describe(),
+                    after=after.describe(),
+                    state_bytes=size,
+                    load_s=load_s,
+                    bytes_per_s=size / load_s,
+                    share=size / load_s / warm,
+                    cpu_s=sum(float(rank["cpu_s"]) for rank in ranks),
+                    fresh_bytes=sum(int(rank["fresh_bytes"]) for rank in ranks),
+                    build_s=max(float(rank["build_s"]) for rank in ranks),
+                    extra=max(rank["extra_bytes"] / max(rank["bytes"], 1) for rank in ranks),
+                )
+                say(
+                    f"{move.before} -> {move.after}: {size / 1e9:.2f} GB in {load_s:.2f} s, {100 * move.share:.0f} % "
+                    f"of copying, {move.extra:.2f} x a rank's state; {move.cpu_s:.2f} s of CPU time, "
+                    f"{move.fresh_bytes / 1e9:.2f} GB of fresh pages"
+                )
+                moves.append(move)
+            return Moves(warm, fresh, tuple(moves))
+        finally:
+            for process in processes:
+                process.join(10.0)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def summary(found: Moves) -> dict[str, Any]:
+    """For the JSON."""
+    share, extra = min(move.share for move in found.moves), max(move.extra for move in found.moves)
+    return {
+        **asdict(found),
+        "least_share": share,
+        "share_wanted": LEAST_SHARE,
+        "largest_extra": extra,
+        "extra_allowed": MOST_EXTRA,
+        "passed": share >= LEAST_SHARE and extra <= MOST_EXTRA,
+    }
+
+
+def _answers(ends: list[Connection]) -> list[Any]:
+    for end in ends:
+        if not end.poll(_PATIENCE_S):
+            raise RuntimeError(f"a rank has not answered for {_PATIENCE_S:.0f} s")
+    return [end.recv() for end in ends]
+
+
+def _run_rank(rank: int, folder: str, millions: int, connection: Connection) -> None:
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=_WORLD,
+        timeout=timedelta(seconds=_TIMEOUT_S),
+    )
+    connection.send(_copy_rates())
+    mover = _Mover(rank, Path(folder), millions)
+    for generation, (before, after) in enumerate(pairwise(_LAYOUTS), start=1):
+        connection.send(mover.move(generation, before, after))
+    mover.close()
+    dist.destroy_process_group()
+
+
+def _copy_rates() -> tuple[float, float]:
+    """Bytes per second of all processes together: into warm pages, into fresh ones."""
+    source, target = (torch.ones(_COPY_BYTES, dtype=torch.uint8) for _ in range(2))
+    warm_s = min(_together(lambda: target.copy_(source)) for _ in range(_ROUNDS))
+    fresh_s = _together(lambda: torch.empty(_COPY_BYTES, dtype=torch.uint8).copy_(source))
+    return _WORLD * _COPY_BYTES / warm_s, _WORLD * _COPY_BYTES / fresh_s
+
+
+def _together(action: Callable[[], object]) -> float:
+    """Seconds until the last rank is done."""
+    dist.barrier()
+    start = time.perf_counter()
+    action()
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+class _Mover:
+    def __init__(self, rank: int, folder: Path, millions: int) -> None:
+        self._rank = rank
+        model = {**_SIZES[millions], "num_heads": 8, "num_kv_heads": 4, "seq_len": 128}
+        data = {"corpus": "python-stdlib"}
+        self._spec = parse_spec({"model": model, "data": data, "stop": {"steps": 1}, "elasticity": {"max_workers": 4}})
+        self._task: LoadedTask = load_task(self._spec)
+        self._tier = RamTier(job_id="bench", attempt=1, shard_id=f"s{rank}", node_id="n", key="key", root=folder)
+        self._ends: list[Endpoint] = [Endpoint(node_id="", host="", port=0)] * _WORLD
+        dist.all_gather_object(self._ends, Endpoint(node_id="n", host="127.0.0.1", port=self._tier.port))
+        self._view: StateView | None = None
+
+    def move(self, generation: int, before: Layout, after: Layout) -> dict[str, float]:
+        if self._view is None:
+            self._view = self._built(before)
+        for tensor in self._view.tensors().values():
+            _local(tensor).fill_(float(generation))
+        for _ in range(2):
+            self._snapshot(self._view, before, generation)
+        reset_peak()
+        had = _resident()
+        self._view = None
+        gc.collect()
+        start = time.perf_counter()
+        view = self._built(after)
+        state = view.tensors()
+        build_s = time.perf_counter() - start
+        source = MemorySource(generation=generation, world_size=_WORLD, step=1, parts=tuple(self._ends))
+        before_load = resource.getrusage(resource.RUSAGE_SELF)
+        load_s = _together(lambda: self._tier.load(state, source, check=_nothing))
+        after_load = resource.getrusage(resource.RUSAGE_SELF)
+        peak = status_bytes("VmHWM")
+        assert all(bool((_local(tensor) == generation).all()) for tensor in state.values())
+        self._view = view
+        return {
+            "bytes": float(sum(_local(tensor).nbytes for tensor in state.values())),
+            "load_s": load_s,
+            "cpu_s": (after_load.ru_utime + after_load.ru_stime) - (before_load.ru_utime + before_load.ru_stime),
+            "fresh_bytes": float((after_load.ru_minflt - before_load.ru_minflt) * resource.getpagesize()),
+            "build_s": build_s,
+            "extra_bytes": float(peak - had),
+        }
+
+    def close(self) -> None:
+        self._tier.close()
+
+    def _built(self, layout: Layout) -> StateView:
+        """As the engine builds a generation that is about to be restored."""
+        meshes = build_mesh(layout, "cpu", _TIMEOUT_S, self._rank)
+        model = build_for_restore(self._task.build_model)
+        assembly = assemble(model, self._spec, plan_of(self._spec), meshes, self._task.shard_units)
+        update: Update = self._task.build_update(assembly, self._spec.optimizer)
+        update.materialise_state()
+        return StateView(assembly, update)
+
+    def _snapshot(self, view: StateView, layout: Layout, generation: int) -> None:
+        self._tier.snapshot(
+            view.tensors(),
+            generation=generation,
+            rank=self._rank,
+            world_size=_WORLD,
+            step=1,
+            extra={},
+            owns_replicated=layout.owns_replicated(self._rank),
+        )
+        dist.barrier()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _resident() -> int:
+    return sum(status_bytes(field) for field in ("RssAnon", "RssFile", "RssShmem"))
+
+
+def _nothing() -> None:
+    pass

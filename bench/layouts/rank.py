@@ -1,0 +1,105 @@
+"""One rank of the benchmarks: a process that trains what it is told, one generation after the other, and counts.
+
+    step 1            makes the optimizer's state, and whatever is made once
+    step 2            memory is counted, by ranks that count
+    steps 3 .. N      timed, by those that do not
+
+The engine is driven as run.py drives it, without Ray; nothing interrupts it, so one thread is enough.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from layouts.tensor_pages import Counted, TensorPages, give_back_freed_memory
+from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport
+from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.engine.outbox import Outbox
+from shoal_workers.engine.shard import ShardEngine
+
+_COUNTED_STEP = 2
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """What one rank has seen of a generation."""
+
+    rank: int
+    step_s: tuple[float, ...]
+    """Of the timed steps; rank 0 only."""
+    losses: tuple[float, ...]
+    """Of all steps; rank 0 only."""
+    counted: Counted
+    error: str = ""
+
+
+def serve(connection: Connection, spec: dict[str, Any], root: str, *, counts: bool) -> None:
+    """Main function of the process: tells its store's port, then answers each Assignment with a RankRun, until None."""
+    torch.set_num_threads(1)
+    rank = _Rank(spec, root, counts=counts)
+    if counts:
+        give_back_freed_memory()
+    connection.send(rank.store_port)
+    while (assignment := connection.recv()) is not None:
+        connection.send(rank.train(assignment))
+    rank.close()
+
+
+class _Rank:
+    def __init__(self, spec: dict[str, Any], root: str, *, counts: bool) -> None:
+        self._counts = counts
+        self._seq = 0
+        self._pages: TensorPages | None = None
+        self._is_open = False
+        self._counted = Counted(0, 0)
+        self._outbox = Outbox(f"rank-{os.getpid()}")
+        self._engine = ShardEngine(
+            parse_spec(spec),
+            job_id="bench",
+            shard_id=f"rank-{os.getpid()}",
+            checkpoint_root=root,
+            outbox=self._outbox,
+            on_phase=self._enter,
+        )
+        self._engine.prepare()
+
+    @property
+    def store_port(self) -> int:
+        return self._engine.store_port
+
+    def train(self, assignment: Assignment) -> RankRun:
+        ended = self._engine.run(assignment)
+        poll = self._outbox.poll(self._seq, 0.0, lambda: self._engine.progress)
+        self._seq = poll.seq
+        steps = [item for item in poll.news if isinstance(item, StepReport)]
+        error = "" if ended.kind is ExitKind.FINISHED else (ended.error.traceback if ended.error else str(ended.kind))
+        return RankRun(
+            rank=assignment.rank,
+            step_s=tuple(one.step_s for one in steps if one.step > WARM_UP_STEPS),
+            losses=tuple(one.loss for one in steps),
+            counted=self._counted,
+            error=error,
+        )
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _enter(self, phase: Phase, step: int) -> None:
+        if not self._counts:
+            return
+        if phase is Phase.FORMING:  # the model of the generation before is gone by now
+            self._pages, self._is_open = TensorPages(), False
+        if self._pages is None or phase is not Phase.FORWARD:
+            return
+        if step == _COUNTED_STEP - 1 and not self._is_open:
+            self._is_open = True
+            self._pages.open_window()
+        if step == _COUNTED_STEP:
+            self._counted = self._pages.close()
+            self._pages = None

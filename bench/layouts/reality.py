@@ -1,0 +1,171 @@
+"""The planner against this machine: layouts are run, and their memory and step time held against the prediction.
+
+memory      the window of step 2, in processes that give back what is freed (tensor_pages.py); the prediction
+            without its reserved part, which is what a process has before its first tensor. No process's first
+            generation counts
+seconds     median of the timed steps, in other processes
+profile     measured just before, as `shoal profile` does; the layout itself is the planner's, with its cuts
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from layouts.cases import Fixed, parallelism, spec_of, world_of
+from layouts.crew import Crew
+from layouts.rank import WARM_UP_STEPS
+from shoal_service.core.planner import HardwareProfile, rank
+from shoal_service.core.planner.memory import BytesPart
+from shoal_service.core.planner.prediction import Prediction
+from shoal_workers.contract.layout import Layout, Recompute
+from shoal_workers.contract.spec_errors import parse_spec
+
+MEMORY_WITHIN = 0.10
+LEAST_CORRELATION = 0.8
+BEST_WITHIN = 0.15
+_COUNTED_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One layout."""
+
+    name: str
+    world_size: int
+    predicted_bytes: int
+    """Without the reserved part."""
+    measured_bytes: int
+    predicted_state_bytes: int
+    """Parameters and optimizer state."""
+    measured_state_bytes: int
+    """Between two steps."""
+    predicted_s: float
+    measured_s: float | None
+    predicted_parts: dict[str, int]
+
+    @property
+    def memory_error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+def compare(
+    cases: Sequence[Fixed],
+    profile: HardwareProfile,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    timed_steps: int,
+) -> list[Compared]:
+    """Run each layout; 0 timed steps: memory only."""
+    predictions = [predict(fixed, profile) for fixed in cases]
+    order = sorted(range(len(cases)), key=lambda place: world_of(cases[place]))
+    peaks: dict[int, tuple[int, int]] = {}
+    counting = Crew(spec_of(steps=_COUNTED_STEPS), folder / "counting", counts=True)
+    try:
+        for place in order:
+            layout = predictions[place].layout
+            if layout.world_size > counting.num_ranks:
+                counting.train(layout)  # makes in new processes what is made once
+            run = counting.train(layout)
+            peaks[place] = run.peak_bytes, run.rest_bytes
+            say(f"{short_name(predictions[place].layout)}: {run.peak_bytes / 2**20:.1f} MiB")
+    finally:
+        counting.close()
+    seconds = _seconds([p.layout for p in predictions], order, folder, say, timed_steps) if timed_steps else {}
+    return [
+        _compared(prediction, world_of(cases[place]), *peaks[place], seconds.get(place))
+        for place, prediction in enumerate(predictions)
+    ]
+
+
+def predict(fixed: Fixed, profile: HardwareProfile) -> Prediction:
+    """Of exactly this layout; the planner adds what is left open: where a pipeline is cut."""
+    spec = parse_spec(spec_of(steps=1, parallelism=parallelism(fixed)))
+    found = rank(spec, world_of(fixed), profile, top=1)
+    if not found.predictions:
+        raise ValueError(f"parallelism {fixed} has no legal layout: {found.note}")
+    return found.predictions[0]
+
+
+def summary(compared: Sequence[Compared]) -> dict[str, Any]:
+    """For the JSON."""
+    timed = [(one.predicted_s, one.measured_s) for one in compared if one.measured_s is not None]
+    errors = [abs(one.memory_error) for one in compared]
+    document: dict[str, Any] = {
+        "layouts": [{**asdict(one), "memory_error": round(one.memory_error, 4)} for one in compared],
+        "memory_error_largest": max(errors),
+        "memory_error_median": statistics.median(errors),
+        "memory_within": MEMORY_WITHIN,
+    }
+    if timed:
+        predicted, measured = zip(*timed, strict=True)
+        chosen = measured[predicted.index(min(predicted))]
+        document |= {
+            "spearman": spearman(predicted, measured),
+            "least_spearman": LEAST_CORRELATION,
+            "best_predicted_over_best_measured": chosen / min(measured),
+            "best_within": 1 + BEST_WITHIN,
+        }
+    document["passed"] = max(errors) <= MEMORY_WITHIN and (
+        not timed
+        or (
+            document["spearman"] >= LEAST_CORRELATION
+            and document["best_predicted_over_best_measured"] <= 1 + BEST_WITHIN
+        )
+    )
+    return document
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation (Spearman 1904): Pearson's of the ranks; equal values share the mean of theirs."""
+    return statistics.correlation(_ranks(first), _ranks(second))
+
+
+def short_name(layout: Layout) -> str:
+    """With the choices that tell it from others of the same degrees."""
+    words = [layout.describe()]
+    words += [str(layout.schedule)] if layout.pp > 1 else []
+    words += [str(layout.shard)] if layout.pp == 1 and layout.dp_shard > 1 else []
+    words += [f"recompute {layout.recompute}"] if layout.recompute is not Recompute.NONE else []
+    words += ["offload"] if layout.offload else []
+    return ", ".join(words)
+
+
+def _seconds(
+    layouts: Sequence[Layout], order: Sequence[int], folder: Path, say: Callable[[str], None], timed_steps: int
+) -> dict[int, float]:
+    found = {}
+    timing = Crew(spec_of(steps=WARM_UP_STEPS + timed_steps), folder / "timing", counts=False)
+    try:
+        for place in order:
+            found[place] = timing.train(layouts[place]).step_s
+            say(f"{short_name(layouts[place])}: {found[place]:.3f} s")
+    finally:
+        timing.close()
+    return found
+
+
+def _compared(
+    prediction: Prediction, world_size: int, peak_bytes: int, rest_bytes: int, measured_s: float | None
+) -> Compared:
+    parts = prediction.bytes
+    return Compared(
+        name=short_name(prediction.layout),
+        world_size=world_size,
+        predicted_bytes=prediction.memory_bytes - parts[BytesPart.RESERVED],
+        measured_bytes=peak_bytes,
+        predicted_state_bytes=parts[BytesPart.PARAMETERS] + parts[BytesPart.OPTIMIZER],
+        measured_state_bytes=rest_bytes,
+        predicted_s=prediction.step_s,
+        measured_s=measured_s,
+        predicted_parts={str(part): size for part, size in parts.items()},
+    )
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [(ordered.index(value) + len(ordered) - ordered[::-1].index(value) - 1) / 2 for value in values]

@@ -1,0 +1,47 @@
+"""What each technique saves of a rank's peak memory, measured next to what the planner predicts.
+
+Without a GPU, offloaded tensors lie in the same memory as all others: what a GPU would hold is then the peak less what
+the policy keeps in the host's memory, parameters and optimizer state (measured, between two steps) and their gradients
+(as large as the parameters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from layouts.cases import OFFLOAD, TECHNIQUES
+from layouts.reality import MEMORY_WITHIN, Compared, compare
+from shoal_service.core.planner.gpus import CPU
+
+_HOST_SHARE = 4 / 3
+"""Parameters, two moments and gradients over parameters and two moments."""
+
+
+def measure(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """For the JSON. Every technique must reduce the peak, and every prediction be as near as the planner's must."""
+    cases = [fixed for _, fixed_list in TECHNIQUES for fixed in fixed_list] + list(OFFLOAD)
+    found = compare(cases, CPU, folder, say, timed_steps=0)
+    rows: dict[str, list[Compared]] = {}
+    place = 0
+    for name, fixed_list in TECHNIQUES:
+        rows[name] = found[place : place + len(fixed_list)]
+        place += len(fixed_list)
+    rows["offload"] = [found[place], _on_device(found[place + 1])]
+    return {
+        "techniques": {name: [asdict(one) for one in ones] for name, ones in rows.items()},
+        "passed": all(_is_reduced(ones) for ones in rows.values()),
+    }
+
+
+def _on_device(whole: Compared) -> Compared:
+    kept = round(whole.measured_state_bytes * _HOST_SHARE)
+    return replace(whole, measured_bytes=whole.measured_bytes - kept)
+
+
+def _is_reduced(ones: list[Compared]) -> bool:
+    falls = all(a.measured_bytes > b.measured_bytes for a, b in pairwise(ones))
+    return falls and all(abs(one.memory_error) <= MEMORY_WITHIN for one in ones)
