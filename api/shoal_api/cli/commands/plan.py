@@ -69,10 +69,9 @@ def profile(
 ) -> None:
     """Measure this machine for the planner: arithmetic, memory, and links between processes. Keep it otherwise idle."""
     with command(DEFAULT_URL, as_json) as session:
-        from shoal_service.profiling import measure_profile
-
         from shoal_api.cli.plan_page import profile_page
         from shoal_service.profile_store import save_profile
+        from shoal_service.profiling import measure_profile
 
         measured = measure_profile(name=name, max_processes=processes, seconds=seconds, say=session.output.say)
         path = save_profile(_state_dir(state_dir), measured)
