@@ -24,6 +24,8 @@ def test_the_outcome_of_an_ended_job_is_collected_judged_and_printed(service: An
             state=ended.status.state,
             steps=ended.status.step,
             world_sizes=world_sizes(client.events(job.id)),
+            layouts=("fsdp4", "fsdp3"),
+            survivors=(11, 12, 13),
             incidents=tuple(client.incidents(job.id)),
             comparison=compare_losses(run.series, run.series),
             val_bits_per_byte=ended.status.val_bits_per_byte,
