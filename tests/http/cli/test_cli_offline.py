@@ -83,7 +83,9 @@ def test_ctrl_c_detaches_from_a_followed_job_which_goes_on(service: Any) -> None
     job = service.add_job()
     service.train(job)
     command = [sys.executable, "-m", "shoal_api.cli.main", "watch", job.id, "--url", service.url, "--json"]
-    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watcher = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_as_in_a_terminal
+    )
     guard = threading.Timer(60, watcher.kill)
     guard.start()
     try:
@@ -98,6 +100,11 @@ def test_ctrl_c_detaches_from_a_followed_job_which_goes_on(service: Any) -> None
     assert f"shoal watch {job.id}" in err
     assert "Traceback" not in err
     assert not service.store.get_job(job.id).status.state.ended
+
+
+def _as_in_a_terminal() -> None:
+    """Whoever runs these tests in the background of a script has SIGINT ignored, which children inherit."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _interrupt(process: subprocess.Popen[str]) -> str:
