@@ -57,7 +57,7 @@ from shoal_service.core.attempt.events import (
     Tick,
     WantedChanged,
 )
-from shoal_service.core.attempt.state import Attempt, Stage, Wanted
+from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Wanted
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import EndReason
 
@@ -152,11 +152,22 @@ def _happen(turn: Turn, event: Event) -> None:
         case WantedChanged(wanted):
             _wanted(turn, wanted)
         case NodesAvoided(avoided):
-            turn.set(avoided=avoided)
+            _avoid(turn, avoided)
         case Tick():
             pass  # deadlines are looked at after every event
         case _:
             assert_never(event)
+
+
+def _avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
+    """A process that is still starting was told which nodes to keep away from, and may wait elsewhere for good:
+    it is started anew once one of them may be used again."""
+    before, after = ({node.node_id for node in nodes} for nodes in (turn.state.avoided, avoided))
+    turn.set(avoided=avoided)
+    if before - after:
+        for process in turn.state.processes:
+            if process.info is None:
+                turn.kill(process.index, "a node may be used again")
 
 
 def _checkpoint_found(turn: Turn, name: str | None) -> None:
