@@ -160,14 +160,13 @@ def _happen(turn: Turn, event: Event) -> None:
 
 
 def _avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
-    """A process that is still starting was told which nodes to keep away from, and may wait elsewhere for good:
-    it is started anew once one of them may be used again."""
+    """A process is told once, when it is started, which nodes to keep away from, and may wait for room elsewhere for
+    good: one that is still starting is started anew when one of them may be used again."""
     before, after = ({node.node_id for node in nodes} for nodes in (turn.state.avoided, avoided))
     turn.set(avoided=avoided)
-    if before - after:
-        for process in turn.state.processes:
-            if process.info is None:
-                turn.kill(process.index, "a node may be used again")
+    for process in turn.state.processes:
+        if not process.warm and not (before - after).isdisjoint(process.avoids):
+            turn.kill(process.index, "a node may be used again")
 
 
 def _checkpoint_found(turn: Turn, name: str | None) -> None:

@@ -40,6 +40,8 @@ class Process(Frozen):
     index: int
     shard_id: str
     started_at: float
+    avoids: tuple[str, ...] = ()
+    """Ids of the nodes on which it was not to be started."""
     info: ShardInfo | None = None
     """None while it starts; set once it is warm."""
     warm_at: float | None = None

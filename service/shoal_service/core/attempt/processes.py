@@ -116,7 +116,8 @@ def _start_missing(turn: Turn) -> None:
     avoided = tuple(sorted({node.node_id for node in state.avoided} | slow))
     for _ in range(state.target_processes - len(_staying(state))):
         index = turn.state.next_index
-        process = Process(index=index, shard_id=shard_name(state.job_id, state.attempt, index), started_at=turn.now)
+        shard_id = shard_name(state.job_id, state.attempt, index)
+        process = Process(index=index, shard_id=shard_id, started_at=turn.now, avoids=avoided)
         turn.set(processes=(*turn.state.processes, process), next_index=index + 1)
         turn.do(StartProcess(index, process.shard_id, avoided))
 

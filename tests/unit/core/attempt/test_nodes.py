@@ -107,6 +107,20 @@ def test_a_drain_that_is_taken_back_changes_nothing(new_world: NewWorld) -> None
     assert world.state.stage is Stage.RUNNING and world.state.draining_since is None
 
 
+def test_who_was_to_keep_away_from_a_node_is_started_anew_once_it_may_be_used_again(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    drain(world, "n1")
+    world.pass_time(5.0)
+    switch(world)
+    assert world.world_size == 2 and not world.state.process(3).warm, "nowhere else is room for it"
+    drain(world)
+    [anew] = [c for c in world.commands if isinstance(c, StartProcess)][4:]
+    assert world.state.process(3) is None and anew.avoid_nodes == ()
+    world.start_all()
+    switch(world)
+    assert world.world_size == 3 and world.state.steps_lost == 0
+
+
 def test_a_spare_on_a_drained_node_is_moved(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1, memory=True).open(then=5)
     drain(world, "n2")
