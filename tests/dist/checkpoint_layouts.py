@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
-import multiprocessing
-import sys
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -30,6 +28,7 @@ from shoal_workers.checkpoint.writer import CheckpointWriter
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import SavedPart, SaveFailed
 
+_WORLD = 4
 LAYOUTS = ("plain", "fsdp1", "fsdp2", "fsdp3", "fsdp4", "hsdp2x2", "fsdp2xtp2")
 
 
@@ -117,27 +116,15 @@ def save(state: Mapping[str, torch.Tensor], directory: str, rank: int, world: in
     dist.barrier()
 
 
-def main(store_file: str, root: str) -> int:
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run_rank, args=(rank, 4, store_file, root)) for rank in range(4)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return sum(abs(rank.exitcode or 0) for rank in ranks)
-
-
-def run_rank(rank: int, world: int, store_file: str, root: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=world)
-    meshes = make_meshes(world)
+def find(rank: int, root: str) -> dict[str, list[str]]:
+    meshes = make_meshes(_WORLD)
     writer = CheckpointWriter()
     saved: dict[str, dict[str, str]] = {}
     for number, layout in enumerate(LAYOUTS):
         mesh = mesh_of(layout, meshes)
         state = {} if mesh is not None and mesh.get_coordinate() is None else trained_state(mesh, seed=1 + number)
         saved[layout] = digests(state)
-        save(state, f"{root}/{layout}/{CheckpointName(2, 1, 1)}", rank, world, writer)
+        save(state, f"{root}/{layout}/{CheckpointName(2, 1, 1)}", rank, _WORLD, writer)
     differing: dict[str, list[str]] = {}
     for target in LAYOUTS:
         mesh = mesh_of(target, meshes)
@@ -151,12 +138,9 @@ def run_rank(rank: int, world: int, store_file: str, root: str) -> None:
             found = digests(state)
             differing[f"{source}->{target}"] = [fqn for fqn in found if found[fqn] != saved[source].get(fqn)]
             assert rank != 0 or found.keys() == saved[source].keys()
-    if rank == 0:
-        print(json.dumps(differing), flush=True)
-    dist.barrier()
     writer.close()
-    dist.destroy_process_group()
+    return differing
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    run_ranks(_WORLD, find)

@@ -403,6 +403,32 @@ def crew_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict
 
 
 @pytest.fixture(scope="session")
+def answer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """`answer_of("context_attention.py", *arguments)`: what rank 0 of a program of this folder found; see `ranks`."""
+
+    def answer(name: str, *arguments: Any) -> Any:
+        store_file = tmp_path_factory.mktemp("store") / "store"
+        program = subprocess.Popen(
+            [sys.executable, HERE / name, store_file, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        try:
+            told, errors = program.communicate(timeout=150)
+        finally:
+            if program.poll() is None:
+                os.killpg(program.pid, signal.SIGKILL)
+                program.wait()
+        assert program.returncode == 0, errors
+        return json.loads(told.splitlines()[-1])
+
+    return answer
+
+
+@pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A directory of files that a tiny language model reads, the same ones on every machine."""
     folder = tmp_path_factory.mktemp("text") / "files"

@@ -9,14 +9,12 @@ that has imported everything and has no thread yet.
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import largest, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -245,27 +243,5 @@ def initial_weights(mesh: DeviceMesh) -> float:
     return max(difference(whole(a), b) for a, b in zip(many.parameters(), one.parameters(), strict=True))
 
 
-def main(store_file: str) -> int:
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run_rank, args=(rank, 4, store_file)) for rank in range(4)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return sum(abs(rank.exitcode or 0) for rank in ranks)
-
-
-def run_rank(rank: int, world: int, store_file: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=world)
-    names, differences = zip(*cases(), strict=True)
-    largest = torch.tensor(differences, dtype=torch.float64)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    if rank == 0:
-        print(json.dumps(dict(zip(names, largest.tolist(), strict=True))), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    run_ranks(4, lambda _rank: largest(cases()))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import run_ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -71,26 +69,10 @@ def _difference(whole: Any, cut: Any) -> float:
     return float((whole - full).abs().max() / whole.abs().max().clamp_min(1e-3))
 
 
-def main(store_file: str) -> int:
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run_rank, args=(rank, 2, store_file)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return sum(abs(rank.exitcode or 0) for rank in ranks)
-
-
-def run_rank(rank: int, world: int, store_file: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
-    found = {model_type: compare(model_type, mesh) for model_type in TIED_BY_DEFAULT}
-    if rank == 0:
-        print(json.dumps(found), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+def find(_rank: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    return {model_type: compare(model_type, mesh) for model_type in TIED_BY_DEFAULT}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    run_ranks(2, find)

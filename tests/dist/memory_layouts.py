@@ -10,14 +10,12 @@ layout of three or four ranks reads some parts from local memory and some over T
 from __future__ import annotations
 
 import copy
-import json
-import multiprocessing
-import sys
 from pathlib import Path
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from checkpoint_layouts import LAYOUTS, digests, make_meshes, mesh_of, trained_state
+from ranks import run_ranks
 
 from shoal_workers.contract.memory import Endpoint, MemorySource
 from shoal_workers.memory.tier import RamTier
@@ -25,19 +23,7 @@ from shoal_workers.memory.tier import RamTier
 _WORLD = 4
 
 
-def main(store_file: str, root: str) -> int:
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run_rank, args=(rank, store_file, Path(root))) for rank in range(_WORLD)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return sum(abs(rank.exitcode or 0) for rank in ranks)
-
-
-def run_rank(rank: int, store_file: str, root: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=_WORLD)
+def find(rank: int, root: str) -> dict[str, Any]:
     meshes = make_meshes(_WORLD)
     told = {"differing": {}, "local": 0, "remote": 0}
     template = {
@@ -46,7 +32,7 @@ def run_rank(rank: int, store_file: str, root: Path) -> None:
         if (mesh := mesh_of(layout, meshes)) is None or mesh.get_coordinate() is not None
     }
     node = "ab"[rank // 2]
-    ram = RamTier(job_id="job", attempt=1, shard_id=f"s{rank}", node_id=node, key="secret", root=root)
+    ram = RamTier(job_id="job", attempt=1, shard_id=f"s{rank}", node_id=node, key="secret", root=Path(root))
     everyone: list[Endpoint] = [Endpoint(node_id="", host="", port=0)] * _WORLD
     dist.all_gather_object(everyone, Endpoint(node_id=node, host="127.0.0.1", port=ram.port))
     for generation, layout in enumerate(LAYOUTS, start=1):
@@ -70,12 +56,9 @@ def run_rank(rank: int, store_file: str, root: Path) -> None:
             found = digests(into)
             told["differing"][f"{layout}->{target}"] = [fqn for fqn in found if in_it and found[fqn] != saved[fqn]]
         dist.barrier()
-    if rank == 0:
-        print(json.dumps(told), flush=True)
-    dist.barrier()
     ram.close()
-    dist.destroy_process_group()
+    return told
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    run_ranks(_WORLD, find)

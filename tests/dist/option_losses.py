@@ -8,15 +8,14 @@ are forked from one process that has imported everything and has no thread yet.
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch._dynamo
 import torch.distributed as dist
 import torch.nn.functional as F
+from ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -165,26 +164,10 @@ def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
 
 
-def main(store_file: str) -> int:
-    fork = multiprocessing.get_context("fork")
-    ranks = [fork.Process(target=run_rank, args=(rank, 2, store_file)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    return sum(abs(rank.exitcode or 0) for rank in ranks)
-
-
-def run_rank(rank: int, world: int, store_file: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store_file}", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("only",))
-    found = {name: train(case, mesh) for name, case in CASES.items()}
-    if rank == 0:
-        print(json.dumps(found), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+def find(_rank: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("only",))
+    return {name: train(case, mesh) for name, case in CASES.items()}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    run_ranks(2, find)

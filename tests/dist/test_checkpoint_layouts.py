@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,6 @@ from shoal_workers.checkpoint.index import ShardIndex
 
 pytestmark = pytest.mark.dist
 
-_PROGRAM = Path(__file__).with_name("checkpoint_layouts.py")
 _LAYOUTS = ("plain", "fsdp1", "fsdp2", "fsdp3", "fsdp4", "hsdp2x2", "fsdp2xtp2")
 
 
@@ -27,26 +22,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def differing(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def differing(answer_of: Callable[..., dict[str, list[str]]], root: Path) -> dict[str, list[str]]:
     """What every pair of layouts got wrong, as the four processes saw it."""
-    meeting_point = tmp_path_factory.mktemp("store") / "store"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    program = subprocess.Popen(
-        [sys.executable, str(_PROGRAM), str(meeting_point), str(root)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        told, errors = program.communicate(timeout=150)
-    finally:
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
-    assert program.returncode == 0, errors
-    return dict(json.loads(told.splitlines()[-1]))
+    return answer_of("checkpoint_layouts.py", root)
 
 
 @pytest.mark.parametrize(("saved", "loaded"), list(itertools.product(_LAYOUTS, _LAYOUTS)))

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-_PROGRAM = Path(__file__).with_name("memory_layouts.py")
 _LAYOUTS = ("plain", "fsdp1", "fsdp2", "fsdp3", "fsdp4", "hsdp2x2", "fsdp2xtp2")
 
 
@@ -23,25 +18,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told(answer_of: Callable[..., dict[str, Any]], root: Path) -> dict[str, Any]:
     """What rank 0 of the four processes saw."""
-    meeting_point = tmp_path_factory.mktemp("store") / "store"
-    program = subprocess.Popen(
-        [sys.executable, str(_PROGRAM), str(meeting_point), str(root)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
-        output, errors = program.communicate(timeout=150)
-    finally:
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
-    assert program.returncode == 0, errors
-    return dict(json.loads(output.splitlines()[-1]))
+    return answer_of("memory_layouts.py", root)
 
 
 @pytest.mark.parametrize(("saved", "loaded"), list(itertools.product(_LAYOUTS, _LAYOUTS)))

@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.dist
 
-_PROGRAM = Path(__file__).with_name("option_losses.py")
 _AXES = ("fsdp", "tp", "all_gather", "ulysses")
 _TOKENS_PER_RANK = {"fsdp": 5 * 2 * 16, "tp": 5 * 4 * 16, "all_gather": 5 * 4 * 8, "ulysses": 5 * 4 * 8}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(answer_of: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """Losses and counts of every case."""
-    meeting_point = tmp_path_factory.mktemp("store") / "store"
-    program = subprocess.Popen(
-        [sys.executable, str(_PROGRAM), str(meeting_point)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
-        told, errors = program.communicate(timeout=150)
-    finally:
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-            program.wait()
-    assert program.returncode == 0, errors
-    return dict(json.loads(told.splitlines()[-1]))
+    return answer_of("option_losses.py")
 
 
 @pytest.mark.parametrize("axis", _AXES)

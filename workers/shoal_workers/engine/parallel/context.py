@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shoal_workers.contract.layout import ContextMethod
 from shoal_workers.contract.plan import ParallelPlan
-from shoal_workers.engine.parallel.context_exchange import all_gather, all_to_all
+from shoal_workers.engine.parallel.exchange import gather_sum, swap
 from shoal_workers.engine.parallel.head_tail import by_rank, chunks_of, in_order, own_part
 from shoal_workers.engine.parallel.names import matching
 
@@ -87,7 +87,7 @@ class _Core:
 
     def _all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keys and values of all ranks, own queries (Dubey et al. 2024, section 3.3.2)."""
-        both = in_order(all_gather(torch.cat((k, v), -1), self._mesh), -2)  # (B, G, T, K + V)
+        both = in_order(gather_sum(torch.cat((k, v), -1).unsqueeze(0), 0, self._mesh), -2)  # (B, G, T, K + V)
         keys, values = both.split((k.shape[-1], v.shape[-1]), -1)  # type: ignore[no-untyped-call]
         return attend(q, keys, values, self._mesh.get_local_rank(), self._mesh.size(), self._scale)
 
@@ -106,12 +106,12 @@ class _Core:
         # Each (cp, B, heads / cp, T / cp, .).
         mine = [x.unflatten(1, (degree, -1)).transpose(0, 1) for x in operands]  # type: ignore[no-untyped-call]
         rows = torch.cat([x.flatten(1) for x in mine], 1)  # one exchange for all three
-        parts = all_to_all(rows, self._mesh).split([x[0].numel() for x in mine], 1)  # type: ignore[no-untyped-call]
+        parts = swap(rows, self._mesh).split([x[0].numel() for x in mine], 1)  # type: ignore[no-untyped-call]
         q, k, v = (in_order(part.reshape(x.shape), -2) for part, x in zip(parts, mine, strict=True))
         mixed = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1]
         )
-        return all_to_all(by_rank(mixed, degree, -2), self._mesh).transpose(0, 1).flatten(1, 2)
+        return swap(by_rank(mixed, degree, -2), self._mesh).transpose(0, 1).flatten(1, 2)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rank: int, degree: int, scale: float | None = None) -> Tensor:

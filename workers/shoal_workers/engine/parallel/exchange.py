@@ -1,145 +1,130 @@
-"""Collectives inside forward and backward passes, in the pairs that tensor parallelism needs.
+"""Collectives inside forward and backward passes: every one that the tensor, expert and context axes need.
 
-                  forward              backward
-    gather_sum    all-gather           reduce-scatter      parts of a sequence -> whole; every rank uses it otherwise
-    gather_same   all-gather           own part            ... every rank does the same with it
-    sum_scatter   reduce-scatter       all-gather          partial sums -> parts of the sequence of the sum
-    own_part      own part             all-gather          the other way of gather_same
-    copy          -                    all-reduce          whole in, used otherwise on every rank
-    total         all-reduce           -                   partial sums -> sum, whole on every rank
+                   forward             backward
+    gather_sum     all-gather          reduce-scatter      parts -> whole; every rank uses it otherwise
+    gather_same    all-gather          own part            ... every rank does the same with it
+    sum_scatter    reduce-scatter      all-gather          terms -> own part of their sum
+    own_part       own part            all-gather          the other way of gather_same
+    copy           -                   all-reduce          whole in, used otherwise on every rank
+    total          all-reduce          -                   terms -> sum, whole on every rank
+    exchange_rows  all-to-all          all-to-all back     rows to the ranks that they are for
 
-Plain collectives of torch.distributed, whose waits can be interrupted and timed (see waiting.py); those of DTensor can
-not. All ranks of the group call them in the same order.
+All ranks of a 1-D mesh call them in the same order. The mesh is asked for its group in every call: a model may outlive
+its generation, and then its mesh is put onto the next one's groups.
+
+Plain collectives of torch.distributed, whose waits can be timed and left (see `waiting`); those of DTensor and
+functional ones can not. For the same reason none of them becomes part of a compiled graph.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
+from torch.distributed.device_mesh import DeviceMesh
 
-Group = dist.ProcessGroup
+Step = Callable[[Tensor], Tensor]
 
 
-def all_gather(part: Tensor, dim: int, group: Group) -> Tensor:
-    """Equal parts of every rank, one after the other along `dim`."""
+def gather_sum(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """Equal parts of every rank, one after the other along `dim`; gradients are added up in fp32."""
+    return _pair(part, partial(_gathered, dim=dim, mesh=mesh), partial(_sum_scattered, dim=dim, mesh=mesh))
+
+
+def gather_same(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """As `gather_sum`, where all ranks then compute the same from it."""
+    return _pair(part, partial(_gathered, dim=dim, mesh=mesh), partial(_taken, dim=dim, mesh=mesh))
+
+
+def sum_scatter(terms: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """This rank's part along `dim`, which the degree must divide, of the sum of all ranks' terms, made in fp32."""
+    return _pair(terms, partial(_sum_scattered, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
+
+
+def own_part(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """This rank's part along `dim`, of its own."""
+    return _pair(whole, partial(_taken, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
+
+
+def copy(whole: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The same; the ranks' gradients are added up."""
+    return _pair(whole, _same, partial(_all_reduced, mesh=mesh))
+
+
+def total(terms: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum of all ranks' terms, on every rank."""
+    return _pair(terms, partial(_all_reduced, mesh=mesh), _same)
+
+
+def exchange_rows(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], mesh: DeviceMesh) -> Tensor:
+    """The first num_sent[0] of `rows` (N, ...) go to rank 0, and so on; what came from rank 0 comes first in return."""
+    there = partial(_exchanged, num_sent=num_sent, num_received=num_received, mesh=mesh)
+    back = partial(_exchanged, num_sent=num_received, num_received=num_sent, mesh=mesh)
+    return _pair(rows, there, back)
+
+
+def swap(parts: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Row i of `parts` (degree, ...) goes to rank i; row i of the result came from rank i."""
+    one_each = [1] * mesh.size()
+    return exchange_rows(parts, one_each, one_each, mesh)
+
+
+def _pair(tensor: Tensor, there: Step, back: Step) -> Tensor:
+    return _apply(tensor, there, back)
+
+
+class _Pair(Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, there: Step, back: Step) -> Tensor:
+        ctx.back = back
+        return there(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None
+
+
+_apply: Callable[..., Tensor] = torch.compiler.disable(_Pair.apply)  # type: ignore[no-untyped-call]
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor.view_as(tensor)
+
+
+def _gathered(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     rows = part.movedim(dim, 0).contiguous()
-    whole = rows.new_empty(group.size() * rows.shape[0], *rows.shape[1:])
-    dist.all_gather_single(whole, rows, group=group)
+    whole = rows.new_empty(mesh.size() * rows.shape[0], *rows.shape[1:])
+    dist.all_gather_single(whole, rows, group=mesh.get_group())
     return whole.movedim(0, dim)
 
 
-def reduce_scatter(whole: Tensor, dim: int, group: Group) -> Tensor:
-    """This rank's part along `dim` of the sum over the ranks."""
-    rows = whole.movedim(dim, 0).contiguous()
-    if rows.device.type == "cpu":  # gloo's own is a whole all-reduce
-        received = torch.empty_like(rows)
-        dist.all_to_all_single(received, rows, group=group)
-        part = received.view(group.size(), -1, *rows.shape[1:]).sum(0)
-    else:
-        part = rows.new_empty(rows.shape[0] // group.size(), *rows.shape[1:])
-        dist.reduce_scatter_single(part, rows, group=group)
-    return part.movedim(0, dim)
+def _sum_scattered(terms: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """In two steps: gloo's own is a whole all-reduce, and NCCL's adds in the terms' dtype."""
+    rows = terms.movedim(dim, 0).contiguous()
+    received = torch.empty_like(rows)
+    dist.all_to_all_single(received, rows, group=mesh.get_group())
+    by_rank = received.view(mesh.size(), -1, *rows.shape[1:])
+    summed = by_rank.sum(0, dtype=torch.promote_types(terms.dtype, torch.float32)).to(terms.dtype)
+    return summed.movedim(0, dim)
 
 
-def take_part(whole: Tensor, dim: int, group: Group) -> Tensor:
-    length = whole.shape[dim] // group.size()
-    return whole.narrow(dim, group.rank() * length, length)
+def _taken(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    length = whole.shape[dim] // mesh.size()
+    return whole.narrow(dim, mesh.get_local_rank() * length, length).clone()
 
 
-def all_reduce(tensor: Tensor, group: Group) -> Tensor:
-    summed = tensor.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(summed, group=group)
+def _all_reduced(terms: Tensor, mesh: DeviceMesh) -> Tensor:
+    summed = terms.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(summed, group=mesh.get_group())
     return summed
 
 
-def gather_sum(part: Tensor, dim: int, group: Group) -> Tensor:
-    return _GatherSum.apply(part, dim, group)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def gather_same(part: Tensor, dim: int, group: Group) -> Tensor:
-    return _GatherSame.apply(part, dim, group)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def sum_scatter(partial: Tensor, dim: int, group: Group) -> Tensor:
-    return _SumScatter.apply(partial, dim, group)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def own_part(whole: Tensor, dim: int, group: Group) -> Tensor:
-    return _OwnPart.apply(whole, dim, group)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def copy(whole: Tensor, group: Group) -> Tensor:
-    return _Copy.apply(whole, group)  # type: ignore[no-untyped-call, no-any-return]
-
-
-def total(partial: Tensor, group: Group) -> Tensor:
-    return _Total.apply(partial, group)  # type: ignore[no-untyped-call, no-any-return]
-
-
-class _GatherSum(Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return all_gather(part, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return reduce_scatter(gradient, ctx.dim, ctx.group), None, None
-
-
-class _GatherSame(Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return all_gather(part, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return take_part(gradient, ctx.dim, ctx.group), None, None
-
-
-class _SumScatter(Function):
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return reduce_scatter(partial, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return all_gather(gradient, ctx.dim, ctx.group), None, None
-
-
-class _OwnPart(Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, group: Group) -> Tensor:
-        ctx.dim, ctx.group = dim, group
-        return take_part(whole, dim, group).clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return all_gather(gradient, ctx.dim, ctx.group), None, None
-
-
-class _Copy(Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return all_reduce(gradient, ctx.group), None
-
-
-class _Total(Function):
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor, group: Group) -> Tensor:
-        return all_reduce(partial, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, None
+def _exchanged(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], mesh: DeviceMesh) -> Tensor:
+    out = rows.new_empty((sum(num_received), *rows.shape[1:]))
+    dist.all_to_all_single(out, rows.contiguous(), list(num_received), list(num_sent), group=mesh.get_group())
+    return out

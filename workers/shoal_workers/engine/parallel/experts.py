@@ -20,19 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
 from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.engine.parallel.cutting import cut, local
+from shoal_workers.engine.parallel.exchange import copy, exchange_rows, gather_same, sum_scatter, swap, total
 from shoal_workers.engine.parallel.head_tail import in_order, own_part
 from shoal_workers.engine.parallel.names import matching
-from shoal_workers.engine.parallel.token_exchange import (
-    copy_in,
-    exchange_rows,
-    gather_counts,
-    send_counts,
-    sum_in_parts,
-    sum_out,
-)
 
 
 def apply_experts(
@@ -65,18 +58,18 @@ def apply_experts(
     terms: list[nn.Parameter] = []
     for name, module in matching(model, plan.experts) if plan.experts else []:
         owner = model.get_submodule(name.rpartition(".")[0])
-        cut = tp if hasattr(module, "hidden_dims") else None
-        _cut_parameters(name, module, ep, cut)
+        split = tp if hasattr(module, "hidden_dims") else None
+        _cut_parameters(name, module, ep, split)
         merge = getattr(owner, "merge", None)
-        if cut is not None and isinstance(merge, nn.Module):
-            _replace(merge, functools.partial(sum_in_parts, dim=1, mesh=cut))
+        if split is not None and isinstance(merge, nn.Module):
+            _replace(merge, functools.partial(sum_scatter, dim=1, mesh=split))
             terms += _whole_parameters(model, plan, owner, module)
             for part in owner.modules():
                 if hasattr(part, "num_copies"):
-                    part.num_copies = cut.size()  # type: ignore[assignment]
-            cut = None
+                    part.num_copies = split.size()  # type: ignore[assignment]
+            split = None
         if ep is not None or tp is not None:
-            _replace(module, _ExpertsForward(module, ep, cut))
+            _replace(module, _ExpertsForward(module, ep, split))
         if cp is not None:
             for part in owner.modules():
                 if isinstance(census := getattr(part, "census", None), nn.Module):
@@ -96,13 +89,13 @@ class _ExpertsForward:
     def __call__(self, tokens: Tensor, counts: Tensor) -> Tensor:
         if self._tp is None:
             return self._dispatch(tokens, counts)
-        return sum_out(self._dispatch(copy_in(tokens, self._tp), counts), self._tp)
+        return total(self._dispatch(copy(tokens, self._tp), counts), self._tp)
 
     def _dispatch(self, tokens: Tensor, counts: Tensor) -> Tensor:
         if self._ep is None:
             return self._compute(tokens, counts)
         asked = counts.view(self._ep.size(), -1)  # of each rank, for each of its experts
-        given = send_counts(asked, self._ep)  # by each rank, for each of mine
+        given = swap(asked, self._ep)  # by each rank, for each of mine
         num_sent, num_received = torch.stack((asked.sum(1), given.sum(1))).tolist()
         received = exchange_rows(tokens, num_sent, num_received, self._ep)
         by_expert = order_by_expert(given)
@@ -118,7 +111,7 @@ class _ExpertsForward:
         view = self._kind.__new__(self._kind)
         view.__dict__.update(self._module.__dict__, _parameters={})
         for name, parameter in self._module.named_parameters(recurse=False):
-            view.__dict__[name] = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            view.__dict__[name] = local(parameter)
         out: Tensor = self._kind.forward(view, tokens, counts)
         return out
 
@@ -131,7 +124,7 @@ class _WholeCensus:
         self._cp = cp
 
     def __call__(self, experts: Tensor) -> tuple[Tensor, Tensor]:
-        load, turns = self._ask(in_order(gather_counts(experts, self._cp), -2))
+        load, turns = self._ask(in_order(gather_same(experts.unsqueeze(0), 0, self._cp), -2))
         return load, own_part(turns, self._cp.get_local_rank(), self._cp.size(), -2)
 
 
@@ -143,10 +136,8 @@ def order_by_expert(given: Tensor) -> Tensor:
 
 def _cut_parameters(name: str, module: nn.Module, ep: DeviceMesh | None, tp: DeviceMesh | None) -> None:
     """Keep this rank's part of every parameter, as a DTensor."""
-    meshes = [mesh for mesh in (ep, tp) if mesh is not None]
-    if not meshes:
+    if ep is None and tp is None:
         return
-    mesh = meshes[0] if len(meshes) == 1 else DeviceMesh._concatenate(meshes)
     own = dict(module.named_parameters(recurse=False))
     if below := [key for key, _ in module.named_parameters() if key not in own]:
         raise ValueError(
@@ -154,32 +145,16 @@ def _cut_parameters(name: str, module: nn.Module, ep: DeviceMesh | None, tp: Dev
             "of its own, with one slice per expert along dim 0, or set parallelism.ep and tp to 1."
         )
     for key, parameter in own.items():
-        dims = ([] if ep is None else [0]) + ([] if tp is None else [_hidden_dim(name, module, key)])
+        cuts = [] if ep is None else [(ep, 0)]
+        if tp is not None:
+            cuts.append((tp, _hidden_dim(name, module, key)))
         if ep is not None and parameter.shape[0] % ep.size():
             count, degree = parameter.shape[0], ep.size()
             raise ValueError(
                 f"plan.experts: {name}.{key} holds {count} experts, which ep {degree} does not divide: "
                 f"{count} = {count // degree} x {degree} + {count % degree}. Use an ep that divides {count}."
             )
-        part = parameter.detach()
-        for dim, axis in zip(dims, meshes, strict=True):
-            part = _part(part, dim, axis)
-        whole = DTensor.from_local(
-            part.clone(memory_format=torch.contiguous_format),  # or the whole would stay in memory
-            mesh,
-            [Shard(dim) for dim in dims],
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
-        setattr(module, key, nn.Parameter(whole, requires_grad=parameter.requires_grad))
-
-
-def _part(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """This rank's chunk as DTensor cuts: as torch.chunk does, and empty for ranks beyond the last."""
-    size = -(-tensor.shape[dim] // mesh.size())
-    first = min(mesh.get_local_rank() * size, tensor.shape[dim])
-    return tensor.narrow(dim, first, min(size, tensor.shape[dim] - first))
+        setattr(module, key, cut(parameter, cuts))
 
 
 def _hidden_dim(name: str, module: nn.Module, key: str) -> int:

@@ -23,14 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from shoal_workers.contract.plan import ParallelPlan, TensorStyle
-from shoal_workers.engine.parallel.exchange import (
-    copy,
-    gather_same,
-    gather_sum,
-    own_part,
-    sum_scatter,
-    total,
-)
+from shoal_workers.engine.parallel.cutting import cut, local
+from shoal_workers.engine.parallel.exchange import copy, gather_same, gather_sum, own_part, sum_scatter, total
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.stages import PassThrough
 
@@ -85,7 +79,6 @@ class _Cutter:
 
     def __init__(self, mesh: DeviceMesh, *, is_sequential: bool) -> None:
         self._mesh = mesh
-        self._group = mesh.get_group()
         self._is_sequential = is_sequential
         self._cut: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
         """By id of the whole parameter, which is kept so that no other takes its id: tied weights stay one."""
@@ -109,8 +102,8 @@ class _Cutter:
         _replace(module, forward)
 
     def embedding(self, module: nn.Embedding) -> None:
-        chunk = -(-module.num_embeddings // self._group.size())
-        first = chunk * self._group.rank()
+        chunk = -(-module.num_embeddings // self._mesh.size())
+        first = chunk * self._mesh.get_local_rank()
         self._split(module, "weight", 0)
 
         def forward(tokens: Tensor) -> Tensor:
@@ -128,7 +121,7 @@ class _Cutter:
         num_outputs = module.out_features
 
         def forward(x: Tensor) -> Tensor:
-            whole = gather_sum(x, _SEQUENCE_DIM, self._group) if self._is_sequential else copy(x, self._group)
+            whole = gather_sum(x, _SEQUENCE_DIM, self._mesh) if self._is_sequential else copy(x, self._mesh)
             logits = F.linear(whole, local(module.weight), _local_or_none(module.bias))
             shape = torch.Size((*logits.shape[:-1], num_outputs))
             return DTensor.from_local(
@@ -140,15 +133,15 @@ class _Cutter:
     def gather(self, module: nn.Module) -> None:
         """Whole in, and what comes out has been cut by the row layer in it."""
         module.register_forward_pre_hook(
-            lambda _, inputs: (gather_sum(inputs[0], _SEQUENCE_DIM, self._group), *inputs[1:])
+            lambda _, inputs: (gather_sum(inputs[0], _SEQUENCE_DIM, self._mesh), *inputs[1:])
         )
 
     def whole(self, module: nn.Module) -> None:
         """Every rank computes all of it, on the whole sequence."""
         module.register_forward_pre_hook(
-            lambda _, inputs: (gather_same(inputs[0], _SEQUENCE_DIM, self._group), *inputs[1:])
+            lambda _, inputs: (gather_same(inputs[0], _SEQUENCE_DIM, self._mesh), *inputs[1:])
         )
-        module.register_forward_hook(lambda _module, _inputs, output: own_part(output, _SEQUENCE_DIM, self._group))
+        module.register_forward_hook(lambda _module, _inputs, output: own_part(output, _SEQUENCE_DIM, self._mesh))
 
     def forget_wholes(self) -> None:
         """The whole parameters may go: the forwards that refer to this object would keep them for good."""
@@ -156,38 +149,18 @@ class _Cutter:
 
     def _shared(self, x: Tensor) -> Tensor:
         """Input of a column layer; the enclosing gather sums its gradient, where there is one."""
-        return x if self._is_sequential else copy(x, self._group)
+        return x if self._is_sequential else copy(x, self._mesh)
 
     def _joined(self, partial: Tensor) -> Tensor:
-        return sum_scatter(partial, _SEQUENCE_DIM, self._group) if self._is_sequential else total(partial, self._group)
+        return sum_scatter(partial, _SEQUENCE_DIM, self._mesh) if self._is_sequential else total(partial, self._mesh)
 
     def _split(self, module: nn.Module, name: str, dim: int) -> None:
         parameter = getattr(module, name)
         if parameter is None:
             return
         if id(parameter) not in self._cut:
-            self._cut[id(parameter)] = parameter, cut(parameter, self._mesh, dim)
+            self._cut[id(parameter)] = parameter, cut(parameter, [(self._mesh, dim)])
         setattr(module, name, self._cut[id(parameter)][1])
-
-
-def cut(parameter: nn.Parameter, mesh: DeviceMesh, dim: int) -> nn.Parameter:
-    """This rank's part of a parameter that is the same on every rank, as a DTensor over the 1-D `mesh`."""
-    with torch.no_grad():
-        chunks = parameter.chunk(mesh.size(), dim)
-        rank = mesh.get_local_rank()
-        if rank < len(chunks):
-            part = chunks[rank].clone(memory_format=torch.contiguous_format)
-        else:  # fewer rows than ranks
-            part = parameter.narrow(dim, 0, 0).clone()
-        shard = DTensor.from_local(
-            part, mesh, (Shard(dim),), run_check=False, shape=parameter.shape, stride=parameter.stride()
-        )
-    return nn.Parameter(shard, requires_grad=parameter.requires_grad)
-
-
-def local(parameter: Tensor) -> Tensor:
-    """The local part, through which gradients flow."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _local_or_none(parameter: Tensor | None) -> Tensor | None:
