@@ -92,10 +92,10 @@ class PipelinePasses:
     def forward_only(self, batch: Any) -> Tensor:
         setting, assembly = self._setting, self._setting.assembly
         parts = dict(zip(assembly.stages, assembly.parts, strict=True))
-        cut = setting.cut(batch)
-        call = self._calls.catch(cut)
-        hidden = call.first
         with torch.no_grad(), self._user_code, setting.splitting_loss():
+            cut = setting.cut(batch)
+            call = self._calls.catch(cut)
+            hidden = call.first
             for index in range(assembly.num_stages):
                 part = parts.get(index)
                 if part is None:
@@ -165,8 +165,6 @@ class _Stage(PipelineStage):
         super().__init__(
             module, index, num_stages, device, input_args=example_input, output_args=example_output, group=group
         )
-        if setting.layout.schedule.is_v_shaped:
-            self.stage_index_to_group_rank = {i: owner_of(setting.layout, i, num_stages) for i in range(num_stages)}
         self._setting = setting
         self._shares = shares
         self.has_backward = True
