@@ -60,6 +60,7 @@ async def _serve(settings: Settings) -> None:
         lease_ttl_s=settings.lease_ttl_s,
         checkpoint_url=settings.checkpoint_url,
         profiles=tuple(profiles.values()),
+        fork_shards=settings.fork_shards,
     )
     connected = asyncio.Event()
     control = ControlLoop(store, cluster, loop_config, reconnected=connected.set)

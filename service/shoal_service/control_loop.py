@@ -53,6 +53,8 @@ class LoopConfig:
     """Where jobs without a checkpoint.url of their own save."""
     profiles: tuple[HardwareProfile, ...] = ()
     """Measured on nodes of this cluster; the planner goes by them where there are any."""
+    fork_shards: bool = True
+    """See SupervisorConfig."""
 
 
 class ControlLoop:
@@ -221,6 +223,7 @@ class ControlLoop:
             driver = Driver(
                 self._store, self._cluster, row,
                 epoch=lease.epoch, checkpoint_url=url, profiles=self._config.profiles,
+                fork_shards=self._config.fork_shards,
             )  # fmt: skip
             driver.want(row, avoid)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")

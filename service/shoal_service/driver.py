@@ -38,6 +38,7 @@ class Driver:
         epoch: int,
         checkpoint_url: str,
         profiles: Sequence[HardwareProfile] = (),
+        fork_shards: bool = True,
     ) -> None:
         self._store = store
         self._cluster = cluster
@@ -45,6 +46,7 @@ class Driver:
         self._epoch = epoch
         self._checkpoint_url = checkpoint_url
         self._profiles = profiles
+        self._fork_shards = fork_shards
         self._avoid: tuple[AvoidedNode, ...] = ()
         self._told: Directive | None = None
         self._changed = asyncio.Event()
@@ -150,5 +152,6 @@ class Driver:
             goodput=row.status.goodput,
             memory_key=secrets.token_hex(16),
             profile=measured_profile(self._profiles, has_gpu=row.spec.worker.gpus > 0),
+            fork_shards=self._fork_shards,
             avoid=self._avoid,
         )

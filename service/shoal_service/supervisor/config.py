@@ -32,6 +32,8 @@ class SupervisorConfig(Frozen):
     """Nodes on which nothing is started; the newest directive says which they are by now."""
     profile: HardwareProfile | None = None
     """Of the workers' nodes, if it was measured."""
+    fork_shards: bool = True
+    """Shards come from a server on their node that has imported everything; see shoal_workers.forkserver."""
     goodput: Goodput | None = None
     """What was booked of the job before this attempt, which goes on with it."""
 

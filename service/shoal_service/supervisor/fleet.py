@@ -23,6 +23,7 @@ from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.memory import Holding
 from shoal_workers.contract.messages import Assignment, ErrorReport, ShardConfig, ShardExit, ShardInfo, ShardPoll
+from shoal_workers.forkserver import py_executable
 
 _GIB = 1 << 30
 _NUM_THREADS = 8
@@ -47,6 +48,8 @@ class Fleet:
         runtime_env: dict[str, Any] = {"env_vars": env_vars}
         if config.code_uri is not None:
             runtime_env["working_dir"] = config.code_uri
+        if config.fork_shards and (executable := py_executable()) is not None:
+            runtime_env["py_executable"] = executable
         self._options: dict[str, Any] = {
             "namespace": NAMESPACE,
             "lifetime": "detached",

@@ -1,0 +1,136 @@
+"""Stands where Ray would start a Python interpreter: asks the node's fork server for the process, or starts Python.
+
+    python -I -S launch.py SCRIPT ARGUMENTS...
+
+Ray runs this for a worker whose runtime environment names it as `py_executable`. It lives as long as the process that
+it asked for, which Ray knows by the pid that it registers with. Whatever goes wrong before that process exists, Python
+is started as Ray would have done it. Only the standard library, and little of it: this runs once per process.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (pathlib takes longer to import)
+LISTENER_FD = 3
+_LONGEST_ADDRESS = 100
+_BACKLOG = 256
+_LARGEST_REQUEST = 192 << 10
+_RAYLET_SOCKET = "--raylet-name="
+READ_WHEN_LOADED = (
+    "ATEN_", "DNNL_", "GOMP_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "ONEDNN_", "OPENBLAS_",
+    "PYTORCH_", "TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "OMP_PROC", "OMP_PLACES", "OMP_WAIT", "OMP_DYNAMIC",
+    "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONUTF8", "GLIBC_",
+    "LANG", "TZ", "CUDA_HOME", "CUDA_MODULE_LOADING",
+)  # fmt: skip
+"""Variables that begin so are read when Python or a library is loaded: a process forked later would not see its own."""
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    with suppress(OSError):
+        pid = fork_elsewhere(argv)
+        if pid:
+            wait_for(pid)
+            return
+    os.execv(sys.executable, [sys.executable, *argv])
+
+
+def fork_elsewhere(argv: list[str]) -> int:
+    """The pid of the process that runs `argv` with this one's streams, environment and directory; 0: there is none."""
+    address = address_of(argv)
+    if not address:
+        return 0
+    request = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()  # noqa: PTH109
+    if len(request) > _LARGEST_REQUEST:
+        return 0
+    with connect(address) as connection:
+        socket.send_fds(connection, [request], [0, 1, 2])
+        return int(connection.recv(32) or b"0")  # empty: it ended before it could answer
+
+
+def address_of(argv: list[str]) -> str:
+    """The socket of the server of this node, this code and these libraries' settings; empty: Ray's is not known."""
+    raylet = next((argument[len(_RAYLET_SOCKET) :] for argument in argv if argument.startswith(_RAYLET_SOCKET)), "")
+    settings = sorted(item for item in os.environ.items() if item[0].startswith(READ_WHEN_LOADED))
+    kind = hashlib.sha256(repr((sys.executable, code_version(), settings)).encode()).hexdigest()[:8]
+    address = f"{raylet}.shoal-{kind}"
+    return address if raylet and len(address) <= _LONGEST_ADDRESS else ""
+
+
+def code_version() -> tuple[int, int]:
+    """Changes when a file of the package does: what was imported before is not what a new process would import."""
+    newest, count = 0, 0
+    for folder, folders, files in os.walk(os.path.dirname(HERE)):  # noqa: PTH120
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in files:
+            newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime_ns)  # noqa: PTH116, PTH118
+            count += 1
+    return newest, count
+
+
+def connect(address: str) -> socket.socket:
+    """To the server of that address, which is started if there is none. It may be importing still."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lock = os.open(f"{address}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of many that are launched at once, one starts it
+        try:
+            connection.connect(address)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
+                raise
+            start_server(address)
+            connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(lock)
+    return connection
+
+
+def start_server(address: str) -> None:
+    """It is handed a socket that listens already, so whoever connects waits until it has imported everything."""
+    with suppress(FileNotFoundError):
+        os.unlink(address)  # noqa: PTH108  (of one that died)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        os.chmod(address, 0o600)  # noqa: PTH101
+        listener.listen(_BACKLOG)
+        log = os.open(f"{address}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        os.posix_spawn(
+            sys.executable,
+            [sys.executable, os.path.join(HERE, "server.py"), address, str(os.getppid())],  # noqa: PTH118
+            environment | {"OMP_NUM_THREADS": "1"},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+                (os.POSIX_SPAWN_DUP2, listener.fileno(), LISTENER_FD),
+            ],
+            setpgroup=0,
+        )
+        os.close(log)
+
+
+def wait_for(pid: int) -> None:
+    """Until that process has ended. Ended meanwhile itself, this ends it as well."""
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        poll.poll()
+
+
+if __name__ == "__main__":
+    main()
