@@ -256,21 +256,26 @@ class Executor:
         """The attempt is over: hear what the processes printed last, remove the snapshots, end the processes, remove
         what they had begun to save."""
         await asyncio.gather(*(attendant.farewell() for attendant in self._leaving))
-        await asyncio.gather(*(self._forget_memory(indexes) for indexes in self._fleet.by_node().values()))
-        await asyncio.gather(*(self._fleet.kill(attendant.index) for attendant in self._leaving), *self._killing)
+        answers = await asyncio.gather(*map(self._forget_memory, self._fleet.by_node().values()))
+        last = [index for index in answers if index is not None]
+        others = [attendant.index for attendant in self._leaving if attendant.index not in last]
+        await asyncio.gather(*map(self._fleet.kill, others), *self._killing)
+        await asyncio.gather(*(self._forget_memory([index]) for index in last))  # of who was just about to start
+        await asyncio.gather(*map(self._fleet.kill, last))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._vault.remove_torn(self._state)
 
-    async def _forget_memory(self, indexes: list[int]) -> None:
-        """One process does it for all of its node."""
+    async def _forget_memory(self, indexes: list[int]) -> int | None:
+        """One process does it for all of its node; which one."""
         for index in indexes:
             try:
                 await asyncio.wait_for(self._fleet.forget_memory(index), timeout=_FORGET_S)
-                return
+                return index
             except (RayError, TimeoutError):
                 continue
+        return None
 
     def _re_attach(self) -> None:
         """After the supervisor's own death: processes are found by name; none of them is stopped."""

@@ -1,26 +1,26 @@
 """Which saved slices fill which part of the state: any layout from any layout.
 
-Decided by torch.distributed.checkpoint's planner; the `Metadata` that it wants is put together here, in memory, from
-the ranks' indexes. A slice that several ranks wrote is read from the lowest. Unlike the planner alone, this refuses a
-state that the saved slices do not cover.
+Decided by the read planning of torch.distributed.checkpoint; the metadata that it wants are put together here, in
+memory, from the ranks' indexes. A slice that several ranks wrote is read from the lowest. Unlike torch's planner alone,
+this refuses a state that the saved slices do not cover.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
-    Metadata,
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch
@@ -60,11 +60,9 @@ def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], 
     """In the order in which the slices lie in their files. StateMismatch where the checkpoint lacks part of it."""
     saved = _collect(indexes, directory)
     _refuse_mismatch(state, saved.metadata, directory)
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(state), Metadata(dict(saved.metadata)))
     fills: dict[tuple[str, tuple[int, ...]], list[Fill]] = defaultdict(list)
     filled: dict[str, int] = defaultdict(int)
-    for read in planner.create_local_plan().items:
+    for read in _read_items(state, saved.metadata):
         assert read.storage_index.offset is not None
         target = narrow_tensor_by_index(local_tensor(state[read.dest_index.fqn]), read.dest_offsets, read.lengths)
         fill = Fill(tuple(read.storage_offsets), tuple(read.lengths), target)
@@ -76,6 +74,23 @@ def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], 
         for key, parts in fills.items()
     ]
     return sorted(reads, key=lambda read: (read.file, read.item.file_offset))
+
+
+def _read_items(state: Mapping[str, torch.Tensor], metadata: Mapping[str, TensorStorageMetadata]) -> Iterator[ReadItem]:
+    """What torch's own load planner asks for, without computing a thousand times what tensors of equal layout share:
+    there are some ten layouts in a model, and where its slice lies takes a DTensor most of the time of planning."""
+    known: dict[Hashable, list[ChunkStorageMetadata]] = {}
+    for fqn, tensor in state.items():
+        if isinstance(tensor, DTensor):
+            if tensor.device_mesh.get_coordinate() is None:  # this rank is not in its mesh
+                continue
+            layout = tensor.shape, tensor.placements, tensor.device_mesh
+            if layout not in known:
+                known[layout] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+            chunks = known[layout]
+        else:
+            chunks = [ChunkStorageMetadata(torch.Size([0] * tensor.ndim), tensor.shape)]
+        yield from create_read_items_for_chunk_list(fqn, metadata[fqn], chunks)
 
 
 def _collect(indexes: Sequence[ShardIndex], directory: str) -> _Saved:

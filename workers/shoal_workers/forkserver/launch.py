@@ -28,9 +28,12 @@ READ_WHEN_LOADED = (
     "ATEN_", "DNNL_", "GOMP_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "ONEDNN_", "OPENBLAS_",
     "PYTORCH_", "TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "OMP_PROC", "OMP_PLACES", "OMP_WAIT", "OMP_DYNAMIC",
     "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONUTF8", "GLIBC_",
-    "LANG", "TZ", "CUDA_HOME", "CUDA_MODULE_LOADING",
+    "LANG", "TZ", "CUDA_HOME", "CUDA_MODULE_LOADING", "RAY_",
 )  # fmt: skip
-"""Variables that begin so are read when Python or a library is loaded: a process forked later would not see its own."""
+"""Variables that begin so are read when Python or a library is loaded: a process forked later would not see its own.
+
+Ray's differ by driver, not by worker: RAY_JOB_ID is one of them.
+"""
 
 
 def main() -> None:

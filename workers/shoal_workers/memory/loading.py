@@ -7,17 +7,16 @@ named another node. When it raises, the state's values are neither the old nor t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
 
 from shoal_workers.checkpoint.errors import CheckpointError
-from shoal_workers.checkpoint.index import IndexItem, payload_name
-from shoal_workers.checkpoint.load_plan import Fill, ItemRead, plan_load
+from shoal_workers.checkpoint.index import payload_name
+from shoal_workers.checkpoint.load_plan import ItemRead, plan_load
 from shoal_workers.contract.memory import Endpoint, MemorySource
 from shoal_workers.memory.directory import ProcessDirectory
 from shoal_workers.memory.errors import MemoryLost
@@ -61,7 +60,7 @@ def load(
         num_bytes = {True: 0, False: 0}
         for rank, part in enumerate(parts):
             with reader.told_as_lost(rank):
-                num_bytes[part.is_local] += _fill(part, by_part[payload_name(rank)])
+                num_bytes[part.is_local] += part.fill(by_part[payload_name(rank)])
                 if not part.is_unchanged():
                     raise PeerRefused("it was written over while it was read")
         return Loaded(extra=parts[0].index.extra, local_bytes=num_bytes[True], remote_bytes=num_bytes[False])
@@ -119,53 +118,3 @@ class _Reader:
             wire = connect(endpoint, self._key, check=self._check, patience_s=_PATIENCE_S)
             self._wires[endpoint] = self._open.enter_context(wire)
         return self._wires[endpoint]
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Whole rows of a saved slice that one fill needs: one range of the payload."""
-
-    offset: int
-    num_bytes: int
-    read: ItemRead
-    fill: Fill
-
-
-def _fill(part: ReadablePart, reads: Iterable[ItemRead]) -> int:
-    """Returns the bytes read."""
-    pieces = [piece for read in reads for fill in read.fills if (piece := _piece(read, fill)).num_bytes]
-    if not pieces:
-        return 0
-    scratch = torch.empty(max((p.num_bytes for p in pieces if not _is_direct(p)), default=0), dtype=torch.uint8)
-    part.ask([(piece.offset, piece.num_bytes) for piece in pieces])
-    for piece in pieces:
-        target = piece.fill.target
-        if _is_direct(piece):
-            part.next_into(target.reshape(-1).view(torch.uint8).numpy().data)
-            continue
-        memory = scratch[: piece.num_bytes]
-        part.next_into(memory.numpy().data)
-        target.copy_(_box(memory.view(piece.read.dtype), piece.read.item, piece.fill))
-    return sum(piece.num_bytes for piece in pieces)
-
-
-def _piece(read: ItemRead, fill: Fill) -> _Piece:
-    item = read.item
-    if not item.sizes or not item.nbytes:
-        return _Piece(item.file_offset, item.nbytes, read, fill)
-    row_bytes = item.nbytes // item.sizes[0]
-    return _Piece(item.file_offset + fill.source_offsets[0] * row_bytes, fill.lengths[0] * row_bytes, read, fill)
-
-
-def _is_direct(piece: _Piece) -> bool:
-    """The rows are wanted whole, in one contiguous piece of CPU memory."""
-    target = piece.fill.target
-    whole_rows = piece.fill.lengths[1:] == piece.read.item.sizes[1:]
-    return whole_rows and target.device.type == "cpu" and target.is_contiguous()
-
-
-def _box(rows: torch.Tensor, item: IndexItem, fill: Fill) -> torch.Tensor:
-    if not item.sizes:
-        return rows.view(())
-    shaped = rows.view(fill.lengths[0], *item.sizes[1:])
-    return narrow_tensor_by_index(shaped, (0, *fill.source_offsets[1:]), fill.lengths)

@@ -1,20 +1,31 @@
 """One part of a snapshot as a reader sees it: a file of this node, or a process of another that serves its own.
 
-Both are read by position, into memory that the caller names, in the caller's order; both say at the end whether the
-part was written over meanwhile. Nothing is mapped: reading a file costs no page faults, and cannot raise SIGBUS.
+    LocalPart    mapped, read-only: each box is copied once, straight to where it belongs, whatever its strides
+    RemotePart   whole rows of saved slices over TCP, in the order of the payload; a box that is not whole rows passes
+                 through a piece of scratch memory
+
+Both say at the end whether the part was written over meanwhile. Slots are never truncated, so reading a map of one can
+never raise SIGBUS.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
-from shoal_workers.checkpoint.index import ShardIndex
+import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+
+from shoal_workers.checkpoint.index import IndexItem, ShardIndex
+from shoal_workers.checkpoint.load_plan import Fill, ItemRead
 from shoal_workers.memory.directory import OpenPart
 from shoal_workers.memory.requests import Answer, Part, Request, Verb
-from shoal_workers.memory.wire import CHUNK_BYTES, PeerRefused, Wire
+from shoal_workers.memory.wire import PeerRefused, Wire
 
 
 class ReadablePart(Protocol):
@@ -23,10 +34,8 @@ class ReadablePart(Protocol):
     is_local: bool
     index: ShardIndex
 
-    def ask(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """The ranges (offset in the payload, bytes) that `next_into` will then be called for, in this order."""
-
-    def next_into(self, view: memoryview) -> None: ...
+    def fill(self, reads: Iterable[ItemRead]) -> int:
+        """Copy everything that these want of this part to where it belongs; returns the bytes read."""
 
     def is_unchanged(self) -> bool: ...
 
@@ -37,7 +46,6 @@ class LocalPart:
     def __init__(self, part: OpenPart, check: Callable[[], None]) -> None:
         self._part = part
         self._check = check
-        self._ranges: Iterator[tuple[int, int]] = iter(())
         header = part.header
         index = os.pread(part.fd, header.index_bytes, header.index_offset)
         extra = os.pread(part.fd, header.extra_bytes, header.extra_offset)
@@ -47,21 +55,30 @@ class LocalPart:
             index, extra, rank=header.rank, world=header.world_size, generation=header.generation, step=header.step
         )
 
-    def ask(self, ranges: Sequence[tuple[int, int]]) -> None:
-        self._ranges = iter(ranges)
-
-    def next_into(self, view: memoryview) -> None:
-        offset, _ = next(self._ranges)
-        position, done = self._part.header.payload_offset + offset, 0
-        while done < len(view):
+    def fill(self, reads: Iterable[ItemRead]) -> int:
+        header = self._part.header
+        if not header.num_bytes:
+            return 0
+        num_bytes = 0
+        payload = _map(self._part.fd, header.payload_offset + header.num_bytes)[header.payload_offset :]
+        for read in reads:
             self._check()
-            count = os.preadv(self._part.fd, [view[done : done + CHUNK_BYTES]], position + done)
-            if count == 0:
-                raise PeerRefused("its file is shorter than its header says")
-            done += count
+            item = read.item
+            saved = payload[item.file_offset : item.file_offset + item.nbytes].view(read.dtype).view(item.sizes)
+            for fill in read.fills:
+                fill.target.copy_(narrow_tensor_by_index(saved, fill.source_offsets, fill.lengths))
+                num_bytes += fill.target.nbytes
+        return num_bytes
 
     def is_unchanged(self) -> bool:
         return self._part.is_unchanged()
+
+
+def _map(fd: int, num_bytes: int) -> torch.Tensor:
+    """Unmapped when nobody has a view of it any more."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it is read-only
+        return torch.frombuffer(mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ), dtype=torch.uint8)
 
 
 class RemotePart:
@@ -85,15 +102,58 @@ class RemotePart:
             step=found.step,
         )
 
-    def ask(self, ranges: Sequence[tuple[int, int]]) -> None:
-        _ask(self._wire, Request(verb=Verb.READ, part=self._found, ranges=tuple(ranges)))
-
-    def next_into(self, view: memoryview) -> None:
-        self._wire.receive_into(view)
+    def fill(self, reads: Iterable[ItemRead]) -> int:
+        pieces = [piece for read in reads for fill in read.fills if (piece := _piece(read, fill)).num_bytes]
+        if not pieces:
+            return 0
+        scratch = torch.empty(max((p.num_bytes for p in pieces if not _is_direct(p)), default=0), dtype=torch.uint8)
+        ranges = tuple((piece.offset, piece.num_bytes) for piece in pieces)
+        _ask(self._wire, Request(verb=Verb.READ, part=self._found, ranges=ranges))
+        for piece in pieces:
+            target = piece.fill.target
+            if _is_direct(piece):
+                self._wire.receive_into(target.reshape(-1).view(torch.uint8).numpy().data)
+                continue
+            memory = scratch[: piece.num_bytes]
+            self._wire.receive_into(memory.numpy().data)
+            target.copy_(_box(memory.view(piece.read.dtype), piece.read.item, piece.fill))
+        return sum(piece.num_bytes for piece in pieces)
 
     def is_unchanged(self) -> bool:
         self._wire.tell(Request(verb=Verb.STILL, part=self._found))
         return self._wire.hear(Answer).ok
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Whole rows of a saved slice that one fill needs: one range of the payload."""
+
+    offset: int
+    num_bytes: int
+    read: ItemRead
+    fill: Fill
+
+
+def _piece(read: ItemRead, fill: Fill) -> _Piece:
+    item = read.item
+    if not item.sizes or not item.nbytes:
+        return _Piece(item.file_offset, item.nbytes, read, fill)
+    row_bytes = item.nbytes // item.sizes[0]
+    return _Piece(item.file_offset + fill.source_offsets[0] * row_bytes, fill.lengths[0] * row_bytes, read, fill)
+
+
+def _is_direct(piece: _Piece) -> bool:
+    """The rows are wanted whole, in one contiguous piece of CPU memory."""
+    target = piece.fill.target
+    whole_rows = piece.fill.lengths[1:] == piece.read.item.sizes[1:]
+    return whole_rows and target.device.type == "cpu" and target.is_contiguous()
+
+
+def _box(rows: torch.Tensor, item: IndexItem, fill: Fill) -> torch.Tensor:
+    if not item.sizes:
+        return rows.view(())
+    shaped = rows.view(fill.lengths[0], *item.sizes[1:])
+    return narrow_tensor_by_index(shaped, (0, *fill.source_offsets[1:]), fill.lengths)
 
 
 def _ask(wire: Wire, request: Request) -> Answer:

@@ -1,0 +1,142 @@
+"""The node's fork server: its processes are what a new interpreter would be, and it leaves nobody behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_workers.forkserver import launch, py_executable
+
+pytestmark = pytest.mark.dist
+
+_SCRIPT = """
+import json, os, random, sys
+is_forked = "shoal_workers.engine.shard" in sys.modules
+import numpy
+print(json.dumps({
+    "argv": sys.argv, "cwd": os.getcwd(), "pid": os.getpid(), "parent": os.getppid(), "is_forked": is_forked,
+    "name": __name__, "path": sys.path[:2], "env": dict(os.environ), "group": os.getpgid(0),
+    "numbers": [random.random(), numpy.random.rand()],
+}), flush=True)
+print("to stderr", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+class Raylet:
+    """A shell that starts what it is told, one after the other, as a raylet starts workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = folder / "raylet"
+        (folder / "script.py").write_text(_SCRIPT)
+        self.shell = subprocess.Popen(["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, *, raylet: str | None = None, **environment: str) -> dict[str, Any]:
+        """What the script tells of the process that it runs in."""
+        assert self.shell.stdin is not None and self.shell.stdout is not None
+        variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+        script = self.folder / "script.py"
+        self.shell.stdin.write(
+            f"cd {self.folder}; {variables} {sys.executable} -I -S {launch.__file__} {script} "
+            f"--raylet-name={raylet or self.name} 'two words' 2>{self.folder}/stderr\n"
+        )
+        self.shell.stdin.flush()
+        return dict(json.loads(self.shell.stdout.readline()))
+
+    def kill(self) -> None:
+        assert self.shell.stdin is not None and self.shell.stdout is not None
+        self.shell.kill()
+        self.shell.wait()
+        self.shell.stdin.close()
+        self.shell.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def raylet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylet]:
+    raylet = Raylet(tmp_path_factory.mktemp("r"))
+    yield raylet
+    raylet.kill()
+
+
+def test_a_process_is_what_was_asked_for(raylet: Raylet) -> None:
+    told = raylet.start(PYTHONPATH="/some/where", COLOUR="green")
+    assert told["is_forked"]
+    assert told["name"] == "__main__"
+    assert told["argv"] == [str(raylet.folder / "script.py"), f"--raylet-name={raylet.name}", "two words"]
+    assert told["cwd"] == str(raylet.folder)
+    assert told["path"] == [str(raylet.folder), "/some/where"]
+    assert told["env"]["COLOUR"] == "green"
+    assert told["group"] == told["pid"], "ending the group of one ends no other"
+    assert (raylet.folder / "stderr").read_text() == "to stderr\n"
+
+
+def test_nothing_of_one_process_is_seen_by_another(raylet: Raylet) -> None:
+    first, second = raylet.start(COLOUR="green"), raylet.start()
+    assert first["parent"] == second["parent"], "of the same server"
+    assert "COLOUR" not in second["env"]
+    assert not set(first["numbers"]) & set(second["numbers"])
+
+
+def test_what_libraries_read_when_they_are_loaded_makes_another_server(raylet: Raylet) -> None:
+    first, second = raylet.start(), raylet.start(RAY_JOB_ID="02000000")
+    assert second["is_forked"]
+    assert first["parent"] != second["parent"]
+
+
+def test_without_a_raylets_socket_an_interpreter_is_started(raylet: Raylet, tmp_path: Path) -> None:
+    assert not raylet.start(raylet=str(tmp_path / ("long" * 40)))["is_forked"]
+    assert not raylet.start(raylet=str(tmp_path / "missing" / "raylet"))["is_forked"]
+
+
+def test_a_server_that_was_killed_is_started_again(raylet: Raylet) -> None:
+    before = raylet.start()["parent"]
+    server = os.pidfd_open(before)
+    os.kill(before, signal.SIGKILL)
+    assert _ends(server)
+    after = raylet.start()
+    assert after["is_forked"]
+    assert after["parent"] != before
+
+
+def test_it_ends_with_its_raylet(tmp_path: Path) -> None:
+    raylet = Raylet(tmp_path)
+    server = os.pidfd_open(raylet.start()["parent"])
+    raylet.kill()
+    assert _ends(server)
+    assert not list(tmp_path.glob("raylet.shoal-????????"))
+
+
+def test_code_that_changed_has_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["script.py", "--raylet-name=/tmp/raylet"]
+    address = launch.address_of(argv)
+    assert address.startswith("/tmp/raylet.shoal-")
+    assert launch.address_of(argv) == address
+    monkeypatch.setattr(launch, "code_version", lambda: (1, 1))
+    assert launch.address_of(argv) != address
+
+
+def test_a_shell_understands_what_ray_is_given() -> None:
+    executable = py_executable()
+    assert executable is not None
+    told = subprocess.run(["bash", "-c", f"echo {executable}"], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == [sys.executable, "-I", "-S", launch.__file__]
+
+
+def _ends(process: int) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    try:
+        return bool(poll.poll(30_000))
+    finally:
+        os.close(process)
