@@ -57,8 +57,8 @@ class Settings(BaseSettings):
     keep_cluster: bool = False
     """Leave the embedded cluster running when the server ends; the next one adopts it."""
     fork_shards: bool = True
-    """Fork shard processes from one of their node that has imported torch, instead of starting an interpreter for each.
-    Turn it off where the nodes of a cluster have their interpreters in different places."""
+    """Fork shards without GPUs from a process of their node that has imported torch, instead of starting an interpreter
+    for each. Turn it off where the nodes of a cluster have their interpreters in different places."""
 
     checkpoint_url: str = Field(default_factory=lambda given: str(_below_state(given, "checkpoints")))
     """Where jobs without a checkpoint.url keep theirs. Default: checkpoints/ in state_dir."""

@@ -48,7 +48,8 @@ class Fleet:
         runtime_env: dict[str, Any] = {"env_vars": env_vars}
         if config.code_uri is not None:
             runtime_env["working_dir"] = config.code_uri
-        if config.fork_shards and (executable := py_executable()) is not None:
+        # CUDA does not survive a fork, and that importing everything leaves it alone has not been shown on a GPU.
+        if config.fork_shards and not worker.gpus and (executable := py_executable()) is not None:
             runtime_env["py_executable"] = executable
         self._options: dict[str, Any] = {
             "namespace": NAMESPACE,
