@@ -27,6 +27,8 @@ from shoal_workers.memory.directory import OpenPart
 from shoal_workers.memory.requests import Answer, Part, Request, Verb
 from shoal_workers.memory.wire import PeerRefused, Wire
 
+_WINDOW_BYTES = 32 << 20
+
 
 class ReadablePart(Protocol):
     """Errors are OSErrors; the message says why in words."""
@@ -56,15 +58,12 @@ class LocalPart:
         )
 
     def fill(self, reads: Iterable[ItemRead]) -> int:
-        header = self._part.header
-        if not header.num_bytes:
-            return 0
-        num_bytes = 0
-        payload = _map(self._part.fd, header.payload_offset + header.num_bytes)[header.payload_offset :]
+        start, num_bytes = self._part.header.payload_offset, 0
+        window = _Window(self._part.fd, start + self._part.header.num_bytes)
         for read in reads:
             self._check()
             item = read.item
-            saved = payload[item.file_offset : item.file_offset + item.nbytes].view(read.dtype).view(item.sizes)
+            saved = window.at(start + item.file_offset, item.nbytes).view(read.dtype).view(item.sizes)
             for fill in read.fills:
                 fill.target.copy_(narrow_tensor_by_index(saved, fill.source_offsets, fill.lengths))
                 num_bytes += fill.target.nbytes
@@ -74,11 +73,30 @@ class LocalPart:
         return self._part.is_unchanged()
 
 
-def _map(fd: int, num_bytes: int) -> torch.Tensor:
-    """Unmapped when nobody has a view of it any more."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is read-only
-        return torch.frombuffer(mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ), dtype=torch.uint8)
+class _Window:
+    """Maps a file piece by piece, in ascending order: little of it counts as this process's memory at a time."""
+
+    def __init__(self, fd: int, file_bytes: int) -> None:
+        self._fd = fd
+        self._file_bytes = file_bytes
+        self._start = 0
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def at(self, offset: int, count: int) -> torch.Tensor:
+        """Mapped as long as anybody has a view of it."""
+        if not count:
+            return self._memory[:0]
+        if not self._start <= offset <= offset + count <= self._start + len(self._memory):
+            self._start = offset - offset % mmap.ALLOCATIONGRANULARITY
+            length = min(max(offset + count - self._start, _WINDOW_BYTES), self._file_bytes - self._start)
+            try:
+                file = mmap.mmap(self._fd, length, prot=mmap.PROT_READ, offset=self._start)
+            except ValueError:
+                raise PeerRefused("its file is shorter than its header says") from None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that it is read-only
+                self._memory = torch.frombuffer(file, dtype=torch.uint8)
+        return self._memory[offset - self._start : offset - self._start + count]
 
 
 class RemotePart:
