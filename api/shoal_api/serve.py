@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_service.embedded_cluster import EmbeddedCluster
 from shoal_service.metrics import build_registry
+from shoal_service.ownership import own_name
 from shoal_service.profile_store import load_profiles
 from shoal_service.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.request_metrics import RequestMetrics
@@ -56,7 +56,7 @@ async def _serve(settings: Settings) -> None:
     cluster = Cluster()
     profiles = load_profiles(settings.state_dir)
     loop_config = LoopConfig(
-        owner=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+        owner=own_name(),
         lease_ttl_s=settings.lease_ttl_s,
         checkpoint_url=settings.checkpoint_url,
         profiles=tuple(profiles.values()),

@@ -23,6 +23,7 @@ from shoal_service.core.nodes import Doubt
 from shoal_service.core.planner import HardwareProfile
 from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide
 from shoal_service.driver import Driver
+from shoal_service.ownership import is_gone
 from shoal_service.probation import Probation
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost, RequestConflict
@@ -108,9 +109,7 @@ class ControlLoop:
     async def _pass(self) -> None:
         now = time.time()
         if self._lease is None or now > self._lease.expires_at - 2 * self._config.lease_ttl_s / 3:
-            self._lease = await asyncio.to_thread(
-                self._store.acquire_lease, self._config.owner, ttl_s=self._config.lease_ttl_s, now=now
-            )
+            self._lease = await asyncio.to_thread(self._acquire_lease, now)
         reachable = await self._look_at_cluster()
         if self._lease is None:
             await self._let_go()
@@ -122,6 +121,15 @@ class ControlLoop:
         else:
             self._drive_all(rows, self._lease)  # supervisors live, and may be asked to pause or to cancel
         self._forget_ended()
+
+    def _acquire_lease(self, now: float) -> Lease | None:
+        """None while another control plane holds it that may be alive."""
+        ttl_s = self._config.lease_ttl_s
+        lease = self._store.acquire_lease(self._config.owner, ttl_s=ttl_s, now=now)
+        if lease is None and (other := self._store.current_lease()) is not None and is_gone(other.owner):
+            self._store.release_lease(other.owner)
+            lease = self._store.acquire_lease(self._config.owner, ttl_s=ttl_s, now=now)
+        return lease
 
     async def _look_at_cluster(self) -> bool:
         """False: the head does not answer; what was seen last is kept."""
