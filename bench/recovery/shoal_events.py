@@ -49,18 +49,15 @@ def stop_shard(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, 
 
 def kill_raylets(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
     """Each kill is followed by a new node in the same place: that is the event `capacity`."""
-    try:
-        for _ in range(kills):
-            run.wait_for_random_moment(chance, WORKERS)
-            victim = _off_the_supervisor(nodes, run, chance)
-            at = nodes.kill_raylet(victim.node_ip)
-            died_s = died_after_s(victim.pid, at, _RECOVERY_PATIENCE_S)
-            emit(_observe(run, Event.RAYLET_KILL, at, {"processes_died_s": died_s}))
-            nodes.remove(victim.node_ip)
-            joined_at = nodes.add(victim.node_ip, num_cpus=1)
-            emit(_observe_switch(run, Event.CAPACITY, joined_at, WORKERS))
-    finally:
-        nodes.end_added()
+    for _ in range(kills):
+        run.wait_for_random_moment(chance, WORKERS)
+        victim = _off_the_supervisor(nodes, run, chance)
+        at = nodes.kill_raylet(victim.node_ip)
+        died_s = died_after_s(victim.pid, at, _RECOVERY_PATIENCE_S)
+        emit(_observe(run, Event.RAYLET_KILL, at, {"processes_died_s": died_s}))
+        nodes.remove(victim.node_ip)
+        joined_at = nodes.add(victim.node_ip, num_cpus=1)
+        emit(_observe_switch(run, Event.CAPACITY, joined_at, WORKERS))
 
 
 def shrink(run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:

@@ -88,6 +88,7 @@ def _run(plan: Plan, remaining: list[Event], folder: Path, kills: int, chance: r
                 strikes.get(remaining[0], lambda: None)()
                 remaining.pop(0)
     finally:
+        server.nodes.end_added()
         server.end()
 
 
