@@ -22,7 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (path
 LISTENER_FD = 3
 _LONGEST_ADDRESS = 100
 _BACKLOG = 256
-_LARGEST_REQUEST = 192 << 10
+LARGEST_REQUEST = 192 << 10
 _RAYLET_SOCKET = "--raylet-name="
 READ_WHEN_LOADED = (
     "ATEN_", "DNNL_", "GOMP_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "ONEDNN_", "OPENBLAS_",
@@ -38,12 +38,13 @@ Ray's differ by driver, not by worker: RAY_JOB_ID is one of them.
 
 def main() -> None:
     argv = sys.argv[1:]
-    with suppress(OSError):
+    try:
         pid = fork_elsewhere(argv)
-        if pid:
-            wait_for(pid)
-            return
-    os.execv(sys.executable, [sys.executable, *argv])
+    except OSError:
+        pid = 0
+    if not pid:
+        os.execv(sys.executable, [sys.executable, *argv])
+    wait_for(pid)
 
 
 def fork_elsewhere(argv: list[str]) -> int:
@@ -52,7 +53,7 @@ def fork_elsewhere(argv: list[str]) -> int:
     if not address:
         return 0
     request = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()  # noqa: PTH109
-    if len(request) > _LARGEST_REQUEST:
+    if len(request) > LARGEST_REQUEST:
         return 0
     with connect(address) as connection:
         socket.send_fds(connection, [request], [0, 1, 2])
@@ -127,8 +128,8 @@ def start_server(address: str) -> None:
 
 def wait_for(pid: int) -> None:
     """Until that process has ended. Ended meanwhile itself, this ends it as well."""
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     with suppress(ProcessLookupError):
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
         process = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(process, select.POLLIN)

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal_workers.forkserver.launch import LARGEST_REQUEST, LISTENER_FD
+
 _IDLE_S = 600.0
-_LARGEST_REQUEST = 256 << 10
-_LISTENER_FD = 3
 _MODULES = (
     "ray",
     "ray._private.workers.default_worker",
@@ -54,15 +54,12 @@ def main(address: str, raylet_pid: int) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # the collector would copy every page that it looks at
-    listener = socket.socket(fileno=_LISTENER_FD)
-    try:
+    with socket.socket(fileno=LISTENER_FD) as listener:
         request = _serve(listener, raylet_pid)
-    finally:
-        listener.close()
-    if request is None:
-        Path(address).unlink(missing_ok=True)
-        return
-    _become(request)
+        if request is None:
+            Path(address).unlink(missing_ok=True)  # before it is closed: nobody finds a socket that no one listens to
+    if request is not None:
+        _become(request)
 
 
 def _serve(listener: socket.socket, raylet_pid: int) -> Request | None:
@@ -107,7 +104,7 @@ def _serve(listener: socket.socket, raylet_pid: int) -> Request | None:
 def _receive(connection: socket.socket) -> Request | None:
     """None: whoever asked is gone."""
     try:
-        message, streams, _, _ = socket.recv_fds(connection, _LARGEST_REQUEST, 3)
+        message, streams, _, _ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
         wanted: dict[str, Any] = json.loads(message)
     except (OSError, ValueError):
         return None
