@@ -119,7 +119,8 @@ def _temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
 def _head_arguments(note: EmbeddedNote) -> tuple[str, ...]:
     port = note.address.rpartition(":")[2]
     return (
-        *("--head", f"--port={port}", "--include-dashboard=false"),
+        # its autoscaler has nothing to scale, and would compete for the processor with the raylet that it starts beside
+        *("--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"),
         f"--ray-client-server-port={note.client_port}",
     )
 

@@ -179,8 +179,12 @@ class Chain:
         return in_group == WORKERS or self.job.now().status.state is JobState.RESIZING
 
     def assert_nothing_is_left(self) -> None:
-        pids = {event.data["pid"] for event in self.job.events("worker.started")}
-        _until(lambda: not any(is_alive(pid) for pid in pids), "all processes of the job are gone")
+        started = {event.data["pid"]: event.data["shard_id"] for event in self.job.events("worker.started")}
+        _until(
+            lambda: not any(map(is_alive, started)),
+            "all processes of the job are gone",
+            lambda: {name: _look_of(pid) for pid, name in started.items() if is_alive(pid)},
+        )
         for actor in ("ShardActor", "SupervisorActor"):
             _until(lambda actor=actor: not self._arena.nodes.pids_of(actor), f"no {actor} is left")
         names = [path.name for path in self._checkpoints.rglob("*")]
@@ -303,8 +307,15 @@ def _locked(database: Path) -> Iterator[None]:
         connection.close()
 
 
-def _until(condition: Callable[[], Any], what: str) -> None:
+def _until(condition: Callable[[], Any], what: str, explain: Callable[[], Any] = lambda: "") -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {_PATIENCE_S:.0f} s"
+        assert time.monotonic() < deadline, f"{what}: not within {_PATIENCE_S:.0f} s {explain()}"
         time.sleep(0.02)
+
+
+def _look_of(pid: int) -> list[str]:
+    """What a process is that should be gone."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return [title, *(line for line in status if line.startswith(("State", "PPid", "Threads", "Sig")))]

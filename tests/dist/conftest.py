@@ -172,6 +172,7 @@ class Job:
                 "store_host": "127.0.0.1",
                 "store_port": shards[0].store_port,
                 "restore_from": newest_committed(self.root) if Path(self.root).exists() else None,
+                "collective_timeout_s": 30.0,
                 **changes,
             }
             if buddy_of is not None:

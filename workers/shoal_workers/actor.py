@@ -135,6 +135,13 @@ class ShardActor:
             self._ram.forget_all()
 
     @ray.method(concurrency_group="control")
+    def retire(self, within_s: float) -> None:
+        """This process is given up for good: it ends by itself if nobody has ended it within so many seconds."""
+        timer = threading.Timer(within_s, os._exit, args=(0,))
+        timer.daemon = True
+        timer.start()
+
+    @ray.method(concurrency_group="control")
     def terminate(self, pid: int, shard_id: str) -> bool:
         """SIGKILL a process of this node that Ray cannot end, being stopped. False: it is gone already.
 

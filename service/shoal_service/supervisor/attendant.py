@@ -240,12 +240,9 @@ class Attendant:
     def _lost(self, error: RayError, witness: str) -> None:
         self.leave()
         cause = cause_of(error) if isinstance(error, RayActorError) else IncidentCause.SHARD_DIED
-        if isinstance(error, RayActorError):
-            if actor_id := self._fleet.actor_id(self.index):
-                self._office.spawn(self._date_death(actor_id))
-            self._fleet.forget(self.index)
-        else:  # a fault of our own in a process that lives: it must not keep its resources
-            self._office.kill(self.index)
+        if isinstance(error, RayActorError) and (actor_id := self._fleet.actor_id(self.index)):
+            self._office.spawn(self._date_death(actor_id))
+        self._office.kill(self.index)  # Ray may be wrong, and what it calls dead would live on with its memory
         self._post(ProcessLost(self.index, cause, witness, _first_line(error)))
 
     async def _date_death(self, actor_id: str) -> None:

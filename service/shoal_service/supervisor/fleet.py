@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ _NUM_THREADS = 8
 _KILL_S = 0.3
 """Ray's own kill takes some tens of milliseconds; a process that is stopped does not hear it."""
 _TERMINATE_S = 2.0
+_RETIRE_S = 2.0
+"""A kill goes through the head, and one that was lost there has left a process behind: so it is told itself, too."""
 
 
 class Fleet:
@@ -39,7 +41,7 @@ class Fleet:
         self._config = config
         self._handles: dict[int, ActorHandle] = {}
         self._infos: dict[int, ShardInfo] = {}
-        self._creating: dict[int, asyncio.Future[ActorHandle]] = {}
+        self._creating: dict[int, Future[ActorHandle]] = {}
         self._creators = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="create")
         self._killers = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kill")
         self._node_id: str = ray.get_runtime_context().get_node_id()
@@ -65,11 +67,9 @@ class Fleet:
 
     async def start(self, index: int, shard_id: str, avoid_nodes: tuple[str, ...]) -> None:
         """Ask Ray for the process; it may wait for resources, and the first call to it says when it is there."""
-        loop = asyncio.get_running_loop()
-        creating = loop.run_in_executor(self._creators, self._create, shard_id, avoid_nodes)
-        self._creating[index] = creating
+        creating = self._creating[index] = self._creators.submit(self._create, shard_id, avoid_nodes)
         try:
-            handle = await asyncio.shield(creating)
+            handle = await asyncio.shield(asyncio.wrap_future(creating))
         finally:
             self._creating.pop(index, None)
         self._handles[index] = handle
@@ -141,6 +141,8 @@ class Fleet:
         handle = self._handles.pop(index, None)
         if handle is None:
             return
+        if info is not None:
+            handle.retire.remote(_RETIRE_S)
         loop = asyncio.get_running_loop()
         killing = loop.run_in_executor(self._killers, partial(ray.kill, handle, no_restart=True))
         await asyncio.wait({killing}, timeout=_KILL_S)
@@ -192,7 +194,7 @@ def cause_of(error: RayActorError) -> IncidentCause:
     return IncidentCause.NODE_DIED if by_node else IncidentCause.SHARD_DIED
 
 
-def _kill_created(creating: asyncio.Future[ActorHandle]) -> None:
-    """It was given up before Ray had even taken note of it."""
+def _kill_created(creating: Future[ActorHandle]) -> None:
+    """It was given up before Ray had taken note of it. On the creating thread: the executor may be gone by then."""
     if not creating.cancelled() and creating.exception() is None:
         ray.kill(creating.result(), no_restart=True)

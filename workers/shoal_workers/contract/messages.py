@@ -64,8 +64,8 @@ class Assignment(Frozen):
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are used up."""
     store_timeout_s: float = 60.0
-    """Rendezvous; must be longer than `collective_timeout_s`, else the others give up first."""
-    collective_timeout_s: float = 30.0
+    """Until all members have met."""
+    collective_timeout_s: float = 600.0
     """A collective that makes no progress for so long fails."""
 
     @property

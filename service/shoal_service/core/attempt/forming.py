@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal_service.core.attempt import holdings, nodes
+from shoal_service.core.attempt import hangs, holdings, nodes
 from shoal_service.core.attempt.buddies import buddies
 from shoal_service.core.attempt.commands import RequestYield, Run
 from shoal_service.core.attempt.ranks import next_members
@@ -77,6 +77,7 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
             buddy=buddy,
             is_recovery=state.incident is not None,
             skip_steps=state.skip_steps,
+            collective_timeout_s=hangs.collective_timeout_s(state),
         )
         turn.do(Run(process.index, assignment))
     source = "memory" if memory else "checkpoint" if state.newest else "initial"

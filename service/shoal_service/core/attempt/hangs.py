@@ -50,6 +50,13 @@ def find_hang(state: Attempt, now: float) -> tuple[str, Hang] | None:
     return message, Hang(step=state.step, index=index, is_repeated=repeated)
 
 
+def collective_timeout_s(state: Attempt) -> float:
+    """For the next group: never before its hang would have been found."""
+    health = state.spec.health
+    slowest = max(state.step_times, default=0.0)
+    return max(state.timeouts.collective_s, 2 * health.hang_factor * slowest, 2 * health.hang_floor_s)
+
+
 def _threshold(state: Attempt) -> tuple[float, str]:
     health = state.spec.health
     if any(state.beats[i].phase is Phase.SAVING for i in state.in_run if i in state.beats):

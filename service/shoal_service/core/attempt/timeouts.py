@@ -28,6 +28,9 @@ class Timeouts(Frozen):
     """The first group waits so long, since the last process became warm, for those that are still starting."""
     settle_s: float = 3.0
     """A group that could form smaller, or grow, waits so long for processes that are still starting."""
+    collective_s: float = 600.0
+    """The least that a collective waits for a rank. Progress stamps find what hangs; this is the net for when nobody
+    looks at them, and must never break a group whose slowest rank is still getting somewhere."""
     commit_s: float = 120.0
     """For a commit marker, and for the storage to say what it holds."""
     switch_s: float = 900.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Interrupt, KillProcess
+from shoal_service.core.attempt.commands import Interrupt, KillProcess, Run
 from shoal_service.core.attempt.events import GrantChanged
 from shoal_service.core.attempt.state import Stage, essential
 from shoal_workers.contract.job import IncidentCause
@@ -61,6 +61,18 @@ def test_the_threshold_follows_the_groups_own_pace(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.RUNNING, "ten times half a second"
     world.pass_time(0.25)
     assert "health.hang_factor 10 x 0.5 s" in world.state.incident.message
+
+
+def test_no_collective_gives_up_before_a_hang_would_have_been_found(new_world: NewWorld) -> None:
+    world = running(new_world, health={"hang_factor": 40000.0, "hang_floor_s": 3600.0})
+
+    def given() -> float:
+        return next(c.assignment.collective_timeout_s for c in reversed(world.commands) if isinstance(c, Run))
+
+    assert given() == 2 * 3600.0, "the floor, before there is a step to go by"
+    world.die(2)
+    world.recover()
+    assert given() == 2 * 40000.0 * 0.5
 
 
 def test_one_member_that_gets_anywhere_is_enough(new_world: NewWorld) -> None:
