@@ -79,9 +79,12 @@ class Nodes:
         self.remove(HEAD)
         return at
 
-    def is_head_alive(self) -> bool:
+    def is_alive(self, ip: str) -> bool:
         """Its raylet runs; that everybody has found it again is another matter."""
-        return any("/raylet/raylet " in f"{command} " for _, command in self._processes(HEAD))
+        return any("/raylet/raylet " in f"{command} " for _, command in self._processes(ip))
+
+    def is_head_alive(self) -> bool:
+        return self.is_alive(HEAD)
 
     def remove(self, ip: str) -> None:
         """End everything of a node."""

@@ -6,6 +6,7 @@ They belong to a server of their own, from the same wheel as the session's.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from recovery.nodes import Nodes
 
 _NODE_IPS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 _CPUS_PER_NODE = 2
+_PATIENCE_S = 60.0
 
 
 class Arena:
@@ -25,12 +27,20 @@ class Arena:
         self.nodes = Nodes(server.state_dir, python=server.python)
 
     def mend(self) -> None:
-        """Every node that a cell took away comes back."""
-        with self.server.client as client:
-            alive = {node.ip for node in client.cluster().nodes if node.alive}
-        for ip in set(_NODE_IPS) - alive:
+        """Every node that a cell took away comes back, and the control plane, which looks once in a while, has seen it."""
+        for ip in [ip for ip in _NODE_IPS if not self.nodes.is_alive(ip)]:
             self.nodes.remove(ip)
             self.nodes.add(ip, num_cpus=_CPUS_PER_NODE)
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._is_whole():
+            assert time.monotonic() < deadline, f"the control plane does not see all nodes within {_PATIENCE_S:g} s"
+            time.sleep(0.05)
+
+    def _is_whole(self) -> bool:
+        with self.server.client as client:
+            seen = client.cluster()
+        alive = [node.ip for node in seen.nodes if node.alive and node.cpus]
+        return seen.connected and sorted(alive) == sorted(_NODE_IPS)
 
 
 @pytest.fixture(scope="session")

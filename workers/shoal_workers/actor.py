@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 30.0
 """What platforms give a process between SIGTERM and SIGKILL, unless told otherwise (Kubernetes' default)."""
+_TRAINING_NICENESS = 5
 CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 
 
@@ -93,6 +95,8 @@ class ShardActor:
     @ray.method(concurrency_group="train")
     def run(self, assignment: Assignment) -> ShardExit:
         """Train one generation. The failing of this very call is how a supervisor learns that the process died."""
+        if not self._spec.worker.gpus:
+            _yield_to_supervision()
         if assignment.generation <= self._fenced:
             shard_exit = ShardExit(generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0)
         else:
@@ -236,6 +240,13 @@ class ShardActor:
             )
             self._outbox.log(LogLine(at=time.time(), stream="shoal", text=text))
             return None
+
+
+def _yield_to_supervision() -> None:
+    """Training thread, where training keeps the processor busy: who supervises it, or is about to join it, goes first.
+    Linux has niceness by thread."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _TRAINING_NICENESS)
 
 
 def is_shard_process(pid: int) -> bool:

@@ -34,12 +34,14 @@ from shoal_service.supervisor.fleet import Fleet, cause_of
 from shoal_service.supervisor.newsdesk import Newsdesk
 from shoal_service.supervisor.reporter import Reporter
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Assignment, ErrorReport
+from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress
 
 _log = logging.getLogger(__name__)
 _POLL_WAIT_S = 1.0
 """A poll is answered at once when there is news. Without any it says at least so often that the process answers, and
 how far its training thread is."""
+_POLL_CLOSELY_S = 0.25
+"""... and so long once it has stood still for half of what makes a hang: what is known of it must not be old then."""
 _RETRY_S = 0.25
 _FAREWELL_S = 1.0
 
@@ -177,11 +179,12 @@ class Attendant:
         """Of each answer: its number, and the newsdesk's once all of it was told there."""
         acknowledged = 0
         newsdesk = self._office.newsdesk
+        wait_s = _POLL_WAIT_S
         while True:
             while receipts and receipts[0][1] <= newsdesk.acknowledged:
                 acknowledged, _ = receipts.popleft()
             try:
-                poll = await self._fleet.poll(self.index, self._heard, acknowledged, _POLL_WAIT_S)
+                poll = await self._fleet.poll(self.index, self._heard, acknowledged, wait_s)
             except ActorUnavailableError as error:
                 await self._unreachable(error)
                 continue
@@ -189,6 +192,7 @@ class Attendant:
                 self._lost(error, "poll call")  # the run call says so too, if there is one; who is first counts
                 return
             self._heard = poll.seq
+            wait_s = _POLL_CLOSELY_S if self._may_soon_hang(poll.progress) else _POLL_WAIT_S
             self._office.reporter.heard(self.index, poll, self._office.state())
             for item in poll.news:
                 self._post(NewsArrived(self.index, item))
@@ -196,6 +200,10 @@ class Attendant:
             await self._office.settled()
             if not receipts or receipts[-1][0] != poll.seq:
                 receipts.append((poll.seq, newsdesk.seq))
+
+    def _may_soon_hang(self, progress: Progress) -> bool:
+        is_at_work = progress.phase not in (Phase.IDLE, Phase.PREPARING)
+        return is_at_work and progress.standing_s >= self._office.state().spec.health.hang_floor_s / 2
 
     async def _interrupt(self, generation: int) -> None:
         """Insist: what is not woken is killed soon."""

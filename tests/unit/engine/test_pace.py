@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.engine.pace import Pace
+from shoal_workers.engine.pace import Pace, SnapshotPace
 
 
 def noted(budget: float, step_s: float, cost_s: float, times: int = 20) -> Pace:
@@ -51,3 +52,15 @@ def test_it_comes_back_when_the_cost_falls() -> None:
         pace.note_step(0.1)
         pace.note_cost(0.0005)
     assert pace.every_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("copy_s", "send_s", "copies", "sends"),
+    [(0.001, 0.002, 1, 1), (0.006, 0.009, 1, 3), (0.015, 0.005, 2, 2), (0.0, 0.02, 1, 2), (0.03, 0.03, 4, 12)],
+)
+def test_copies_and_sends_share_one_budget(copy_s: float, send_s: float, copies: int, sends: int) -> None:
+    pace = SnapshotPace(0.01)
+    for _ in range(40):
+        pace.note(1.0, copy_s, send_s)
+    assert (pace.copies.every_steps, pace.sends.every_steps) == (copies, sends)
+    assert pace.share <= 0.01 + 1e-9

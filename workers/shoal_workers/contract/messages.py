@@ -242,6 +242,8 @@ class Progress(Frozen):
     """For people: what it prepares and how far it is."""
     beat: int = 0
     """Grows whenever the training thread gets anywhere. A beat that stands still is a hang, or a long computation."""
+    standing_s: float = 0.0
+    """For how long it has stood still when this was told, by the process's own clock: a poll may be answered late."""
 
 
 ShardNews = (

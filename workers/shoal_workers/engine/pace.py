@@ -15,11 +15,15 @@ _CALM = 1.25
 """A pace is kept until the budget asks for one that differs by more than this factor: it would flicker otherwise."""
 
 
+_COPIES = 0.75
+"""Of a snapshot's budget, at most. Copies go first: they outlive any process, and only a node takes them along."""
+
+
 class Pace:
-    """`every_steps` follows from what was noted."""
+    """`every_steps` follows from what was noted. `budget` may change: it counts from the next note on."""
 
     def __init__(self, budget: float) -> None:
-        self._budget = budget
+        self.budget = budget
         self._step_s: float | None = None
         self._cost_s: float | None = None
         self._num_costs = 0
@@ -48,9 +52,31 @@ class Pace:
     def _adapt(self) -> None:
         if not self._step_s or not self._cost_s:
             return
-        wanted = self._cost_s / (self._budget * self._step_s)
+        wanted = self._cost_s / (self.budget * self._step_s)
         if not self.every_steps / _CALM <= max(1.0, wanted) <= self.every_steps:
             self.every_steps = max(1, math.ceil(wanted))
+
+
+class SnapshotPace:
+    """Of copies into memory and of what is sent to the buddy, which share one budget."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self.copies = Pace(budget * _COPIES)
+        self.sends = Pace(budget)
+
+    @property
+    def share(self) -> float:
+        """Of the step time, for both."""
+        return self.copies.share + self.sends.share
+
+    def note(self, step_s: float, copy_s: float, send_s: float) -> None:
+        """Once a step; a cost of 0: there was none."""
+        for pace, cost_s in ((self.copies, copy_s), (self.sends, send_s)):
+            pace.note_step(step_s)
+            if cost_s:
+                pace.note_cost(cost_s)
+        self.sends.budget = max(self._budget * (1 - _COPIES), self._budget - self.copies.share)
 
 
 def _blend(average: float | None, value: float) -> float:

@@ -11,44 +11,49 @@ PhaseHook = Callable[[Phase, int], None]
 
 
 class Position:
-    """Written by the training thread only. One tuple is swapped as a whole, so a reader never sees half a change."""
+    """Written by the training thread only. One value is swapped as a whole, so a reader never sees half a change."""
 
     def __init__(self, on_phase: PhaseHook | None = None) -> None:
         self._on_phase = on_phase
-        self._now = (0, Phase.IDLE, 0, time.time(), "")
         self._beat = 0
+        self._set(0, Phase.IDLE, 0, "")
 
     @property
     def phase(self) -> Phase:
-        return self._now[1]
+        return self._now[0].phase
 
     @property
     def step(self) -> int:
         """Optimizer steps that are completed."""
-        return self._now[2]
+        return self._now[0].step
 
     def begin(self, generation: int) -> None:
-        self._now = (generation, Phase.IDLE, 0, time.time(), "")
+        self._set(generation, Phase.IDLE, 0, "")
 
     def enter(self, phase: Phase) -> None:
         """The hook is called with the phase and the steps completed before it."""
-        generation, _, step, _, _ = self._now
+        now = self._now[0]
         self._beat += 1
-        self._now = (generation, phase, step, time.time(), "")
+        self._set(now.generation, phase, now.step, "")
         if self._on_phase is not None:
-            self._on_phase(phase, step)
+            self._on_phase(phase, now.step)
 
     def reach(self, step: int) -> None:
         """`step` optimizer steps are completed."""
-        generation, phase, _, _, note = self._now
+        now = self._now[0]
         self._beat += 1
-        self._now = (generation, phase, step, time.time(), note)
+        self._set(now.generation, now.phase, step, now.note)
 
     def note(self, text: str) -> None:
-        generation, phase, step, _, _ = self._now
+        now = self._now[0]
         self._beat += 1
-        self._now = (generation, phase, step, time.time(), text)
+        self._set(now.generation, now.phase, now.step, text)
 
     def progress(self) -> Progress:
-        generation, phase, step, at, note = self._now
-        return Progress(generation=generation, phase=phase, step=step, at=at, note=note, beat=self._beat)
+        """Any thread."""
+        now, since_mono = self._now
+        return now.model_copy(update={"standing_s": time.monotonic() - since_mono})
+
+    def _set(self, generation: int, phase: Phase, step: int, note: str) -> None:
+        now = Progress(generation=generation, phase=phase, step=step, at=time.time(), note=note, beat=self._beat)
+        self._now = now, time.monotonic()

@@ -19,7 +19,7 @@ from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment, LogLine, SnapshotCost
 from shoal_workers.contract.spec import SnapshotSpec
 from shoal_workers.engine.outbox import Outbox
-from shoal_workers.engine.pace import Pace
+from shoal_workers.engine.pace import SnapshotPace
 from shoal_workers.engine.vote import Verdict
 from shoal_workers.memory.errors import MemoryFull
 from shoal_workers.memory.tier import RamTier
@@ -34,8 +34,7 @@ class Snapshots:
         self._assignment = assignment
         self._ram = ram
         self._outbox = outbox
-        self._copy = Pace(spec.budget)
-        self._send = Pace(spec.budget)
+        self._pace = SnapshotPace(spec.budget)
         self._copy_s = 0.0
         self._snapshot_step = 0
         self._sent_step = 0
@@ -60,11 +59,11 @@ class Snapshots:
 
     def is_due(self, step: int) -> bool:
         """Rank 0: whether the state after `step` shall be copied."""
-        return self._decides and step - self._snapshot_step >= self._copy.every_steps
+        return self._decides and step - self._snapshot_step >= self._pace.copies.every_steps
 
     def is_sending_due(self, step: int) -> bool:
         """Rank 0: ... and sent to the buddies."""
-        return self._decides and step - self._sent_step >= self._send.every_steps
+        return self._decides and step - self._sent_step >= self._pace.sends.every_steps
 
     def take(self, state: dict[str, Tensor], extra: dict[str, Any], step: int, *, replicate: bool) -> None:
         """Copy the state after `step`; returns once the live tensors may change again."""
@@ -112,11 +111,8 @@ class Snapshots:
             self._ram.forget_older(self._assignment.generation)
         if not self._decides:
             return
-        for pace, cost_s in ((self._copy, verdict.copy_s), (self._send, verdict.send_s)):
-            pace.note_step(step_s)
-            if cost_s:
-                pace.note_cost(cost_s)
-        paces = self._copy.every_steps, self._send.every_steps
+        self._pace.note(step_s, verdict.copy_s, verdict.send_s)
+        paces = self._pace.copies.every_steps, self._pace.sends.every_steps
         if paces != self._told or self._num_taken >= self._num_told + _REPORT_EVERY:
             self._told, self._num_told = paces, self._num_taken
             self._tell(step)
@@ -130,11 +126,11 @@ class Snapshots:
             SnapshotCost(
                 generation=self._assignment.generation,
                 step=step,
-                every_steps=self._copy.every_steps,
-                buddy_every_steps=self._send.every_steps,
-                copy_s=self._copy.cost_s,
-                buddy_s=self._send.cost_s,
-                share=self._copy.share + self._send.share,
+                every_steps=self._pace.copies.every_steps,
+                buddy_every_steps=self._pace.sends.every_steps,
+                copy_s=self._pace.copies.cost_s,
+                buddy_s=self._pace.sends.cost_s,
+                share=self._pace.share,
                 num_bytes=self._num_bytes,
             )
         )

@@ -30,6 +30,7 @@ def forgive_absence(turn: Turn) -> None:
             interrupted_at=None if state.interrupted_at is None else later(state.interrupted_at),
             progressed_at=later(state.progressed_at),
             asked={i: later(at) for i, at in state.asked.items()},
+            answered={i: later(at) for i, at in state.answered.items()},
             beats={i: b.model_copy(update={"seen_at": later(b.seen_at)}) for i, b in state.beats.items()},
             processes=tuple(
                 p if p.unreachable_since is None

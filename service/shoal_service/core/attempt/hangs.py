@@ -25,11 +25,15 @@ MEDIAN_OF = 32
 def beat(turn: Turn, index: int, progress: Progress) -> None:
     """A beat counts when it has changed, for this generation."""
     state = turn.state
+    turn.set(answered={**state.answered, index: turn.now})
     known = state.beats.get(index)
     if progress.generation != state.generation or index not in state.members:
         return
     if known is None or progress.beat != known.beat or progress.step != known.step:
-        last = LastBeat(beat=progress.beat, step=progress.step, phase=progress.phase, at=progress.at, seen_at=turn.now)
+        last = LastBeat(
+            beat=progress.beat, step=progress.step, phase=progress.phase, at=progress.at,
+            seen_at=turn.now - progress.standing_s,
+        )  # fmt: skip
         turn.set(beats={**state.beats, index: last})
 
 
@@ -48,6 +52,14 @@ def find_hang(state: Attempt, now: float) -> tuple[str, Hang] | None:
     )
     repeated = state.hang is not None and state.hang.step == state.step
     return message, Hang(step=state.step, index=index, is_repeated=repeated)
+
+
+def silent(state: Attempt, now: float) -> frozenset[int]:
+    """Members that have left one poll after the other unanswered: no use to ask them whether they hear. Nobody, if all
+    have: then it is not they who do not hear."""
+    ages = {i: now - state.answered[i] for i in state.members if i in state.answered}
+    found = frozenset(i for i, age in ages.items() if age >= state.timeouts.silent_s)
+    return found if len(found) < len(state.members) else frozenset()
 
 
 def collective_timeout_s(state: Attempt) -> float:

@@ -5,7 +5,7 @@ Once nobody is in `run` any more, `judging` says what follows.
 
 from __future__ import annotations
 
-from shoal_service.core.attempt import holdings, judging, nodes, processes, suspicion
+from shoal_service.core.attempt import hangs, holdings, judging, nodes, processes, suspicion
 from shoal_service.core.attempt.blame import blame
 from shoal_service.core.attempt.commands import Interrupt, KillProcess
 from shoal_service.core.attempt.state import Process, Stage
@@ -96,12 +96,16 @@ def give_up_on_the_unresponsive(turn: Turn) -> None:
         return
     waited, timeouts = turn.now - state.interrupted_at, state.timeouts
     hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
+    silent = hangs.silent(state, turn.now) if hung else frozenset()
     for index in state.in_run:
         process = state.process(index)
         assert process is not None
         if process.unreachable_since is not None:
             message = f"it does not answer, and generation {state.generation} broke"
             evict(turn, index, IncidentCause.UNREACHABLE, "no answer", message)
+        elif index in silent and index not in state.heard:
+            message = f"left every poll of {timeouts.silent_s:g} s and more unanswered"
+            evict(turn, index, IncidentCause.HUNG, "no answer", message)
         elif index not in state.heard and waited >= timeouts.unresponsive_s:
             message = f"did not hear within {timeouts.unresponsive_s:g} s that generation {state.generation} is over"
             evict(turn, index, IncidentCause.HUNG if hung else IncidentCause.STUCK, "deadline", message)

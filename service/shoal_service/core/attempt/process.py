@@ -68,4 +68,4 @@ class LastBeat(Frozen):
     at: float
     """By the process's own clock."""
     seen_at: float
-    """When it was heard of."""
+    """By our clock: when it was heard of, less how long it had stood still by then."""

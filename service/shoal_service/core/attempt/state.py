@@ -151,6 +151,8 @@ class Attempt(Frozen):
     """Seconds of the last steps, newest last."""
     beats: dict[int, LastBeat] = Field(default_factory=dict)
     """By process index: members of this generation."""
+    answered: dict[int, float] = Field(default_factory=dict)
+    """By process index: when it last answered a poll."""
     progressed_at: float = 0.0
     """When the group formed, or last completed a step."""
     hang: Hang | None = None
@@ -238,6 +240,7 @@ def essential(state: Attempt) -> Attempt:
         "progressed_at": 0.0,
         "step_times": (),
         "beats": {},
+        "answered": {},
         "slow": {},
     }
     return state.model_copy(update={**pulse, "ledger": Ledger()})

@@ -13,6 +13,9 @@ class Timeouts(Frozen):
     others waited for, too, that were asked what lies in their memory."""
     unresponsive_s: float = 0.5
     """A survivor that has not even heard it by then is killed and replaced: stopped, or cut off."""
+    silent_s: float = 2.0
+    """In a group that hangs: who has not answered a poll for so long is not given that time either. Longer than a poll
+    waits for news, by far."""
     unreachable_s: float = 3.0
     """A process that does not answer for so long is given up, although nothing else speaks against it."""
     absence_s: float = 1.0

@@ -38,7 +38,10 @@ class Turn:
     def drop_process(self, index: int) -> Process:
         process = self.state.process(index)
         assert process is not None
-        self.set(processes=tuple(p for p in self.state.processes if p.index != index))
+        self.set(
+            processes=tuple(p for p in self.state.processes if p.index != index),
+            answered={i: at for i, at in self.state.answered.items() if i != index},
+        )
         return process
 
     def kill(self, index: int, reason: str) -> None:

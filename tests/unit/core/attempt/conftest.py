@@ -393,13 +393,15 @@ class World:
     def held_on(self, node_id: str) -> tuple[Holding, ...]:
         return tuple(holding for _, holding in self.memory.get(node_id, []))
 
-    def beat(self, index: int, *, beat: int, step: int | None = None, phase: Phase = Phase.BACKWARD) -> None:
+    def beat(
+        self, index: int, *, beat: int, step: int | None = None, phase: Phase = Phase.BACKWARD, standing_s: float = 0.0
+    ) -> None:
         """It answers a poll."""
         process = self.processes[index]
         if process.run is not None:
             progress = Progress(
                 generation=process.run.generation, phase=phase, step=process.step if step is None else step,
-                at=self.now, beat=beat,
+                at=self.now, beat=beat, standing_s=standing_s,
             )  # fmt: skip
             self.feed(Beat(index, progress))
 

@@ -25,6 +25,12 @@ def running(new_world: NewWorld, **settings: Any) -> Any:
     return world
 
 
+def poll(world: Any, *indexes: int, standing_s: float) -> None:
+    """These answer a poll: they stand where they stood."""
+    for index in indexes:
+        world.beat(index, beat=10, standing_s=standing_s)
+
+
 def hang_again(world: Any) -> None:
     for process in world.group():
         world.beat(process.index, beat=20)
@@ -53,6 +59,37 @@ def test_a_stopped_member_is_replaced_soon_after_the_threshold(new_world: NewWor
     assert (incident.cause, incident.ranks, incident.steps_lost) == (IncidentCause.HUNG, (1,), 0)
     assert incident.node_id == "n1" and incident.detect_s == pytest.approx(3.25)
     assert incident.action == "restart process, replace from standby"
+
+
+def test_a_member_that_has_left_every_poll_unanswered_is_not_asked_again(new_world: NewWorld) -> None:
+    world = running(new_world)
+    world.stop(1)
+    for passed in range(1, 4):
+        world.pass_time(1.0)
+        poll(world, 0, 2, standing_s=float(passed))
+    world.pass_time(0.25)
+    assert world.state.stage is Stage.QUIESCING and world.state.incident.cause is IncidentCause.HUNG
+    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [1], "at once"
+    assert world.state.incident.ranks == (1,) and world.state.incident.witness == "progress stamps"
+
+
+def test_silence_alone_is_no_hang(new_world: NewWorld) -> None:
+    world = running(new_world)
+    for beat in range(11, 21):
+        world.pass_time(1.0)
+        world.beat(0, beat=beat)
+    assert world.state.stage is Stage.RUNNING and world.count(KillProcess) == 0
+
+
+def test_how_long_a_member_had_stood_still_counts_when_it_is_heard_late(new_world: NewWorld) -> None:
+    world = running(new_world)
+    world.pass_time(1.0)
+    for index in (0, 1, 2):
+        world.beat(index, beat=11, standing_s=0.75)
+    world.pass_time(2.25)
+    assert world.state.stage is Stage.RUNNING, "three seconds since it moved, but for a quarter"
+    world.pass_time(0.25)
+    assert world.state.stage is Stage.QUIESCING
 
 
 def test_the_threshold_follows_the_groups_own_pace(new_world: NewWorld) -> None:
