@@ -27,7 +27,7 @@ class Arena:
         self.nodes = Nodes(server.state_dir, python=server.python)
 
     def mend(self) -> None:
-        """Every node that a cell took away comes back, and the control plane, which looks once in a while, has seen it."""
+        """Every node that was taken away comes back, and the control plane, which looks once a while, has seen it."""
         for ip in [ip for ip in _NODE_IPS if not self.nodes.is_alive(ip)]:
             self.nodes.remove(ip)
             self.nodes.add(ip, num_cpus=_CPUS_PER_NODE)

@@ -112,6 +112,9 @@ _WORDS: dict[str, Callable[[Data], str]] = {
     "generation.switching": lambda data: f"switching at the next step boundary: {data.get('reason', '?')}",
     "generation.formed": _formed,
     "incident.opened": _incident_opened,
+    "memory.recalled": lambda data: (
+        f"{data.get('steps', '?')} steps lie in the memory of {len(data.get('nodes', ()))} nodes: processes are sent there"
+    ),
     "incident.closed": _incident_closed,
     "checkpoint.committed": _committed,
     "validation": _validation,

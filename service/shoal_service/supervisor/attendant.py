@@ -76,9 +76,9 @@ class Attendant:
         self._heard = 0
         """Up to which number the process was listened to."""
 
-    def start(self, avoid_nodes: tuple[str, ...]) -> None:
+    def start(self, avoid_nodes: tuple[str, ...], only_on: str) -> None:
         """Start the process and bring it up."""
-        self._spawn(self._start(avoid_nodes))
+        self._spawn(self._start(avoid_nodes, only_on))
 
     def bring_up(self) -> None:
         """Ask a process that exists to become warm."""
@@ -123,9 +123,9 @@ class Attendant:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start(self, avoid_nodes: tuple[str, ...]) -> None:
+    async def _start(self, avoid_nodes: tuple[str, ...], only_on: str) -> None:
         try:
-            await self._fleet.start(self.index, self._shard_id, avoid_nodes)
+            await self._fleet.start(self.index, self._shard_id, avoid_nodes, only_on)
         except RayError as error:
             self._lost(error, "start")
             return

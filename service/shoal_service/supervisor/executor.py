@@ -199,9 +199,9 @@ class Executor:
 
     def _do(self, command: Command) -> None:
         match command:
-            case StartProcess(index, shard_id, avoid_nodes):
+            case StartProcess(index, shard_id, avoid_nodes, only_on):
                 self._attendants[index] = Attendant(index, shard_id, self._office)
-                self._attendants[index].start(avoid_nodes)
+                self._attendants[index].start(avoid_nodes, only_on)
             case KillProcess(index, reason):
                 _log.info("killing process", extra={"index": index, "reason": reason})
                 self._kill(index)

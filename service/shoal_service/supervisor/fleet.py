@@ -65,9 +65,9 @@ class Fleet:
             self._options["memory"] = int(worker.memory_gib * _GIB)
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(ShardActor)
 
-    async def start(self, index: int, shard_id: str, avoid_nodes: tuple[str, ...]) -> None:
+    async def start(self, index: int, shard_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> None:
         """Ask Ray for the process; it may wait for resources, and the first call to it says when it is there."""
-        creating = self._creating[index] = self._creators.submit(self._create, shard_id, avoid_nodes)
+        creating = self._creating[index] = self._creators.submit(self._create, shard_id, avoid_nodes, only_on)
         try:
             handle = await asyncio.shield(asyncio.wrap_future(creating))
         finally:
@@ -170,10 +170,12 @@ class Fleet:
             except (RayError, TimeoutError, KeyError):
                 continue  # the helper is gone or stopped, too
 
-    def _create(self, shard_id: str, avoid_nodes: tuple[str, ...]) -> ActorHandle:
+    def _create(self, shard_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> ActorHandle:
         config = self._config
         options = dict(self._options)
-        if avoid_nodes:
+        if only_on:
+            options["label_selector"] = {"ray.io/node-id": only_on}
+        elif avoid_nodes:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(avoid_nodes)})"}
         return self._actor_class.options(name=shard_id, **options).remote(
             config.spec,

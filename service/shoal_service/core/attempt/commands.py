@@ -22,6 +22,8 @@ class StartProcess:
     shard_id: str
     avoid_nodes: tuple[str, ...] = ()
     """Node ids on which it must not be placed."""
+    only_on: str = ""
+    """Node id on which it must be placed; empty: any other."""
 
 
 @dataclass(frozen=True, slots=True)

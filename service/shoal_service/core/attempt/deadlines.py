@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt import hangs, judging, leaving, stragglers
+from shoal_service.core.attempt import hangs, judging, leaving, recall, stragglers
 from shoal_service.core.attempt.state import Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import EndReason, IncidentCause
@@ -52,6 +52,8 @@ def _stage(turn: Turn) -> None:
                 EndReason.CAPACITY_TIMEOUT,
                 f"only {state.num_usable} of at least {state.min_workers} workers started within {waited:.0f} s",
             )
+        case Stage.WAITING if state.recall_until is not None and turn.now >= state.recall_until:
+            recall.end(turn)
         case Stage.WAITING if waited > state.spec.elasticity.wait_s and state.num_usable < state.min_workers:
             turn.end(
                 EndReason.CAPACITY_TIMEOUT,

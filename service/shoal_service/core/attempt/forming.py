@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal_service.core.attempt import hangs, holdings, nodes
+from shoal_service.core.attempt import hangs, holdings, nodes, recall
 from shoal_service.core.attempt.buddies import buddies
 from shoal_service.core.attempt.commands import RequestYield, Run
 from shoal_service.core.attempt.ranks import next_members
@@ -32,6 +32,9 @@ def consider(turn: Turn) -> None:
 def plan_next(turn: Turn) -> None:
     """A group has ended and may be followed by another: form it now, or wait for processes."""
     state = turn.state
+    if recall.is_worthwhile(state):
+        recall.begin(turn)
+        return
     members = next_members(state, turn.now)
     can_form = len(members) >= max(1, state.min_workers) and turn.now >= state.not_before
     if state.wanted is Wanted.PAUSE:
@@ -54,6 +57,7 @@ def plan_next(turn: Turn) -> None:
 
 def form(turn: Turn, chosen: Sequence[Process]) -> None:
     """Send `run` of the next generation to every member; those of `chosen` that the layout does not need stay warm."""
+    recall.end(turn)
     state = turn.state
     generation = state.generation + 1
     layout, reason = plan(state.spec, len(chosen), state.profile)
@@ -128,7 +132,7 @@ def _ready(turn: Turn) -> bool:
     members = next_members(state, turn.now)
     if len(members) < max(1, state.min_workers) or turn.now < state.not_before:
         return False
-    if holdings.awaited(state, turn.now):
+    if recall.is_pending(state, turn.now) or holdings.awaited(state, turn.now):
         return False
     return len(members) >= state.granted or _settled(turn)
 

@@ -5,7 +5,7 @@ Once nobody is in `run` any more, `judging` says what follows.
 
 from __future__ import annotations
 
-from shoal_service.core.attempt import hangs, holdings, judging, nodes, processes, suspicion
+from shoal_service.core.attempt import hangs, holdings, judging, nodes, processes, recall, suspicion
 from shoal_service.core.attempt.blame import blame
 from shoal_service.core.attempt.commands import Interrupt, KillProcess
 from shoal_service.core.attempt.state import Process, Stage
@@ -37,6 +37,7 @@ def process_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mes
     if not process.warm:
         processes.start_died(turn, process, message)
     elif process.in_run and turn.state.group_active:
+        recall.note_loss(turn, process, cause)
         _lose(turn, cause, witness, message, process)
         judging.judge_when_all_left(turn)
     elif judging.takes_its_part_along(turn.state, index):

@@ -42,6 +42,8 @@ class Process(Frozen):
     started_at: float
     avoids: tuple[str, ...] = ()
     """Ids of the nodes on which it was not to be started."""
+    only_on: str = ""
+    """Id of the one node on which it was to be started, for what lies in its memory; empty: wherever there is room."""
     info: ShardInfo | None = None
     """None while it starts; set once it is warm."""
     warm_at: float | None = None

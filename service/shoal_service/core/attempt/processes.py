@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt import holdings, nodes
+from shoal_service.core.attempt import holdings, nodes, recall
 from shoal_service.core.attempt.commands import StartProcess
 from shoal_service.core.attempt.state import Attempt, AvoidedNode, Process, Stage
 from shoal_service.core.attempt.turn import Turn
@@ -117,9 +117,10 @@ def _start_missing(turn: Turn) -> None:
     for _ in range(state.target_processes - len(_staying(state))):
         index = turn.state.next_index
         shard_id = shard_name(state.job_id, state.attempt, index)
-        process = Process(index=index, shard_id=shard_id, started_at=turn.now, avoids=avoided)
+        only_on = recall.next_node(turn.state)
+        process = Process(index=index, shard_id=shard_id, started_at=turn.now, avoids=avoided, only_on=only_on)
         turn.set(processes=(*turn.state.processes, process), next_index=index + 1)
-        turn.do(StartProcess(index, process.shard_id, avoided))
+        turn.do(StartProcess(index, process.shard_id, avoided, only_on))
 
 
 def _drop_surplus(turn: Turn) -> None:

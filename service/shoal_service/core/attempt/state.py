@@ -128,6 +128,11 @@ class Attempt(Frozen):
     oldest_snapshot: int = 0
     """Snapshots of earlier generations are not to be trusted."""
 
+    left_behind: tuple[str, ...] = ()
+    """Ids of nodes on which members of the last group died by themselves: what lies in their memory nobody told."""
+    recall_until: float | None = None
+    """So long the next group waits for processes that were sent there; None: none were."""
+
     newest: str | None = None
     """Directory name of the newest committed checkpoint."""
     restored: str | None = None

@@ -76,6 +76,8 @@ def job_state(state: Attempt) -> JobState:
     if state.wanted is Wanted.PAUSE and state.stage is not Stage.ENDED:
         return JobState.PAUSING
     match state.stage:
+        case Stage.WAITING if state.recall_until is not None:
+            return JobState.RECOVERING
         case Stage.WAITING if state.formed_once:
             return JobState.WAITING
         case Stage.OPENING | Stage.STARTING | Stage.WAITING:
@@ -126,7 +128,7 @@ def _finishing(state: Attempt) -> bool:
 
 def _reason(state: Attempt) -> str:
     match state.stage:
-        case Stage.WAITING:
+        case Stage.WAITING if state.recall_until is None:
             return "min_workers_unreachable" if state.num_usable < state.min_workers else "backing_off"
         case _:
             return str(state.incident.cause) if state.incident else ""
@@ -137,6 +139,8 @@ def _message(state: Attempt) -> str:
     match state.stage:
         case Stage.STARTING:
             return f"{warm} of {state.granted} workers are ready (at least {state.min_workers} needed)"
+        case Stage.WAITING if state.recall_until is not None:
+            return "starts processes on the nodes whose memory holds the newest steps"
         case Stage.WAITING:
             return f"{warm} of at least {state.min_workers} workers are ready; waiting for capacity"
         case _:

@@ -34,6 +34,8 @@ class Timeouts(Frozen):
     collective_s: float = 600.0
     """The least that a collective waits for a rank. Progress stamps find what hangs; this is the net for when nobody
     looks at them, and must never break a group whose slowest rank is still getting somewhere."""
+    recall_s: float = 15.0
+    """For a process on a node whose memory may hold what no living process serves; see `recall`."""
     commit_s: float = 120.0
     """For a commit marker, and for the storage to say what it holds."""
     switch_s: float = 900.0

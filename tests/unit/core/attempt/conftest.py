@@ -155,9 +155,10 @@ class World:
             match command:
                 case FindCheckpoint():
                     self.finds.append(command)
-                case StartProcess(index, shard_id, avoid_nodes):
+                case StartProcess(index, shard_id, avoid_nodes, only_on):
                     assert index not in self.processes
-                    self.processes[index] = FakeProcess(index, shard_id, node_id=self._place(index, avoid_nodes))
+                    node_id = self._place(index, avoid_nodes, only_on)
+                    self.processes[index] = FakeProcess(index, shard_id, node_id=node_id)
                 case KillProcess(index, _):
                     assert self._is_believed_alive(index)
                     self.told_gone.add(index)
@@ -236,8 +237,11 @@ class World:
         for command in runs:
             assert self._is_believed_alive(command.index) and self.state.process(command.index).warm
 
-    def _place(self, index: int, avoid_nodes: tuple[str, ...]) -> str:
+    def _place(self, index: int, avoid_nodes: tuple[str, ...], only_on: str) -> str:
         """The node on which it comes up; empty: there is none, and it never does."""
+        if only_on:
+            place = only_on.rstrip("'")
+            return only_on if only_on == place + "'" * self.deaths.get(place, 0) else ""
         if self.num_nodes is None:
             return f"n{index}"
         places = [f"n{(index + turn) % self.num_nodes}" for turn in range(self.num_nodes)]

@@ -65,7 +65,7 @@ def test_a_spare_is_asked_what_lies_on_a_node_that_lost_its_member(new_world: Ne
 def test_a_spare_that_does_not_answer_is_not_waited_for_beyond_the_deadline(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1, memory=True).open(then=6)
     world.stop(2)
-    world.die(1)
+    world.die(1, IncidentCause.NODE_DIED)
     for node in world.memory:
         world.memory[node] = [(i, h) for i, h in world.memory[node] if h.rank != 1]
     world.recover()

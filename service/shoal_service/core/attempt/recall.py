@@ -1,0 +1,78 @@
+"""Snapshots on nodes where no process of ours is left: one is started there to serve them, and waited for.
+
+Shared memory outlives its writer. When members die together, all processes of a node may be gone while the parts that
+they kept still lie there, and without those no snapshot is whole. To start a process takes a second or two; to go back
+to a durable checkpoint would cost all steps since.
+
+    members die ............. `note_loss` remembers their nodes
+    the group has left ...... `begin`, if more than a step would be lost: WAITING, processes start on these very nodes
+    they tell what lies there, or `recall_s` has passed ...... the next group forms from the best that is known then
+"""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt.source import best_source, durable_step
+from shoal_service.core.attempt.state import Attempt, Process, Stage, Wanted
+from shoal_service.core.attempt.turn import Turn
+from shoal_workers.contract.job import IncidentCause
+
+_NODE_LIVES = (IncidentCause.SHARD_DIED, IncidentCause.STUCK, IncidentCause.HUNG)
+"""It was the process alone."""
+_BEARABLE = 1
+"""Steps that are done again rather than waited for."""
+
+
+def note_loss(turn: Turn, process: Process, cause: IncidentCause) -> None:
+    """A member was lost before it could tell what lies in its node's memory."""
+    if cause in _NODE_LIVES and process.info is not None and process.info.node_id not in turn.state.left_behind:
+        turn.set(left_behind=(*turn.state.left_behind, process.info.node_id))
+
+
+def is_worthwhile(state: Attempt) -> bool:
+    """Steps would be lost that somebody could tell of, and nobody has been sent for them yet."""
+    trusted = state.oldest_snapshot <= state.generation
+    asked_for = state.wanted is Wanted.RUN and state.keeps_snapshots and state.recall_until is None
+    return asked_for and trusted and bool(_silent_nodes(state)) and _would_lose(state) > _BEARABLE
+
+
+def begin(turn: Turn) -> None:
+    """Once per group that was lost."""
+    turn.enter(Stage.WAITING)
+    turn.set(recall_until=turn.now + turn.state.timeouts.recall_s)
+    turn.emit(
+        "memory.recalled", nodes=list(_silent_nodes(turn.state)), steps=_would_lose(turn.state),
+        until=turn.state.recall_until,
+    )  # fmt: skip
+
+
+def is_pending(state: Attempt, now: float) -> bool:
+    """The next group waits for it."""
+    until = state.recall_until
+    return until is not None and now < until and bool(_silent_nodes(state)) and _would_lose(state) > _BEARABLE
+
+
+def next_node(state: Attempt) -> str:
+    """Where a process is to be started next, and nowhere else; empty: wherever there is room."""
+    if state.recall_until is None:
+        return ""
+    reached = {p.only_on for p in state.processes}
+    return next((node for node in _silent_nodes(state) if node not in reached), "")
+
+
+def end(turn: Turn) -> None:
+    """A process that has not come up by then may wait for room on its node for good: it is started anew elsewhere."""
+    turn.set(left_behind=(), recall_until=None)
+    for process in turn.state.processes:
+        if process.only_on and not process.warm:
+            turn.kill(process.index, f"nobody waits for node {process.only_on} any longer")
+
+
+def _silent_nodes(state: Attempt) -> tuple[str, ...]:
+    answering = {p.info.node_id for p in state.usable if p.info is not None}
+    avoided = {node.node_id for node in state.avoided}
+    return tuple(node for node in state.left_behind if node not in answering and node not in avoided)
+
+
+def _would_lose(state: Attempt) -> int:
+    known = best_source(state)
+    return state.step - (known.step if known is not None else durable_step(state))

@@ -1,0 +1,91 @@
+"""Members die together, and no living process serves what they kept: processes are sent to their nodes for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.commands import KillProcess, StartProcess
+from shoal_service.core.attempt.events import GrantChanged
+from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.status import job_state
+from shoal_workers.contract.job import IncidentCause, JobState
+
+NewWorld = Callable[..., Any]
+
+
+def bereft(new_world: NewWorld, *, cause: IncidentCause = IncidentCause.SHARD_DIED, **settings: Any) -> Any:
+    """Ranks 1 and 2 of three, each on a node of its own, are lost in step 7; the newest checkpoint is of step 4."""
+    world = new_world(workers=3, memory=True, **settings).open(then=6)
+    world.die(1, cause)
+    world.die(2, cause)
+    world.recover()
+    return world
+
+
+def sent(world: Any) -> dict[str, int]:
+    """By node, the process that was started on it and nowhere else."""
+    return {c.only_on: c.index for c in world.commands if isinstance(c, StartProcess) and c.only_on}
+
+
+def test_what_lies_on_their_nodes_is_fetched_and_no_step_is_lost(new_world: NewWorld) -> None:
+    world = bereft(new_world)
+    assert world.state.stage is Stage.WAITING and job_state(world.state) is JobState.RECOVERING
+    assert sent(world) == {"n1": 3, "n2": 4}
+    world.start_all()
+    world.until(Stage.RUNNING)
+    world.run(1)
+    [incident] = world.incidents()
+    assert (incident.state_source, incident.steps_lost, incident.to_workers) == ("memory", 0, 3)
+    assert world.state.left_behind == () and world.state.recall_until is None
+
+
+def test_one_node_may_be_enough(new_world: NewWorld) -> None:
+    world = bereft(new_world)
+    world.start(sent(world)["n1"])
+    world.deliver_all()
+    assert world.state.stage is Stage.WAITING, "nobody has settled yet"
+    world.pass_time(3.25)
+    assert world.state.stage is Stage.FORMING and world.state.memory.step == 6
+    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [sent(world)["n2"]]
+
+
+def test_a_node_that_does_not_answer_is_waited_for_so_long_and_no_longer(new_world: NewWorld) -> None:
+    world = bereft(new_world)
+    for node in ("n1", "n2"):
+        world.deaths[node] = 1
+        world.memory.pop(node)
+    world.pass_time(14.75)
+    assert world.state.stage is Stage.WAITING
+    world.pass_time(0.5)
+    assert world.state.stage is Stage.FORMING and world.state.memory is None and world.state.restored is not None
+    assert {c.index for c in world.commands if isinstance(c, KillProcess)} == set(sent(world).values())
+
+
+def test_dead_nodes_are_not_waited_for(new_world: NewWorld) -> None:
+    world = bereft(new_world, cause=IncidentCause.NODE_DIED)
+    assert world.state.generation == 2 and sent(world) == {}
+
+
+def test_nobody_waits_where_a_living_process_serves_it(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True, nodes=2).open(then=6)
+    world.die(1)
+    world.recover()
+    assert world.state.generation == 2 and sent(world) == {}
+
+
+def test_one_step_is_done_again_rather_than_waited_for(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    world.die(1)
+    world.die(2)
+    world.recover()
+    assert world.state.generation == 2 and sent(world) == {}
+
+
+def test_it_ends_with_the_attempt(new_world: NewWorld) -> None:
+    world = bereft(new_world, min_workers=3)
+    world.feed(GrantChanged(3))
+    world.pass_time(15.25)
+    assert world.state.stage is Stage.WAITING and world.state.recall_until is None
+    fresh = [p for p in world.state.processes if not p.warm]
+    assert len(fresh) == 2 and not any(p.only_on for p in fresh), "they may come up anywhere now"
