@@ -1,8 +1,8 @@
 """The planner against this machine: layouts are run, and their memory and step time held against the prediction.
 
-memory      the window of step 2, in processes that give back what is freed (tensor_pages.py); the prediction
-            without its reserved part, which is what a process has before its first tensor. No process's first
-            generation counts
+memory      of a larger model, the window of step 2, in processes that give back what is freed (tensor_pages.py);
+            the prediction without its reserved part, which is what a process has before its first tensor. No
+            process's first generation counts
 seconds     median of the timed steps, in other processes
 profile     measured just before, as `shoal profile` does; the layout itself is the planner's, with its cuts
 """
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from layouts.cases import Fixed, parallelism, spec_of, world_of
+from layouts.cases import COUNTED_MODEL, TIMED_MODEL, Fixed, Model, parallelism, spec_of, world_of
 from layouts.crew import Crew
 from layouts.rank import WARM_UP_STEPS
 from shoal_service.core.planner import HardwareProfile, rank
@@ -61,10 +61,10 @@ def compare(
     timed_steps: int,
 ) -> list[Compared]:
     """Run each layout; 0 timed steps: memory only."""
-    predictions = [predict(fixed, profile) for fixed in cases]
+    predictions = [predict(fixed, profile, COUNTED_MODEL) for fixed in cases]
     order = sorted(range(len(cases)), key=lambda place: world_of(cases[place]))
     peaks: dict[int, tuple[int, int]] = {}
-    counting = Crew(spec_of(steps=_COUNTED_STEPS), folder / "counting", counts=True)
+    counting = Crew(spec_of(COUNTED_MODEL, steps=_COUNTED_STEPS), folder / "counting", counts=True)
     try:
         for place in order:
             layout = predictions[place].layout
@@ -75,16 +75,17 @@ def compare(
             say(f"{short_name(predictions[place].layout)}: {run.peak_bytes / 2**20:.1f} MiB")
     finally:
         counting.close()
-    seconds = _seconds([p.layout for p in predictions], order, folder, say, timed_steps) if timed_steps else {}
+    timed = [predict(fixed, profile, TIMED_MODEL) for fixed in cases]
+    seconds = _seconds([p.layout for p in timed], order, folder, say, timed_steps) if timed_steps else {}
     return [
-        _compared(prediction, world_of(cases[place]), *peaks[place], seconds.get(place))
+        _compared(prediction, world_of(cases[place]), *peaks[place], timed[place].step_s, seconds.get(place))
         for place, prediction in enumerate(predictions)
     ]
 
 
-def predict(fixed: Fixed, profile: HardwareProfile) -> Prediction:
+def predict(fixed: Fixed, profile: HardwareProfile, model: Model) -> Prediction:
     """Of exactly this layout; the planner adds what is left open: where a pipeline is cut."""
-    spec = parse_spec(spec_of(steps=1, parallelism=parallelism(fixed)))
+    spec = parse_spec(spec_of(model, steps=1, parallelism=parallelism(fixed)))
     found = rank(spec, world_of(fixed), profile, top=1)
     if not found.predictions:
         raise ValueError(f"parallelism {fixed} has no legal layout: {found.note}")
@@ -139,7 +140,7 @@ def _seconds(
     layouts: Sequence[Layout], order: Sequence[int], folder: Path, say: Callable[[str], None], timed_steps: int
 ) -> dict[int, float]:
     found = {}
-    timing = Crew(spec_of(steps=WARM_UP_STEPS + timed_steps), folder / "timing", counts=False)
+    timing = Crew(spec_of(TIMED_MODEL, steps=WARM_UP_STEPS + timed_steps), folder / "timing", counts=False)
     try:
         for place in order:
             found[place] = timing.train(layouts[place]).step_s
@@ -150,7 +151,12 @@ def _seconds(
 
 
 def _compared(
-    prediction: Prediction, world_size: int, peak_bytes: int, rest_bytes: int, measured_s: float | None
+    prediction: Prediction,
+    world_size: int,
+    peak_bytes: int,
+    rest_bytes: int,
+    predicted_s: float,
+    measured_s: float | None,
 ) -> Compared:
     parts = prediction.bytes
     return Compared(
@@ -160,7 +166,7 @@ def _compared(
         measured_bytes=peak_bytes,
         predicted_state_bytes=parts[BytesPart.PARAMETERS] + parts[BytesPart.OPTIMIZER],
         measured_state_bytes=rest_bytes,
-        predicted_s=prediction.step_s,
+        predicted_s=predicted_s,
         measured_s=measured_s,
         predicted_parts={str(part): size for part, size in parts.items()},
     )

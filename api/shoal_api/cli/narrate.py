@@ -113,7 +113,7 @@ _WORDS: dict[str, Callable[[Data], str]] = {
     "generation.formed": _formed,
     "incident.opened": _incident_opened,
     "memory.recalled": lambda data: (
-        f"{data.get('steps', '?')} steps lie in the memory of {len(data.get('nodes', ()))} nodes: processes are sent there"
+        f"{data.get('steps', '?')} steps lie in memory of {len(data.get('nodes', ()))} nodes: processes are sent there"
     ),
     "incident.closed": _incident_closed,
     "checkpoint.committed": _committed,
