@@ -120,6 +120,11 @@ class Cell:
         return None if self.moment == "finishing" else self._shifted({"phase": "forward", "n": 10, "rank": 0})
 
     @property
+    def spares(self) -> int:
+        """How many the job must have, for one to be left when the moment comes: none is started while a group forms."""
+        return 0 if self.fault != "standby" else 1 if self.first is None else 2
+
+    @property
     def is_training(self) -> bool:
         return self.moment in ("forward", "backward", "optimizer", "snapshot", "durable_save")
 
@@ -143,7 +148,7 @@ class Chain:
             steps=STEPS * len(cells),
             task="struck:Struck",
             holds=[hold for cell in self._cells for hold in cell.holds],
-            elasticity={"standby": int("standby" in [fault for fault, _ in cells])},
+            elasticity={"standby": max(cell.spares for cell in self._cells)},
             snapshot={"budget": 1.0},
             health={"probation_s": 1.0},
         )
@@ -156,8 +161,6 @@ class Chain:
     def _live_through(self, cell: Cell) -> None:
         if cell.first is not None:
             os.kill(self._wait_at(cell.first).pid, signal.SIGKILL)
-        if cell.fault == "standby":
-            _until(lambda: self._spare() is not None, "there is a warm spare")
         held = self._wait_at(cell.hold)
         with self._struck(cell, held):
             self.job.release(held.name)
@@ -233,6 +236,7 @@ class Chain:
                 finally:
                     server.start().wait_for_cluster()
             case "standby":
+                _until(lambda: self._spare() is not None, "there is a warm spare")
                 spare = self._spare()
                 assert spare is not None
                 os.kill(spare.pid, signal.SIGKILL)

@@ -21,13 +21,18 @@ def narrate(event: EventView) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
+_BAD = (
+    "incident.opened", "worker.lost", "node.suspected", "checkpoint.damaged", "checkpoint.failed", "checkpoint.retried",
+)  # fmt: skip
+
+
 def severity(event: EventView) -> str:
     """The colour of the line: "good", "bad", "warn" or "plain"."""
     if event.type == "job.state":
         return {"SUCCEEDED": "good", "FAILED": "bad", "CANCELLED": "warn", "WAITING": "warn", "RECOVERING": "warn"}.get(
             str(event.data.get("to")), "plain"
         )
-    if event.type in ("incident.opened", "worker.lost", "node.suspected", "checkpoint.damaged", "checkpoint.failed"):
+    if event.type in _BAD:
         return "bad"
     return "good" if event.type in ("incident.closed", "generation.formed") else "plain"
 
@@ -117,6 +122,10 @@ _WORDS: dict[str, Callable[[Data], str]] = {
     ),
     "incident.closed": _incident_closed,
     "checkpoint.committed": _committed,
+    "checkpoint.retried": lambda data: (
+        f"the last state could not be saved; try {data.get('number', '?')} of {data.get('of', '?')} follows in "
+        f"{data.get('after_s', '?')} s: {data.get('message', '?')}"
+    ),
     "validation": _validation,
     "worker.started": _worker("started"),
     "worker.lost": _worker("lost"),

@@ -15,6 +15,9 @@ from shoal_workers.contract.spec import NonFinitePolicy
 
 PLANNED = (ExitKind.FINISHED, ExitKind.YIELDED)
 _FRUITLESS_LIMIT = 6
+_LAST_SAVES = 5
+"""Tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a moment without storage must not
+cost a whole training run."""
 
 
 def judge_when_all_left(turn: Turn) -> None:
@@ -33,11 +36,10 @@ def judge_when_all_left(turn: Turn) -> None:
         _fall_back(turn, state.restored, by_kind[ExitKind.DAMAGED_CHECKPOINT][0])
     elif len(exits) == len(state.members) and len({(e.kind, e.step) for e in exits}) == 1 and exits[0].kind in PLANNED:
         _left_as_planned(turn, exits)
-    elif by_kind[ExitKind.STORAGE_FAILED] and (
-        state.fruitless >= 3 or by_kind[ExitKind.STORAGE_FAILED][0].step == state.total_steps
-    ):
-        failed = by_kind[ExitKind.STORAGE_FAILED][0]
-        turn.end(EndReason.STORAGE_FAILED, failed.error.message if failed.error else "storage failed")
+    elif by_kind[ExitKind.STORAGE_FAILED] and by_kind[ExitKind.STORAGE_FAILED][0].step == state.total_steps:
+        _save_again(turn, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
+    elif by_kind[ExitKind.STORAGE_FAILED] and state.fruitless >= 3:
+        turn.end(EndReason.STORAGE_FAILED, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
     elif not holdings.awaited(state, turn.now):
         if by_kind[ExitKind.MEMORY_LOST]:
             _doubt_the_source(turn)
@@ -63,7 +65,7 @@ def go_on_without_commit(turn: Turn, message: str) -> None:
     """The state of the last step did not become durable: finishing would lose the model, switching may lose steps."""
     last = next(iter(turn.state.exits.values()))
     if last.kind is ExitKind.FINISHED:
-        turn.end(EndReason.STORAGE_FAILED, f"training finished, but its result is not durable: {message}")
+        _save_again(turn, message)
         return
     turn.set(grow_not_before=turn.now + 60.0)
     _switch_from_what_there_is(turn, last, message)
@@ -78,6 +80,22 @@ def takes_its_part_along(state: Attempt, index: int) -> bool:
         return False
     name = str(CheckpointName(shard_exit.step, state.attempt, state.generation))
     return shard_exit.rank not in state.parts.get(name, {}) and not _is_durable(state, shard_exit.step)
+
+
+def _save_again(turn: Turn, message: str) -> None:
+    """Training is done, but its result is not durable: a group forms once more, to save it."""
+    tries = turn.state.last_saves + 1
+    if tries >= _LAST_SAVES or turn.state.wanted is not Wanted.RUN:
+        turn.end(EndReason.STORAGE_FAILED, f"training finished, but its result is not durable: {message}")
+        return
+    back_off_s = 2.0 ** (tries - 1)
+    turn.set(last_saves=tries, not_before=turn.now + back_off_s)
+    turn.emit("checkpoint.retried", message=message, number=tries, of=_LAST_SAVES - 1, after_s=back_off_s)
+    forming.plan_next(turn)
+
+
+def _message_of(failed: ShardExit) -> str:
+    return failed.error.message if failed.error else "storage failed"
 
 
 def _not_finite(turn: Turn, shard_exit: ShardExit) -> None:

@@ -183,6 +183,8 @@ class Attempt(Frozen):
     num_incidents: int = 0
     steps_lost: int = 0
     recoveries: int = 0
+    last_saves: int = 0
+    """Failed tries to save the state after the last step."""
     fruitless: int = 0
     """Re-formations since the last completed step."""
     failed_starts: int = 0

@@ -141,6 +141,8 @@ def _message(state: Attempt) -> str:
             return f"{warm} of {state.granted} workers are ready (at least {state.min_workers} needed)"
         case Stage.WAITING if state.recall_until is not None:
             return "starts processes on the nodes whose memory holds the newest steps"
+        case Stage.WAITING if warm >= state.min_workers:
+            return "waits for a while before it tries again"
         case Stage.WAITING:
             return f"{warm} of at least {state.min_workers} workers are ready; waiting for capacity"
         case _:
