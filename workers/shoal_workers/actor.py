@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _GRACE_S = 30.0
 """What platforms give a process between SIGTERM and SIGKILL, unless told otherwise (Kubernetes' default)."""
 _TRAINING_NICENESS = 5
+"""Above that of the process's other threads."""
 CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 
 
@@ -246,7 +247,8 @@ def _yield_to_supervision() -> None:
     """Training thread, where training keeps the processor busy: who supervises it, or is about to join it, goes first.
     Linux has niceness by thread."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _TRAINING_NICENESS)
+        others = os.getpriority(os.PRIO_PROCESS, os.getpid())  # the main thread's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), others + _TRAINING_NICENESS)
 
 
 def is_shard_process(pid: int) -> bool:

@@ -56,7 +56,14 @@ def test_it_comes_back_when_the_cost_falls() -> None:
 
 @pytest.mark.parametrize(
     ("copy_s", "send_s", "copies", "sends"),
-    [(0.001, 0.002, 1, 1), (0.006, 0.009, 1, 3), (0.015, 0.005, 2, 2), (0.0, 0.02, 1, 2), (0.03, 0.03, 4, 12)],
+    [
+        (0.001, 0.002, 1, 1),
+        (0.006, 0.009, 1, 3),
+        (0.0085, 0.008, 1, 6),
+        (0.015, 0.005, 2, 2),
+        (0.0, 0.02, 1, 2),
+        (0.03, 0.03, 4, 12),
+    ],
 )
 def test_copies_and_sends_share_one_budget(copy_s: float, send_s: float, copies: int, sends: int) -> None:
     pace = SnapshotPace(0.01)
