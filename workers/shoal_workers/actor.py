@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 _GRACE_S = 30.0
 """What platforms give a process between SIGTERM and SIGKILL, unless told otherwise (Kubernetes' default)."""
-_TRAINING_NICENESS = 5
-"""Above that of the process's other threads."""
 CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 
 
@@ -96,8 +93,6 @@ class ShardActor:
     @ray.method(concurrency_group="train")
     def run(self, assignment: Assignment) -> ShardExit:
         """Train one generation. The failing of this very call is how a supervisor learns that the process died."""
-        if not self._spec.worker.gpus:
-            _yield_to_supervision()
         if assignment.generation <= self._fenced:
             shard_exit = ShardExit(generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0)
         else:
@@ -241,14 +236,6 @@ class ShardActor:
             )
             self._outbox.log(LogLine(at=time.time(), stream="shoal", text=text))
             return None
-
-
-def _yield_to_supervision() -> None:
-    """Training thread, where training keeps the processor busy: who supervises it, or is about to join it, goes first.
-    Linux has niceness by thread."""
-    with suppress(OSError):
-        others = os.getpriority(os.PRIO_PROCESS, os.getpid())  # the main thread's
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), others + _TRAINING_NICENESS)
 
 
 def is_shard_process(pid: int) -> bool:
