@@ -106,7 +106,7 @@ def spread(values: Iterable[float | None]) -> str:
 
 def remarks(trials: Sequence[Trial]) -> str:
     notes = sorted({trial.note for trial in trials if trial.note})
-    notes += sorted({f"failed: {trial.failed.splitlines()[0]}" for trial in trials if trial.failed})
+    notes += sorted({f"failed: {_gist(trial.failed)}" for trial in trials if trial.failed})
     for name, words in (
         ("processes_died_s", "processes dead after"),
         ("threshold_s", "hang threshold"),
@@ -131,3 +131,8 @@ def _pause(trial: Trial) -> float | None:
 
 def _regain(trial: Trial) -> float | None:
     return trial.regain_s
+
+
+def _gist(failure: str) -> str:
+    """The words before what was known of the job at the time."""
+    return failure.splitlines()[0].partition(";")[0]
