@@ -13,8 +13,6 @@ _EMA = 0.2
 _NUM_COLD = 2
 _CALM = 1.25
 """A pace is kept until the budget asks for one that differs by more than this factor: it would flicker otherwise."""
-
-
 _COPIES = 0.9
 """Of a snapshot's budget, at most. Copies go first: they outlive any process, and only a node takes them along."""
 

@@ -11,7 +11,7 @@ to a durable checkpoint would cost all steps since.
 
 from __future__ import annotations
 
-from shoal_service.core.attempt.source import best_source, durable_step
+from shoal_service.core.attempt.source import best_source, durable_step, newest_kept
 from shoal_service.core.attempt.state import Attempt, Process, Stage, Wanted
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
@@ -32,7 +32,7 @@ def is_worthwhile(state: Attempt) -> bool:
     """Steps would be lost that somebody could tell of, and nobody has been sent for them yet."""
     trusted = state.oldest_snapshot <= state.generation
     asked_for = state.wanted is Wanted.RUN and state.keeps_snapshots and state.recall_until is None
-    return asked_for and trusted and bool(_silent_nodes(state)) and _would_lose(state) > _BEARABLE
+    return asked_for and trusted and bool(_silent_nodes(state)) and _could_gain(state)
 
 
 def begin(turn: Turn) -> None:
@@ -48,7 +48,7 @@ def begin(turn: Turn) -> None:
 def is_pending(state: Attempt, now: float) -> bool:
     """The next group waits for it."""
     until = state.recall_until
-    return until is not None and now < until and bool(_silent_nodes(state)) and _would_lose(state) > _BEARABLE
+    return until is not None and now < until and bool(_silent_nodes(state)) and _could_gain(state)
 
 
 def next_node(state: Attempt) -> str:
@@ -73,6 +73,17 @@ def _silent_nodes(state: Attempt) -> tuple[str, ...]:
     return tuple(node for node in state.left_behind if node not in answering and node not in avoided)
 
 
+def _could_gain(state: Attempt) -> bool:
+    """Survivors keep their parts of the same steps as the dead: where those are no newer than what is whole, nobody has
+    any newer. If none survived to tell, there may be."""
+    kept = newest_kept(state)
+    return _would_lose(state) > _BEARABLE and (kept is None or kept > _known_step(state))
+
+
 def _would_lose(state: Attempt) -> int:
+    return state.step - _known_step(state)
+
+
+def _known_step(state: Attempt) -> int:
     known = best_source(state)
-    return state.step - (known.step if known is not None else durable_step(state))
+    return known.step if known is not None else durable_step(state)

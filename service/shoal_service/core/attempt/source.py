@@ -48,6 +48,12 @@ def is_whole(state: Attempt, generation: int, step: int) -> bool:
     return any((s.generation, s.step) == (generation, step) for s in _whole(state))
 
 
+def newest_kept(state: Attempt) -> int | None:
+    """Step of the newest snapshot that anybody told a part of, whole or not; None: nobody told of any."""
+    trusted = (h.step for h in _holdings(state) if _is_trusted(state, h.generation, h.step))
+    return max(trusted, default=None)
+
+
 def is_served(state: Attempt, source: MemorySource) -> bool:
     """Whether everybody who was to serve the source still can: if so, a part that could not be read is the source's own
     fault."""
@@ -69,10 +75,13 @@ def _whole(state: Attempt) -> Iterator[_Snapshot]:
             key = (holding.step, holding.generation, holding.world_size)
             found[key][holding.rank].add(holding.node_id)
     for (step, generation, world_size), by_rank in found.items():
-        trusted = generation >= state.oldest_snapshot and (generation, step) not in state.unreadable
-        if trusted and set(by_rank) >= set(range(world_size)):
+        if _is_trusted(state, generation, step) and set(by_rank) >= set(range(world_size)):
             nodes = tuple(tuple(sorted(by_rank[rank])) for rank in range(world_size))
             yield _Snapshot(step, generation, world_size, nodes)
+
+
+def _is_trusted(state: Attempt, generation: int, step: int) -> bool:
+    return generation >= state.oldest_snapshot and (generation, step) not in state.unreadable
 
 
 def _holdings(state: Attempt) -> Iterator[Holding]:

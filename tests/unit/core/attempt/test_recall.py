@@ -82,7 +82,19 @@ def test_one_step_is_done_again_rather_than_waited_for(new_world: NewWorld) -> N
     assert world.state.generation == 2 and sent(world) == {}
 
 
-def test_it_ends_with_the_attempt(new_world: NewWorld) -> None:
+def test_nobody_is_sent_for_what_no_node_can_have(new_world: NewWorld) -> None:
+    """Snapshots are taken at a slower pace: the newest is whole, and two steps old."""
+    world = new_world(workers=3, memory=True, checkpoint={"every_steps": None}).open(then=4)
+    kept = {node: list(held) for node, held in world.memory.items()}
+    world.train(2)
+    world.deliver_all()
+    world.memory = kept
+    world.die(1)
+    world.recover()
+    assert world.state.generation == 2 and sent(world) == {}
+
+
+def test_it_ends_with_the_time_that_was_given(new_world: NewWorld) -> None:
     world = bereft(new_world, min_workers=3)
     world.feed(GrantChanged(3))
     world.pass_time(15.25)
