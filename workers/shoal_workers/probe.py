@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from shoal_workers.engine.interface import choose_interface
+
 _SIZE = 512
 _ROUNDS = 8
 _BLOCK = 1 << 20
@@ -42,6 +44,7 @@ def matmul_fault(device: str = "cpu") -> str:
 def pair_fault(rank: int, host: str, port: int, *, round_name: str, timeout_s: float) -> str:
     """Empty, or what was wrong. `rank` 0 hosts the store at `port`; both call this at the same time."""
     timeout = datetime.timedelta(seconds=timeout_s)
+    choose_interface(host, port)
     store = TCPStore(host, port, world_size=2, is_master=rank == 0, timeout=timeout)
     dist.init_process_group("gloo", store=PrefixStore(round_name, store), rank=rank, world_size=2, timeout=timeout)
     try:

@@ -28,6 +28,7 @@ from torch.distributed.tensor import _redistribute as redistribute
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
 from shoal_workers.engine.gloo_sockets import Address, GlooSockets
+from shoal_workers.engine.interface import choose_interface
 from shoal_workers.engine.meeting import Meeting
 from shoal_workers.engine.mesh import Meshes, build_mesh
 
@@ -55,7 +56,7 @@ class Group:
             Fenced: the supervisor gave this generation up meanwhile.
         """
         a = self._assignment
-        _choose_interface(a.store_host)
+        choose_interface(a.store_host, a.store_port)
         self._sockets.watch_store(self._meeting.addresses())
         self._meeting.connect()
         # All must be here before torch begins to connect them: its own waits cannot be interrupted.
@@ -131,12 +132,6 @@ def _bury(groups: list[dist.ProcessGroup], wake: Callable[[], None] | None) -> N
     undertaker = threading.Thread(target=drop, name="shoal-undertaker", daemon=True)
     undertaker.start()
     undertaker.join(_BURIAL_S)
-
-
-def _choose_interface(store_host: str) -> None:
-    """A group that meets on loopback stays on it: gloo would take the address of the host's name, reachable or not."""
-    if store_host in ("127.0.0.1", "localhost", "::1"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def _addresses(said: list[str]) -> frozenset[Address]:

@@ -1,0 +1,111 @@
+"""Which interface gloo takes: the one on the way to the others, also where a host's name means itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shoal_workers.engine.interface import VARIABLE, address_towards, choose_interface, interface_of
+
+_PAIR = """
+import sys
+from shoal_workers.probe import pair_fault
+rank, host, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print(pair_fault(rank, host, port, round_name="pair", timeout_s=20.0) or "whole")
+"""
+_ADDRESSES = ("10.201.78.1", "10.201.78.2")
+_PORT = 29777
+
+
+@pytest.fixture(autouse=True)
+def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undoes what the function under test sets."""
+    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.delenv(VARIABLE)
+
+
+def test_a_store_on_loopback_keeps_the_group_there() -> None:
+    choose_interface("127.0.0.1", 1)
+
+    assert os.environ[VARIABLE] == "lo"
+
+
+def test_every_address_of_this_host_has_an_interface() -> None:
+    names = {name for _, name in socket.if_nameindex()}
+    own = {str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), 1, type=socket.SOCK_DGRAM)}
+
+    for address in own:
+        assert address_towards(address, 1) is not None
+        assert interface_of(address) in names
+
+
+def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "ib0")
+
+    choose_interface("127.0.0.1", 1)
+
+    assert os.environ[VARIABLE] == "ib0"
+
+
+def test_a_name_that_nobody_knows_changes_nothing() -> None:
+    choose_interface("no-such-host.invalid", 1)
+
+    assert VARIABLE not in os.environ
+
+
+def test_an_address_of_nobody_has_no_interface() -> None:
+    assert interface_of("203.0.113.7") is None
+    assert interface_of("2001:db8::7") is None
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them; the name of this host leads to neither."""
+    if shutil.which("ip") is None:
+        pytest.skip("the program `ip` is not installed")
+    names = (f"shoaltest{os.getpid()}a", f"shoaltest{os.getpid()}b")
+    try:
+        for name in names:
+            made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+            if made.returncode:
+                pytest.skip(f"network namespaces cannot be made here: {made.stderr.strip()}")
+        _ip("-n", names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        for name, address in zip(names, _ADDRESSES, strict=True):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", name, "link", "set", "eth0", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_ranks_on_two_hosts_find_each_other(hosts: tuple[str, str]) -> None:
+    """Their name resolves to loopback or to an address of neither, which is what gloo would announce."""
+    ranks = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", host, sys.executable, "-c", _PAIR, str(rank), _ADDRESSES[0], str(_PORT)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank, host in enumerate(hosts)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=90) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+    assert [out.strip() for out, _ in said] == ["whole", "whole"], said
+
+
+def _ip(*arguments: str) -> None:
+    made = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"`ip {' '.join(arguments)}` is refused here: {made.stderr.strip()}")
