@@ -35,6 +35,7 @@ from shoal_workers.contract.messages import (
 )
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.outbox import Outbox
+from shoal_workers.raylet import end_with_raylet
 
 if TYPE_CHECKING:
     from shoal_workers.engine.shard import ShardEngine
@@ -60,6 +61,7 @@ class ShardActor:
         self._exits: dict[int, ShardExit] = {}
         self._exited = threading.Condition()
         self._notices = 0
+        end_with_raylet()
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
         sys.stdout = _Tee(sys.stdout, "stdout", self._outbox)
         sys.stderr = _Tee(sys.stderr, "stderr", self._outbox)

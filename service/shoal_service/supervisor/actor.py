@@ -17,6 +17,7 @@ from shoal_service.supervisor.newsdesk import Newsdesk
 from shoal_service.supervisor.reporter import Reporter
 from shoal_service.views import AttemptEnd, SupervisorNews, UserFailure
 from shoal_workers.contract.job import EndReason
+from shoal_workers.raylet import end_with_raylet
 
 _SEQ_JUMP = 1 << 32
 CONCURRENCY_GROUPS = {"pull": 4, "direct": 4}
@@ -26,6 +27,7 @@ class SupervisorActor:
     """Answers the control plane that holds the newest lease epoch; older ones get StaleEpoch."""
 
     def __init__(self, config: SupervisorConfig) -> None:
+        end_with_raylet()
         self._config = config
         self._epoch = config.epoch
         self._journal = Journal(config.job_id, config.attempt)

@@ -44,6 +44,8 @@ class Snapshots:
         self._has_let_go = False
         self._told: tuple[int, int] | None = None
         self._num_bytes = 0
+        self._is_on_gpu = False
+        self._busy_since_s = time.process_time()
 
     @property
     def is_on(self) -> bool:
@@ -85,8 +87,8 @@ class Snapshots:
             self._give_up(error)
             return
         # On CPU the thread's own time: where cores are shared, the clock also counts the turns of other processes.
-        is_on_gpu = any(tensor.is_cuda for tensor in state.values())
-        self._copy_s = wall_s if is_on_gpu else time.thread_time() - start_s
+        self._is_on_gpu = any(tensor.is_cuda for tensor in state.values())
+        self._copy_s = wall_s if self._is_on_gpu else time.thread_time() - start_s
         self._num_taken += 1
         self._snapshot_step = step
         self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
@@ -109,13 +111,21 @@ class Snapshots:
         if self._ram is not None and not self._has_let_go and self._num_taken > 2 and not verdict.wishes.lacks_copy:
             self._has_let_go = True
             self._ram.forget_older(self._assignment.generation)
+        busy_s = self._take_busy_s()
         if not self._decides:
             return
-        self._pace.note(step_s, verdict.copy_s, verdict.send_s)
+        self._pace.note(step_s if self._is_on_gpu else min(step_s, busy_s), verdict.copy_s, verdict.send_s)
         paces = self._pace.copies.every_steps, self._pace.sends.every_steps
         if paces != self._told or self._num_taken >= self._num_told + _REPORT_EVERY:
             self._told, self._num_told = paces, self._num_taken
             self._tell(step)
+
+    def _take_busy_s(self) -> float:
+        """CPU seconds of this process since the last call: what a snapshot's CPU seconds are held against where ranks
+        share cores. In the rest of a step's time others compute, and a snapshot keeps them from it as well."""
+        now_s = time.process_time()
+        busy_s, self._busy_since_s = now_s - self._busy_since_s, now_s
+        return busy_s
 
     @property
     def _decides(self) -> bool:

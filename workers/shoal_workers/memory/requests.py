@@ -58,3 +58,5 @@ class Answer(Frozen):
     """When not ok."""
     part: Part | None = None
     holdings: tuple[Holding, ...] = ()
+    cpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """PUT, once it is kept: CPU seconds that taking it in has cost."""

@@ -29,7 +29,7 @@ class SendCost:
     """What one copy to the buddy took."""
 
     cpu_s: float
-    """Of the sender thread, kernel included; the receiver's share is not in it."""
+    """Of the sender thread and of the one that took it in, kernel included."""
     wall_s: float
     num_bytes: int
 
@@ -104,7 +104,7 @@ class Sender:
             sending.on_start()
             wall, cpu = time.perf_counter(), time.thread_time()
             with connect(sending.buddy, self._key, check=self._raise_if_stopped, patience_s=_PATIENCE_S) as wire:
-                put(wire, sending.memory, sending.header)
+                buddy_s = put(wire, sending.memory, sending.header)
         except Exception as error:  # the boundary of the thread: without a copy training goes on
             header = sending.header
             _log.warning(
@@ -118,15 +118,15 @@ class Sender:
                 },
             )
             return None
-        return SendCost(time.thread_time() - cpu, time.perf_counter() - wall, sending.header.num_bytes)
+        return SendCost(time.thread_time() - cpu + buddy_s, time.perf_counter() - wall, sending.header.num_bytes)
 
     def _raise_if_stopped(self) -> None:
         if self._stopped:
             raise ConnectionAbortedError("this process stops sending")
 
 
-def put(wire: Wire, memory: memoryview, header: PartHeader) -> None:
-    """`memory`: the slot's. Returns when the buddy has said that its copy is complete. OSError otherwise."""
+def put(wire: Wire, memory: memoryview, header: PartHeader) -> float:
+    """`memory`: the slot's. Returns the buddy's CPU seconds, once its copy is complete. OSError otherwise."""
     part = Part(
         generation=header.generation,
         rank=header.rank,
@@ -144,10 +144,11 @@ def put(wire: Wire, memory: memoryview, header: PartHeader) -> None:
         (header.payload_offset, header.num_bytes),
     ):
         wire.send(memory[offset : offset + count])
-    _expect_ok(wire)
+    return _expect_ok(wire).cpu_s
 
 
-def _expect_ok(wire: Wire) -> None:
+def _expect_ok(wire: Wire) -> Answer:
     answer = wire.hear(Answer)
     if not answer.ok:
         raise PeerRefused(answer.why)
+    return answer

@@ -115,6 +115,7 @@ class MemoryServer:
                 _send_ranges(wire, found, request.ranges)
 
     def _take_in(self, wire: Wire, part: Part) -> None:
+        start_s = time.thread_time()
         regions = Regions.of(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
         try:
             slot = self._buddies.take(part, regions)
@@ -140,7 +141,7 @@ class MemoryServer:
             )
         finally:
             self._buddies.give_back(slot)
-        wire.tell(Answer())
+        wire.tell(Answer(cpu_s=time.thread_time() - start_s))
 
     def _raise_if_stopped(self) -> None:
         if self._stopped.is_set():
