@@ -93,7 +93,7 @@ class JobStatus(Frozen):
     failure: UserFailure | None = None
     conditions: tuple[Condition, ...] = ()
     goodput: Goodput | None = None
-    snapshot_every_steps: int | None = None
+    snapshot_every_steps: float | None = None
     """A snapshot in memory after every so many steps; None: not known yet, or switched off."""
     snapshot_share: float | None = None
     """Of the step time."""

@@ -166,7 +166,7 @@ def _snapshots(job: JobView) -> str:
     every, share = job.status.snapshot_every_steps, job.status.snapshot_share
     if every is None:
         return ""
-    pace = "after every step" if every == 1 else f"after every {every} steps"
+    pace = "after every step" if every == 1 else f"after every {every:g} steps"
     return f"in memory, {pace}" + (f", {share:.2%} of the step time" if share is not None else "")
 
 

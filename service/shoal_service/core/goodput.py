@@ -204,7 +204,7 @@ def checkpoint_stalled(ledger: Ledger, *, step: int, stall_s: float, workers: in
     )
 
 
-def snapshots_cost(ledger: Ledger, *, copy_s: float, every_steps: int) -> Ledger:
+def snapshots_cost(ledger: Ledger, *, copy_s: float, every_steps: float) -> Ledger:
     """From now on each step holds this share of a copy into memory."""
     return ledger.model_copy(update={"snapshot_s": copy_s / max(1, every_steps)})
 

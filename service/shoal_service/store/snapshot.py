@@ -53,7 +53,7 @@ class LiveJob:
     """By category."""
     goodput_ratio: float | None
     snapshot_share: float | None
-    snapshot_every_steps: int | None
+    snapshot_every_steps: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,16 +60,38 @@ def test_it_comes_back_when_the_cost_falls() -> None:
     ("copy_s", "send_s", "copies", "sends"),
     [
         (0.001, 0.002, 1, 1),
-        (0.006, 0.009, 1, 3),
-        (0.0085, 0.008, 1, 6),
+        (0.006, 0.009, 1, 2.25),
+        (0.0085, 0.008, 1.25, 2.75),
         (0.015, 0.005, 2, 2),
         (0.0, 0.02, 1, 2),
-        (0.03, 0.03, 4, 12),
+        (0.03, 0.03, 3.75, 15),
     ],
 )
-def test_copies_and_sends_share_one_budget(copy_s: float, send_s: float, copies: int, sends: int) -> None:
+def test_copies_and_sends_share_one_budget(copy_s: float, send_s: float, copies: float, sends: float) -> None:
     pace = SnapshotPace(0.01)
     for _ in range(40):
         pace.note(1.0, copy_s, send_s)
     assert (pace.copies.every_steps, pace.sends.every_steps) == (copies, sends)
     assert pace.share <= 0.01 + 1e-9
+
+
+def test_a_pace_between_two_steps_is_kept_on_average() -> None:
+    pace = noted(0.01, step_s=0.1, cost_s=0.0024)
+    assert pace.every_steps == 2.5
+
+    done = []
+    for step in range(100, 200):
+        if pace.is_due(step):
+            pace.done(step)
+            done.append(step)
+
+    assert len(done) == 40
+    assert {b - a for a, b in pairwise(done)} == {2, 3}
+
+
+def test_what_was_done_before_it_was_due_puts_the_next_off() -> None:
+    pace = noted(0.01, step_s=0.1, cost_s=0.004)
+    pace.done(10)
+    pace.done(11)
+    assert not pace.is_due(14)
+    assert pace.is_due(15)

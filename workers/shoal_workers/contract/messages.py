@@ -201,9 +201,9 @@ class SnapshotCost(Frozen):
 
     generation: int
     step: int
-    every_steps: int
-    """A snapshot is taken after every so many steps."""
-    buddy_every_steps: int
+    every_steps: float
+    """A snapshot is taken after every so many steps, on average: 2.5 are 2 and 3 in turn."""
+    buddy_every_steps: float
     copy_s: float
     """Seconds of the training thread that one snapshot takes, on the slowest rank; moving average."""
     buddy_s: float

@@ -10,22 +10,26 @@ from __future__ import annotations
 import math
 
 _EMA = 0.2
+_FINENESS = 4
+"""Paces are multiples of a quarter of a step, so that they do not change all the time."""
 _NUM_COLD = 2
 _CALM = 1.25
 """A pace is kept until the budget asks for one that differs by more than this factor: it would flicker otherwise."""
-_COPIES = 0.9
+_COPIES = 0.8
 """Of a snapshot's budget, at most. Copies go first: they outlive any process, and only a node takes them along."""
 
 
 class Pace:
-    """`every_steps` follows from what was noted. `budget` may change: it counts from the next note on."""
+    """`every_steps` follows from what was noted; 2.5 are 2 and 3 in turn. `budget` may change: it counts from the next
+    note on."""
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
         self._step_s: float | None = None
         self._cost_s: float | None = None
         self._num_costs = 0
-        self.every_steps = 1
+        self.every_steps = 1.0
+        self._due = 0.0
 
     @property
     def cost_s(self) -> float:
@@ -36,6 +40,13 @@ class Pace:
     def share(self) -> float:
         """Of the step time, at this pace."""
         return self.cost_s / (self._step_s * self.every_steps) if self._step_s else 0.0
+
+    def is_due(self, step: int) -> bool:
+        return step >= self._due
+
+    def done(self, step: int) -> None:
+        """It was done after this step. What was late by less than a step does not delay the next; an early one does."""
+        self._due = (self._due if 0 <= step - self._due < 1 else step) + self.every_steps
 
     def note_step(self, step_s: float) -> None:
         self._step_s = _blend(self._step_s, step_s)
@@ -51,8 +62,8 @@ class Pace:
         if not self._step_s or not self._cost_s:
             return
         wanted = self._cost_s / (self.budget * self._step_s)
-        if not self.every_steps / _CALM <= max(1.0, wanted) <= self.every_steps:
-            self.every_steps = max(1, math.ceil(wanted))
+        if not self.every_steps / _CALM < max(1.0, wanted) <= self.every_steps:
+            self.every_steps = max(1.0, math.ceil(_FINENESS * wanted) / _FINENESS)
 
 
 class SnapshotPace:

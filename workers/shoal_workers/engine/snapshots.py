@@ -36,13 +36,11 @@ class Snapshots:
         self._outbox = outbox
         self._pace = SnapshotPace(spec.budget)
         self._copy_s = 0.0
-        self._snapshot_step = 0
-        self._sent_step = 0
         self._num_taken = 0
         self._num_told = 0
         self._has_copy = assignment.buddy is None
         self._has_let_go = False
-        self._told: tuple[int, int] | None = None
+        self._told: tuple[float, float] | None = None
         self._num_bytes = 0
         self._is_on_gpu = False
         self._busy_since_s = time.process_time()
@@ -61,11 +59,11 @@ class Snapshots:
 
     def is_due(self, step: int) -> bool:
         """Rank 0: whether the state after `step` shall be copied."""
-        return self._decides and step - self._snapshot_step >= self._pace.copies.every_steps
+        return self._decides and self._pace.copies.is_due(step)
 
     def is_sending_due(self, step: int) -> bool:
         """Rank 0: ... and sent to the buddies."""
-        return self._decides and step - self._sent_step >= self._pace.sends.every_steps
+        return self._decides and self._pace.sends.is_due(step)
 
     def take(self, state: dict[str, Tensor], extra: dict[str, Any], step: int, *, replicate: bool) -> None:
         """Copy the state after `step`; returns once the live tensors may change again."""
@@ -90,10 +88,10 @@ class Snapshots:
         self._is_on_gpu = any(tensor.is_cuda for tensor in state.values())
         self._copy_s = wall_s if self._is_on_gpu else time.thread_time() - start_s
         self._num_taken += 1
-        self._snapshot_step = step
+        self._pace.copies.done(step)
         self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
         if replicate:
-            self._sent_step = step
+            self._pace.sends.done(step)
             if a.buddy is not None:
                 self._ram.replicate(a.buddy)
 
