@@ -94,6 +94,18 @@ def median(trials: Iterable[Trial], get: Callable[[Trial], float | None]) -> flo
     return statistics.median(values) if values else None
 
 
+_REMARKS = {
+    "processes_died_s": "processes dead after {:.2f} s",
+    "threshold_s": "hang threshold {:.2f} s",
+    "reattached_s": "re-attached after {:.2f} s",
+    "zombie_gone_s": "zombie gone {:.1f} s after the cable was in again",
+    "overhead": "{:.1%} of the step time",
+    "noise": "two jobs without differ by {:.1%}",
+    "said_share": "the service's own figure {:.2%}",
+}
+"""Figure of a trial -> what its median is called."""
+
+
 def spread(values: Iterable[float | None]) -> str:
     """min / median / max of what is known."""
     known = sorted(value for value in values if value is not None)
@@ -107,20 +119,10 @@ def spread(values: Iterable[float | None]) -> str:
 def remarks(trials: Sequence[Trial]) -> str:
     notes = sorted({trial.note for trial in trials if trial.note})
     notes += sorted({f"failed: {_gist(trial.failed)}" for trial in trials if trial.failed})
-    for name, words in (
-        ("processes_died_s", "processes dead after"),
-        ("threshold_s", "hang threshold"),
-        ("reattached_s", "re-attached after"),
-        ("overhead", "of the step time"),
-    ):
+    for name, words in _REMARKS.items():
         values = [value for trial in trials if isinstance(value := trial.figures.get(name), int | float)]
         if values:
-            unit = (
-                f"{100 * statistics.median(values):.2f} %"
-                if name == "overhead"
-                else f"{statistics.median(values):.2f} s"
-            )
-            notes.append(f"{words} {unit}" if name != "overhead" else f"{unit} {words}")
+            notes.append(words.format(statistics.median(values)))
     sources = sorted({str(t.figures["state_source"]) for t in trials if "state_source" in t.figures})
     return "; ".join([*notes, *([f"from {', '.join(sources)}"] if sources else [])])
 

@@ -59,7 +59,7 @@ def compare_snapshots(server: ShoalServer, emit: Emit) -> None:
                     step_s=step_s[Kind.WITH],
                     figures={
                         "overhead": round(step_s[Kind.WITH] / step_s[Kind.WITHOUT] - 1, 4),
-                        "noise": round(step_s[Kind.AGAIN] / step_s[Kind.WITHOUT] - 1, 4),
+                        "noise": round(abs(step_s[Kind.AGAIN] / step_s[Kind.WITHOUT] - 1), 4),
                         "step_without_s": round(step_s[Kind.WITHOUT], 4),
                         "said_share": share,
                         "every_steps": every,
