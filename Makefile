@@ -21,7 +21,7 @@ demo: setup      ## train, lose a worker to SIGKILL, go on, grow back, compare w
 test: setup      ## the whole test suite
 	@$(BIN)/pytest
 
-test-all: setup  ## the whole test suite and every cell of the fault matrix
+test-all: setup  ## the whole test suite and every cell of its matrices
 	@$(BIN)/pytest -m "not soak"
 
 MINUTES ?= 10

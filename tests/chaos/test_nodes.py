@@ -79,6 +79,7 @@ def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(client: Client, arena, submit) -> None:
     run = submit(
         to=client, workers=3, steps=40, step_s=0.05, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}]

@@ -45,6 +45,7 @@ def test_training_goes_on_while_the_control_plane_is_dead(submit, shoal_server, 
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_killed_supervisor_comes_back_and_finds_its_shards(submit, shoal_server, client: Client) -> None:
     run = submit(
         steps=60,
@@ -109,6 +110,7 @@ def two_services(join_cluster: Callable[..., Any], tmp_path: Path) -> Iterator[t
     yield services[0], services[1]
 
 
+@pytest.mark.matrix
 def test_of_two_control_planes_one_owns_the_jobs_and_the_other_takes_over(submit, two_services) -> None:
     one, other = two_services
     with one.client as client:

@@ -6,6 +6,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from recovery.processes import is_alive
 from shoal_api.client import Client
 from shoal_service.core.attempt.timeouts import Timeouts
@@ -61,6 +63,7 @@ def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client:
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_two_shards_die_at_once_and_rank_0_is_one_of_them(submit, client: Client) -> None:
     run = submit(
         workers=3,
@@ -79,6 +82,7 @@ def test_two_shards_die_at_once_and_rank_0_is_one_of_them(submit, client: Client
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_shard_killed_while_it_saves_leaves_no_checkpoint_behind_and_the_next_group_makes_it(
     submit, client: Client
 ) -> None:
@@ -95,6 +99,7 @@ def test_a_shard_killed_while_it_saves_leaves_no_checkpoint_behind_and_the_next_
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_shard_killed_before_the_first_group_is_replaced(submit, client: Client) -> None:
     run = submit(min_workers=2, strikes=[{"at": "prepare", "n": 2, "do": "kill"}])
     run.finish()
@@ -105,6 +110,7 @@ def test_a_shard_killed_before_the_first_group_is_replaced(submit, client: Clien
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_shard_killed_while_the_group_re_forms_is_part_of_the_same_incident(submit, client: Client) -> None:
     run = submit(
         workers=3,
@@ -143,6 +149,7 @@ def test_below_min_workers_a_job_waits_and_resumes_by_itself(submit, client: Cli
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_job_that_waits_too_long_for_min_workers_fails(submit) -> None:
     run = submit(
         min_workers=2,
@@ -155,6 +162,7 @@ def test_a_job_that_waits_too_long_for_min_workers_fails(submit) -> None:
     assert job.status.step == 5
 
 
+@pytest.mark.matrix
 def test_a_shard_that_is_told_to_go_is_replaced_at_a_step_boundary_and_no_step_is_lost(submit, client: Client) -> None:
     run = submit(
         steps=24,

@@ -27,6 +27,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mount_point)], check=True)
 
 
+@pytest.mark.matrix
 def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path) -> None:
     run = submit(
         checkpoint={"url": str(small_disk), "every_steps": 2},

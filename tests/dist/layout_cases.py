@@ -4,7 +4,8 @@
     variants     of each product as many as its longest list of choices: every schedule of a pipeline, every level of
                  shards, every context method; recomputation turns with them. The lists turn at different speeds, so
                  that over the whole matrix each choice meets each other. Of experts on 8 ranks two variants
-    sample       of both models: each axis alone, each pair of axes, each schedule; the rest is for `make test-all`
+    typical      of both models: each axis alone, each pair of axes, each schedule
+    sample       of these each axis alone, and a third of the others; the rest is for `make test-all`
 
 The models have sizes that all degrees up to 8 divide, also 3, except for the vocabulary (257), which none does. The
 deep one is for pipelines of 4 and 8 ranks only.
@@ -93,12 +94,22 @@ def spec_of(model: str, text: str, **changes: Any) -> dict[str, Any]:
 def all_cases() -> list[Case]:
     """Every cell, of fp32 and of bf16; those of one model and precision together, for they share processes."""
     cases = [case for model in MODELS for case in _cases(model)]
-    rounded = [Case(case.model, case.layout, "bf16") for case in sample() if len(_axes(case.layout)) != 1]
-    return cases + [case for case in rounded if case not in sample()]
+    rounded = [Case(case.model, case.layout, "bf16") for case in typical() if len(_axes(case.layout)) != 1]
+    return cases + [case for case in typical() if case not in cases] + rounded
 
 
 def sample() -> list[Case]:
     """What every `make test` trains."""
+    alone: dict[Any, Case] = {}
+    for case in typical():
+        axes = _axes(case.layout)
+        if len(axes) == 1 or axes == {"dp_shard", "ep"}:
+            alone.setdefault((case.model, axes), case)
+    others = [case for case in typical() if case not in alone.values()]
+    return [*alone.values(), *others[::3]]
+
+
+def typical() -> list[Case]:
     found = []
     for model in ("dense", "experts"):
         cases = list(_cases(model))

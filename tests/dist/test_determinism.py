@@ -149,6 +149,7 @@ def test_a_gradient_that_is_not_finite_ends_the_generation(make_job: Any) -> Non
     assert len({e.step for e in exits}) == 1
 
 
+@pytest.mark.matrix
 def test_without_it_two_hundred_steps_with_three_incidents_stay_within_1e_5(make_job: Any, reference: Any) -> None:
     spec = {
         **SPEC,

@@ -32,6 +32,7 @@ def last_loss(directory: Path, num_processes: int, parallelism: Any) -> float:
     return float(json.loads(done.stdout.strip().splitlines()[-1])["loss"])
 
 
+@pytest.mark.matrix
 def test_the_example_gives_the_same_losses_in_every_layout(tmp_path: Path) -> None:
     alone = last_loss(tmp_path, 1, "auto")
     assert last_loss(tmp_path, 2, {"tp": 2}) == pytest.approx(alone, abs=1e-5)

@@ -23,12 +23,12 @@ _SCRIPT = """
 import json, os, random, sys
 is_forked = "shoal_workers.engine.shard" in sys.modules
 import numpy
+print("to stderr", file=sys.stderr, flush=True)
 print(json.dumps({
     "argv": sys.argv, "cwd": os.getcwd(), "pid": os.getpid(), "parent": os.getppid(), "is_forked": is_forked,
     "name": __name__, "path": sys.path[:2], "env": dict(os.environ), "group": os.getpgid(0),
     "numbers": [random.random(), numpy.random.rand()],
 }), flush=True)
-print("to stderr", file=sys.stderr)
 sys.exit(3)
 """
 

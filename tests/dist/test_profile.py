@@ -9,6 +9,7 @@ import sys
 from shoal_service.profiling import profile_of
 
 
+@pytest.mark.matrix
 def test_two_processes_are_measured_and_make_a_profile() -> None:
     command = [sys.executable, "-m", "shoal_workers.profile", "--processes", "2", "--seconds", "0.05"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)

@@ -116,6 +116,7 @@ def test_memory_that_is_gone_is_said_to_be(make_job: Any) -> None:
     assert end.kind is ExitKind.FINISHED
 
 
+@pytest.mark.matrix
 def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any) -> None:
     """Rounds with the same world keep the model, rounds with another build it anew."""
     job = make_job(memory=True, **{**SPEC, "stop": {"steps": 10_000}})

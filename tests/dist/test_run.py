@@ -62,6 +62,7 @@ def test_torchrun_trains_a_spec_and_a_single_process_resumes_it(tmp_path: Path, 
     assert end_again["val_loss"] == pytest.approx(end["val_loss"], abs=1e-5)
 
 
+@pytest.mark.matrix
 def test_torchrun_trains_in_the_layout_that_the_spec_fixes(tmp_path: Path, text: str, plain_run: Any) -> None:
     spec = {**_lm(text), "parallelism": {"tp": 2}}
     losses, end = launch(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", spec=spec)

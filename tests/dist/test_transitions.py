@@ -135,6 +135,7 @@ def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:
             assert violations(layout, spec, plan_of(spec)) == ()
 
 
+@pytest.mark.matrix
 def test_twenty_re_layouts_leave_nothing_behind(make_job: Any, text: str) -> None:
     spec = _SPEC_OF("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)

@@ -64,6 +64,7 @@ def test_a_module_that_is_not_there(bad) -> None:
     assert "nowhere" in job.status.message
 
 
+@pytest.mark.matrix
 def test_a_class_that_is_not_there(bad) -> None:
     job = _failed(bad("no class"), "AttributeError", "preparing", ())
     assert "tiny has no 'Tinny'" in job.status.message and "Points, Tiny" in job.status.message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shoal_api.client import Client
 
 
@@ -9,6 +11,7 @@ def bits(client: Client, job_id: str) -> list[tuple[int, str, str]]:
     return [(point.step, point.loss.hex(), point.grad_norm.hex()) for point in client.series(job_id)]
 
 
+@pytest.mark.matrix
 def test_a_job_that_loses_a_shard_equals_bit_for_bit_one_of_another_world_size(submit, client: Client) -> None:
     alone = submit(workers=1, deterministic=True)
     struck = submit(workers=3, deterministic=True, strikes=[{"at": "step", "rank": 1, "n": 7, "do": "kill"}])

@@ -26,6 +26,7 @@ print("alive:", *sorted(node["NodeManagerAddress"] for node in ray.nodes() if no
 """
 
 
+@pytest.mark.matrix
 def test_a_node_that_dies_while_it_starts_is_started_again_and_one_that_dies_later_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,6 +74,7 @@ def test_after_a_death_the_others_go_on_in_another_layout_and_come_back_to_the_f
     assert_same(run, reference)
 
 
+@pytest.mark.matrix
 def test_a_layout_that_is_asked_for_is_taken_at_the_next_step_without_losing_one(
     submit: Any, client: Client, reference: dict[int, float]
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_layout_that_is_asked_for_is_taken_at_the_next_step_without_losing_one
     assert_same(run, reference)
 
 
+@pytest.mark.matrix
 def test_a_layout_that_cannot_be_had_is_refused_with_the_arithmetic(submit: Any, client: Client) -> None:
     run = submit(workers=4, steps=24, strikes=[{"at": "step", "rank": 0, "n": 2, "do": "hold"}], **STACKED)
     run.wait_at("step-2-0")

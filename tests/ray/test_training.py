@@ -7,6 +7,7 @@ import pytest
 from shoal_api.client import Client
 
 
+@pytest.mark.matrix
 def test_the_losses_do_not_depend_on_the_world_size(submit, client: Client) -> None:
     four = submit(workers=4)
     job = four.finish()

@@ -62,9 +62,10 @@ def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], 
     _refuse_mismatch(state, saved.metadata, directory)
     fills: dict[tuple[str, tuple[int, ...]], list[Fill]] = defaultdict(list)
     filled: dict[str, int] = defaultdict(int)
+    here = {fqn: local_tensor(tensor) for fqn, tensor in state.items()}
     for read in _read_items(state, saved.metadata):
         assert read.storage_index.offset is not None
-        target = narrow_tensor_by_index(local_tensor(state[read.dest_index.fqn]), read.dest_offsets, read.lengths)
+        target = narrow_tensor_by_index(here[read.dest_index.fqn], read.dest_offsets, read.lengths)
         fill = Fill(tuple(read.storage_offsets), tuple(read.lengths), target)
         fills[read.storage_index.fqn, tuple(read.storage_index.offset)].append(fill)
         filled[read.dest_index.fqn] += prod(read.lengths)

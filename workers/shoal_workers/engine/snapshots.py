@@ -11,6 +11,7 @@ unexpected death costs the steps since the last checkpoint.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -65,20 +66,29 @@ class Snapshots:
         """Rank 0: ... and sent to the buddies."""
         return self._decides and self._pace.sends.is_due(step)
 
-    def take(self, state: dict[str, Tensor], extra: dict[str, Any], step: int, *, replicate: bool) -> None:
-        """Copy the state after `step`; returns once the live tensors may change again."""
+    def take(
+        self,
+        name_state: Callable[[], dict[str, Tensor]],
+        make_extra: Callable[[], dict[str, Any]],
+        step: int,
+        *,
+        replicate: bool,
+    ) -> None:
+        """Copy the state after `step`; returns once the live tensors may change again. What it takes to put the state
+        together is a part of the cost."""
         a = self._assignment
         if self._ram is None:
             return
-        start_s = time.thread_time()
+        start_s, wall_s = time.thread_time(), time.perf_counter()
+        state = name_state()
         try:
-            wall_s = self._ram.snapshot(
+            self._ram.snapshot(
                 state,
                 generation=a.generation,
                 rank=a.rank,
                 world_size=a.world_size,
                 step=step,
-                extra=extra,
+                extra=make_extra(),
                 owns_replicated=a.layout.owns_replicated(a.rank),
             )
         except MemoryFull as error:
@@ -86,7 +96,7 @@ class Snapshots:
             return
         # On CPU the thread's own time: where cores are shared, the clock also counts the turns of other processes.
         self._is_on_gpu = any(tensor.is_cuda for tensor in state.values())
-        self._copy_s = wall_s if self._is_on_gpu else time.thread_time() - start_s
+        self._copy_s = time.perf_counter() - wall_s if self._is_on_gpu else time.thread_time() - start_s
         self._num_taken += 1
         self._pace.copies.done(step)
         self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())

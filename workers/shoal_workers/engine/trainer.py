@@ -247,7 +247,7 @@ class Trainer:
             return
         self._position.enter(Phase.SNAPSHOT)
         step = self._position.step
-        self._snapshots.take(self._built.view.tensors(), self._extra(step), step, replicate=replicate)
+        self._snapshots.take(self._built.view.tensors, lambda: self._extra(step), step, replicate=replicate)
 
     def _extra(self, step: int) -> dict[str, Any]:
         return extra_of(
