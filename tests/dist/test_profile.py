@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from shoal_service.profiling import profile_of
 
 
