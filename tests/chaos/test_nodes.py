@@ -26,6 +26,7 @@ def client(arena) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.matrix
 def test_a_dead_raylet_costs_a_step_at_most_and_its_shards_are_replaced_elsewhere(
     client: Client, arena, submit
 ) -> None:

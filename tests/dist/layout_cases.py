@@ -5,7 +5,7 @@
                  shards, every context method; recomputation turns with them. The lists turn at different speeds, so
                  that over the whole matrix each choice meets each other. Of experts on 8 ranks two variants
     typical      of both models: each axis alone, each pair of axes, each schedule
-    sample       of these each axis alone, and a third of the others; the rest is for `make test-all`
+    sample       of these each axis alone, each schedule, and a seventh of the others; the rest is for `make test-all`
 
 The models have sizes that all degrees up to 8 divide, also 3, except for the vocabulary (257), which none does. The
 deep one is for pipelines of 4 and 8 ranks only.
@@ -104,9 +104,11 @@ def sample() -> list[Case]:
     for case in typical():
         axes = _axes(case.layout)
         if len(axes) == 1 or axes == {"dp_shard", "ep"}:
-            alone.setdefault((case.model, axes), case)
-    others = [case for case in typical() if case not in alone.values()]
-    return [*alone.values(), *others[::3]]
+            alone.setdefault(axes, case)
+    schedules = {case.layout.schedule: case for case in typical() if case.layout.pp > 1}
+    first = {*alone.values(), *schedules.values()}
+    others = [case for case in typical() if case not in first]
+    return [*sorted(first, key=typical().index), *others[::7]]
 
 
 def typical() -> list[Case]:

@@ -72,7 +72,9 @@ def whole_run(make_job: Any, world_size: int, spec: dict[str, Any]) -> Bits:
     return {**reported(shards), "state": digest(job.root)}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "world_size", [1, pytest.param(2, marks=pytest.mark.matrix), 3, pytest.param(4, marks=pytest.mark.matrix)]
+)
 def test_losses_norms_validation_and_state_are_the_same_bits_at_every_world_size(
     make_job: Any, known: dict[str, Bits], world_size: int
 ) -> None:

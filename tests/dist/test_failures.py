@@ -118,6 +118,7 @@ def test_a_fenced_generation_is_not_even_begun(make_job: Any) -> None:
     assert job.run(shards)[0].kind is ExitKind.FINISHED
 
 
+@pytest.mark.matrix
 def test_twenty_generations_in_the_same_processes_leak_neither_descriptors_nor_threads(make_job: Any) -> None:
     job = make_job(**{**SPEC, "stop": {"steps": 1000}, "checkpoint": {"every_steps": None}})
     shards = job.shards(2)

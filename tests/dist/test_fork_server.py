@@ -88,6 +88,7 @@ def test_nothing_of_one_process_is_seen_by_another(raylet: Raylet) -> None:
     assert not set(first["numbers"]) & set(second["numbers"])
 
 
+@pytest.mark.matrix
 def test_what_libraries_read_when_they_are_loaded_makes_another_server(raylet: Raylet) -> None:
     first, second = raylet.start(), raylet.start(RAY_JOB_ID="02000000")
     assert second["is_forked"]
@@ -99,6 +100,7 @@ def test_without_a_raylets_socket_an_interpreter_is_started(raylet: Raylet, tmp_
     assert not raylet.start(raylet=str(tmp_path / "missing" / "raylet"))["is_forked"]
 
 
+@pytest.mark.matrix
 def test_a_server_that_was_killed_is_started_again(raylet: Raylet) -> None:
     before = raylet.start()["parent"]
     server = os.pidfd_open(before)

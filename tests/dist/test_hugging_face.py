@@ -66,6 +66,7 @@ def _train(make_job: Any, spec: dict[str, Any], layout: Layout) -> tuple[dict[in
     return job.losses(shards), job.committed[-1]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_trains_as_one_process_does(make_job: Any, reference: Any, text: str, layout: str, tied: bool) -> None:

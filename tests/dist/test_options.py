@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.matrix]
 
 _AXES = ("fsdp", "tp", "all_gather", "ulysses")
 _TOKENS_PER_RANK = {"fsdp": 5 * 2 * 16, "tp": 5 * 4 * 16, "all_gather": 5 * 4 * 8, "ulysses": 5 * 4 * 8}

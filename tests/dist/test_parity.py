@@ -23,7 +23,7 @@ SPEC: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.matrix), 3, 4])
 def test_every_world_size_gives_the_losses_of_the_plain_run(make_job: Any, reference: Any, world_size: int) -> None:
     job = make_job(**SPEC)
     shards = job.shards(world_size)

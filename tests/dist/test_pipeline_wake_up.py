@@ -24,7 +24,7 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("phase", [pytest.param("forward", marks=pytest.mark.matrix), "backward"])
 @pytest.mark.parametrize("case", _CASES)
 def test_survivors_of_a_pipeline_leave_at_once_and_train_on(make_job: Any, text: str, case: str, phase: str) -> None:
     layout, victim_rank = _CASES[case]

@@ -48,6 +48,7 @@ def launch(directory: Path, *launcher: str, spec: dict[str, Any] = SPEC) -> tupl
     return {int(w[1]): float(w[3]) for w in words}, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.matrix
 def test_torchrun_trains_a_spec_and_a_single_process_resumes_it(tmp_path: Path, reference: Any) -> None:
     plain = reference(6, **SPEC)
     losses, end = launch(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
@@ -62,7 +63,6 @@ def test_torchrun_trains_a_spec_and_a_single_process_resumes_it(tmp_path: Path, 
     assert end_again["val_loss"] == pytest.approx(end["val_loss"], abs=1e-5)
 
 
-@pytest.mark.matrix
 def test_torchrun_trains_in_the_layout_that_the_spec_fixes(tmp_path: Path, text: str, plain_run: Any) -> None:
     spec = {**_lm(text), "parallelism": {"tp": 2}}
     losses, end = launch(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", spec=spec)

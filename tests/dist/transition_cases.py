@@ -51,8 +51,8 @@ def all_transitions() -> list[Transition]:
 
 
 def sample() -> list[Transition]:
-    """Of each ninth pair, by turns, one cause."""
-    return [t for turn, t in enumerate(all_transitions()) if turn % 9 == 4]
+    """Of each 18th pair, by turns, one cause."""
+    return [t for turn, t in enumerate(all_transitions()) if turn % 18 == 4]
 
 
 _ONE = Layout()
