@@ -8,6 +8,7 @@ from shoal_api.client import Client
 from shoal_service.core.goodput import Category
 
 
+@pytest.mark.matrix
 def test_every_worker_second_is_booked_and_the_losses_are_those_of_another_run(
     submit, client: Client, undisturbed_job
 ) -> None:

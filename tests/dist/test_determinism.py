@@ -123,6 +123,7 @@ def test_it_is_the_plain_run_within_rounding(make_job: Any, known: dict[str, Bit
     assert losses == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "changes",
     [

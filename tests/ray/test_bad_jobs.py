@@ -83,6 +83,7 @@ def test_an_error_in_step_1_is_not_tried_again(bad) -> None:
     assert "no step was made" in job.status.message
 
 
+@pytest.mark.matrix
 def test_an_error_in_step_50_on_one_rank_is_tried_again_once_in_vain(bad) -> None:
     run = bad("step 50 of rank 1")
     job = _failed(run, "ValueError", "forward", (1,), attempts=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
@@ -67,6 +69,7 @@ def test_a_running_job_is_cancelled_in_mid_step(submit, client: Client, shoal_se
     shoal_server.wait_until_free()
 
 
+@pytest.mark.matrix
 def test_jobs_that_do_not_fit_wait_in_order_and_say_what_they_wait_for(submit, client: Client) -> None:
     large = {"cpus": 3.0}
     never = submit(worker={"cpus": 9.0}, workers=1)
