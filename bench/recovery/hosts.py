@@ -73,13 +73,19 @@ class Hosts:
         store = {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self._temp_dir / "gcs")}
         self._launch(f"{_SUBNET}.1", [*head, "--num-cpus=0"], store)
         for ip in self._names:
-            self._launch(ip, [f"--address={self.address}", f"--num-cpus={self._num_cpus}"], {})
+            self.launch(ip)
 
     def cut(self, ip: str) -> float:
         """Pull the cable; the time of it."""
         at = time.time()
         _ip("link", "set", f"{self._names[ip]}v", "down")
         return at
+
+    def launch(self, ip: str) -> None:
+        """A node on this host. What is left of the one before it, which ends when it hears that it was given up, goes."""
+        if ip in self._sessions:
+            end_session(self._sessions[ip])
+        self._launch(ip, [f"--address={self.address}", f"--num-cpus={self._num_cpus}"], {})
 
     def heal(self, ip: str) -> None:
         _ip("link", "set", f"{self._names[ip]}v", "up")

@@ -108,6 +108,7 @@ def cut_hosts(hosts: Hosts, run: ShoalRun, kills: int, chance: random.Random, em
         died_s = died_after_s(victim.pid, time.time(), 60.0)
         trial.figures["zombie_gone_s"] = None if died_s is None else round(died_s, 2)
         emit(trial)
+        hosts.launch(victim.node_ip)
 
 
 def kill_supervisor(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
