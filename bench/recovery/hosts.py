@@ -82,7 +82,7 @@ class Hosts:
         return at
 
     def launch(self, ip: str) -> None:
-        """A node on this host. What is left of the one before it, which ends when it hears that it was given up, goes."""
+        """A node on this host. What is left of the one before it goes: a raylet that was given up ends by itself."""
         if ip in self._sessions:
             end_session(self._sessions[ip])
         self._launch(ip, [f"--address={self.address}", f"--num-cpus={self._num_cpus}"], {})
