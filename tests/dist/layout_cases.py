@@ -94,21 +94,23 @@ def spec_of(model: str, text: str, **changes: Any) -> dict[str, Any]:
 def all_cases() -> list[Case]:
     """Every cell, of fp32 and of bf16; those of one model and precision together, for they share processes."""
     cases = [case for model in MODELS for case in _cases(model)]
-    rounded = [Case(case.model, case.layout, "bf16") for case in typical() if len(_axes(case.layout)) != 1]
-    return cases + [case for case in typical() if case not in cases] + rounded
+    known = typical()
+    rounded = [Case(case.model, case.layout, "bf16") for case in known if len(_axes(case.layout)) != 1]
+    return cases + [case for case in known if case not in cases] + rounded
 
 
 def sample() -> list[Case]:
     """What every `make test` trains."""
+    cases = typical()
     alone: dict[Any, Case] = {}
-    for case in typical():
+    for case in cases:
         axes = _axes(case.layout)
         if len(axes) == 1 or axes == {"dp_shard", "ep"}:
             alone.setdefault(axes, case)
-    schedules = {case.layout.schedule: case for case in typical() if case.layout.pp > 1}
+    schedules = {case.layout.schedule: case for case in cases if case.layout.pp > 1}
     first = {*alone.values(), *schedules.values()}
-    others = [case for case in typical() if case not in first]
-    return [*sorted(first, key=typical().index), *others[::7]]
+    others = [case for case in cases if case not in first]
+    return [*sorted(first, key=cases.index), *others[::7]]
 
 
 def typical() -> list[Case]:

@@ -2,8 +2,8 @@
 
 Ray's own check runs once a second and asks whether the pid exists. It does while the dead raylet waits to be reaped,
 which may be for ever where the container's first process, or whoever else adopts orphans, reaps nobody: the actor would
-live on, unreachable, with its node's memory and its GPU. A pidfd is readable as soon as the process has ended. It also
-takes a second off a recovery: the connections of a shard that has ended break, and that is what its group notices.
+live on, unreachable, with its node's memory and its GPU. A pidfd is readable as soon as the process has ended. A
+recovery begins sooner as well: the connections of a shard that has ended break, and that is what its group notices.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Hashable, ...]:
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that lies in this process, without its gradient history.
 
-    Not by `to_local`, which takes fifteen times as long for a gradient history: a snapshot asks for some hundred.
+    Not by `to_local`, which would make that history first: a snapshot asks for some hundred of them.
     """
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 

@@ -143,7 +143,7 @@ def _is_shard(value: object, parameter: Tensor) -> bool:
 
 def _like(owner: DTensor, local: Tensor) -> DTensor:
     """`local` as the shard of a tensor that is laid out as `owner` is; shares its memory."""
-    if local.dtype == owner.dtype:  # what `from_local` would find out again, at five times the cost
+    if local.dtype == owner.dtype:  # what `from_local` would find out again for each of them
         return DTensor(local.detach(), owner._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return DTensor.from_local(
         local, owner.device_mesh, owner.placements, run_check=False, shape=owner.shape, stride=owner.stride()

@@ -50,7 +50,7 @@ class Request:
 
 def main(address: str, raylet_pid: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked
-    gc.disable()  # a sixth of the time that the imports take goes into collections that find nothing
+    gc.disable()  # imports make many objects and no garbage
     for name in _MODULES:
         importlib.import_module(name)
     gc.collect()
