@@ -8,7 +8,7 @@ this refuses a state that the saved slices do not cover.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
 
@@ -50,68 +49,105 @@ class ItemRead:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """Where every slice lies, and what the planner has to know of it."""
+    """One tensor's slices."""
 
-    metadata: dict[str, TensorStorageMetadata]
-    places: dict[tuple[str, tuple[int, ...]], tuple[str, IndexItem]]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    slices: dict[tuple[int, ...], tuple[str, IndexItem]]
+    """By where they begin: the lowest rank's file, and the slice in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """What one slice, the `number`-th of its tensor, has of what this rank holds."""
+
+    number: int
+    source_offsets: tuple[int, ...]
+    target_offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    num_elements: int
 
 
 def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], *, directory: str) -> list[ItemRead]:
     """In the order in which the slices lie in their files. StateMismatch where the checkpoint lacks part of it."""
     saved = _collect(indexes, directory)
-    _refuse_mismatch(state, saved.metadata, directory)
-    fills: dict[tuple[str, tuple[int, ...]], list[Fill]] = defaultdict(list)
-    filled: dict[str, int] = defaultdict(int)
-    here = {fqn: local_tensor(tensor) for fqn, tensor in state.items()}
-    for read in _read_items(state, saved.metadata):
-        assert read.storage_index.offset is not None
-        target = narrow_tensor_by_index(here[read.dest_index.fqn], read.dest_offsets, read.lengths)
-        fill = Fill(tuple(read.storage_offsets), tuple(read.lengths), target)
-        fills[read.storage_index.fqn, tuple(read.storage_index.offset)].append(fill)
-        filled[read.dest_index.fqn] += prod(read.lengths)
-    _refuse_holes(state, filled, directory)
-    reads = [
-        ItemRead(*saved.places[key], saved.metadata[key[0]].properties.dtype, tuple(parts))
-        for key, parts in fills.items()
-    ]
+    _refuse_mismatch(state, saved, directory)
+    planner = _Planner()
+    reads: list[ItemRead] = []
+    holes: list[str] = []
+    for fqn, tensor in state.items():
+        if isinstance(tensor, DTensor) and tensor.device_mesh.get_coordinate() is None:  # this rank is not in its mesh
+            continue
+        own, here = saved[fqn], local_tensor(tensor)
+        places = list(own.slices.values())
+        fills: dict[int, list[Fill]] = defaultdict(list)
+        filled = 0
+        for box in planner.boxes(tensor, own):
+            target = narrow_tensor_by_index(here, box.target_offsets, box.lengths)
+            fills[box.number].append(Fill(box.source_offsets, box.lengths, target))
+            filled += box.num_elements
+        if filled != here.numel():
+            holes.append(f"of {fqn} it holds only {filled} of the {here.numel()} elements that this rank needs")
+        reads += [ItemRead(*places[number], own.dtype, tuple(parts)) for number, parts in fills.items()]
+    if holes:
+        raise StateMismatch(directory, holes)
     return sorted(reads, key=lambda read: (read.file, read.item.file_offset))
 
 
-def _read_items(state: Mapping[str, torch.Tensor], metadata: Mapping[str, TensorStorageMetadata]) -> Iterator[ReadItem]:
-    """What torch's own load planner asks for, without computing a thousand times what tensors of equal layout share:
-    there are some ten layouts in a model, and where its slice lies takes a DTensor most of the time of planning."""
-    known: dict[Hashable, list[ChunkStorageMetadata]] = {}
-    for fqn, tensor in state.items():
+class _Planner:
+    """Asks torch once for all tensors that are cut alike, here and there: a state has hundreds, of some ten kinds."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[Hashable, list[ChunkStorageMetadata]] = {}
+        self._boxes: dict[Hashable, tuple[_Box, ...]] = {}
+
+    def boxes(self, tensor: torch.Tensor, saved: _Saved) -> tuple[_Box, ...]:
+        layout: Hashable = tensor.shape
         if isinstance(tensor, DTensor):
-            if tensor.device_mesh.get_coordinate() is None:  # this rank is not in its mesh
-                continue
             layout = tensor.shape, tensor.placements, tensor.device_mesh
-            if layout not in known:
-                known[layout] = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
-            chunks = known[layout]
-        else:
-            chunks = [ChunkStorageMetadata(torch.Size([0] * tensor.ndim), tensor.shape)]
-        yield from create_read_items_for_chunk_list(fqn, metadata[fqn], chunks)
+        kind = layout, tuple((offsets, item.sizes) for offsets, (_, item) in saved.slices.items())
+        if kind not in self._boxes:
+            if layout not in self._chunks:
+                self._chunks[layout] = _chunks(tensor)
+            self._boxes[kind] = _overlaps(self._chunks[layout], saved)
+        return self._boxes[kind]
 
 
-def _collect(indexes: Sequence[ShardIndex], directory: str) -> _Saved:
-    saved = _Saved({}, {})
+def _chunks(tensor: torch.Tensor) -> list[ChunkStorageMetadata]:
+    if isinstance(tensor, DTensor):
+        return tensor.__create_chunk_list__()  # type: ignore[no-untyped-call, no-any-return]
+    return [ChunkStorageMetadata(torch.Size([0] * tensor.ndim), tensor.shape)]
+
+
+def _overlaps(chunks: list[ChunkStorageMetadata], saved: _Saved) -> tuple[_Box, ...]:
+    slices = [
+        ChunkStorageMetadata(torch.Size(offsets), torch.Size(item.sizes)) for offsets, (_, item) in saved.slices.items()
+    ]
+    known = TensorStorageMetadata(TensorProperties(dtype=saved.dtype), torch.Size(saved.shape), slices)
+    boxes = []
+    for read in create_read_items_for_chunk_list("", known, chunks):
+        assert read.storage_index.index is not None
+        lengths = tuple(read.lengths)
+        offsets = tuple(read.storage_offsets), tuple(read.dest_offsets)
+        boxes.append(_Box(read.storage_index.index, *offsets, lengths, prod(lengths)))
+    return tuple(boxes)
+
+
+def _collect(indexes: Sequence[ShardIndex], directory: str) -> dict[str, _Saved]:
+    saved: dict[str, _Saved] = {}
     for index in indexes:
+        file = payload_name(index.rank)
         for item in index.items:
-            known = saved.metadata.get(item.fqn)
+            known = saved.get(item.fqn)
             dtype = dtype_of(item, index.rank, directory)
             if known is None:
-                known = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(item.shape), [])
-                saved.metadata[item.fqn] = known
-            elif known.size != item.shape or known.properties.dtype != dtype:
+                known = saved[item.fqn] = _Saved(dtype, item.shape, {})
+            elif known.shape != item.shape or known.dtype != dtype:
                 problem = (
-                    f"says that {item.fqn} is {dtype} {item.shape}, "
-                    f"lower ranks that it is {known.properties.dtype} {tuple(known.size)}"
+                    f"says that {item.fqn} is {dtype} {item.shape}, lower ranks that it is {known.dtype} {known.shape}"
                 )
                 raise DamagedCheckpoint(directory, index_name(index.rank), problem)
-            if (item.fqn, item.offsets) not in saved.places:
-                known.chunks.append(ChunkStorageMetadata(torch.Size(item.offsets), torch.Size(item.sizes)))
-                saved.places[item.fqn, item.offsets] = payload_name(index.rank), item
+            known.slices.setdefault(item.offsets, (file, item))
     return saved
 
 
@@ -126,30 +162,16 @@ def dtype_of(item: IndexItem, rank: int, directory: str) -> torch.dtype:
     return dtype
 
 
-def _refuse_mismatch(
-    state: Mapping[str, torch.Tensor], saved: Mapping[str, TensorStorageMetadata], directory: str
-) -> None:
+def _refuse_mismatch(state: Mapping[str, torch.Tensor], saved: Mapping[str, _Saved], directory: str) -> None:
     problems = []
     for fqn, tensor in state.items():
         if tensor.device.type == "meta":
             raise ValueError(f"{fqn} is on the meta device: it has no memory to load into")
-        if fqn not in saved:
+        there = saved.get(fqn)
+        if there is None:
             problems.append(f"it has no {fqn}")
-            continue
-        here = tensor.dtype, tuple(tensor.shape)
-        there = saved[fqn].properties.dtype, tuple(saved[fqn].size)
-        if here != there:
-            problems.append(f"{fqn} is {there[0]} {there[1]} in it, {here[0]} {here[1]} here")
-    if problems:
-        raise StateMismatch(directory, problems)
-
-
-def _refuse_holes(state: Mapping[str, torch.Tensor], filled: Mapping[str, int], directory: str) -> None:
-    problems = [
-        f"of {fqn} it holds only {filled.get(fqn, 0)} of the {wanted} elements that this rank needs"
-        for fqn, tensor in state.items()
-        if not (isinstance(tensor, DTensor) and tensor.device_mesh.get_coordinate() is None)
-        and (wanted := local_tensor(tensor).numel()) != filled.get(fqn, 0)
-    ]
+        elif (there.dtype, there.shape) != (tensor.dtype, tensor.shape):
+            here = f"{tensor.dtype} {tuple(tensor.shape)}"
+            problems.append(f"{fqn} is {there.dtype} {there.shape} in it, {here} here")
     if problems:
         raise StateMismatch(directory, problems)
