@@ -43,7 +43,7 @@ def main() -> None:
     probe = ray.remote(num_cpus=1)(Probe)
     ways: dict[str, dict[str, Any]] = {
         "interpreters": {"env_vars": {"OMP_NUM_THREADS": "1"}},
-        "forked": {"env_vars": {"OMP_NUM_THREADS": "1"}, "py_executable": py_executable()},
+        "forked": {"env_vars": {"OMP_NUM_THREADS": "1"}, "py_executable": py_executable(fork=True)},
     }
     found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
     first_s = _start(probe, ways["forked"], arguments.shards)[0]  # the server imports meanwhile

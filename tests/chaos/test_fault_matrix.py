@@ -190,10 +190,15 @@ class Chain:
         )
         for actor in ("ShardActor", "SupervisorActor"):
             _until(lambda actor=actor: not self._arena.nodes.pids_of(actor), f"no {actor} is left")
+        _until(self._is_every_cpu_free, "no process holds a CPU for nobody")
         names = [path.name for path in self._checkpoints.rglob("*")]
         assert [name for name in names if name.endswith(".writing") or name.startswith("write-probe")] == []
         memory = list(Path("/dev/shm").glob(f"shoal-*/{self.job.id}-*"))
         _until(lambda: not any(path.exists() for path in memory), "its shared memory is gone")
+
+    def _is_every_cpu_free(self) -> bool:
+        seen = self.job.client.cluster()
+        return seen.connected and seen.cpus_free == seen.cpus_total
 
     @contextmanager
     def _struck(self, cell: Cell, held: Held) -> Iterator[None]:

@@ -108,6 +108,34 @@ def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(cl
 
 
 @pytest.mark.matrix
+def test_a_process_that_a_dead_head_asked_for_holds_no_cpu(client: Client, arena, submit) -> None:
+    """Ray starts it all the same, and nobody will ever use it."""
+    run = submit(to=client, workers=2, steps=40, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}])
+    run.wait_at("step-5-0")
+
+    def stop_fork_servers() -> None:
+        for pid in arena.nodes.pids_running("forkserver/server.py"):
+            os.kill(pid, signal.SIGSTOP)
+
+    stop_fork_servers()
+    client.scale(run.id, max_workers=3)
+    _until(lambda: arena.nodes.pids_running("forkserver/launch.py"), "a process is asked for")
+    stop_fork_servers()  # a node without one has started it for this process, and it imports for seconds
+    arena.nodes.kill_head()
+    _until(arena.nodes.is_head_alive, "the head is back")
+    _until(lambda: client.cluster().connected, "the control plane has found it")
+    for pid in arena.nodes.pids_running("forkserver/server.py"):
+        os.kill(pid, signal.SIGCONT)
+    run.release("step-5-0")
+    run.wait_at("step-35-0")
+    run.release("step-35-0")
+    run.finish()
+    run.assert_undisturbed_losses()
+
+    _until(lambda: (seen := client.cluster()).cpus_free == seen.cpus_total, "no CPU is held")
+
+
+@pytest.mark.matrix
 def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoint(
     client: Client, arena, submit
 ) -> None:

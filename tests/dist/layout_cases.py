@@ -7,8 +7,9 @@
     typical      of both models: each axis alone, each pair of axes, each schedule
     sample       of these each axis alone, each schedule, and a seventh of the others; the rest is for `make test-all`
 
-The models have sizes that all degrees up to 8 divide, also 3, except for the vocabulary (257), which none does. The
-deep one is for pipelines of 4 and 8 ranks only.
+The models have sizes that all degrees up to 8 divide, also 3, except for the vocabulary (257), which none does. They
+are as shallow as the pipeline allows, and a step has as few micro-batches as the ranks and the schedule allow: eight
+processes on two cores pay for every block of each. The deep model is for pipelines of 4 and 8 ranks only.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ from shoal_workers.contract.spec_errors import parse_spec
 
 WORLDS = (1, 2, 3, 4, 8)
 STEPS = 5
+_SIZES = (3, 5, 8)
+"""Micro-batches of a step, of one sample each. 3 and 5 are dealt unevenly to 2, 3 and 4 ranks."""
+_UNCUT_LAYERS = 2
+"""Without a pipeline: a dense block, and one with experts."""
 _SPEC: dict[str, Any] = {
     "task": LM_TASK,
-    "batch": {"global_size": 8, "micro_size": 1},
+    "batch": {"global_size": _SIZES[-1], "micro_size": 1},
     "optimizer": {"lr": 0.002, "clip_norm": 1.0},
     "schedule": {"warmup_steps": 1},
     "stop": {"steps": STEPS},
@@ -70,8 +75,20 @@ class Case:
 
     @property
     def global_size(self) -> int:
-        """Micro-batches of one sample: as few as every rank has one; 5 are dealt unevenly to 2, 3 and 4 ranks."""
-        return 8 if self.layout.world_size > 4 else 5
+        """The smallest that gives every data rank a micro-batch, and the schedule enough."""
+        ranks = self.layout.dp_replicate * self.layout.dp_shard
+        return next(size for size in _SIZES if size >= ranks and is_legal(self.model, self.layout, size))
+
+    @property
+    def num_layers(self) -> int:
+        layers: int = MODELS[self.model]["num_layers"]
+        return layers if self.layout.pp > 1 else _UNCUT_LAYERS
+
+    def spec(self, text: str, **changes: Any) -> dict[str, Any]:
+        """What the service would be sent."""
+        spec = spec_of(self.model, text, batch={"global_size": self.global_size, "micro_size": 1}, **changes)
+        spec["model"] = {**spec["model"], "num_layers": self.num_layers}
+        return spec
 
     @property
     def name(self) -> str:
@@ -160,14 +177,14 @@ def products(model: str, world: int) -> Iterator[Layout]:
                     yield layout
 
 
-def is_legal(model: str, layout: Layout) -> bool:
-    spec, plan = _spec_and_plan(model)
+def is_legal(model: str, layout: Layout, size: int = _SIZES[-1]) -> bool:
+    spec, plan = _spec_and_plan(model, size)
     return not violations(layout, spec, plan)
 
 
 @functools.cache
-def _spec_and_plan(model: str) -> tuple[JobSpec, ParallelPlan | None]:
-    spec = parse_spec(spec_of(model, "unused"))
+def _spec_and_plan(model: str, size: int) -> tuple[JobSpec, ParallelPlan | None]:
+    spec = parse_spec(spec_of(model, "unused", batch={"global_size": size, "micro_size": 1}))
     return spec, plan_of(spec)
 
 

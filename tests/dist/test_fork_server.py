@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.forkserver import launch, py_executable
+from shoal_workers.forkserver import idle, launch, py_executable
 
 pytestmark = pytest.mark.dist
 
@@ -128,11 +128,59 @@ def test_code_that_changed_has_another_address(monkeypatch: pytest.MonkeyPatch) 
     assert launch.address_of(argv) != address
 
 
-def test_a_shell_understands_what_ray_is_given() -> None:
-    executable = py_executable()
+@pytest.mark.parametrize(("fork", "start"), [(True, ["-I", "-S", launch.__file__]), (False, [idle.__file__])])
+def test_a_shell_understands_what_ray_is_given(fork: bool, start: list[str]) -> None:
+    executable = py_executable(fork=fork)
     assert executable is not None
     told = subprocess.run(["bash", "-c", f"echo {executable}"], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [sys.executable, "-I", "-S", launch.__file__]
+    assert told.stdout.split() == [sys.executable, *start]
+
+
+def test_an_interpreter_of_its_own_is_what_was_asked_for(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_SCRIPT)
+    asked = [sys.executable, idle.__file__, str(script), "two words"]
+    done = subprocess.run(asked, capture_output=True, text=True, cwd=tmp_path)
+    seen = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (3, "to stderr\n")
+    assert (seen["argv"], seen["name"]) == ([str(script), "two words"], "__main__")
+    assert seen["path"][0] == str(tmp_path)
+    assert str(Path(idle.__file__).parent) not in seen["path"]
+
+
+@pytest.mark.parametrize(
+    ("titles", "is_ended"),
+    [
+        (["ray::IDLE"], True),
+        (["python", "ray::IDLE"], True),
+        (["ray::IDLE", "ray::ShardActor.__init__", "ray::IDLE"], False),
+        (["python"], False),
+    ],
+)
+def test_a_worker_that_nobody_uses_ends(titles: list[str], is_ended: bool) -> None:
+    """Each title lasts for two of the looks at least; the last one stays."""
+    program = (
+        "import sys, time; from ray._raylet import setproctitle; from shoal_workers.forkserver import idle\n"
+        f"titles = {titles}\n"
+        "setproctitle(titles[0])\n"
+        "idle.end_when_idle(patience_s=2.0)\n"
+        "for title in titles[1:]:\n"
+        "    time.sleep(0.6)\n"
+        "    setproctitle(title)\n"
+        "print(flush=True)\n"
+        "sys.stdin.read()\n"
+        "sys.exit(7)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        if is_ended:
+            assert process.wait(30) == 0
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(3.0)
+            process.stdin.close()
+            assert process.wait(30) == 7
 
 
 def _ends(process: int) -> bool:

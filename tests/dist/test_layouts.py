@@ -10,7 +10,6 @@ import pytest
 
 _CASES = runpy.run_path(str(Path(__file__).with_name("layout_cases.py")))
 _SAMPLE = _CASES["sample"]()
-_SPEC_OF = _CASES["spec_of"]
 
 
 def _cells() -> list[Any]:
@@ -22,15 +21,14 @@ def _cells() -> list[Any]:
     ]
 
 
-def _processes(case: Any) -> tuple[str, str, int]:
-    return case.precision, case.model, case.global_size
+def _processes(case: Any) -> tuple[str, str, int, int]:
+    return case.precision, case.model, case.num_layers, case.global_size
 
 
 @pytest.mark.parametrize("case", _cells())
 def test_a_layout_trains_as_one_process_does(case: Any, crew_of: Any, plain_run: Any, text: str) -> None:
-    batch = {"global_size": case.global_size, "micro_size": 1}
-    plain = plain_run(_SPEC_OF(case.model, text, batch=batch))
-    seen = crew_of(_SPEC_OF(case.model, text, batch=batch, precision=case.precision)).train(case.layout)
+    plain = plain_run(case.spec(text))
+    seen = crew_of(case.spec(text, precision=case.precision)).train(case.layout)
     losses, norms = (1e-5, 1e-5) if case.precision == "fp32" else (2e-2, None)
     assert seen.losses == pytest.approx(plain.losses, abs=losses)
     assert seen.validation == pytest.approx(plain.validation, abs=losses)

@@ -7,7 +7,7 @@ the last, everything else that the model is called with to all. Every rank of a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from shoal_workers.contract.deal import MicroBatch, randomness_seed
-from shoal_workers.contract.layout import Schedule
+from shoal_workers.contract.layout import Recompute, Schedule
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.engine.batches import Batches
@@ -162,9 +162,11 @@ class _Stage(PipelineStage):
         example_output: Tensor,
         group: dist.ProcessGroup,
     ) -> None:
+        recomputes = setting.layout.recompute is not Recompute.NONE
         super().__init__(
-            module, index, num_stages, device, input_args=example_input, output_args=example_output, group=group
-        )
+            module, index, num_stages, device, input_args=example_input, output_args=example_output, group=group,
+            dw_builder=_whole_backward if recomputes else None,
+        )  # fmt: skip
         self._setting = setting
         self._shares = shares
         self.has_backward = True
@@ -188,6 +190,12 @@ class _Stage(PipelineStage):
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         self._setting.position.enter(Phase.BACKWARD)
         return super().backward_one_chunk(*args, **kwargs)
+
+
+def _whole_backward() -> Callable[[], None]:
+    """What is left to do for the weights where a schedule splits the backward pass in two: nothing, the first half did
+    all of it. Apart, each weight's gradient would recompute its block anew, ten times as often as needed."""
+    return lambda: None
 
 
 def _contiguous(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

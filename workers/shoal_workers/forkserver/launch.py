@@ -4,7 +4,7 @@
 
 Ray runs this for a worker whose runtime environment names it as `py_executable`. It lives as long as the process that
 it asked for, which Ray knows by the pid that it registers with. Whatever goes wrong before that process exists, Python
-is started as Ray would have done it. Only the standard library, and little of it: this runs once per process.
+is started nearly as Ray would have done it. Only the standard library, and little of it: this runs once per process.
 """
 
 import errno
@@ -43,7 +43,7 @@ def main() -> None:
     except OSError:
         pid = 0
     if not pid:
-        os.execv(sys.executable, [sys.executable, *argv])
+        os.execv(sys.executable, [sys.executable, os.path.join(HERE, "idle.py"), *argv])  # noqa: PTH118
     wait_for(pid)
 
 

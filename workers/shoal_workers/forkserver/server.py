@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal_workers.forkserver.idle import end_when_idle
 from shoal_workers.forkserver.launch import LARGEST_REQUEST, LISTENER_FD
 
 _IDLE_S = 600.0
@@ -127,6 +128,7 @@ def _become(request: Request) -> None:
     sys.argv = request.argv
     sys.path[0:1] = [str(Path(script).parent), *_python_path(request.env)]
     _seed()
+    end_when_idle()
     runpy.run_path(script, run_name="__main__")
 
 

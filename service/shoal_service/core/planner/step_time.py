@@ -239,12 +239,15 @@ def _bubble(columns: Candidates, one: Floats) -> Floats:
     (pp - 1) micro-batches for GPipe and 1F1B (Narayanan et al. 2021), divided by the stages per rank when interleaved.
     zbv fills it with the gradients of weights if there are 2 pp - 1 micro-batches (Qi et al. 2024); what unequal passes
     leave is taken as a sixth of 1F1B's. dualpipev: (pp - 1) x 2/9 (DeepSeek-AI 2024, table 2, with B = 2 F and W = F).
+    With recomputation the engine does not split the backward pass, and nothing fills these two: as interleaved.
     """
     pp = columns.pp
     missing = np.maximum(0, 2 * pp - 1 - columns.fed) / 3
     share = np.select(
         [
-            columns.is_schedule(Schedule.INTERLEAVED),
+            columns.is_schedule(Schedule.INTERLEAVED)
+            | (columns.recompute != RECOMPUTES.index(Recompute.NONE))
+            & columns.is_schedule(Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V),
             columns.is_schedule(Schedule.ZERO_BUBBLE_V),
             columns.is_schedule(Schedule.DUAL_PIPE_V),
         ],

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal_service.core.planner.candidates import LEVELS, SCHEDULES, Candidates
+from shoal_service.core.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates
 from shoal_service.core.planner.cuts import cut
 from shoal_service.core.planner.memory import Work
 from shoal_service.core.planner.shape import shape_of
 from shoal_service.core.planner.step_time import SecondsPart, step_time
-from shoal_workers.contract.layout import Schedule, ShardLevel
+from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
 from shoal_workers.contract.spec import Precision
 
 MODEL: dict[str, Any] = {
@@ -90,6 +90,14 @@ def test_the_bubble_is_pp_minus_1_micro_batches_and_less_when_interleaved(shape:
     assert interleaved[SecondsPart.BUBBLE] < 0.6 * plain[SecondsPart.BUBBLE]
     v = _parts(shape, fast_memory, pp=2, per_rank=2, schedule=Schedule.ZERO_BUBBLE_V)
     assert v[SecondsPart.BUBBLE] < 0.2 * plain[SecondsPart.BUBBLE]
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V])
+def test_with_recomputation_no_schedule_fills_the_bubble(shape: Any, fast_memory: Any, schedule: Schedule) -> None:
+    recompute = RECOMPUTES.index(Recompute.FULL)
+    parts = _parts(shape, fast_memory, pp=2, per_rank=2, schedule=schedule, recompute=recompute)
+    one = sum(parts[p] for p in (SecondsPart.COMPUTE, SecondsPart.RECOMPUTE, SecondsPart.PP)) / 4
+    assert parts[SecondsPart.BUBBLE] == pytest.approx(one / 2)
 
 
 def test_ranks_that_share_processors_are_slower(shape: Any, fast_memory: Any) -> None:
