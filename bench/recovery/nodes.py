@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,7 @@ class Nodes:
 
     def pids_of(self, actor: str) -> list[int]:
         """Of the actors of a class, over all nodes."""
-        return self._pids(lambda command: command.startswith(f"ray::{actor}"))
-
-    def pids_running(self, script: str) -> list[int]:
-        """Of what runs a script of that path's end, over all nodes."""
-        return self._pids(lambda command: f"{script} " in command)
+        return [pid for ip in self.ips() for pid, command in self._processes(ip) if command.startswith(f"ray::{actor}")]
 
     def kill_raylet(self, ip: str) -> float:
         """SIGKILL of nothing but a node's raylet, of which its workers die by themselves; the time of it."""
@@ -118,9 +114,6 @@ class Nodes:
     def end_added(self) -> None:
         for session in self._added.values():
             end_session(session)
-
-    def _pids(self, is_wanted: Callable[[str], bool]) -> list[int]:
-        return [pid for ip in self.ips() for pid, command in self._processes(ip) if is_wanted(command)]
 
     def _processes(self, ip: str) -> list[tuple[int, str]]:
         return [found for session in self.sessions(ip) for found in session_members(session).items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -108,31 +109,44 @@ def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(cl
 
 
 @pytest.mark.matrix
-def test_a_process_that_a_dead_head_asked_for_holds_no_cpu(client: Client, arena, submit) -> None:
-    """Ray starts it all the same, and nobody will ever use it."""
-    run = submit(to=client, workers=2, steps=40, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}])
-    run.wait_at("step-5-0")
-
-    def stop_fork_servers() -> None:
-        for pid in arena.nodes.pids_running("forkserver/server.py"):
-            os.kill(pid, signal.SIGSTOP)
-
-    stop_fork_servers()
-    client.scale(run.id, max_workers=3)
-    _until(lambda: arena.nodes.pids_running("forkserver/launch.py"), "a process is asked for")
-    stop_fork_servers()  # a node without one has started it for this process, and it imports for seconds
-    arena.nodes.kill_head()
-    _until(arena.nodes.is_head_alive, "the head is back")
-    _until(lambda: client.cluster().connected, "the control plane has found it")
-    for pid in arena.nodes.pids_running("forkserver/server.py"):
-        os.kill(pid, signal.SIGCONT)
-    run.release("step-5-0")
-    run.wait_at("step-35-0")
-    run.release("step-35-0")
-    run.finish()
-    run.assert_undisturbed_losses()
-
+def test_a_process_that_a_dead_head_asked_for_holds_no_cpu(client: Client, arena) -> None:
+    """Ray starts it when there is room, and will never use it: see `forkserver.idle`."""
+    nodes, server = arena.nodes, arena.server
+    driver = subprocess.Popen(
+        [server.python, "-c", _ASK_TOO_MUCH, nodes.address], env={**os.environ, **server.ray_environment},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with driver:
+        assert driver.stdin is not None and driver.stdout is not None
+        assert driver.stdout.readline() == "asked\n"
+        nodes.kill_head()
+        _until(nodes.is_head_alive, "the head is back")
+        _until(lambda: client.cluster().connected, "the control plane has found it")
+        driver.stdin.close()
+        assert driver.wait(_PATIENCE_S) == 0
     _until(lambda: (seen := client.cluster()).cpus_free == seen.cpus_total, "no CPU is held")
+
+
+_ASK_TOO_MUCH = """
+import sys, ray
+from shoal_workers.forkserver import py_executable
+
+class Actor:
+    def make(self, num, **options):
+        return [ray.remote(Actor).options(lifetime="detached", **options).remote() for _ in range(num)]
+
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+guarded = {"num_cpus": 1, "runtime_env": {"py_executable": py_executable(fork=False)}}
+head = ray.get_runtime_context().get_node_id()
+[asker] = Actor().make(1, num_cpus=0, label_selector={"ray.io/node-id": "!" + head})  # who asks a raylet that lives on
+holders = ray.get(asker.make.remote(6, **guarded))
+ray.get([holder.make.remote(0) for holder in holders])
+waiting = ray.get(asker.make.remote(3, **guarded))
+print("asked", flush=True)
+sys.stdin.read()
+for actor in [*waiting, *holders, asker]:
+    ray.kill(actor)
+"""
 
 
 @pytest.mark.matrix
