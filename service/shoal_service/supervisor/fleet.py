@@ -51,7 +51,7 @@ class Fleet:
         if config.code_uri is not None:
             runtime_env["working_dir"] = config.code_uri
         # CUDA does not survive a fork, and that importing everything leaves it alone has not been shown on a GPU.
-        if (executable := py_executable(fork=config.fork_shards and not worker.gpus)) is not None:
+        if config.fork_shards and (executable := py_executable(fork=not worker.gpus)) is not None:
             runtime_env["py_executable"] = executable
         self._options: dict[str, Any] = {
             "namespace": NAMESPACE,
