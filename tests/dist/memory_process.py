@@ -24,11 +24,8 @@ class Fatal(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch._foreach_copy_:
-            for target, source in zip(*args[:2], strict=True):
-                if isinstance(source, Fatal):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                target.copy_(source)
+        if func is torch.Tensor.data_ptr:
+            os.kill(os.getpid(), signal.SIGKILL)
         return super().__torch_function__(func, types, args, kwargs or {})
 
 

@@ -61,14 +61,19 @@ def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> Has
 
     Meshes compare equal across ranks and generations, so the coordinate is part of the key.
     """
-    return owns_replicated, tuple((fqn, *_layout(tensor)) for fqn, tensor in state.items())
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Hashable, ...]:
-    if not isinstance(tensor, DTensor):
-        return tensor.shape, tensor.dtype
-    mesh = tensor.device_mesh
-    return tensor.shape, tensor.dtype, tensor.placements, mesh, tuple(mesh.get_coordinate() or ())
+    places: dict[int, tuple[int, ...]] = {}  # coordinates by mesh: there are few
+    layouts: list[Hashable] = []
+    for fqn, tensor in state.items():
+        if not isinstance(tensor, DTensor):
+            layouts.append((fqn, tensor.shape, tensor.dtype))
+            continue
+        spec = tensor._spec
+        mesh = spec.mesh
+        place = places.get(id(mesh))
+        if place is None:
+            place = places[id(mesh)] = tuple(mesh.get_coordinate() or ())
+        layouts.append((fqn, spec.shape, tensor.dtype, spec.placements, mesh, place))
+    return owns_replicated, tuple(layouts)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

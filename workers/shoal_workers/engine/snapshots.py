@@ -94,12 +94,13 @@ class Snapshots:
         except MemoryFull as error:
             self._give_up(error)
             return
+        if not self._num_taken:
+            self._is_on_gpu = any(tensor.is_cuda for tensor in state.values())
+            self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
         # On CPU the thread's own time: where cores are shared, the clock also counts the turns of other processes.
-        self._is_on_gpu = any(tensor.is_cuda for tensor in state.values())
         self._copy_s = time.perf_counter() - wall_s if self._is_on_gpu else time.thread_time() - start_s
         self._num_taken += 1
         self._pace.copies.done(step)
-        self._num_bytes = sum(local_tensor(tensor).nbytes for tensor in state.values())
         if replicate:
             self._pace.sends.done(step)
             if a.buddy is not None:

@@ -40,7 +40,7 @@ def extra_of(
     loss_scale: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What is not a tensor, ready for JSON. `reports`: of the last steps, see recent.py; `loss_scale`: scaling.py."""
-    values = {f"{name}.{key}": value for name, key, value in update.state() if not isinstance(value, Tensor)}
+    values = update.plain_values()
     for key, value in values.items():
         if not isinstance(value, _PLAIN):
             raise TypeError(

@@ -94,6 +94,16 @@ class Update:
                     value = _like(owner, value)
                 yield name, key, value
 
+    def plain_values(self) -> dict[str, object]:
+        """What the optimizer keeps that is not a tensor, by `<name>.<key>`."""
+        return {
+            f"{self._owners[id(parameter)][0]}.{key}": value
+            for parameter, state in self.optimizer.state.items()
+            if id(parameter) in self._owners
+            for key, value in state.items()
+            if not isinstance(value, Tensor)
+        }
+
     def put_back(self, plain_values: dict[str, object]) -> None:
         """Set the values that are not tensors, by `<name>.<key>`; those that are missing stay."""
         for parameter, state in self.optimizer.state.items():

@@ -12,6 +12,7 @@ calls `sent`. Copies from CUDA go without blocking, followed by one synchronize.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import threading
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex
-from shoal_workers.checkpoint.save_plan import SavePlan, local_tensor, plan_key, plan_save
+from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
 from shoal_workers.memory.errors import MemoryFull
 from shoal_workers.memory.slot import Regions, SlotFile
 from shoal_workers.memory.slot_choice import kept, oldest_first
@@ -60,6 +62,8 @@ class OwnSlot:
     file: SlotFile
     shape: _Shape | None = None
     views: list[torch.Tensor] = field(default_factory=list)
+    addresses: list[int] = field(default_factory=list)
+    """Of the views."""
 
 
 class OwnSlots:
@@ -97,7 +101,7 @@ class OwnSlots:
         file.begin()
         _set_up(slot, shape)
         file.map[regions.extra_offset : regions.extra_offset + len(extra_json)] = extra_json
-        _copy(slot.views, state, shape.plan)
+        _copy(slot, state, shape.plan)
         file.finish(
             regions,
             generation=stamp.generation,
@@ -237,7 +241,7 @@ class OwnSlots:
         self._slots.remove(slot)
         if slot is self._arrived:
             self._arrived = None
-        slot.views, slot.shape = [], None
+        slot.views, slot.addresses, slot.shape = [], [], None
         slot.file.remove()
 
 
@@ -256,16 +260,25 @@ def _set_up(slot: OwnSlot, shape: _Shape) -> None:
         memory[item.file_offset : item.file_offset + item.nbytes].view(item.dtype).view(item.sizes)
         for item in shape.plan.items
     ]
+    slot.addresses = [view.data_ptr() for view in slot.views]
     slot.shape = shape
 
 
-def _copy(views: list[torch.Tensor], state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
-    if not views:
-        return
-    with torch.no_grad():
-        sources = [local_tensor(state[item.fqn]) for item in plan.items]
-        torch._foreach_copy_(views, sources, non_blocking=True)
-    for device in {source.device for source in sources if source.is_cuda}:
+def _copy(slot: OwnSlot, state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
+    """By memmove where it can be: torch's own loop writes through the cache, and takes half as long again."""
+    views, others = [], []
+    for item, view, address in zip(plan.items, slot.views, slot.addresses, strict=True):
+        tensor = state[item.fqn]
+        source = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        if source.is_cpu and source.is_contiguous() and source.nbytes == item.nbytes:
+            ctypes.memmove(address, source.data_ptr(), item.nbytes)
+        else:
+            views.append(view)
+            others.append(source.detach())
+    if others:
+        with torch.no_grad():
+            torch._foreach_copy_(views, others, non_blocking=True)
+    for device in {source.device for source in others if source.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
 
 
