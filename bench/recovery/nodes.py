@@ -7,6 +7,7 @@ the soak and the fault matrix.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -69,9 +70,16 @@ class Nodes:
         return [pid for ip in self.ips() for pid, command in self._processes(ip) if command.startswith(f"ray::{actor}")]
 
     def kill_raylet(self, ip: str) -> float:
-        """SIGKILL of nothing but a node's raylet, of which its workers die by themselves; the time of it."""
+        """SIGKILL of nothing but a node's raylet, of which its workers die by themselves; the time of it.
+
+        It is reaped if it has become a child of this process, as init would do: Ray's workers do not see that a zombie
+        is dead.
+        """
         [pid] = [pid for pid, command in self._processes(ip) if "/raylet/raylet " in f"{command} "]
-        return send(pid, signal.SIGKILL)
+        at = send(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        return at
 
     def kill_head(self) -> float:
         """SIGKILL of every process of the head; the time of it. The control plane starts it again by itself."""
