@@ -163,9 +163,9 @@ def test_a_worker_that_nobody_uses_ends(titles: list[str], is_ended: bool) -> No
         "import sys, time; from ray._raylet import setproctitle; from shoal_workers.forkserver import idle\n"
         f"titles = {titles}\n"
         "setproctitle(titles[0])\n"
-        "idle.end_when_idle(patience_s=2.0)\n"
+        "idle.end_when_idle(patience_s=1.0)\n"
         "for title in titles[1:]:\n"
-        "    time.sleep(0.6)\n"
+        "    time.sleep(0.3)\n"
         "    setproctitle(title)\n"
         "print(flush=True)\n"
         "sys.stdin.read()\n"
@@ -178,7 +178,7 @@ def test_a_worker_that_nobody_uses_ends(titles: list[str], is_ended: bool) -> No
             assert process.wait(30) == 0
         else:
             with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(3.0)
+                process.wait(1.5)
             process.stdin.close()
             assert process.wait(30) == 7
 
