@@ -194,7 +194,7 @@ class _Stage(PipelineStage):
 
 def _whole_backward() -> Callable[[], None]:
     """What is left to do for the weights where a schedule splits the backward pass in two: nothing, the first half did
-    all of it. Apart, each weight's gradient would recompute its block anew, ten times as often as needed."""
+    all of it. Apart, each weight's gradient would recompute its block anew."""
     return lambda: None
 
 

@@ -3,7 +3,7 @@
 FSDP2 objects point to process groups. `park` drops those references, so that a group can go without a trace while the
 model stays; `revive` resolves them anew after the next group of equal shape is up. Between the two nothing may run.
 Uses private attributes of torch.distributed.fsdp: this is the only file that does so for re-forming, and
-tests/dist/test_reuse.py fails if a torch version changes them.
+tests/dist/test_re_forming.py fails if a torch version changes them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import Callable
 
 PATIENCE_S = 20.0
 _LOOKS = 10
@@ -21,12 +20,12 @@ _TITLE_FILE = "/proc/self/cmdline"
 _IDLE = b"ray::IDLE"
 
 
-def end_when_idle(patience_s: float = PATIENCE_S, end: Callable[[int], object] = os._exit) -> None:
+def end_when_idle(patience_s: float = PATIENCE_S) -> None:
     """Any thread, once. The process ends when Ray has had no use for it at `_LOOKS` looks in a row."""
-    threading.Thread(target=_watch, args=(patience_s, end), name="shoal-idle", daemon=True).start()
+    threading.Thread(target=_watch, args=(patience_s,), name="shoal-idle", daemon=True).start()
 
 
-def _watch(patience_s: float, end: Callable[[int], object]) -> None:
+def _watch(patience_s: float) -> None:
     idle = 0
     while idle < _LOOKS:  # looks, not seconds: a process that was stopped meanwhile has not been idle
         time.sleep(patience_s / _LOOKS)
@@ -34,7 +33,7 @@ def _watch(patience_s: float, end: Callable[[int], object]) -> None:
         if title.startswith(b"ray::") and not title.startswith(_IDLE):
             return  # an actor's process stays one until it ends
         idle = idle + 1 if title.startswith(_IDLE) else 0
-    end(0)
+    os._exit(0)
 
 
 def _title() -> bytes:

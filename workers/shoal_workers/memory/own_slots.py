@@ -265,7 +265,7 @@ def _set_up(slot: OwnSlot, shape: _Shape) -> None:
 
 
 def _copy(slot: OwnSlot, state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
-    """By memmove where it can be: torch's own loop writes through the cache, and takes half as long again."""
+    """By memmove where it can be: torch's own loop writes through the cache, which takes longer."""
     views, others = [], []
     for item, view, address in zip(plan.items, slot.views, slot.addresses, strict=True):
         tensor = state[item.fqn]
