@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.layout import Layout
@@ -98,6 +100,13 @@ class Assembly:
         for part in self.parts:
             yield from part.parameters()
             yield from part.buffers()
+
+    def param_groups(self) -> Iterator[Any]:
+        """FSDP's own records of what it shards."""
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    yield from module._get_fsdp_state()._fsdp_param_groups
 
     def share(self, parameter: nn.Parameter) -> float:
         """1 / the number of ranks of this pipeline stage that hold the same values: squared norms that are weighted

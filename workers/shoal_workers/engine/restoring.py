@@ -9,9 +9,9 @@ from typing import Any
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment, StepReport
+from shoal_workers.engine.living import Living
 from shoal_workers.engine.recent import Recent
 from shoal_workers.engine.state import apply_extra
-from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.update import Update
 from shoal_workers.memory.errors import MemoryLost
 from shoal_workers.memory.tier import RamTier
@@ -44,15 +44,16 @@ def is_restoring(assignment: Assignment) -> bool:
 
 
 def restore(
-    view: StateView, update: Update, assignment: Assignment, ram: RamTier | None, check: Callable[[], None]
+    living: Living, update: Update, assignment: Assignment, ram: RamTier | None, check: Callable[[], None]
 ) -> Restored:
-    """Read into the live tensors; the optimizer's state must exist. Training thread, every rank by itself.
+    """Read into the live tensors what is not there already; the optimizer's state must exist. Training thread, every
+    rank by itself.
 
     Raises:
         MemoryLost: a part of the snapshot cannot be read; the values are neither the old nor the new ones.
         DamagedCheckpoint, StateMismatch, OSError: as the checkpoint's reader.
     """
-    tensors = view.tensors()
+    tensors = living.to_read(assignment.restore_memory)
     if assignment.restore_memory is not None:
         source = assignment.restore_memory
         if ram is None:

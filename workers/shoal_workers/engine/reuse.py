@@ -8,16 +8,15 @@ tests/dist/test_re_forming.py fails if a torch version changes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.assembly import Assembly
+from shoal_workers.engine.living import Living
 from shoal_workers.engine.mesh import Meshes
 from shoal_workers.engine.parallel.model_calls import ModelCalls
 from shoal_workers.engine.state_view import StateView
@@ -33,6 +32,7 @@ class Kept:
     calls: ModelCalls
     update: Update
     view: StateView
+    living: Living
     num_parameters: int
     """Of the whole model."""
 
@@ -55,7 +55,7 @@ def park(kept: Kept | None) -> Kept | None:
     assert isinstance(model, FSDPModule)
     if model._get_fsdp_state()._is_root is not None:  # else it has never run, and has nothing to reset
         model.reset_iter_state()
-    for group in _param_groups(model):
+    for group in kept.assembly.param_groups():
         for parameter in group.fsdp_params:  # else the next backward adds to them, silently
             parameter.unsharded_accumulated_grad = None
             if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
@@ -73,7 +73,7 @@ def revive(assembly: Assembly, meshes: Meshes) -> bool:
     """Put the model onto the groups that were just made. False: they are not the like of the old ones."""
     (model,) = assembly.parts
     mesh = meshes.dense
-    infos = [info for group in _param_groups(model) for info in _mesh_infos(group)]
+    infos = [info for group in assembly.param_groups() for info in _mesh_infos(group)]
     own = {id(info.mesh): info.mesh for info in infos}
     if any(_names(known) != _names(mesh) or known.shape != mesh.shape for known in own.values()):
         return False
@@ -84,12 +84,6 @@ def revive(assembly: Assembly, meshes: Meshes) -> bool:
     model.set_is_last_backward(True)
     model.set_reshard_after_backward(True)
     return True
-
-
-def _param_groups(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            yield from module._get_fsdp_state()._fsdp_param_groups
 
 
 def _mesh_infos(group: Any) -> list[Any]:

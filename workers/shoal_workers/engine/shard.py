@@ -40,6 +40,7 @@ from shoal_workers.engine.fence import Fence
 from shoal_workers.engine.functional_waits import replace_functional_all_reduce
 from shoal_workers.engine.gradients import GradientPass
 from shoal_workers.engine.group import Group
+from shoal_workers.engine.living import Living
 from shoal_workers.engine.mesh import Meshes
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.parallel.assemble import assemble
@@ -252,7 +253,7 @@ class ShardEngine:
             with self._user_code:
                 kept.update.materialise_state()
                 kept.view.tensors()
-            restored = restore(kept.view, kept.update, assignment, self._ram, signals.check)
+            restored = restore(kept.living, kept.update, assignment, self._ram, signals.check)
             self._position.reach(restored.step)
         # Only when all have what they need is the group formed: one may have found a damaged file or a lost memory.
         everyones = [Restored.parse(told) for told in group.gather("restored", str(restored))]
@@ -289,7 +290,8 @@ class ShardEngine:
             calls = ModelCalls(task.loss, model)
             assembly = assemble(model, spec, plan_of(spec), meshes, task.shard_units)
             update = task.build_update(assembly, spec.optimizer)
-        return Kept(assignment.rank, assembly, calls, update, StateView(assembly, update), num_parameters)
+        view = StateView(assembly, update)
+        return Kept(assignment.rank, assembly, calls, update, view, Living(assembly, update, view), num_parameters)
 
     def _assemble(
         self,
@@ -322,6 +324,7 @@ class ShardEngine:
             assembly=kept.assembly,
             update=kept.update,
             view=kept.view,
+            living=kept.living,
             gradients=gradients,
             validation=validation,
             device=self._device,

@@ -35,6 +35,10 @@ class StateView:
             self._tensors = tensors_of(self._assembly, self._update)
         return self._tensors
 
+    def forget(self) -> None:
+        """The tensors are the same, but have moved to other memory."""
+        self._identity = ()
+
     def _live(self) -> Iterator[Tensor]:
         yield from self._assembly.live_tensors()
         for state in self._update.optimizer.state.values():

@@ -28,6 +28,7 @@ from shoal_workers.engine.endings import Ending
 from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due
 from shoal_workers.engine.gradients import GradientPass
+from shoal_workers.engine.living import Living
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.position import Position
 from shoal_workers.engine.recent import Recent
@@ -63,6 +64,7 @@ class Built:
     assembly: Assembly
     update: Update
     view: StateView
+    living: Living
     gradients: GradientPass
     validation: Validation | None
     device: torch.device
@@ -100,7 +102,7 @@ class Trainer:
         self._built = built
         self._position = position
         self._saver = keepers.saver
-        self._snapshots = Snapshots(spec.snapshot, assignment, keepers.ram, outbox)
+        self._snapshots = Snapshots(spec.snapshot, assignment, keepers.ram, outbox, built.view, built.living)
         self._recent = keepers.recent
         self._scaling = keepers.scaling
         self._outbox = outbox
@@ -115,8 +117,9 @@ class Trainer:
         """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
         for part in self._built.assembly.parts:
             part.train()
-        # The first snapshot is that of the first step: until then the one that was restored from is whole, and taking
-        # memory for another layout costs as much as a step.
+        # The first snapshot of a new model is that of the first step: until then the one that was restored from is
+        # whole, and taking memory for another layout costs as much as a step.
+        self._snapshots.restored(self._position.step, lambda: self._extra(self._position.step))
         ending = self._catch_up()
         ended = time.perf_counter()
         while ending is None:
@@ -194,6 +197,7 @@ class Trainer:
         if self._spec.optimizer.clip_norm is not None:
             gradients.clip(verdict.grad_norm, self._spec.optimizer.clip_norm)
         with self._user_code:
+            self._snapshots.begin_update()
             built.update.step(lr_factor(self._spec.schedule, step, built.total_steps))
             built.gradients.after_update()
         self._position.reach(step + 1)
@@ -247,7 +251,7 @@ class Trainer:
             return
         self._position.enter(Phase.SNAPSHOT)
         step = self._position.step
-        self._snapshots.take(self._built.view.tensors, lambda: self._extra(step), step, replicate=replicate)
+        self._snapshots.take(step, lambda: self._extra(step), replicate=replicate)
 
     def _extra(self, step: int) -> dict[str, Any]:
         return extra_of(

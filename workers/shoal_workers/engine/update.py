@@ -34,6 +34,7 @@ class Update:
         self._owners = named | {
             id(local): named[id(parameter)] for local, parameter in stand_ins if id(parameter) in named
         }
+        self._own = {id(parameter): local for local, parameter in stand_ins}
         self._twins = list(assembly.twins())
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
@@ -51,6 +52,23 @@ class Update:
         for _, parameter in self._stand_ins:
             parameter.grad = None
 
+    @property
+    def is_default(self) -> bool:
+        """`default_update` made it: nobody but this class knows of the stand-ins and of the optimizer's tensors."""
+        return type(self.optimizer) is AdamW and bool(self._stand_ins)
+
+    def stand_in(self, parameter: nn.Parameter) -> nn.Parameter | None:
+        """The optimizer's own of a parameter of the model."""
+        return self._own.get(id(parameter))
+
+    def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+        """(parameter's name, key, tensor) of the optimizer's state: the very tensors, not laid out as DTensors."""
+        for parameter, state in self.optimizer.state.items():
+            if id(parameter) in self._owners:
+                for key, value in state.items():
+                    if isinstance(value, Tensor):
+                        yield self._owners[id(parameter)][0], key, value
+
     def materialise_state(self) -> None:
         """Make the optimizer create its state now, so that a checkpoint has tensors to be read into.
 
@@ -59,7 +77,7 @@ class Update:
         """
         if self.optimizer.state:
             return
-        if type(self.optimizer) is AdamW and self._stand_ins:
+        if self.is_default:
             self._materialise_adamw()
             return
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -117,9 +135,8 @@ class Update:
     @torch.no_grad()
     def fill_twins(self) -> None:
         """After a restore: give every twin the values, and the optimizer's state, of the parameter that it copies."""
-        own = {id(parameter): local for local, parameter in self._stand_ins}
         for parameter, twin in self._twins:
-            first, second = own.get(id(parameter), parameter), own.get(id(twin), twin)
+            first, second = self._own.get(id(parameter), parameter), self._own.get(id(twin), twin)
             pairs: list[tuple[Tensor, Tensor]] = [(first, second)]
             state, copied = self.optimizer.state[first], self.optimizer.state[second]
             for key, value in state.items():

@@ -24,35 +24,15 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from shoal_workers.checkpoint.index import IndexItem, ShardIndex
 from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
 from shoal_workers.memory.errors import MemoryFull
-from shoal_workers.memory.slot import Regions, SlotFile
+from shoal_workers.memory.shape import Shape, view_of
+from shoal_workers.memory.slot import SlotFile, Stamp
 from shoal_workers.memory.slot_choice import kept, oldest_first
 
-_MIN_EXTRA_ROOM_BYTES = 64 << 10
 _NUM_SLOTS = 2
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """Whose snapshot it is, and when it was taken."""
-
-    generation: int
-    rank: int
-    world_size: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shape:
-    """All that follows from the state's layout."""
-
-    plan: SavePlan
-    index: bytes
-    regions: Regions
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +40,7 @@ class OwnSlot:
     """A slot, and the tensors over it."""
 
     file: SlotFile
-    shape: _Shape | None = None
+    shape: Shape | None = None
     views: list[torch.Tensor] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
     """Of the views."""
@@ -83,7 +63,7 @@ class OwnSlots:
         self._since_handed = 0
         self._num_made = 0
         self._key: Hashable = None
-        self._shape: _Shape | None = None
+        self._shape: Shape | None = None
         self._restored: tuple[int, int] | None = None
 
     def prepare(self, state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> None:
@@ -102,14 +82,7 @@ class OwnSlots:
         _set_up(slot, shape)
         file.map[regions.extra_offset : regions.extra_offset + len(extra_json)] = extra_json
         _copy(slot, state, shape.plan)
-        file.finish(
-            regions,
-            generation=stamp.generation,
-            rank=stamp.rank,
-            world_size=stamp.world_size,
-            step=stamp.step,
-            extra=len(extra_json),
-        )
+        file.finish(regions, stamp, num_extra_bytes=len(extra_json))
         with self._lock:
             self._newest = slot
             self._since_handed += 1
@@ -166,21 +139,17 @@ class OwnSlots:
             for slot in tuple(self._slots):
                 self._remove(slot)
 
-    def _shape_of(self, state: Mapping[str, torch.Tensor], owns_replicated: bool, *, extra_bytes: int) -> _Shape:
+    def _shape_of(self, state: Mapping[str, torch.Tensor], owns_replicated: bool, *, extra_bytes: int) -> Shape:
         key = plan_key(state, owns_replicated=owns_replicated)
         shape = self._shape
         if shape is None or key != self._key:
-            plan = plan_save(state, owns_replicated=owns_replicated)
-            index, room = _index_of(plan), max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
+            shape = Shape.of(plan_save(state, owns_replicated=owns_replicated), extra_bytes=extra_bytes)
         elif extra_bytes > shape.regions.extra_room:
-            plan, index, room = shape.plan, shape.index, 2 * extra_bytes
-        else:
-            return shape
-        regions = Regions.of(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes)
-        self._key, self._shape = key, _Shape(plan, index, regions)
-        return self._shape
+            shape = shape.with_room(extra_bytes)
+        self._key, self._shape = key, shape
+        return shape
 
-    def _take(self, shape: _Shape, generation: int) -> OwnSlot:
+    def _take(self, shape: Shape, generation: int) -> OwnSlot:
         """A slot that fits and may be written over; the sender's spare one is waited for if it is being made."""
         slot = self._choose(shape, generation)
         if slot is not None:
@@ -203,7 +172,7 @@ class OwnSlots:
                     self._retained.remove(given_up[0])
                     return given_up[0]
 
-    def _choose(self, shape: _Shape, generation: int) -> OwnSlot | None:
+    def _choose(self, shape: Shape, generation: int) -> OwnSlot | None:
         with self._lock:
             return next((slot for slot in self._free(generation) if _fits(slot, shape)), None)
 
@@ -219,7 +188,7 @@ class OwnSlots:
         header = kept(headers, generation=generation, restored=self._restored)
         return None if header is None else self._slots[headers.index(header)]
 
-    def _reserve(self, shape: _Shape, num_slots: int) -> None:
+    def _reserve(self, shape: Shape, num_slots: int) -> None:
         with self._making:
             while sum(_fits(slot, shape) for slot in tuple(self._slots)) < num_slots:
                 try:
@@ -230,7 +199,7 @@ class OwnSlots:
                     return  # slots of another layout will make room, once they may go
                 _set_up(slot, shape)
 
-    def _make(self, shape: _Shape) -> OwnSlot:
+    def _make(self, shape: Shape) -> OwnSlot:
         self._num_made += 1
         slot = OwnSlot(SlotFile(self._directory / f"own-{self._num_made}", shape.regions.file_bytes))
         with self._lock:
@@ -245,21 +214,16 @@ class OwnSlots:
         slot.file.remove()
 
 
-def _fits(slot: OwnSlot, shape: _Shape) -> bool:
+def _fits(slot: OwnSlot, shape: Shape) -> bool:
     return slot.file.fits(shape.regions.file_bytes)
 
 
-def _set_up(slot: OwnSlot, shape: _Shape) -> None:
+def _set_up(slot: OwnSlot, shape: Shape) -> None:
     """Lays the slot out; costs nothing when it is laid out so already. Nothing is complete in it."""
     if slot.shape is shape:
         return
-    regions = shape.regions
-    slot.file.map[regions.index_offset : regions.index_offset + regions.index_bytes] = shape.index
-    memory = torch.frombuffer(slot.file.map, dtype=torch.uint8)[regions.payload_offset :]
-    slot.views = [
-        memory[item.file_offset : item.file_offset + item.nbytes].view(item.dtype).view(item.sizes)
-        for item in shape.plan.items
-    ]
+    payload = shape.lay_out(slot.file)
+    slot.views = [view_of(payload, item) for item in shape.plan.items]
     slot.addresses = [view.data_ptr() for view in slot.views]
     slot.shape = shape
 
@@ -280,21 +244,3 @@ def _copy(slot: OwnSlot, state: Mapping[str, torch.Tensor], plan: SavePlan) -> N
             torch._foreach_copy_(views, others, non_blocking=True)
     for device in {source.device for source in others if source.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
-
-
-def _index_of(plan: SavePlan) -> bytes:
-    """What a slot's header says better is left at 0 in it: it is written once for many snapshots."""
-    items = tuple(
-        IndexItem(
-            fqn=item.fqn,
-            dtype=str(item.dtype).removeprefix("torch."),
-            shape=item.shape,
-            offsets=item.offsets,
-            sizes=item.sizes,
-            file_offset=item.file_offset,
-            nbytes=item.nbytes,
-            crc32=0,
-        )
-        for item in plan.items
-    )
-    return ShardIndex(rank=0, world_size=0, generation=0, step=0, items=items, extra={}).to_json()

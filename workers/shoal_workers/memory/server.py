@@ -20,7 +20,7 @@ from shoal_workers.memory.buddies import BuddySlots, StalePut
 from shoal_workers.memory.directory import OpenPart, ProcessDirectory
 from shoal_workers.memory.errors import MemoryFull
 from shoal_workers.memory.requests import Answer, Part, Request, Verb
-from shoal_workers.memory.slot import Regions
+from shoal_workers.memory.slot import Regions, Stamp
 from shoal_workers.memory.wire import CHUNK_BYTES, Wire
 
 MAX_CONNECTIONS = 64
@@ -131,14 +131,8 @@ class MemoryServer:
                 (regions.payload_offset, part.num_bytes),
             ):
                 wire.receive_into(memory[offset : offset + count])
-            slot.finish(
-                regions,
-                generation=part.generation,
-                rank=part.rank,
-                world_size=part.world_size,
-                step=part.step,
-                extra=part.extra_bytes,
-            )
+            stamp = Stamp(part.generation, part.rank, part.world_size, part.step)
+            slot.finish(regions, stamp, num_extra_bytes=part.extra_bytes)
         finally:
             self._buddies.give_back(slot)
         wire.tell(Answer(cpu_s=time.thread_time() - start_s))

@@ -56,6 +56,16 @@ class Regions:
 
 
 @dataclass(frozen=True, slots=True)
+class Stamp:
+    """Whose state a part is of, and after which step."""
+
+    generation: int
+    rank: int
+    world_size: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartHeader:
     """What a complete part says of itself."""
 
@@ -113,25 +123,25 @@ class SlotFile:
         self.header = None
         self._words[_WORD_OF_SEQUENCE] |= 1
 
-    def finish(self, regions: Regions, *, generation: int, rank: int, world_size: int, step: int, extra: int) -> None:
-        """The part is complete; `extra`: bytes of it."""
+    def finish(self, regions: Regions, stamp: Stamp, *, num_extra_bytes: int) -> None:
+        """The part is complete. After `begin`."""
         header = PartHeader(
             sequence=self._words[_WORD_OF_SEQUENCE] + 1,
-            generation=generation,
-            rank=rank,
-            world_size=world_size,
-            step=step,
+            generation=stamp.generation,
+            rank=stamp.rank,
+            world_size=stamp.world_size,
+            step=stamp.step,
             num_bytes=regions.num_bytes,
             payload_offset=regions.payload_offset,
             index_offset=regions.index_offset,
             index_bytes=regions.index_bytes,
             extra_offset=regions.extra_offset,
-            extra_bytes=extra,
+            extra_bytes=num_extra_bytes,
         )
         _FIELDS.pack_into(
             self.map, _START.size,
-            generation, rank, world_size, step, header.num_bytes, header.payload_offset,
-            header.index_offset, header.index_bytes, header.extra_offset, extra,
+            stamp.generation, stamp.rank, stamp.world_size, stamp.step, header.num_bytes, header.payload_offset,
+            header.index_offset, header.index_bytes, header.extra_offset, num_extra_bytes,
         )  # fmt: skip
         self._words[_WORD_OF_SEQUENCE] = header.sequence
         self.header = header

@@ -1,6 +1,6 @@
 """The RAM tier of one process: snapshots of its state in shared memory that outlives it, and a copy on another node.
 
-    training thread   | step | snapshot: copy | step | snapshot | step ...
+    training thread   | step | snapshot: copy | step | snapshot | step ...      where the state lives in it: no copy
     sender thread                       | the newest goes to the buddy ........ |
     server threads    other nodes' restores and copies, whenever they come
 
@@ -18,16 +18,19 @@ from typing import Any
 
 import torch
 
+from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.contract.memory import Endpoint, Holding, MemorySource
 from shoal_workers.memory import directory, loading
 from shoal_workers.memory.buddies import BuddySlots
 from shoal_workers.memory.directory import ProcessDirectory
+from shoal_workers.memory.live_slots import LiveSlot, LiveSlots
 from shoal_workers.memory.loading import Loaded
-from shoal_workers.memory.own_slots import OwnSlots, Stamp
+from shoal_workers.memory.own_slots import OwnSlots
 from shoal_workers.memory.sender import SendCost, Sender, Sending
 from shoal_workers.memory.server import MemoryServer, holdings_of
+from shoal_workers.memory.slot import Stamp
 
-__all__ = ["Loaded", "RamTier", "SendCost", "sweep_stale"]
+__all__ = ["LiveSlot", "Loaded", "RamTier", "SendCost", "sweep_stale"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ class RamTier:
         if swept:
             _log.info("memory.swept", extra={"attempts": swept})
         self._own = OwnSlots(self._directory.path)
+        self._live = LiveSlots(self._directory.path)
         self._buddies = BuddySlots(self._directory.path)
         self._sender = Sender(key)
         try:
@@ -106,6 +110,10 @@ class RamTier:
         )
         return time.perf_counter() - start
 
+    def live_slot(self, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
+        """Memory for a model that was just made to live in; `extra_bytes`: what comes with it now. MemoryFull."""
+        return self._live.make(plan, extra_bytes=extra_bytes)
+
     def replicate(self, buddy: Endpoint) -> bool:
         """Hands the newest own snapshot to the sender thread; returns at once.
 
@@ -148,6 +156,7 @@ class RamTier:
             state, source, directory=self._directory, node_id=self._node_id, key=self._key, check=check
         )
         self._own.keep_restored(source.generation, source.step)
+        self._live.keep_restored(source.generation, source.step)
         return loaded
 
     def forget_older(self, generation: int) -> None:
@@ -156,6 +165,7 @@ class RamTier:
         For when the group no longer needs them: it has a whole snapshot of its own.
         """
         self._own.forget_older(generation)
+        self._live.forget_older(generation)
         self._buddies.forget_older(generation)
         self._directory.forget_dead(generation)
 
@@ -171,6 +181,7 @@ class RamTier:
         self._sender.close()
         self._server.close()
         self._own.close()
+        self._live.close()
         self._buddies.close()
         self._directory.close()
 

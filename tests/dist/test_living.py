@@ -1,0 +1,126 @@
+"""The state lives in shared memory: a death outside of an update costs no step, whatever was copied before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_workers.contract.messages import ExitKind, Formed
+
+STEPS = 8
+SPEC: dict[str, Any] = {
+    "batch": {"global_size": 8, "micro_size": 2},
+    "optimizer": {"lr": 0.02},
+    "schedule": {"warmup_steps": 2},
+    "stop": {"steps": STEPS},
+    "checkpoint": {"every_steps": 100},
+    "validation": {"samples": 0},
+    "elasticity": {"max_workers": 4},
+    "snapshot": {"budget": 1.0},
+    "seed": 3,
+}
+
+
+def _forget_copies(directory: Path) -> None:
+    """What lives stays; nobody reads anything else any more."""
+    copies = list(directory.rglob("own-[0-9]*"))
+    assert copies
+    for copy in copies:
+        copy.unlink()
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_killed_ranks_state_lives_on_without_a_copy(
+    make_job: Any, reference: Any, tmp_path: Path, phase: str
+) -> None:
+    job = make_job(memory=True, **SPEC)
+    shards = job.shards(4)
+    victim, survivors = shards[1], [shards[0], *shards[2:]]
+    victim.strike(phase, 5, "kill")
+    job.start(shards)
+    assert victim.gone.wait(30)
+    _forget_copies(tmp_path)
+    exits, _ = job.interrupt(survivors)
+    source = job.in_memory(exits, survivors)
+    assert source.step == 5
+    assert [e.kind for e in job.run(survivors, restore_memory=source)] == [ExitKind.FINISHED] * 3
+    assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_what_lives_through_two_deaths_in_a_row_is_the_source_twice(
+    make_job: Any, reference: Any, tmp_path: Path
+) -> None:
+    """The second death comes before the smaller group has completed a step."""
+    job = make_job(memory=True, **SPEC)
+    shards = job.shards(4)
+    shards[3].strike("backward", 5, "kill")
+    job.start(shards)
+    assert shards[3].gone.wait(30)
+    exits, _ = job.interrupt(shards[:3])
+    first = job.in_memory(exits, shards[:3])
+    shards[2].strike("backward", 5, "kill")
+    job.start(shards[:3], restore_memory=first)
+    assert shards[2].gone.wait(30)
+    _forget_copies(tmp_path)
+    exits, _ = job.interrupt(shards[:2])
+    second = job.in_memory(exits, shards[:2])
+    assert (second.generation, second.step) == (first.generation, 5)
+    assert [e.kind for e in job.run(shards[:2], restore_memory=second)] == [ExitKind.FINISHED] * 2
+    assert job.losses(shards[:2]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_where_the_layout_stays_survivors_read_nothing(make_job: Any, reference: Any, tmp_path: Path) -> None:
+    job = make_job(memory=True, **SPEC)
+    *shards, spare = job.shards(4)
+    shards[1].strike("backward", 4, "kill")
+    job.start(shards)
+    assert shards[1].gone.wait(30)
+    _forget_copies(tmp_path)
+    exits, _ = job.interrupt([shards[0], shards[2]])
+    members = [shards[0], spare, shards[2]]
+    source = job.in_memory(exits, members)
+    shards[0].strike("restoring", 0, "dump")
+    shards[0].strike("forward", 4, "dump")
+    assert [e.kind for e in job.run(members, restore_memory=source)] == [ExitKind.FINISHED] * 3
+    before, after = shards[0].dumped(), shards[0].dumped()
+    for name, (_, _, values) in before.items():
+        assert (values == after[name][2]).all(), name
+    (formed,) = [told for told in job.told(members, Formed) if told.generation == job.generation]
+    whole = sum(values.nbytes for _, _, values in before.values())
+    assert formed.start_step == 4
+    assert 0 < formed.restored_bytes < 2 * whole, "the spare's part, and what every rank has a copy of"
+    assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_a_death_within_an_update_falls_back_to_the_last_copy(make_job: Any, reference: Any) -> None:
+    job = make_job(memory=True, **SPEC)
+    shards = job.shards(3)
+    victim, survivors = shards[1], [shards[0], shards[2]]
+    victim.strike("optimizer", 5, "stop")
+    job.start(shards)
+    victim.reached()
+    victim.kill()
+    assert victim.gone.wait(30)
+    exits, _ = job.interrupt(survivors)
+    source = job.in_memory(exits, survivors)
+    assert source.step == 5, "the others' states are of step 6 by then"
+    assert [e.kind for e in job.run(survivors, restore_memory=source)] == [ExitKind.FINISHED] * 2
+    assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+
+
+def test_a_tasks_own_optimizer_is_left_where_it_is(make_job: Any, reference: Any, tmp_path: Path) -> None:
+    spec = {**SPEC, "task": "tiny_tasks:Augmenting"}
+    job = make_job(memory=True, **spec)
+    shards = job.shards(2)
+    shards[0].strike("forward", 4, "hold")
+    generation = job.start(shards)
+    shards[0].reached()
+    assert list(tmp_path.rglob("own-[0-9]*")) and not list(tmp_path.rglob("own-live-*"))
+    shards[0].call("interrupt", generation)
+    shards[0].call("go")
+    exits, _ = job.interrupt(shards[1:])
+    source = job.in_memory([shards[0].exit(), *exits], shards)
+    assert [e.kind for e in job.run(shards, restore_memory=source)] == [ExitKind.FINISHED] * 2
+    assert job.losses(shards) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
