@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from shoal_workers.memory.directory import ProcessDirectory
-from shoal_workers.memory.slot import Regions, SlotFile
+from shoal_workers.memory.slot import Regions, SlotFile, Stamp
 
 REGIONS = Regions.of(index_bytes=0, extra_room=0, num_bytes=100)
 
@@ -18,6 +18,6 @@ for number, part in enumerate(sys.argv[4:]):
     slot = SlotFile(directory.path / f"own-{number}", REGIONS.file_bytes)
     generation, _, step = part.partition(":")
     if step != "torn":
-        slot.finish(REGIONS, generation=int(generation), rank=0, world_size=1, step=int(step), extra=0)
+        slot.finish(REGIONS, Stamp(int(generation), 0, 1, int(step)), num_extra_bytes=0)
 print(directory.path, flush=True)
 sys.stdin.read()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal_workers.memory.errors import MemoryFull
-from shoal_workers.memory.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, read_header
+from shoal_workers.memory.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, Stamp, read_header
 
 _REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=5000)
 
@@ -31,7 +31,7 @@ def _read(path: Path) -> PartHeader | None:
 
 
 def _finish(slot: SlotFile, step: int = 7) -> None:
-    slot.finish(_REGIONS, generation=3, rank=1, world_size=4, step=step, extra=2)
+    slot.finish(_REGIONS, Stamp(3, 1, 4, step), num_extra_bytes=2)
 
 
 def test_new_slot_holds_no_part(slot: SlotFile) -> None:
@@ -83,9 +83,8 @@ def test_other_files_hold_no_part(tmp_path: Path, content: bytes) -> None:
 
 def test_part_that_is_longer_than_its_file_is_none(slot: SlotFile) -> None:
     slot.finish(
-        Regions.of(index_bytes=10, extra_room=100, num_bytes=1 << 40),
-        generation=1, rank=0, world_size=1, step=1, extra=0,
-    )  # fmt: skip
+        Regions.of(index_bytes=10, extra_room=100, num_bytes=1 << 40), Stamp(1, 0, 1, step=1), num_extra_bytes=0
+    )
     assert _read(slot.path) is None
 
 

@@ -1,0 +1,112 @@
+"""Memory that a model lives in: found while it is complete, kept while somebody may need it, used again afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal_workers.checkpoint.save_plan import SavePlan, plan_save
+from shoal_workers.memory.live_slots import LiveSlot, LiveSlots
+from shoal_workers.memory.shape import with_rooms
+from shoal_workers.memory.slot import PartHeader, Stamp, read_header
+
+STATE = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(5, dtype=torch.int64)}
+
+
+@pytest.fixture
+def slots(tmp_path: Path) -> Iterator[LiveSlots]:
+    slots = LiveSlots(tmp_path)
+    yield slots
+    slots.close()
+    assert not list(tmp_path.iterdir())
+
+
+def _plan(**rooms: int) -> SavePlan:
+    return with_rooms(plan_save(STATE, owns_replicated=True), rooms)
+
+
+def _make(slots: LiveSlots, generation: int, step: int) -> LiveSlot:
+    """A model's that was moved in and has reached the step."""
+    slot = slots.make(_plan(), extra_bytes=0)
+    assert slot.finish(Stamp(generation, 0, 1, step), b"{}")
+    return slot
+
+
+def _headers(directory: Path) -> dict[str, PartHeader | None]:
+    found = {}
+    for path in directory.iterdir():
+        fd = os.open(path, os.O_RDONLY)
+        found[path.name] = read_header(fd)
+        os.close(fd)
+    return found
+
+
+def _found(directory: Path) -> list[tuple[int, int]]:
+    """(generation, step) of every part that anybody would find."""
+    return sorted((h.generation, h.step) for h in _headers(directory).values() if h is not None)
+
+
+def test_it_is_a_part_from_finish_to_begin_only(slots: LiveSlots, tmp_path: Path) -> None:
+    slot = slots.make(_plan(), extra_bytes=0)
+    assert _found(tmp_path) == []
+    for step in (1, 2):
+        assert slot.finish(Stamp(4, 0, 1, step), b"{}")
+        assert _found(tmp_path) == [(4, step)]
+        assert slot.is_of(4, step) and not slot.is_of(3, step) and not slot.is_of(4, step + 1)
+        slot.begin()
+        assert _found(tmp_path) == []
+        assert not slot.is_of(4, step)
+
+
+def test_tensors_have_their_place_and_the_room_that_was_asked_for(slots: LiveSlots) -> None:
+    slot = slots.make(_plan(a=100), extra_bytes=0)
+    room, b = slot.room("a", 100), slot.view("b")
+    assert (slot.view("a").shape, slot.view("a").dtype, b.shape, b.dtype) == ((2, 3), torch.float32, (5,), torch.int64)
+    b.copy_(STATE["b"])
+    room.fill_(255)
+    assert torch.equal(slot.view("b"), STATE["b"])
+    assert slot.view("a").data_ptr() == room.data_ptr()
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in (room, b))
+
+
+def test_more_than_there_is_room_for_leaves_it_incomplete(slots: LiveSlots, tmp_path: Path) -> None:
+    slot = _make(slots, 1, 1)
+    slot.begin()
+    assert not slot.finish(Stamp(1, 0, 1, 2), b" " * (1 << 20))
+    assert _found(tmp_path) == []
+
+
+def test_what_the_group_was_restored_from_stays_until_it_is_forgotten(slots: LiveSlots, tmp_path: Path) -> None:
+    _make(slots, 1, 10)
+    slots.keep_restored(1, 10)
+    _make(slots, 2, 11)
+    assert _found(tmp_path) == [(1, 10), (2, 11)]
+    slots.forget_older(2)
+    assert _found(tmp_path) == [(2, 11)]
+
+
+def test_what_nobody_was_restored_from_is_lived_in_again(slots: LiveSlots, tmp_path: Path) -> None:
+    _make(slots, 1, 10)
+    slots.keep_restored(1, 8)  # a copy, which lies elsewhere
+    _make(slots, 2, 9)
+    assert _found(tmp_path) == [(2, 9)]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_memory_does_not_grow_with_generations(slots: LiveSlots, tmp_path: Path) -> None:
+    for generation in range(1, 20):
+        _make(slots, generation, generation)
+        slots.keep_restored(generation, generation)
+    assert len(list(tmp_path.iterdir())) <= 2
+
+
+def test_a_state_that_is_being_updated_is_not_forgotten(slots: LiveSlots) -> None:
+    slot = _make(slots, 1, 10)
+    slot.begin()
+    slots.forget_older(2)
+    assert slot.finish(Stamp(2, 0, 1, 11), b"{}")
+    assert slot.is_of(2, 11)
