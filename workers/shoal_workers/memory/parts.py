@@ -1,8 +1,9 @@
 """One part of a snapshot as a reader sees it: a file of this node, or a process of another that serves its own.
 
-    LocalPart    mapped, read-only: each box is copied once, straight to where it belongs, whatever its strides
-    RemotePart   whole rows of saved slices over TCP, in the order of the payload; a box that is not whole rows passes
-                 through a piece of scratch memory
+    LocalPart    whole rows of saved slices are read from the file straight to where they belong; of other boxes the
+                 file is mapped, read-only, which costs a page fault for each 64 KiB
+    RemotePart   whole rows over TCP, in the order of the payload; a box that is not whole rows passes through a piece
+                 of scratch memory
 
 Both say at the end whether the part was written over meanwhile. Slots are never truncated, so reading a map of one can
 never raise SIGBUS.
@@ -62,12 +63,23 @@ class LocalPart:
         window = _Window(self._part.fd, start + self._part.header.num_bytes)
         for read in reads:
             self._check()
-            item = read.item
-            saved = window.at(start + item.file_offset, item.nbytes).view(read.dtype).view(item.sizes)
             for fill in read.fills:
-                fill.target.copy_(narrow_tensor_by_index(saved, fill.source_offsets, fill.lengths))
                 num_bytes += fill.target.nbytes
+                piece = _piece(read, fill)
+                if _is_direct(piece):
+                    self._read_into(_memory_of(fill.target), start + piece.offset)
+                    continue
+                item = read.item
+                saved = window.at(start + item.file_offset, item.nbytes).view(read.dtype).view(item.sizes)
+                fill.target.copy_(narrow_tensor_by_index(saved, fill.source_offsets, fill.lengths))
         return num_bytes
+
+    def _read_into(self, memory: memoryview, offset: int) -> None:
+        while memory:
+            count = os.preadv(self._part.fd, [memory], offset)
+            if not count:
+                raise PeerRefused("its file is shorter than its header says")
+            memory, offset = memory[count:], offset + count
 
     def is_unchanged(self) -> bool:
         return self._part.is_unchanged()
@@ -130,7 +142,7 @@ class RemotePart:
         for piece in pieces:
             target = piece.fill.target
             if _is_direct(piece):
-                self._wire.receive_into(target.reshape(-1).view(torch.uint8).numpy().data)
+                self._wire.receive_into(_memory_of(target))
                 continue
             memory = scratch[: piece.num_bytes]
             self._wire.receive_into(memory.numpy().data)
@@ -165,6 +177,11 @@ def _is_direct(piece: _Piece) -> bool:
     target = piece.fill.target
     whole_rows = piece.fill.lengths[1:] == piece.read.item.sizes[1:]
     return whole_rows and target.device.type == "cpu" and target.is_contiguous()
+
+
+def _memory_of(target: torch.Tensor) -> memoryview:
+    """Of a contiguous tensor on the CPU, as bytes."""
+    return target.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _box(rows: torch.Tensor, item: IndexItem, fill: Fill) -> torch.Tensor:
