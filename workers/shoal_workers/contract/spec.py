@@ -210,7 +210,8 @@ class SnapshotSpec(Frozen):
     enabled: bool = True
     """Keep snapshots in shared memory, and a copy on another node where there is one."""
     budget: float = Field(0.01, gt=0, le=1, allow_inf_nan=False)
-    """Share of the step time that snapshots may cost; they are taken as often as it allows, at best after each step."""
+    """Share of the step time that snapshots may cost; they are taken, and copied to another node, as often as it
+    allows, at best after each step."""
 
 
 class NonFinitePolicy(StrEnum):
