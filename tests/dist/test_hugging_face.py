@@ -78,7 +78,7 @@ def test_a_layout_trains_as_one_process_does(make_job: Any, reference: Any, text
     assert losses == pytest.approx(reference(_STEPS, **spec), abs=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["fsdp2", "tp2"])
+@pytest.mark.parametrize("layout", [pytest.param("fsdp2", marks=pytest.mark.matrix), "tp2"])
 def test_transformers_loads_what_a_sharded_checkpoint_exports(
     make_job: Any, text: str, tmp_path: Path, layout: str
 ) -> None:
@@ -96,6 +96,7 @@ def test_transformers_loads_what_a_sharded_checkpoint_exports(
         assert torch.equal(loaded(tokens).logits, trained.network(tokens).logits)
 
 
+@pytest.mark.matrix
 def test_what_was_exported_can_be_trained_on(make_job: Any, text: str, tmp_path: Path) -> None:
     spec = _spec(text)
     _, checkpoint = _train(make_job, spec, LAYOUTS["fsdp2"])

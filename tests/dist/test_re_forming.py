@@ -35,10 +35,11 @@ def test_a_killed_rank_costs_at_most_one_step_without_any_checkpoint(make_job: A
     exits, seconds = job.interrupt(survivors)
     assert seconds < 2
     source = job.in_memory(exits, survivors)
-    assert source.step == 5, "the dead rank's part outlives it"
+    reached = 6 if phase == "snapshot" else 5
+    assert source.step == reached, "the dead rank's part outlives it"
     assert [e.kind for e in job.run(survivors, restore_memory=source)] == [ExitKind.FINISHED] * 3
     formed = job.told(survivors, Formed)[-1]
-    assert (formed.start_step, formed.remote_bytes) == (5, 0)
+    assert (formed.start_step, formed.remote_bytes) == (reached, 0)
     assert formed.restored_bytes > 0
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 

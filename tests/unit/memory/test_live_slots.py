@@ -29,11 +29,11 @@ def _plan(**rooms: int) -> SavePlan:
     return with_rooms(plan_save(STATE, owns_replicated=True), rooms)
 
 
-def _make(slots: LiveSlots, generation: int, step: int) -> LiveSlot:
-    """A model's that was moved in and has reached the step."""
-    slot = slots.make(_plan(), extra_bytes=0)
-    assert slot.finish(Stamp(generation, 0, 1, step), b"{}")
-    return slot
+def _make(slots: LiveSlots, generation: int, step: int) -> tuple[LiveSlot, ...]:
+    """A model's that was moved in and has reached the step, in the first of its two."""
+    pair = slots.make(_plan(), extra_bytes=0)
+    assert pair[0].finish(Stamp(generation, 0, 1, step), b"{}")
+    return pair
 
 
 def _headers(directory: Path) -> dict[str, PartHeader | None]:
@@ -51,7 +51,7 @@ def _found(directory: Path) -> list[tuple[int, int]]:
 
 
 def test_it_is_a_part_from_finish_to_begin_only(slots: LiveSlots, tmp_path: Path) -> None:
-    slot = slots.make(_plan(), extra_bytes=0)
+    slot, _ = slots.make(_plan(), extra_bytes=0)
     assert _found(tmp_path) == []
     for step in (1, 2):
         assert slot.finish(Stamp(4, 0, 1, step), b"{}")
@@ -63,7 +63,7 @@ def test_it_is_a_part_from_finish_to_begin_only(slots: LiveSlots, tmp_path: Path
 
 
 def test_tensors_have_their_place_and_the_room_that_was_asked_for(slots: LiveSlots) -> None:
-    slot = slots.make(_plan(a=100), extra_bytes=0)
+    slot, _ = slots.make(_plan(a=100), extra_bytes=0)
     room, b = slot.room("a", 100), slot.view("b")
     assert (slot.view("a").shape, slot.view("a").dtype, b.shape, b.dtype) == ((2, 3), torch.float32, (5,), torch.int64)
     b.copy_(STATE["b"])
@@ -73,8 +73,18 @@ def test_tensors_have_their_place_and_the_room_that_was_asked_for(slots: LiveSlo
     assert all(tensor.data_ptr() % 64 == 0 for tensor in (room, b))
 
 
+def test_while_one_is_written_the_other_is_whole(slots: LiveSlots, tmp_path: Path) -> None:
+    pair = slots.make(_plan(), extra_bytes=0)
+    for step in range(1, 6):
+        slot = pair[step % 2]
+        slot.begin()
+        assert _found(tmp_path) == ([(1, step - 1)] if step > 1 else [])
+        assert slot.finish(Stamp(1, 0, 1, step), b"{}")
+        assert _found(tmp_path)[-1] == (1, step)
+
+
 def test_more_than_there_is_room_for_leaves_it_incomplete(slots: LiveSlots, tmp_path: Path) -> None:
-    slot = _make(slots, 1, 1)
+    slot, _ = _make(slots, 1, 1)
     slot.begin()
     assert not slot.finish(Stamp(1, 0, 1, 2), b" " * (1 << 20))
     assert _found(tmp_path) == []
@@ -94,18 +104,18 @@ def test_what_nobody_was_restored_from_is_lived_in_again(slots: LiveSlots, tmp_p
     slots.keep_restored(1, 8)  # a copy, which lies elsewhere
     _make(slots, 2, 9)
     assert _found(tmp_path) == [(2, 9)]
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_memory_does_not_grow_with_generations(slots: LiveSlots, tmp_path: Path) -> None:
     for generation in range(1, 20):
         _make(slots, generation, generation)
         slots.keep_restored(generation, generation)
-    assert len(list(tmp_path.iterdir())) <= 2
+    assert len(list(tmp_path.iterdir())) <= 3
 
 
 def test_a_state_that_is_being_updated_is_not_forgotten(slots: LiveSlots) -> None:
-    slot = _make(slots, 1, 10)
+    slot, _ = _make(slots, 1, 10)
     slot.begin()
     slots.forget_older(2)
     assert slot.finish(Stamp(2, 0, 1, 11), b"{}")

@@ -1,20 +1,24 @@
 """Lets a run's state live in shared memory that outlives the process, so that a death costs no step that was complete.
 
     first step of a model     the tensors are copied once, and everything that refers to them is told
-    every update              begin | optimizer | finish: the memory says of itself which step it holds
+    every update              reads one of two places and writes the other, which then says which step it holds:
+                              one place is complete at every moment, whoever is killed when
     re-forming                others read from it what they need; where the layout stays, nobody reads anything
 
+      place 0   | step 4 ........................... | writes step 6 | step 6 ...
+      place 1   | step 3 | writes step 5 | step 5 .......................... | writes step 7
+                         vote 5                      vote 6: everybody's step 5 is complete
+
 On CPU only, and only with the default optimizer: of that one it is known who else refers to its tensors. What cannot be
-moved (buffers) is copied at each `finish`; where that is much, nothing is moved, and snapshots are copies as on a GPU.
-Uses private attributes of torch.distributed.fsdp; tests/dist/test_living.py fails if a torch version changes them.
+moved (buffers, counters) is copied at each `finish`; where that is much, nothing is moved, and snapshots are copies as
+on a GPU. Uses private attributes of torch.distributed.fsdp; tests/dist/test_living.py fails if a torch version changes
+them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +29,7 @@ from shoal_workers.checkpoint.save_plan import local_tensor, plan_save
 from shoal_workers.contract.memory import MemorySource
 from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.state_view import StateView
+from shoal_workers.engine.two_place_adamw import Place
 from shoal_workers.engine.update import Update
 from shoal_workers.memory.live_slots import LiveSlot
 from shoal_workers.memory.shape import with_rooms
@@ -35,16 +40,6 @@ _MOST_COPIED = 0.02
 """Of the state's bytes, at each step."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """Where one named tensor is, and how everything that refers to it is moved elsewhere."""
-
-    num_bytes: int
-    """With padding."""
-    move: Callable[[Tensor], None]
-    """To memory of that many bytes; takes the values along."""
-
-
 class Living:
     """Of one model and its optimizer. Training thread only."""
 
@@ -52,102 +47,162 @@ class Living:
         self._assembly = assembly
         self._update = update
         self._view = view
-        self._slot: LiveSlot | None = None
-        self._stays = not update.is_default
+        self._stays = update.two_place is None
         """Where it is, for good."""
+        self._slots: tuple[LiveSlot, ...] = ()
+        self._at = 0
+        """Which of them holds the state."""
+        self._rows: list[_Row] = []
+        self._spots: list[list[_Spot]] = []
+        """By slot, by row."""
+        self._places: list[dict[nn.Parameter, Place]] = []
         self._moved: frozenset[str] = frozenset()
         self._copied: tuple[str, ...] = ()
 
     @property
     def has_moved(self) -> bool:
-        return self._slot is not None
+        return bool(self._slots)
 
-    def move_in(self, ram: RamTier, *, owns_replicated: bool, extra: dict[str, Any]) -> bool:
+    def move_in(self, ram: RamTier, *, owns_replicated: bool, extra_bytes: int) -> bool:
         """The optimizer's state exists, and no step is under way. False: this state cannot be moved. MemoryFull."""
-        assert self._slot is None
+        assert not self._slots
         if self._stays:
             return False
         self._stays = True  # unless all of the following succeeds
-        state = self._view.tensors()
-        plan = plan_save(state, owns_replicated=owns_replicated)
-        homes = {name: home for name, home in self._homes() if local_tensor(state[name]).is_cpu}
-        copied = [item for item in plan.items if item.fqn not in homes]
+        plan = plan_save(self._view.tensors(), owns_replicated=owns_replicated)
+        rows = list(self._movable({item.fqn for item in plan.items}))
+        moved = frozenset(name for row in rows for name in row.names)
+        copied = [item for item in plan.items if item.fqn not in moved]
         if sum(item.nbytes for item in copied) > _MOST_COPIED * plan.total_bytes:
             return False
-        rooms = {name: home.num_bytes for name, home in homes.items()}
-        slot = ram.live_slot(with_rooms(plan, rooms), extra_bytes=len(_encoded(extra)))
-        moved = [item.fqn for item in plan.items if item.fqn in homes]
+        rooms = {row.names[0]: row.sharded._sharded_param_data.nbytes for row in rows}
+        self._slots = ram.live_slots(with_rooms(plan, rooms), extra_bytes=extra_bytes)
+        self._rows, self._moved, self._copied = rows, moved, tuple(item.fqn for item in copied)
+        self._spots = [[row.spot(slot) for row in rows] for slot in self._slots]
+        self._places = [
+            {row.stand_in: spot.place for row, spot in zip(rows, spots, strict=True)} for spots in self._spots
+        ]
         with torch.no_grad():
-            for name in moved:
-                homes[name].move(slot.room(name, homes[name].num_bytes))
+            for row, *spots in zip(rows, *self._spots, strict=True):
+                row.fill(spots[0])
+                for spot in spots:
+                    spot.flat[row.local.numel() :].zero_()  # FSDP's padding
         self._view.forget()
-        self._slot, self._moved, self._copied = slot, frozenset(moved), tuple(item.fqn for item in copied)
+        self._point(0)
         return True
 
-    def begin(self) -> None:
-        """The state is about to change."""
-        if self._slot is not None:
-            self._slot.begin()
+    def step(self, lr_factor: float) -> None:
+        """One update. The state before it stays whole until the next."""
+        optimizer = self._update.two_place
+        if not self._slots or optimizer is None:
+            self._update.step(lr_factor)
+            return
+        other = 1 - self._at
+        self._slots[other].begin()
+        optimizer.places = self._places[other]
+        self._update.step(lr_factor)
+        self._point(other)
 
-    def finish(self, stamp: Stamp, extra: dict[str, Any]) -> bool:
-        """The state is that of the stamp, and stays so until `begin`. False: nobody will find it."""
-        slot = self._slot
-        if slot is None:
+    def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
+        """The state is that of the stamp, and stays so until the update after the next. False: nobody will find it."""
+        if not self._slots:
             return False
+        slot = self._slots[self._at]
         slot.begin()
-        state = self._view.tensors()
-        for name in self._copied:
-            slot.view(name).copy_(local_tensor(state[name]))
-        return slot.finish(stamp, _encoded(extra))
+        if self._copied:
+            state = self._view.tensors()
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [slot.view(name) for name in self._copied], [local_tensor(state[name]) for name in self._copied]
+                )
+        return slot.finish(stamp, extra_json)
 
     def to_read(self, source: MemorySource | None) -> dict[str, Tensor]:
-        """Before a restore: the part of the state that is not there already. The rest must be overwritten: nobody takes
-        what lives here for a part any more."""
-        state = self._view.tensors()
-        if self._slot is None:
-            return state
-        if source is not None and self._slot.is_of(source.generation, source.step):
-            return {name: tensor for name, tensor in state.items() if name not in self._moved}
-        self._slot.begin()
-        return state
+        """Before a restore: the part of the state that is not here already. The rest must be overwritten: nobody takes
+        for a part what it lives in now."""
+        for place, slot in enumerate(self._slots):
+            if source is not None and slot.is_of(source.generation, source.step):
+                self._point(place)
+                return {name: tensor for name, tensor in self._view.tensors().items() if name not in self._moved}
+        if self._slots:
+            self._slots[self._at].begin()
+        return self._view.tensors()
 
-    def _homes(self) -> Iterator[tuple[str, _Home]]:
+    def _point(self, place: int) -> None:
+        """Let everything refer to this one of the slots."""
+        self._at = place
+        for row, spot in zip(self._rows, self._spots[place], strict=True):
+            row.point(spot)
+        self._view.turn_to(place)
+
+    def _movable(self, planned: Collection[str]) -> Iterator[_Row]:
+        """Parameters of which this rank has a part, with the optimizer's state of them."""
+        optimizer = self._update.two_place
+        assert optimizer is not None
         sharded = {id(p.sharded_param): p for group in self._assembly.param_groups() for p in group.fsdp_params}
         for name, parameter in self._assembly.named_parameters():
-            if id(parameter) in sharded:
-                home = _home_of(sharded[id(parameter)], self._update.stand_in(parameter))
-                if home is not None:
-                    yield f"model.{name}", home
-        for name, key, tensor in self._update.tensors():
-            if tensor.is_contiguous():
-                yield f"optim.{name}.{key}", _Home(tensor.nbytes, partial(_move, tensor))
+            stand_in = self._update.stand_in(parameter)
+            state = optimizer.state.get(stand_in) if stand_in is not None else None
+            if stand_in is None or not state or id(parameter) not in sharded or not isinstance(parameter, DTensor):
+                continue
+            row = _Row(
+                names=(f"model.{name}", f"optim.{name}.exp_avg", f"optim.{name}.exp_avg_sq"),
+                sharded=sharded[id(parameter)],
+                local=parameter._local_tensor,
+                stand_in=stand_in,
+                exp_avg=state["exp_avg"],
+                exp_avg_sq=state["exp_avg_sq"],
+            )
+            if row.is_plain and all(one in planned for one in row.names):
+                yield row
 
 
-def _home_of(sharded: Any, stand_in: nn.Parameter | None) -> _Home | None:
-    """Of one of FSDP's parameters; its shard is the beginning of the padded flat one that is gathered."""
-    parameter, flat = sharded.sharded_param, sharded._sharded_param_data
-    local = parameter._local_tensor if isinstance(parameter, DTensor) else None
-    if local is None or not local.is_contiguous() or local.data_ptr() != flat.data_ptr():
-        return None
-    if parameter.requires_grad and (stand_in is None or stand_in.data_ptr() != flat.data_ptr()):
-        return None
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where one parameter's tensors are in one of the slots."""
 
-    def move(memory: Tensor) -> None:
-        sharded._sharded_param_data = data = memory.view(flat.dtype)
-        data.copy_(flat)
-        shard = data[: local.numel()].view(local.shape)
-        for own in (local, stand_in):
-            if own is not None:
-                own.data = shard
-
-    return _Home(flat.nbytes, move)
+    flat: Tensor
+    """FSDP's flat, padded shard; `place.parameter` is its beginning."""
+    place: Place
 
 
-def _move(tensor: Tensor, memory: Tensor) -> None:
-    moved = memory.view(tensor.dtype).view(tensor.shape)
-    moved.copy_(tensor)
-    tensor.data = moved
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One parameter, and all that refers to the memory of it and of its moments."""
 
+    names: tuple[str, str, str]
+    sharded: Any
+    """FSDP's record of it."""
+    local: Tensor
+    """Of the model's DTensor."""
+    stand_in: nn.Parameter
+    """The optimizer's."""
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
 
-def _encoded(extra: dict[str, Any]) -> bytes:
-    return json.dumps(extra, allow_nan=False).encode()
+    @property
+    def is_plain(self) -> bool:
+        """All of it is laid out as this module thinks it is."""
+        flat, tensors = self.sharded._sharded_param_data, (self.local, self.stand_in, self.exp_avg, self.exp_avg_sq)
+        return (
+            all(tensor.is_cpu and tensor.is_contiguous() and tensor.shape == self.local.shape for tensor in tensors)
+            and self.local.data_ptr() == self.stand_in.data_ptr() == flat.data_ptr()
+            and flat.dtype == self.local.dtype
+        )
+
+    def spot(self, slot: LiveSlot) -> _Spot:
+        source = self.sharded._sharded_param_data
+        flat = slot.room(self.names[0], source.nbytes).view(source.dtype)
+        shard = flat[: self.local.numel()].view(self.local.shape)
+        return _Spot(flat, Place(shard, slot.view(self.names[1]), slot.view(self.names[2])))
+
+    def fill(self, spot: _Spot) -> None:
+        spot.place.parameter.copy_(self.local)
+        spot.place.exp_avg.copy_(self.exp_avg)
+        spot.place.exp_avg_sq.copy_(self.exp_avg_sq)
+
+    def point(self, spot: _Spot) -> None:
+        self.sharded._sharded_param_data = spot.flat
+        self.local.data = self.stand_in.data = spot.place.parameter
+        self.exp_avg.data = spot.place.exp_avg
+        self.exp_avg_sq.data = spot.place.exp_avg_sq

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from shoal_workers.contract.spec import OptimizerSpec
+from shoal_workers.engine.two_place_adamw import TwoPlaceAdamW
 
 
 def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:
@@ -28,7 +29,8 @@ def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, determ
     fused = settings.fused
     if fused == "auto":
         fused = not deterministic and all(parameter.is_cuda for parameter in parameters)
-    return AdamW(
+    kind = TwoPlaceAdamW if not fused and all(parameter.is_cpu for parameter in parameters) else AdamW
+    return kind(
         [g for g in groups if g["params"]],
         lr=settings.lr,
         betas=betas,

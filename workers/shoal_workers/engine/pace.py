@@ -29,6 +29,7 @@ class Pace:
         self._cost_s: float | None = None
         self._num_costs = 0
         self.every_steps = 1.0
+        self._is_held = False
         self._due = 0.0
 
     @property
@@ -40,6 +41,10 @@ class Pace:
     def share(self) -> float:
         """Of the step time, at this pace."""
         return self.cost_s / (self._step_s * self.every_steps) if self._step_s else 0.0
+
+    def hold(self) -> None:
+        """From here on it is done every step, whatever it costs."""
+        self.every_steps, self._is_held = 1.0, True
 
     def is_due(self, step: int) -> bool:
         return step >= self._due
@@ -59,7 +64,7 @@ class Pace:
             self._adapt()
 
     def _adapt(self) -> None:
-        if not self._step_s or not self._cost_s:
+        if not self._step_s or not self._cost_s or self._is_held:
             return
         wanted = self._cost_s / (self.budget * self._step_s)
         if not self.every_steps / _CALM < max(1.0, wanted) <= self.every_steps:

@@ -6,6 +6,7 @@ history. The next rank 0, which may be a process that has never trained, tells t
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -20,18 +21,21 @@ class Recent:
     """Training thread only."""
 
     def __init__(self, past: Iterable[StepReport] = ()) -> None:
-        self._reports = deque((_flat(report) for report in past), maxlen=_NUM_KEPT)
+        self._reports: deque[tuple[dict[str, Any], str]] = deque(maxlen=_NUM_KEPT)
+        for report in past:
+            self.add(report)
 
     def add(self, report: StepReport) -> None:
-        self._reports.append(_flat(report))
+        values = report.model_dump(exclude={"compute_s"})
+        self._reports.append((values, json.dumps(values, allow_nan=False)))
 
-    def to_json(self) -> list[dict[str, Any]]:
-        return list(self._reports)
+    def values(self) -> list[dict[str, Any]]:
+        return [values for values, _ in self._reports]
+
+    def encoded(self) -> str:
+        """The values as JSON; of each report it is made once."""
+        return f"[{', '.join(text for _, text in self._reports)}]"
 
     @staticmethod
     def parse(values: Iterable[dict[str, Any]]) -> tuple[StepReport, ...]:
         return tuple(StepReport.model_validate(value) for value in values)
-
-
-def _flat(report: StepReport) -> dict[str, Any]:
-    return report.model_dump(exclude={"compute_s"})

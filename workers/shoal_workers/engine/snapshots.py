@@ -4,8 +4,7 @@
                                                             | sender thread: to the buddy
 
 Where the state lives in shared memory (living.py) a snapshot is a word that says which step it holds. Copies are only
-taken as often as they are sent then, or as the budget allows where there is no buddy: a death within an update needs
-one.
+taken to be sent then.
 
 Rank 0 keeps the pace, since all ranks must snapshot the same steps for a snapshot to be whole; its wishes reach the
 others through the vote. Without a tier, or once memory is full, everything here is a no-op: training goes on, and an
@@ -15,8 +14,6 @@ unexpected death costs the steps since the last checkpoint.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from shoal_workers.checkpoint.save_plan import local_tensor
 from shoal_workers.contract.messages import Assignment, LogLine, SnapshotCost
@@ -24,6 +21,7 @@ from shoal_workers.contract.spec import SnapshotSpec
 from shoal_workers.engine.living import Living
 from shoal_workers.engine.outbox import Outbox
 from shoal_workers.engine.pace import SnapshotPace
+from shoal_workers.engine.state import Extra
 from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.vote import Verdict
 from shoal_workers.memory.errors import MemoryFull
@@ -31,8 +29,6 @@ from shoal_workers.memory.slot import Stamp
 from shoal_workers.memory.tier import RamTier
 
 _REPORT_EVERY = 50
-
-MakeExtra = Callable[[], dict[str, Any]]
 
 
 class Snapshots:
@@ -46,20 +42,20 @@ class Snapshots:
         outbox: Outbox,
         view: StateView,
         living: Living,
+        extra: Extra,
     ) -> None:
         self._assignment = assignment
         self._ram = ram
         self._view = view
         self._living = living
+        self._extra = extra
         self._copies = True
         self._outbox = outbox
         self._pace = SnapshotPace(spec.budget)
         self._copy_s = 0.0
         self._apart_s = 0.0
-        """Of a copy beside the living state: a part of what it costs to send one."""
-        self._apart_average_s = 0.0
+        """Of a copy beside the living state, until it is counted: a part of what it costs to send one."""
         self._num_taken = 0
-        self._num_copied = 0
         self._num_told = 0
         self._has_copy = assignment.buddy is None
         self._has_let_go = False
@@ -76,12 +72,12 @@ class Snapshots:
         """Once per vote: seconds that a snapshot has kept the training thread busy since the last, and CPU seconds of
         one that has been sent; 0: none was."""
         cost = self._ram.take_send_cost() if self._ram is not None else None
-        self._has_copy = self._has_copy or cost is not None
         copy_s, self._copy_s = self._copy_s, 0.0
-        if cost is None and self._assignment.buddy is not None:
+        if cost is None:
             return copy_s, 0.0
+        self._has_copy = True
         apart_s, self._apart_s = self._apart_s, 0.0
-        return copy_s, apart_s + (cost.cpu_s if cost is not None else 0.0)
+        return copy_s, apart_s + cost.cpu_s
 
     def is_due(self, step: int) -> bool:
         """Rank 0: whether the state after `step` shall be copied."""
@@ -91,61 +87,51 @@ class Snapshots:
         """Rank 0: ... and sent to the buddies."""
         return self._decides and self._pace.sends.is_due(step)
 
-    def restored(self, step: int, make_extra: MakeExtra) -> None:
-        """The state is that after `step`, on all ranks."""
-        if self._ram is not None:
-            self._say(step, make_extra)
+    def say(self, step: int) -> None:
+        """After each update, and before anything else: where the state lives in shared memory, let it say which step it
+        holds. What is no tensor is read from rank 0's part."""
+        if self._ram is None or not self._living.has_moved:
+            return
+        start_s = time.thread_time()
+        self._pace.copies.hold()
+        is_rank_0 = self._assignment.rank == 0
+        self._living.finish(self._stamp(step), self._extra.encoded(step) if is_rank_0 else b"{}")
+        self._copy_s = time.thread_time() - start_s
 
-    def begin_update(self) -> None:
-        """The state changes until the next snapshot is taken."""
-        self._living.begin()
-
-    def take(self, step: int, make_extra: MakeExtra, *, replicate: bool) -> None:
+    def take(self, step: int, *, replicate: bool) -> None:
         """Of the state after `step`; once it returns the live tensors may change again. What it takes to put the state
         together is a part of the cost."""
         if self._ram is None:
             return
-        clock = _Clock()
-        if not self._num_taken:
-            tensors = [local_tensor(tensor) for tensor in self._view.tensors().values()]
-            self._is_on_gpu = any(tensor.is_cuda for tensor in tensors)
-            self._num_bytes = sum(tensor.nbytes for tensor in tensors)
-        has_just_moved = not self._living.has_moved and self._move_in(self._ram, make_extra)
-        is_said = self._say(step, make_extra)
-        said_s = clock.lap_s(self._is_on_gpu)
-        copies = (replicate and not has_just_moved) if is_said else True
-        if copies and self._copies:
-            copies = self._copy(self._ram, step, make_extra)
-        copied_s = clock.lap_s(self._is_on_gpu)
-        if is_said:
-            self._copy_s, self._apart_s = said_s, self._apart_s + copied_s
-            self._apart_average_s = copied_s if copies else self._apart_average_s
-        else:
-            self._copy_s = said_s + copied_s
         self._num_taken += 1
         self._pace.copies.done(step)
-        if replicate and copies:
-            self._pace.sends.done(step)
-            if self._assignment.buddy is not None and self._ram is not None:
-                self._ram.replicate(self._assignment.buddy)
+        if self._num_taken == 1:
+            self._look_at_the_state()
+        if self._living.has_moved:
+            if replicate and self._assignment.buddy is not None and self._copies:
+                self._apart_s = self._copied_s(self._ram, step)
+                self._send(step)
+        elif self._move_in(self._ram, step):
+            self.say(step)
+        else:
+            self._copy_s = self._copied_s(self._ram, step)
+            if replicate:
+                self._send(step)
 
-    def _move_in(self, ram: RamTier, make_extra: MakeExtra) -> bool:
+    def _move_in(self, ram: RamTier, step: int) -> bool:
         try:
             return self._living.move_in(
-                ram, owns_replicated=self._assignment.layout.owns_replicated(self._assignment.rank), extra=make_extra()
+                ram,
+                owns_replicated=self._assignment.layout.owns_replicated(self._assignment.rank),
+                extra_bytes=len(self._extra.encoded(step)),
             )
         except MemoryFull as error:
             self._log(f"snapshots in memory take copies now: {error}")
             return False
 
-    def _say(self, step: int, make_extra: MakeExtra) -> bool:
-        """Where the state lives in shared memory, let it say which step it holds; rank 0 adds what is no tensor."""
-        if not self._living.has_moved:
-            return False
-        return self._living.finish(self._stamp(step), make_extra() if self._assignment.rank == 0 else {})
-
-    def _copy(self, ram: RamTier, step: int, make_extra: MakeExtra) -> bool:
-        a = self._assignment
+    def _copied_s(self, ram: RamTier, step: int) -> float:
+        """Seconds that it took to copy the state."""
+        a, busy_s, wall_s = self._assignment, time.thread_time(), time.perf_counter()
         try:
             ram.snapshot(
                 self._view.tensors(),
@@ -153,14 +139,24 @@ class Snapshots:
                 rank=a.rank,
                 world_size=a.world_size,
                 step=step,
-                extra=make_extra(),
+                extra=self._extra.values(step),
                 owns_replicated=a.layout.owns_replicated(a.rank),
             )
         except MemoryFull as error:
             self._give_up(error)
-            return False
-        self._num_copied += 1
-        return True
+            return 0.0
+        # On CPU the thread's own time: where cores are shared, the clock also counts the turns of other processes.
+        return time.perf_counter() - wall_s if self._is_on_gpu else time.thread_time() - busy_s
+
+    def _send(self, step: int) -> None:
+        self._pace.sends.done(step)
+        if self._assignment.buddy is not None and self._ram is not None and self._copies:
+            self._ram.replicate(self._assignment.buddy)
+
+    def _look_at_the_state(self) -> None:
+        tensors = [local_tensor(tensor) for tensor in self._view.tensors().values()]
+        self._is_on_gpu = any(tensor.is_cuda for tensor in tensors)
+        self._num_bytes = sum(tensor.nbytes for tensor in tensors)
 
     def _stamp(self, step: int) -> Stamp:
         a = self._assignment
@@ -177,7 +173,7 @@ class Snapshots:
 
     def heed(self, verdict: Verdict, step_s: float, step: int) -> None:
         """After each step: let the past go once it is not needed, and (rank 0) adapt the pace to what it costs."""
-        if self._ram is not None and not self._has_let_go and self._num_copied > 2 and not verdict.wishes.lacks_copy:
+        if self._ram is not None and not self._has_let_go and self._num_taken > 2 and not verdict.wishes.lacks_copy:
             self._has_let_go = True
             self._ram.forget_older(self._assignment.generation)
         busy_s = self._take_busy_s()
@@ -201,14 +197,13 @@ class Snapshots:
         return self._ram is not None and self._assignment.rank == 0
 
     def _tell(self, step: int) -> None:
-        every_steps = self._pace.copies.every_steps
         self._outbox.tell(
             SnapshotCost(
                 generation=self._assignment.generation,
                 step=step,
-                every_steps=every_steps,
+                every_steps=self._pace.copies.every_steps,
                 buddy_every_steps=self._pace.sends.every_steps,
-                copy_s=self._pace.copies.cost_s + self._apart_average_s * every_steps / self._pace.sends.every_steps,
+                copy_s=self._pace.copies.cost_s,
                 buddy_s=self._pace.sends.cost_s,
                 share=self._pace.share,
                 num_bytes=self._num_bytes,
@@ -216,29 +211,14 @@ class Snapshots:
         )
 
     def _give_up(self, error: MemoryFull) -> None:
-        costs = "will cost the steps since the last checkpoint."
         if self._living.has_moved:
-            self._copies = False
+            self._copies, self._has_copy = False, True  # what was sent before is all that there will be
             self._log(
-                f"no more copies of the state in memory: {error}. A death within an update, or of a node, {costs}"
+                f"no more copies to other nodes: {error}. A node's death will cost the steps since the last checkpoint."
             )
         else:
             self._ram = None
-            self._log(f"no more snapshots in memory: {error}. An unexpected death {costs}")
+            self._log(f"no more snapshots in memory: {error}. A death will cost the steps since the last checkpoint.")
 
     def _log(self, text: str) -> None:
         self._outbox.log(LogLine(at=time.time(), stream="shoal", text=text))
-
-
-class _Clock:
-    """On CPU the thread's own time: where cores are shared, the clock also counts the turns of other processes."""
-
-    def __init__(self) -> None:
-        self._busy_s, self._wall_s = time.thread_time(), time.perf_counter()
-
-    def lap_s(self, is_on_gpu: bool) -> float:
-        """Since the last call."""
-        busy_s, wall_s = time.thread_time(), time.perf_counter()
-        lap_s = wall_s - self._wall_s if is_on_gpu else busy_s - self._busy_s
-        self._busy_s, self._wall_s = busy_s, wall_s
-        return lap_s

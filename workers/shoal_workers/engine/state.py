@@ -10,11 +10,14 @@ rate and randomness are pure functions of step and seed, therefore these two are
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from torch import Tensor
 
 from shoal_workers.engine.assembly import Assembly
+from shoal_workers.engine.recent import Recent
+from shoal_workers.engine.scaling import Scaling
 from shoal_workers.engine.update import Update
 
 _NOT_KEPT = ("params", "lr", "initial_lr", "foreach", "fused")
@@ -31,27 +34,37 @@ def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
     return tensors
 
 
-def extra_of(
-    update: Update,
-    *,
-    step: int,
-    seed: int,
-    reports: list[dict[str, Any]],
-    loss_scale: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What is not a tensor, ready for JSON. `reports`: of the last steps, see recent.py; `loss_scale`: scaling.py."""
-    values = update.plain_values()
-    for key, value in values.items():
-        if not isinstance(value, _PLAIN):
-            raise TypeError(
-                f"optimizer state {key!r} is {type(value).__name__}; only tensors and plain values are kept."
-            )
-    groups = [
-        {key: value for key, value in group.items() if key not in _NOT_KEPT and isinstance(value, _PLAIN)}
-        for group in update.optimizer.param_groups
-    ]
-    extra = {"step": step, "seed": seed, "optimizer_values": values, "param_groups": groups, "reports": reports}
-    return extra if loss_scale is None else {**extra, "loss_scale": loss_scale}
+class Extra:
+    """What is not a tensor, of one generation: JSON values. Training thread only."""
+
+    def __init__(self, update: Update, seed: int, recent: Recent, scaling: Scaling) -> None:
+        self._update = update
+        self._seed = seed
+        self._recent = recent
+        self._scaling = scaling
+
+    def values(self, step: int) -> dict[str, Any]:
+        return {**self._but_reports(step), "reports": self._recent.values()}
+
+    def encoded(self, step: int) -> bytes:
+        """The values as JSON, for every step: what has not changed since the last is not encoded again."""
+        rest = json.dumps(self._but_reports(step), allow_nan=False)
+        return f'{rest[:-1]}, "reports": {self._recent.encoded()}}}'.encode()
+
+    def _but_reports(self, step: int) -> dict[str, Any]:
+        values = self._update.plain_values()
+        for key, value in values.items():
+            if not isinstance(value, _PLAIN):
+                raise TypeError(
+                    f"optimizer state {key!r} is {type(value).__name__}; only tensors and plain values are kept."
+                )
+        groups = [
+            {key: value for key, value in group.items() if key not in _NOT_KEPT and isinstance(value, _PLAIN)}
+            for group in self._update.optimizer.param_groups
+        ]
+        extra = {"step": step, "seed": self._seed, "optimizer_values": values, "param_groups": groups}
+        scale = self._scaling.to_json()
+        return extra if scale is None else {**extra, "loss_scale": scale}
 
 
 def apply_extra(extra: dict[str, Any], update: Update) -> int:

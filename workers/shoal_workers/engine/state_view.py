@@ -7,6 +7,7 @@ takes longer than copying them. Optimizers and modules that replace a tensor ins
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -15,29 +16,39 @@ from shoal_workers.engine.state import tensors_of
 from shoal_workers.engine.update import Update
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    identity: tuple[int, ...]
+    held: list[Tensor]
+    """What the identity was taken of: an id may come back once its object is gone."""
+    tensors: dict[str, Tensor]
+
+
 class StateView:
-    """Of one model and its optimizer. Training thread only."""
+    """Of one model and its optimizer, which may live in several places in turn. Training thread only."""
 
     def __init__(self, assembly: Assembly, update: Update) -> None:
         self._assembly = assembly
         self._update = update
-        self._identity: tuple[int, ...] = ()
-        self._held: list[Tensor] = []
-        """What the identity was taken of: an id may come back once its object is gone."""
-        self._tensors: dict[str, Tensor] = {}
+        self._place = 0
+        self._known: dict[int, _Known] = {}
 
     def tensors(self) -> dict[str, Tensor]:
         """The same dict as last time, as long as its tensors are the live ones. It shares their memory."""
         live = list(self._live())
         identity = tuple(map(id, live))
-        if identity != self._identity:
-            self._identity, self._held = identity, live
-            self._tensors = tensors_of(self._assembly, self._update)
-        return self._tensors
+        known = self._known.get(self._place)
+        if known is None or known.identity != identity:
+            known = self._known[self._place] = _Known(identity, live, tensors_of(self._assembly, self._update))
+        return known.tensors
+
+    def turn_to(self, place: int) -> None:
+        """The tensors are the same objects, but in other memory: that of this number."""
+        self._place = place
 
     def forget(self) -> None:
-        """The tensors are the same, but have moved to other memory."""
-        self._identity = ()
+        """The memory of these numbers is not what it was."""
+        self._known.clear()
 
     def _live(self) -> Iterator[Tensor]:
         yield from self._assembly.live_tensors()

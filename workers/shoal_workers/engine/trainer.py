@@ -37,7 +37,7 @@ from shoal_workers.engine.saving import Saver
 from shoal_workers.engine.scaling import Scaling
 from shoal_workers.engine.schedule import lr_factor
 from shoal_workers.engine.snapshots import Snapshots
-from shoal_workers.engine.state import extra_of
+from shoal_workers.engine.state import Extra
 from shoal_workers.engine.state_view import StateView
 from shoal_workers.engine.update import Update
 from shoal_workers.engine.user_code import UserCode
@@ -102,7 +102,10 @@ class Trainer:
         self._built = built
         self._position = position
         self._saver = keepers.saver
-        self._snapshots = Snapshots(spec.snapshot, assignment, keepers.ram, outbox, built.view, built.living)
+        self._extra = Extra(built.update, spec.seed, keepers.recent, keepers.scaling)
+        self._snapshots = Snapshots(
+            spec.snapshot, assignment, keepers.ram, outbox, built.view, built.living, self._extra
+        )
         self._recent = keepers.recent
         self._scaling = keepers.scaling
         self._outbox = outbox
@@ -119,7 +122,6 @@ class Trainer:
             part.train()
         # The first snapshot of a new model is that of the first step: until then the one that was restored from is
         # whole, and taking memory for another layout costs as much as a step.
-        self._snapshots.restored(self._position.step, lambda: self._extra(self._position.step))
         ending = self._catch_up()
         ended = time.perf_counter()
         while ending is None:
@@ -132,6 +134,8 @@ class Trainer:
                 if verdict.is_finite:
                     self._report(verdict, now - ended)
                 wishes = verdict.wishes
+                if verdict.is_finite or wishes.yields:
+                    self._snapshots.say(self._position.step)
                 if wishes.snapshots or wishes.yields:
                     self._snapshot(replicate=wishes.replicates and not wishes.is_sending)
                 self._snapshots.heed(verdict, now - ended, self._position.step)
@@ -197,8 +201,7 @@ class Trainer:
         if self._spec.optimizer.clip_norm is not None:
             gradients.clip(verdict.grad_norm, self._spec.optimizer.clip_norm)
         with self._user_code:
-            self._snapshots.begin_update()
-            built.update.step(lr_factor(self._spec.schedule, step, built.total_steps))
+            built.living.step(lr_factor(self._spec.schedule, step, built.total_steps))
             built.gradients.after_update()
         self._position.reach(step + 1)
         return verdict
@@ -250,17 +253,7 @@ class Trainer:
         if not self._snapshots.is_on:
             return
         self._position.enter(Phase.SNAPSHOT)
-        step = self._position.step
-        self._snapshots.take(step, lambda: self._extra(step), replicate=replicate)
-
-    def _extra(self, step: int) -> dict[str, Any]:
-        return extra_of(
-            self._built.update,
-            step=step,
-            seed=self._spec.seed,
-            reports=self._recent.to_json(),
-            loss_scale=self._scaling.to_json(),
-        )
+        self._snapshots.take(self._position.step, replicate=replicate)
 
     def _is_save_time(self) -> bool:
         """Rank 0's clock decides for all."""
@@ -298,7 +291,7 @@ class Trainer:
         self._position.enter(Phase.SAVING)
         with self._user_code:
             tensors = self._built.view.tensors()
-            extra = {**self._extra(step), "export": self._built.export}
+            extra = {**self._extra.values(step), "export": self._built.export}
             name = self._saver.save(self._assignment, step, tensors, extra, self._signals.check)
         self._saved_mono = time.monotonic()
         return name

@@ -17,6 +17,7 @@ from torch.optim import AdamW, Optimizer
 from shoal_workers.contract.spec import OptimizerSpec
 from shoal_workers.engine.assembly import Assembly
 from shoal_workers.engine.optimizer import adamw
+from shoal_workers.engine.two_place_adamw import TwoPlaceAdamW
 
 
 class Update:
@@ -53,21 +54,13 @@ class Update:
             parameter.grad = None
 
     @property
-    def is_default(self) -> bool:
-        """`default_update` made it: nobody but this class knows of the stand-ins and of the optimizer's tensors."""
-        return type(self.optimizer) is AdamW and bool(self._stand_ins)
+    def two_place(self) -> TwoPlaceAdamW | None:
+        """The optimizer, where `default_update` has made one for the CPU: nobody else refers to its tensors then."""
+        return self.optimizer if isinstance(self.optimizer, TwoPlaceAdamW) and self._stand_ins else None
 
     def stand_in(self, parameter: nn.Parameter) -> nn.Parameter | None:
         """The optimizer's own of a parameter of the model."""
         return self._own.get(id(parameter))
-
-    def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
-        """(parameter's name, key, tensor) of the optimizer's state: the very tensors, not laid out as DTensors."""
-        for parameter, state in self.optimizer.state.items():
-            if id(parameter) in self._owners:
-                for key, value in state.items():
-                    if isinstance(value, Tensor):
-                        yield self._owners[id(parameter)][0], key, value
 
     def materialise_state(self) -> None:
         """Make the optimizer create its state now, so that a checkpoint has tensors to be read into.
@@ -77,7 +70,7 @@ class Update:
         """
         if self.optimizer.state:
             return
-        if self.is_default:
+        if isinstance(self.optimizer, AdamW) and self._stand_ins:
             self._materialise_adamw()
             return
         rates = [group["lr"] for group in self.optimizer.param_groups]

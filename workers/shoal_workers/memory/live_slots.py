@@ -1,13 +1,12 @@
 """Shared memory in which a run's tensors live while it trains: a snapshot after every step that copies nothing.
 
-    | complete: step s | begin | the optimizer writes step s + 1 | finish | complete: step s + 1 | begin ...
+    slot 0   complete: step 4 | begin | the optimizer writes step 6 | finish | complete: step 6 ...
+    slot 1   complete: step 5 .............................................. | begin | step 7 ...
 
-A process that is killed outside of its update leaves a complete part of the step that it had reached. One that is
-killed within leaves none; then the group goes back to the last snapshot of which every rank has a copy (own_slots.py).
+All ranks vote before each update, so when a rank begins to write step 6 everybody's step 5 is complete: whoever is
+killed when, one step is whole, and it is at most one behind.
 
-    live    the tensors of the current model
-            and those of the generation that the group was restored from, until it has a whole snapshot of its own
-
+Kept besides the two of the current model: what the group was restored from, until it has a whole snapshot of its own.
 Training thread only.
 """
 
@@ -18,12 +17,15 @@ from pathlib import Path
 import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
+from shoal_workers.memory.errors import MemoryFull
 from shoal_workers.memory.shape import Shape, view_of
 from shoal_workers.memory.slot import SlotFile, Stamp
 
+_NUM_SLOTS = 2
+
 
 class LiveSlot:
-    """One model's and optimizer's. Whoever lets tensors live in it brackets every change of them."""
+    """One of two. Whoever lets tensors live in it brackets every change of them."""
 
     def __init__(self, file: SlotFile, shape: Shape) -> None:
         self._file = file
@@ -70,26 +72,29 @@ class LiveSlots:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: list[SlotFile] = []
-        self._current: SlotFile | None = None
+        self._current: list[SlotFile] = []
         self._num_made = 0
         self._restored: tuple[int, int] | None = None
 
-    def make(self, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
-        """For a model that was just made; nothing lives in those of earlier models any more. MemoryFull."""
+    def make(self, plan: SavePlan, *, extra_bytes: int) -> tuple[LiveSlot, ...]:
+        """Two, for a model that was just made; nothing lives in those of earlier models any more. MemoryFull."""
         shape = Shape.of(plan, extra_bytes=extra_bytes)
-        self._current = None
         free = [file for file in self._files if not self._is_source(file)]
-        fitting = next((file for file in free if file.fits(shape.regions.file_bytes)), None)
+        self._current = [file for file in free if file.fits(shape.regions.file_bytes)][:_NUM_SLOTS]
         for file in free:
-            if file is not fitting:
+            if file not in self._current:
                 self._remove(file)
-        if fitting is None:
-            self._num_made += 1
-            fitting = SlotFile(self._directory / f"own-live-{self._num_made}", shape.regions.file_bytes)
-            self._files.append(fitting)
-        fitting.begin()
-        self._current = fitting
-        return LiveSlot(fitting, shape)
+        try:
+            while len(self._current) < _NUM_SLOTS:
+                self._current.append(self._made(shape))
+        except MemoryFull:
+            for file in self._current:
+                self._remove(file)
+            self._current = []
+            raise
+        for file in self._current:
+            file.begin()
+        return tuple(LiveSlot(file, shape) for file in self._current)
 
     def keep_restored(self, generation: int, step: int) -> None:
         """The group was restored from this snapshot; it stays until it is forgotten."""
@@ -98,12 +103,18 @@ class LiveSlots:
     def forget_older(self, generation: int) -> None:
         """Frees what lived in generations before."""
         for file in tuple(self._files):
-            if file is not self._current and (file.header is None or file.header.generation < generation):
+            if file not in self._current and (file.header is None or file.header.generation < generation):
                 self._remove(file)
 
     def close(self) -> None:
         for file in tuple(self._files):
             self._remove(file)
+
+    def _made(self, shape: Shape) -> SlotFile:
+        self._num_made += 1
+        file = SlotFile(self._directory / f"own-live-{self._num_made}", shape.regions.file_bytes)
+        self._files.append(file)
+        return file
 
     def _is_source(self, file: SlotFile) -> bool:
         return file.header is not None and (file.header.generation, file.header.step) == self._restored

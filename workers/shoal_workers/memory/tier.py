@@ -110,8 +110,8 @@ class RamTier:
         )
         return time.perf_counter() - start
 
-    def live_slot(self, plan: SavePlan, *, extra_bytes: int) -> LiveSlot:
-        """Memory for a model that was just made to live in; `extra_bytes`: what comes with it now. MemoryFull."""
+    def live_slots(self, plan: SavePlan, *, extra_bytes: int) -> tuple[LiveSlot, ...]:
+        """Two places for a model that was just made to live in; `extra_bytes`: what comes with it now. MemoryFull."""
         return self._live.make(plan, extra_bytes=extra_bytes)
 
     def replicate(self, buddy: Endpoint) -> bool:

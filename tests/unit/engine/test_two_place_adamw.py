@@ -1,0 +1,90 @@
+"""The same bits as torch.optim.AdamW, wherever the results go; what was there before stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from shoal_workers.engine.two_place_adamw import Place, TwoPlaceAdamW
+
+SHAPES = [(7, 5), (64,), (3, 3, 2), (1,)]
+
+
+def _parameters() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+
+
+def _groups(parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0, "lr": 0.3},
+    ]
+
+
+def _give_gradients(parameters: list[nn.Parameter], step: int) -> None:
+    """The last parameter has none in every third step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    for number, parameter in enumerate(parameters):
+        gradient = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = None if number == len(parameters) - 1 and step % 3 == 2 else gradient
+
+
+def _state(optimizer: AdamW, parameters: list[nn.Parameter]) -> list[Tensor]:
+    kept = [optimizer.state[p] for p in parameters]
+    return [t.detach().clone() for p, s in zip(parameters, kept, strict=True) for t in (p, *s.values())]
+
+
+def _same(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("alternates", [False, True])
+def test_it_gives_the_bits_that_torch_gives(alternates: bool) -> None:
+    theirs, ours = _parameters(), _parameters()
+    settings: dict[str, Any] = {"lr": 0.02, "betas": (0.9, 0.95), "eps": 1e-8}
+    expected = AdamW(_groups(theirs), foreach=True, **settings)
+    optimizer = TwoPlaceAdamW(_groups(ours), foreach=True, **settings)
+    for step in range(12):
+        for parameters, one in ((theirs, expected), (ours, optimizer)):
+            _give_gradients(parameters, step)
+            if alternates and one is optimizer and step:
+                _step_elsewhere(optimizer, ours)
+            else:
+                one.step()
+        assert _same(_state(expected, theirs), _state(optimizer, ours)), step
+
+
+def _step_elsewhere(optimizer: TwoPlaceAdamW, parameters: list[nn.Parameter]) -> None:
+    """Into memory that holds nonsense; what the operands were in must not change."""
+    places = {p: Place(*(torch.full_like(p.detach(), torch.nan) for _ in range(3))) for p in parameters}
+    old = [(p.data, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]) for p in parameters]
+    before = [tuple(tensor.clone() for tensor in tensors) for tensors in old]
+    optimizer.places = places
+    optimizer.step()
+    for tensors, copies in zip(old, before, strict=True):
+        assert _same(list(tensors), list(copies))
+    for parameter, place in places.items():
+        parameter.data = place.parameter
+        optimizer.state[parameter]["exp_avg"] = place.exp_avg
+        optimizer.state[parameter]["exp_avg_sq"] = place.exp_avg_sq
+
+
+def test_what_has_no_other_place_is_updated_in_place() -> None:
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    optimizer = TwoPlaceAdamW([first, second], lr=0.1, foreach=True)
+    for parameter in (first, second):
+        parameter.grad = torch.ones(3)
+    optimizer.step()
+    was = first.detach().clone()
+    place = Place(torch.zeros(3), torch.zeros(3), torch.zeros(3))
+    optimizer.places = {first: place}
+    for parameter in (first, second):
+        parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert torch.equal(first, was)
+    assert torch.equal(place.parameter, second)
