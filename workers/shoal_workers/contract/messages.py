@@ -207,8 +207,8 @@ class SnapshotCost(Frozen):
     copy_s: float
     """Seconds of the training thread that one snapshot takes, on the slowest rank; moving average."""
     buddy_s: float
-    """CPU seconds of sending one to the buddy. Where the state lives in shared memory, of the copy that is sent too; it
-    is taken without a buddy as well."""
+    """CPU seconds of sending one to the buddy, and of the copy that is sent where snapshots are none; 0: there is no
+    buddy."""
     share: float
     """Of the step time, at this pace; the budget is snapshot.budget."""
     num_bytes: int
