@@ -14,6 +14,7 @@ from shoal_service.core.attempt.timeouts import Timeouts
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 
+@pytest.mark.matrix
 def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client: Client) -> None:
     run = submit(
         workers=3,

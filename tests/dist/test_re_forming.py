@@ -118,11 +118,11 @@ def test_memory_that_is_gone_is_said_to_be(make_job: Any) -> None:
 
 
 @pytest.mark.matrix
-def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any) -> None:
+def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any, tmp_path: Path) -> None:
     """Rounds with the same world keep the model, rounds with another build it anew."""
     job = make_job(memory=True, **{**SPEC, "stop": {"steps": 10_000}})
     shards = job.shards(3)
-    source, census = None, {}
+    source, census, slots = None, {}, {}
     for round_ in range(100):
         members = shards[: 2 + round_ % 4 // 2]
         generation = job.start(members, restore_memory=source)
@@ -133,9 +133,11 @@ def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any) -> None:
         assert source.step == round_ + 1
         if round_ in (19, 99):
             census[round_] = [shard.call("census") for shard in shards]
+            slots[round_] = len(list(tmp_path.rglob("own-*")))
     for (fds, threads), (fds_after, threads_after) in zip(census[19], census[99], strict=True):
         assert fds_after <= fds + 2
         assert threads_after <= threads + 1
+    assert slots[99] <= slots[19] <= 3 * 4
 
 
 def test_rank_0_tells_what_the_snapshots_cost(make_job: Any) -> None:
