@@ -146,3 +146,4 @@ def test_rank_0_tells_what_the_snapshots_cost(make_job: Any) -> None:
     assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2
     told = job.told(shards, SnapshotCost)
     assert told and told[0].every_steps == 1 and told[0].num_bytes > 0
+    assert told[-1].share > 0, "told as soon as it is known"

@@ -59,7 +59,8 @@ class Snapshots:
         self._num_told = 0
         self._has_copy = assignment.buddy is None
         self._has_let_go = False
-        self._told: tuple[float, float] | None = None
+        self._told: tuple[float, float, bool] | None = None
+        """The paces, and whether it was known yet what they cost."""
         self._num_bytes = 0
         self._is_on_gpu = False
         self._busy_since_s = time.process_time()
@@ -180,9 +181,9 @@ class Snapshots:
         if not self._decides:
             return
         self._pace.note(step_s if self._is_on_gpu else min(step_s, busy_s), verdict.copy_s, verdict.send_s)
-        paces = self._pace.copies.every_steps, self._pace.sends.every_steps
-        if paces != self._told or self._num_taken >= self._num_told + _REPORT_EVERY:
-            self._told, self._num_told = paces, self._num_taken
+        what = self._pace.copies.every_steps, self._pace.sends.every_steps, self._pace.share > 0
+        if what != self._told or self._num_taken >= self._num_told + _REPORT_EVERY:
+            self._told, self._num_told = what, self._num_taken
             self._tell(step)
 
     def _take_busy_s(self) -> float:
