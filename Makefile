@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-recovery bench-layouts bench-gpu docs picture clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-data bench-recovery bench-layouts bench-gpu docs picture clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -37,7 +37,7 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy strict
 	@$(BIN)/mypy
 
-bench: bench-overhead bench-api bench-start ## every benchmark
+bench: bench-overhead bench-api bench-start bench-data ## every benchmark
 
 bench-overhead: setup ## Shoal against the same loop under plain torchrun
 	@$(BIN)/python bench/overhead.py
@@ -47,6 +47,9 @@ bench-api: setup ## requests a second, list latency, memory of the control plane
 
 bench-start: setup ## how long shards take to start: forked from their node's server, and as interpreters
 	@$(BIN)/python bench/start.py
+
+bench-data: setup ## how fast text is tokenised
+	@$(BIN)/python bench/data.py
 
 bench-recovery: setup ## what failures cost: Shoal, Ray Train V2 elastic and torchrun side by side
 	@mkdir -p build && $(BIN)/python bench/recovery/main.py --out build/recovery.jsonl

@@ -1,11 +1,12 @@
 """A large state from one layout's snapshot in memory into another layout, against the machine's own copying.
 
-    old layout -> snapshot, twice, as training does -> the model is let go -> model and optimizer of the new layout
-    -> all ranks read what is theirs at once (timed) -> first snapshot of the new layout
+    old layout -> gradients made and dropped, snapshot, twice, as training does -> the model is let go -> model and
+    optimizer of the new layout -> all ranks read what is theirs at once (timed) -> first snapshot of the new layout
 
-Engine without Ray: real groups of 4 processes, the RAM tier under /dev/shm. The yardstick is as many processes that
-copy a warm buffer into a warm one at the same time; copying into pages that nobody has touched is measured as well.
-Extra memory is a process's peak over what it had while it trained in the old layout, in shares of one rank's state.
+Engine without Ray: real groups of 4 processes, the RAM tier under /dev/shm. The yardstick, taken right before each
+move, is as many processes that copy a warm buffer into a warm one at the same time; copying into pages that nobody has
+touched is measured as well. Each move is made three times; the one with the median share counts. Extra memory is a
+process's peak over what it had while it trained in the old layout, in shares of one rank's state.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ LEAST_SHARE = 0.5
 MOST_EXTRA = 1.3
 _WORLD = 4
 _COPY_BYTES = 256 << 20
-_ROUNDS = 3
+_COPIES = 3
+_CYCLES = 3
+"""Through all layouts."""
 _TIMEOUT_S = 120.0
 _PATIENCE_S = 280.0
 _LAYOUTS = (
@@ -70,6 +73,8 @@ class Move:
     state_bytes: int
     load_s: float
     bytes_per_s: float
+    copy_bytes_per_s: float
+    """Of all processes at once, right before."""
     share: float
     """Of the rate of copying."""
     cpu_s: float
@@ -84,10 +89,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    warm_bytes_per_s: float
-    """Copying, all processes at once."""
     fresh_bytes_per_s: float
-    """... into pages that nobody has touched."""
+    """Copying into pages that nobody has touched, all processes at once."""
     moves: tuple[Move, ...]
 
 
@@ -104,32 +107,9 @@ def measure_moves(say: Callable[[str], None], *, millions: int = 200) -> Moves:
             ends.append(ours)
             processes.append(process)
         try:
-            warm, fresh = _answers(ends)[0]
-            say(f"copying: {warm / 1e9:.1f} GB/s into warm pages, {fresh / 1e9:.1f} GB/s into fresh ones")
-            moves = []
-            for before, after in pairwise(_LAYOUTS):
-                ranks = _answers(ends)
-                size = sum(int(rank["bytes"]) for rank in ranks)
-                load_s = max(float(rank["load_s"]) for rank in ranks)
-                move = Move(
-                    before=before.describe(),
-                    after=after.describe(),
-                    state_bytes=size,
-                    load_s=load_s,
-                    bytes_per_s=size / load_s,
-                    share=size / load_s / warm,
-                    cpu_s=sum(float(rank["cpu_s"]) for rank in ranks),
-                    fresh_bytes=sum(int(rank["fresh_bytes"]) for rank in ranks),
-                    build_s=max(float(rank["build_s"]) for rank in ranks),
-                    extra=max(rank["extra_bytes"] / max(rank["bytes"], 1) for rank in ranks),
-                )
-                say(
-                    f"{move.before} -> {move.after}: {size / 1e9:.2f} GB in {load_s:.2f} s, {100 * move.share:.0f} % "
-                    f"of copying, {move.extra:.2f} x a rank's state; {move.cpu_s:.2f} s of CPU time, "
-                    f"{move.fresh_bytes / 1e9:.2f} GB of fresh pages"
-                )
-                moves.append(move)
-            return Moves(warm, fresh, tuple(moves))
+            fresh: float = _answers(ends)[0]
+            moves = [_told(_move(before, after, _answers(ends)), say) for before, after in _pairs()]
+            return Moves(fresh, tuple(_median(moves[place :: len(_LAYOUTS) - 1]) for place in range(len(_LAYOUTS) - 1)))
         finally:
             for process in processes:
                 process.join(10.0)
@@ -151,6 +131,42 @@ def summary(found: Moves) -> dict[str, Any]:
     }
 
 
+def _pairs() -> list[tuple[Layout, Layout]]:
+    return list(pairwise(_LAYOUTS)) * _CYCLES
+
+
+def _move(before: Layout, after: Layout, ranks: list[dict[str, float]]) -> Move:
+    size = sum(int(rank["bytes"]) for rank in ranks)
+    load_s = max(rank["load_s"] for rank in ranks)
+    copying = min(rank["copy_bytes_per_s"] for rank in ranks)
+    return Move(
+        before=before.describe(),
+        after=after.describe(),
+        state_bytes=size,
+        load_s=load_s,
+        bytes_per_s=size / load_s,
+        copy_bytes_per_s=copying,
+        share=size / load_s / copying,
+        cpu_s=sum(rank["cpu_s"] for rank in ranks),
+        fresh_bytes=sum(int(rank["fresh_bytes"]) for rank in ranks),
+        build_s=max(rank["build_s"] for rank in ranks),
+        extra=max(rank["extra_bytes"] / max(rank["bytes"], 1) for rank in ranks),
+    )
+
+
+def _told(move: Move, say: Callable[[str], None]) -> Move:
+    say(
+        f"{move.before} -> {move.after}: {move.state_bytes / 1e9:.2f} GB in {move.load_s:.2f} s, "
+        f"{100 * move.share:.0f} % of copying ({move.copy_bytes_per_s / 1e9:.1f} GB/s), {move.extra:.2f} x a rank's "
+        f"state; {move.cpu_s:.2f} s of CPU time, {move.fresh_bytes / 1e9:.2f} GB of fresh pages"
+    )
+    return move
+
+
+def _median(moves: list[Move]) -> Move:
+    return sorted(moves, key=lambda move: move.share)[len(moves) // 2]
+
+
 def _answers(ends: list[Connection]) -> list[Any]:
     for end in ends:
         if not end.poll(_PATIENCE_S):
@@ -168,20 +184,26 @@ def _run_rank(rank: int, folder: str, millions: int, connection: Connection) -> 
         world_size=_WORLD,
         timeout=timedelta(seconds=_TIMEOUT_S),
     )
-    connection.send(_copy_rates())
-    mover = _Mover(rank, Path(folder), millions)
-    for generation, (before, after) in enumerate(pairwise(_LAYOUTS), start=1):
+    yardstick = _Yardstick()
+    connection.send(yardstick.fresh_bytes_per_s())
+    mover = _Mover(rank, Path(folder), millions, yardstick)
+    for generation, (before, after) in enumerate(_pairs(), start=1):
         connection.send(mover.move(generation, before, after))
     mover.close()
     dist.destroy_process_group()
 
 
-def _copy_rates() -> tuple[float, float]:
-    """Bytes per second of all processes together: into warm pages, into fresh ones."""
-    source, target = (torch.ones(_COPY_BYTES, dtype=torch.uint8) for _ in range(2))
-    warm_s = min(_together(lambda: target.copy_(source)) for _ in range(_ROUNDS))
-    fresh_s = _together(lambda: torch.empty(_COPY_BYTES, dtype=torch.uint8).copy_(source))
-    return _WORLD * _COPY_BYTES / warm_s, _WORLD * _COPY_BYTES / fresh_s
+class _Yardstick:
+    """Bytes per second of all processes together."""
+
+    def __init__(self) -> None:
+        self._source, self._target = (torch.ones(_COPY_BYTES, dtype=torch.uint8) for _ in range(2))
+
+    def warm_bytes_per_s(self) -> float:
+        return _WORLD * _COPY_BYTES / min(_together(lambda: self._target.copy_(self._source)) for _ in range(_COPIES))
+
+    def fresh_bytes_per_s(self) -> float:
+        return _WORLD * _COPY_BYTES / _together(lambda: torch.empty_like(self._source).copy_(self._source))
 
 
 def _together(action: Callable[[], object]) -> float:
@@ -194,8 +216,9 @@ def _together(action: Callable[[], object]) -> float:
 
 
 class _Mover:
-    def __init__(self, rank: int, folder: Path, millions: int) -> None:
+    def __init__(self, rank: int, folder: Path, millions: int, yardstick: _Yardstick) -> None:
         self._rank = rank
+        self._yardstick = yardstick
         model = {**_SIZES[millions], "num_heads": 8, "num_kv_heads": 4, "seq_len": 128}
         data = {"corpus": "python-stdlib"}
         self._spec = parse_spec({"model": model, "data": data, "stop": {"steps": 1}, "elasticity": {"max_workers": 4}})
@@ -211,7 +234,7 @@ class _Mover:
         for tensor in self._view.tensors().values():
             _local(tensor).fill_(float(generation))
         for _ in range(2):
-            self._snapshot(self._view, before, generation)
+            self._step(self._view, before, generation)
         reset_peak()
         had = _resident()
         self._view = None
@@ -221,6 +244,7 @@ class _Mover:
         state = view.tensors()
         build_s = time.perf_counter() - start
         source = MemorySource(generation=generation, world_size=_WORLD, step=1, parts=tuple(self._ends))
+        copy_bytes_per_s = self._yardstick.warm_bytes_per_s()
         before_load = resource.getrusage(resource.RUSAGE_SELF)
         load_s = _together(lambda: self._tier.load(state, source, check=_nothing))
         after_load = resource.getrusage(resource.RUSAGE_SELF)
@@ -229,6 +253,7 @@ class _Mover:
         self._view = view
         return {
             "bytes": float(sum(_local(tensor).nbytes for tensor in state.values())),
+            "copy_bytes_per_s": copy_bytes_per_s,
             "load_s": load_s,
             "cpu_s": (after_load.ru_utime + after_load.ru_stime) - (before_load.ru_utime + before_load.ru_stime),
             "fresh_bytes": float((after_load.ru_minflt - before_load.ru_minflt) * resource.getpagesize()),
@@ -248,9 +273,13 @@ class _Mover:
         update.materialise_state()
         return StateView(assembly, update)
 
-    def _snapshot(self, view: StateView, layout: Layout, generation: int) -> None:
+    def _step(self, view: StateView, layout: Layout, generation: int) -> None:
+        """What a step leaves behind: the pages of its gradients, which the process keeps, and a snapshot."""
+        state = view.tensors()
+        gradients = [torch.ones_like(_local(tensor)) for name, tensor in state.items() if name.startswith("model.")]
+        del gradients
         self._tier.snapshot(
-            view.tensors(),
+            state,
             generation=generation,
             rank=self._rank,
             world_size=_WORLD,

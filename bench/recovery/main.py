@@ -74,7 +74,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=5, help="trials of each event and system")
     parser.add_argument("--seed", type=int, default=1, help="of ranks, steps and moments to strike at")
     parser.add_argument("--out", type=Path, default=None, help="file to write the JSON lines to as well")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if Event.CAPACITY in arguments.events and Event.RAYLET_KILL not in arguments.events:
+        parser.error(
+            f"{Event.CAPACITY} is what follows {Event.RAYLET_KILL}: --events {Event.RAYLET_KILL},{Event.CAPACITY}"
+        )
+    return arguments
 
 
 @contextmanager

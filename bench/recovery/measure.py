@@ -22,7 +22,7 @@ _STEADY_STEPS = 6
 @dataclass(frozen=True, slots=True)
 class Disturbance:
     pause_s: float
-    """From the signal to the end of the next completed step, minus one median step at the new size."""
+    """From the signal to the end of the next group's first step, minus one median step at the new size."""
     regain_s: float
     """From the signal until a step beyond the last one that was complete before it is complete."""
     steps_lost: int
@@ -35,8 +35,7 @@ class Disturbance:
 
 def is_over(steps: Sequence[StepEnd], signal_at: float) -> bool:
     """Whether enough is known: training has passed the old step, and the new group's pace can be told."""
-    before = [one for one in steps if one.at <= signal_at]
-    after = [one for one in steps if one.at > signal_at]
+    before, after = _parted(steps, signal_at)
     reached = max((one.step for one in before), default=0)
     return bool(after) and after[-1].step > reached and len(after) > _STEADY_STEPS
 
@@ -44,8 +43,7 @@ def is_over(steps: Sequence[StepEnd], signal_at: float) -> bool:
 def measure(steps: Sequence[StepEnd], signal_at: float, quiet_step_s: Mapping[int, float] | None = None) -> Disturbance:
     """`steps` in the order of time, as `is_over` wants them. `quiet_step_s`: a median step by world size, where it was
     measured while nothing else went on; else it is that of the group that comes after."""
-    before = [one for one in steps if one.at <= signal_at]
-    after = [one for one in steps if one.at > signal_at]
+    before, after = _parted(steps, signal_at)
     reached = max((one.step for one in before), default=0)
     first = after[0]
     passed = next(one for one in after if one.step > reached)
@@ -94,6 +92,15 @@ def steady_step_s(steps: Sequence[StepEnd], first: StepEnd) -> float:
     if len(durations) < _STEADY_STEPS // 2:
         durations = _durations([one for one in steps if one.world_size == first.world_size])
     return statistics.median(durations) if durations else 0.0
+
+
+def _parted(steps: Sequence[StepEnd], signal_at: float) -> tuple[list[StepEnd], list[StepEnd]]:
+    """What was complete, and what the next group did. A step that the struck group still completes, because its member
+    takes a moment to die, is no recovery."""
+    before = [one for one in steps if one.at <= signal_at]
+    struck = before[-1].life if before else ""
+    before = [one for one in steps if one.at <= signal_at or one.life == struck]
+    return before, [one for one in steps if one.at > signal_at and one.life != struck]
 
 
 def _durations(steps: Sequence[StepEnd]) -> list[float]:

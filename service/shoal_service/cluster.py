@@ -11,13 +11,14 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 import ray
+from shoal_service.news import SupervisorNews
 from shoal_service.sessions import listens
 from shoal_service.supervisor import gcs
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import Journal
 from shoal_service.supervisor.probe import fault_of_node
-from shoal_service.views import DrainView, NodeView, SupervisorNews
+from shoal_service.views import DrainView, NodeView
 from shoal_workers.contract.ids import NAMESPACE, supervisor_name
 
 _GIB = 1 << 30

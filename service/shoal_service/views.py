@@ -1,7 +1,4 @@
-"""What the service shows of itself: the resources of the REST API, also used by the Python client. Pure data.
-
-Over 400 lines: one vocabulary, declarations only, most of it descriptions that become the API's documentation.
-"""
+"""What the service shows of itself: the resources of the REST API, also used by the Python client. Pure data."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 T = TypeVar("T")
@@ -365,64 +362,3 @@ class ElasticityPatch(Frozen):
 
 
 JobPatch.model_rebuild()
-
-
-class AttemptEnd(Frozen):
-    """How an attempt ended; the last thing that a supervisor says."""
-
-    reason: EndReason
-    message: str
-    step: int
-    failure: UserFailure | None = None
-
-
-class SupervisorNews(Frozen):
-    """Answer of a supervisor's `pull`: everything after a sequence number, to be stored in one transaction.
-
-    `pull(after=n)` also acknowledges everything up to n: the supervisor may forget it.
-    """
-
-    attempt: int
-    seq: int
-    """Number of the last item in here; stored with the items, so each is applied exactly once."""
-    events: tuple[PendingEvent, ...] = ()
-    incidents: tuple[IncidentView, ...] = ()
-    """New or changed ones, whole; stored by id."""
-    checkpoints: tuple[CheckpointView, ...] = ()
-    """New or changed ones, whole; stored by (step, attempt, generation)."""
-    series: tuple[SeriesPoint, ...] = ()
-    """Stored by step: a step that is done again after a rollback overwrites itself."""
-    logs: tuple[PendingLog, ...] = ()
-    suspects: tuple[SuspectedNode, ...] = ()
-    """Nodes that go on probation."""
-    status: JobStatus
-    """The newest status, whole."""
-    workers: tuple[WorkerView, ...] = ()
-    end: AttemptEnd | None = None
-
-
-class PendingEvent(Frozen):
-    """An event that the store has not numbered yet."""
-
-    at: float
-    type: str
-    data: dict[str, Any] = Field(default_factory=dict)
-
-
-class SuspectedNode(Frozen):
-    """A process on this node was at fault, and it may have been the node's."""
-
-    at: float
-    node_id: str
-    reason: str
-
-
-class PendingLog(Frozen):
-    at: float
-    rank: int | None
-    shard_id: str
-    stream: str
-    text: str
-
-
-SupervisorNews.model_rebuild()

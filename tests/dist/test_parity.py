@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
+import plain_reference
 import pytest
 import torch
 
@@ -33,7 +32,7 @@ def test_every_world_size_gives_the_losses_of_the_plain_run(make_job: Any, refer
 
 
 def test_gradient_norm_and_learning_rate_are_those_of_torch(make_job: Any) -> None:
-    plain = runpy.run_path(str(Path(__file__).parent / "reference.py"))["losses"](SPEC, STEPS)
+    plain = plain_reference.losses(SPEC, STEPS)
     job = make_job(**SPEC)
     shards = job.shards(3)
     job.run(shards)

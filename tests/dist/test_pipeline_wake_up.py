@@ -5,32 +5,31 @@ Neighbours see the connection break. Others wait for ranks that are alive, and g
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
+from layout_cases import spec_of
 
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.messages import ExitKind
 
-_SPEC_OF = runpy.run_path(str(Path(__file__).with_name("layout_cases.py")))["spec_of"]
 _ROUNDS = 3
 _CASES = {
-    "pp2": (Layout(pp=2), 1),
     "pp4, of whose survivors one is no neighbour": (Layout(pp=4), 1),
     "pp2xtp2": (Layout(pp=2, tp=2), 3),
+}
+_MORE = {
+    "pp2": (Layout(pp=2), 1),
     "pp2 zbv": (Layout(pp=2, schedule=Schedule.ZERO_BUBBLE_V, stages=(1, 1, 1, 1)), 0),
 }
 
 
 @pytest.mark.parametrize("phase", [pytest.param("forward", marks=pytest.mark.matrix), "backward"])
-@pytest.mark.parametrize("case", _CASES)
+@pytest.mark.parametrize("case", [*_CASES, *(pytest.param(case, marks=pytest.mark.matrix) for case in _MORE)])
 def test_survivors_of_a_pipeline_leave_at_once_and_train_on(make_job: Any, text: str, case: str, phase: str) -> None:
-    layout, victim_rank = _CASES[case]
-    job = make_job(**_SPEC_OF("dense", text, stop={"steps": 1000}, validation={"samples": 0}))
+    layout, victim_rank = (_CASES | _MORE)[case]
+    job = make_job(**spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}))
     members = job.shards(layout.world_size)
-    seconds = []
     for _ in range(_ROUNDS):
         victim = members[victim_rank]
         victim.strike(phase, 1, "hold", count=3)  # in the midst of the schedule
@@ -38,14 +37,10 @@ def test_survivors_of_a_pipeline_leave_at_once_and_train_on(make_job: Any, text:
         victim.reached()
         victim.kill()
         survivors = [shard for shard in members if shard is not victim]
-        exits, took = job.interrupt(survivors)
-        seconds.append(took)
+        exits = job.interrupt(survivors)
         # a neighbour may have seen the connection break before it was interrupted
         assert {one.kind for one in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
         members[victim_rank] = job.shards(1)[0]
-    # 0.1 s on a quiet machine, with the group's burial
-    assert sorted(seconds)[_ROUNDS // 2] < 0.5, seconds
-    assert max(seconds) < 5, seconds
     generation = job.start(members, layout=layout, restore_from=None)
     members[0].call("request_yield", generation, True)
     assert [shard.exit().kind for shard in members] == [ExitKind.YIELDED] * len(members)

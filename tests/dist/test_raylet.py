@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,13 +16,23 @@ end_with_raylet()
 print("ready", flush=True)
 sys.stdin.read()
 """
+_STOPPED_IN_THE_END = """
+import os, signal, socket, sys
+from shoal_workers import raylet
+raylet.os._exit = lambda status: os.kill(os.getpid(), signal.SIGSTOP)  # what the kernel needs for much memory
+listener = socket.create_server(("127.0.0.1", 0))
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+raylet.end_with_raylet()
+print(listener.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
 _PATIENCE_S = 30
 
 
 @contextmanager
-def _started(code: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def _started(code: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, **environment},
     )  # fmt: skip
     with process:
@@ -49,3 +60,19 @@ def test_without_a_raylet_it_lives_until_it_is_told() -> None:
             actor.stdin.close()
 
             assert actor.wait(_PATIENCE_S) == 0
+
+
+def test_whoever_is_connected_hears_of_it_before_the_process_is_gone() -> None:
+    with (
+        _started("import sys; print(flush=True); sys.stdin.read()") as raylet,
+        socket.create_server(("127.0.0.1", 0)) as peer,
+    ):
+        port = str(peer.getsockname()[1])
+        with _started(_STOPPED_IN_THE_END, port, RAY_RAYLET_PID=str(raylet.pid)) as actor:
+            connection, _ = peer.accept()
+            with connection:
+                connection.settimeout(_PATIENCE_S)
+                raylet.kill()
+
+                assert connection.recv(1) == b""
+                assert actor.poll() is None

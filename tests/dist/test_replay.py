@@ -34,7 +34,7 @@ def test_the_rank_that_computes_wrong_is_named_and_its_step_is_not_applied(make_
     while not accusations(shards[:1]):
         assert time.monotonic() < deadline
     shards[3].kill()
-    exits, _ = job.interrupt(shards[:3])
+    exits = job.interrupt(shards[:3])
     assert [(e.kind, e.step) for e in exits] == [(ExitKind.INTERRUPTED, 0)] * 3
     assert accusations(shards[:3]) == [(3, 1)]
     assert [e.kind for e in job.run(shards[:3])] == [ExitKind.FINISHED] * 3  # rank 3 was the liar

@@ -7,12 +7,14 @@ new layout       restored from disk: the same bits?            |  to the end: th
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import transition_cases
+from layout_cases import spec_of
+from transition_cases import STEPS, SWITCH
 
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.legality import violations
@@ -20,49 +22,45 @@ from shoal_workers.contract.messages import ExitKind, ShardExit
 from shoal_workers.contract.plan_of import plan_of
 from shoal_workers.contract.spec_errors import parse_spec
 
-_HERE = Path(__file__).parent
-_CASES = runpy.run_path(str(_HERE / "transition_cases.py"))
-_SPEC_OF = runpy.run_path(str(_HERE / "layout_cases.py"))["spec_of"]
-_SWITCH, _STEPS = _CASES["SWITCH"], _CASES["STEPS"]
 _CHANGES = {
     "batch": {"global_size": 6, "micro_size": 1},
-    "stop": {"steps": _STEPS},
-    "checkpoint": {"every_steps": _SWITCH},
+    "stop": {"steps": STEPS},
+    "checkpoint": {"every_steps": SWITCH},
     "snapshot": {"budget": 1.0},
 }
 
 
 def _cells() -> list[Any]:
-    sampled = {case.name for case in _CASES["sample"]()}
+    sampled = {case.name for case in transition_cases.sample()}
     return [
         pytest.param(case, id=case.name, marks=() if case.name in sampled else pytest.mark.matrix)
-        for case in _CASES["all_transitions"]()
+        for case in transition_cases.all_transitions()
     ]
 
 
 @pytest.mark.parametrize("case", _cells())
 def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: Any, plain_run: Any, text: str) -> None:
-    spec = _SPEC_OF(case.model, text, **_CHANGES)
+    spec = spec_of(case.model, text, **_CHANGES)
     plain = plain_run(spec)
     job = make_job(memory=True, **spec)
     members = job.shards(case.old.world_size)
     for shard in members:
-        shard.strike("snapshot", _SWITCH, "dump")
+        shard.strike("snapshot", SWITCH, "dump")
     survivors, exits = _die(case, job, members) if case.is_kill else _yield(case, job, members)
     before = _whole([shard.dumped() for shard in members])
     (directory,) = job.committed
     source = job.in_memory(exits, survivors)
-    assert source.step == _SWITCH
+    assert source.step == SWITCH
     next_members = survivors[: case.new.world_size]
     next_members += job.shards(case.new.world_size - len(next_members))
     for restore in ({"restore_memory": source, "restore_from": None}, {"restore_from": directory}):
         for shard in next_members:
-            shard.strike("forward", _SWITCH, "dump")
+            shard.strike("forward", SWITCH, "dump")
         ends = job.run(next_members, layout=case.new, **restore)
         assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
         _assert_same_bits(before, _whole([shard.dumped() for shard in next_members]))
         told = {r.step: r.loss for r in job.reports(next_members[0])}
-        expected = {step: loss for step, loss in plain.losses.items() if step > _SWITCH}
+        expected = {step: loss for step, loss in plain.losses.items() if step > SWITCH}
         assert told == pytest.approx(expected, abs=1e-5)
     assert {**plain.losses} == pytest.approx(job.losses(list({*members, *next_members})), abs=1e-5)
 
@@ -70,7 +68,7 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
 def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[ShardExit]]:
     """Asked while rank 0 stands still in step 2: the group stops after it."""
     first = members[0]
-    first.strike("forward", _SWITCH - 1, "hold")
+    first.strike("forward", SWITCH - 1, "hold")
     generation = job.start(members, layout=case.old, restore_from=None)
     first.reached()
     first.call("request_yield", generation, True)
@@ -84,13 +82,13 @@ def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[Sha
 def _die(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[ShardExit]]:
     """One rank is killed in step 3, in which nothing has been updated yet."""
     victim = members[case.victim]
-    victim.strike(case.phase, _SWITCH, "hold")
+    victim.strike(case.phase, SWITCH, "hold")
     job.start(members, layout=case.old, restore_from=None)
     victim.reached()
-    job.wait_until_committed(members, _SWITCH)
+    job.wait_until_committed(members, SWITCH)
     victim.kill()
     survivors = [shard for shard in members if shard is not victim]
-    exits, _ = job.interrupt(survivors)
+    exits = job.interrupt(survivors)
     return survivors, exits
 
 
@@ -121,7 +119,7 @@ def _assert_same_bits(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:
-    cases = _CASES["all_transitions"]()
+    cases = transition_cases.all_transitions()
     pairs = {(case.model, case.old, case.new) for case in cases}
     assert len(pairs) >= 40
     assert len({(model, old, new) for model, old, new in pairs if old != new}) == len(pairs)
@@ -130,14 +128,14 @@ def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:
             before_after = {(getattr(c.old, axis) > 1, getattr(c.new, axis) > 1) for c in cases if c.is_kill is is_kill}
             assert {(False, True), (True, False)} <= before_after, axis
     for model in ("dense", "experts"):
-        spec = parse_spec(_SPEC_OF(model, "unused"))
+        spec = parse_spec(spec_of(model, "unused"))
         for layout in {layout for name, *both in pairs if name == model for layout in both}:
             assert violations(layout, spec, plan_of(spec)) == ()
 
 
 @pytest.mark.matrix
 def test_twenty_re_layouts_leave_nothing_behind(make_job: Any, text: str) -> None:
-    spec = _SPEC_OF("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
+    spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
     shards = job.shards(4)
     source, census = None, {}

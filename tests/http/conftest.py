@@ -20,8 +20,9 @@ from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
 from shoal_api.http.serving import make_server
 from shoal_api.http.streams import Pace
+from shoal_service.news import SupervisorNews
 from shoal_service.store import Store
-from shoal_service.views import ClusterView, JobStatus, SupervisorNews
+from shoal_service.views import ClusterView, JobStatus
 from shoal_workers.contract.job import JobState
 
 
@@ -73,7 +74,7 @@ class Service:
 
 
 @contextmanager
-def running(store: Store, port: int = 0, heartbeat_s: float = 0.2) -> Iterator[Service]:
+def running(store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int = 5) -> Iterator[Service]:
     lease = store.acquire_lease("tests", ttl_s=600, now=time.time())
     assert lease is not None
     epoch = lease.epoch
@@ -93,7 +94,7 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2) -> Iterator[S
     )
     listener = socket.create_server(("127.0.0.1", port))
     port = listener.getsockname()[1]
-    server = make_server(app, host="127.0.0.1", port=port)
+    server = make_server(app, host="127.0.0.1", port=port, grace_s=grace_s)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
     thread.start()
     url = f"http://127.0.0.1:{port}"

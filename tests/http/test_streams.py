@@ -13,7 +13,7 @@ import pytest
 
 from shoal_api.client import Client
 from shoal_api.client.follow import lines_of, parse
-from shoal_service.views import PendingLog
+from shoal_service.news import PendingLog
 from shoal_workers.contract.job import EndReason
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -130,7 +130,7 @@ def test_an_unknown_job_is_a_404_and_no_stream(service: Any) -> None:
 def test_open_streams_do_not_keep_the_server_from_stopping(run_service: Any, store: Any, spec: dict[str, Any]) -> None:
     polled: list[int] = []
     with httpx.Client(timeout=90, trust_env=False) as reader:
-        with run_service(store) as service:
+        with run_service(store, grace_s=60) as service:
             events = f"{service.url}/v1/jobs/{service.client.submit(spec).id}/events"
             polling = threading.Thread(
                 target=lambda: polled.append(reader.get(f"{events}?after=1&wait=60").status_code)
@@ -140,7 +140,7 @@ def test_open_streams_do_not_keep_the_server_from_stopping(run_service: Any, sto
             while service.num_watches < 3:
                 service.client.health()
             begun_mono = time.monotonic()
-        assert time.monotonic() - begun_mono < 4, "uvicorn's own grace time had to end the streams"
+        assert time.monotonic() - begun_mono < 30, "uvicorn's own grace time had to end the streams"
         polling.join(10)
         assert polled == [200]
         assert b"job.created" in stream.read()

@@ -17,8 +17,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from shoal_service.news import SupervisorNews
 from shoal_service.store import Lease, Store
-from shoal_service.views import JobStatus, SupervisorNews
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.spec_errors import parse_spec

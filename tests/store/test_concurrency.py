@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal_service.core.desired import Desired
+from shoal_service.news import PendingEvent
 from shoal_service.store import IdempotencyConflict, Lease, LeaseLost, RequestConflict, Store
-from shoal_service.views import PendingEvent, SeriesPoint
+from shoal_service.views import SeriesPoint
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 

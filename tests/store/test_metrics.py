@@ -10,9 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from shoal_service.core.desired import Desired
 from shoal_service.metric_names import ALL
 from shoal_service.metrics import ShoalCollector, build_registry
+from shoal_service.news import AttemptEnd
 from shoal_service.request_metrics import RequestMetrics
 from shoal_service.store import Lease, Store
-from shoal_service.views import AttemptEnd, CheckpointView, Goodput, IncidentView
+from shoal_service.views import CheckpointView, Goodput, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]

@@ -7,19 +7,11 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
+from shoal_service.news import AttemptEnd, PendingEvent, PendingLog
 from shoal_service.store import Lease, Store
 from shoal_service.store import news as newsroom
 from shoal_service.store.news import Dropped
-from shoal_service.views import (
-    AttemptEnd,
-    CheckpointView,
-    IncidentView,
-    PendingEvent,
-    PendingLog,
-    SeriesPoint,
-    UserFailure,
-    WorkerView,
-)
+from shoal_service.views import CheckpointView, IncidentView, SeriesPoint, UserFailure, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from shoal_service.news import SuspectedNode
 from shoal_service.store import LeaseLost, Store
 from shoal_service.store.nodes import Suspicion
-from shoal_service.views import DrainView, SuspectedNode
+from shoal_service.views import DrainView
 
 
 def test_a_drain_lasts_until_it_is_undone(store: Store) -> None:

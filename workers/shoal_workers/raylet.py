@@ -3,7 +3,7 @@
 Ray's own check runs once a second and asks whether the pid exists. It does while the dead raylet waits to be reaped,
 which may be for ever where the container's first process, or whoever else adopts orphans, reaps nobody: the actor would
 live on, unreachable, with its node's memory and its GPU. A pidfd is readable as soon as the process has ended. A
-recovery begins sooner as well: the connections of a shard that has ended break, and that is what its group notices.
+recovery begins sooner as well: its connections are shut first, and that is what its group notices.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import select
 import threading
+
+from shoal_workers.sockets import hang_up
 
 _PID = "RAY_RAYLET_PID"
 """Ray sets it in the environment of every worker process."""
@@ -32,4 +34,5 @@ def _wait_and_end(raylet: int) -> None:
     poll = select.poll()
     poll.register(raylet, select.POLLIN)
     poll.poll()
+    hang_up()
     os._exit(1)

@@ -17,8 +17,13 @@ _GRACE_S = 5
 _BACKLOG = 2048
 
 
-def make_server(app: FastAPI, *, host: str, port: int, log_level: str = "warning") -> uvicorn.Server:
-    """A server for an application made by `create_app`; `run()` it on the main thread, or await `serve()`."""
+def make_server(
+    app: FastAPI, *, host: str, port: int, log_level: str = "warning", grace_s: int = _GRACE_S
+) -> uvicorn.Server:
+    """A server for an application made by `create_app`; `run()` it on the main thread, or await `serve()`.
+
+    `grace_s`: for requests that are under way when it stops.
+    """
     config = uvicorn.Config(
         app,
         host=host,
@@ -27,7 +32,7 @@ def make_server(app: FastAPI, *, host: str, port: int, log_level: str = "warning
         access_log=False,
         backlog=_BACKLOG,
         server_header=False,
-        timeout_graceful_shutdown=_GRACE_S,
+        timeout_graceful_shutdown=grace_s,
         lifespan="on",
         ws="none",
     )

@@ -16,6 +16,7 @@ from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.endings import FailureRecord, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
+from shoal_service.news import AttemptEnd, PendingLog, SupervisorNews
 from shoal_service.store import nodes
 from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit
@@ -23,7 +24,7 @@ from shoal_service.store.ledgers import newest
 from shoal_service.store.nodes import Suspicion
 from shoal_service.store.records import load, load_spec, plain_text, workers_document
 from shoal_service.store.tables import checkpoints, incidents, logs, series
-from shoal_service.views import AttemptEnd, CheckpointView, IncidentView, PendingLog, SeriesPoint, SupervisorNews
+from shoal_service.views import CheckpointView, IncidentView, SeriesPoint
 
 MAX_LOG_LINES = 20_000
 """Newest lines that are kept of a job."""

@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.parity import DEFAULT_TOLERANCE
+from shoal_service.news import SupervisorNews
 from shoal_service.store import archives, comparison, driving, history, nodes, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import news as newsroom
@@ -41,7 +42,6 @@ from shoal_service.views import (
     Page,
     ParityView,
     SeriesPoint,
-    SupervisorNews,
     WorkerView,
 )
 from shoal_workers.contract.job import EndReason, JobState

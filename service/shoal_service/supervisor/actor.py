@@ -9,13 +9,14 @@ import traceback
 
 import ray
 from shoal_service.core.planner import plan_ahead
+from shoal_service.news import AttemptEnd, SupervisorNews
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.journal import Journal
 from shoal_service.supervisor.lives import MAX_SHORT_LIVES, SHORT_LIFE_S, is_crash_loop
 from shoal_service.supervisor.newsdesk import Newsdesk
 from shoal_service.supervisor.reporter import Reporter
-from shoal_service.views import AttemptEnd, SupervisorNews, UserFailure
+from shoal_service.views import UserFailure
 from shoal_workers.contract.job import EndReason
 from shoal_workers.raylet import end_with_raylet
 

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
@@ -29,12 +30,12 @@ from shoal_service.core.attempt.events import (
     RunReturned,
 )
 from shoal_service.core.attempt.state import Attempt
-from shoal_service.supervisor import gcs
+from shoal_service.supervisor import gcs, lifeline
 from shoal_service.supervisor.fleet import Fleet, cause_of
 from shoal_service.supervisor.newsdesk import Newsdesk
 from shoal_service.supervisor.reporter import Reporter
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress
+from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress, ShardInfo
 
 _log = logging.getLogger(__name__)
 _POLL_WAIT_S = 1.0
@@ -61,6 +62,8 @@ class Office:
     """End a process of this index for good."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """For work that outlives the attendant."""
+    raylet: Callable[[str], tuple[str, int] | None]
+    """Address and port of a node's raylet, by the node's id; None: not known."""
 
 
 class Attendant:
@@ -86,6 +89,10 @@ class Attendant:
 
     def listen(self) -> None:
         self._spawn(self._listen())
+
+    def watch(self, info: ShardInfo) -> None:
+        """Hear of the end of a warm process from its port, too."""
+        self._spawn(self._watch(info))
 
     def run(self, assignment: Assignment) -> None:
         """The one `run` call in flight."""
@@ -145,7 +152,19 @@ class Attendant:
         if isinstance(answer, ErrorReport):
             self._post(ProcessFailedToStart(self.index, answer))
         else:
+            self.watch(answer)
             self._post(ProcessWarm(self.index, answer))
+
+    async def _watch(self, info: ShardInfo) -> None:
+        gone = await lifeline.until_gone((info.node_ip, info.store_port), partial(self._office.raylet, info.node_id))
+        if gone is None:
+            return  # from here it cannot be reached
+        if gone.with_raylet:
+            message = f"the raylet of node {info.node_id[:12]} ({info.node_ip}) is gone, and process {info.pid} with it"
+            self._gone(IncidentCause.NODE_DIED, "port", message)
+        else:
+            self._gone(IncidentCause.SHARD_DIED, "port", f"process {info.pid} at {info.node_ip} is gone")
+        self._post(DeathDated(self._shard_id, gone.at))
 
     async def _run(self, assignment: Assignment) -> None:
         try:
@@ -246,12 +265,15 @@ class Attendant:
         await asyncio.sleep(_RETRY_S)
 
     def _lost(self, error: RayError, witness: str) -> None:
-        self.leave()
         cause = cause_of(error) if isinstance(error, RayActorError) else IncidentCause.SHARD_DIED
         if isinstance(error, RayActorError) and (actor_id := self._fleet.actor_id(self.index)):
             self._office.spawn(self._date_death(actor_id))
-        self._office.kill(self.index)  # Ray may be wrong, and what it calls dead would live on with its memory
-        self._post(ProcessLost(self.index, cause, witness, _first_line(error)))
+        self._gone(cause, witness, _first_line(error))
+
+    def _gone(self, cause: IncidentCause, witness: str, message: str) -> None:
+        self.leave()
+        self._office.kill(self.index)  # the witness may be wrong, and what it calls dead would live on with its memory
+        self._post(ProcessLost(self.index, cause, witness, message))
 
     async def _date_death(self, actor_id: str) -> None:
         died_at = await gcs.died_at(actor_id)

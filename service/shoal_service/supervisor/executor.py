@@ -85,6 +85,7 @@ class Executor:
         self._office = Office(
             fleet=self._fleet, newsdesk=newsdesk, reporter=self._reporter, post=self._post,
             settled=self._queue.join, state=lambda: self._state, kill=self._kill, spawn=self._spawn,
+            raylet=lambda node_id: self._seen.raylets.get(node_id),
         )  # fmt: skip
         self._watch = NodeWatch(self._nodes_seen)
         self._seen = NodesSeen()
@@ -292,6 +293,8 @@ class Executor:
                 continue
             attendant = self._attendants[process.index] = Attendant(process.index, process.shard_id, self._office)
             attendant.listen()
+            if process.info is not None:
+                attendant.watch(process.info)
             if process.in_run:
                 attendant.rejoin(self._state.generation)
             elif not process.warm:

@@ -33,6 +33,8 @@ class RayNode:
     is_head: bool
     resources: dict[str, float] = field(default_factory=dict)
     """Totals; empty for a dead node."""
+    raylet_port: int = 0
+    """Where its raylet listens, at `ip`."""
 
 
 def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
@@ -90,4 +92,5 @@ def _node(info: Any) -> RayNode:
         is_alive=info.state == gcs_pb2.GcsNodeInfo.ALIVE,
         is_head=info.is_head_node,
         resources=dict(info.resources_total),
+        raylet_port=info.node_manager_port,
     )

@@ -23,9 +23,10 @@ import time
 from pydantic import Field, TypeAdapter
 
 from shoal_service.core.attempt.state import Attempt
+from shoal_service.news import AttemptEnd, PendingEvent, SuspectedNode
 from shoal_service.supervisor import gcs
 from shoal_service.supervisor.config import Directive
-from shoal_service.views import AttemptEnd, CheckpointView, IncidentView, PendingEvent, SuspectedNode
+from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import Frozen
 
 _log = logging.getLogger(__name__)

@@ -9,19 +9,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from shoal_service.news import AttemptEnd, PendingEvent, PendingLog, SupervisorNews, SuspectedNode
 from shoal_service.supervisor.journal import Untold
-from shoal_service.views import (
-    AttemptEnd,
-    CheckpointView,
-    IncidentView,
-    JobStatus,
-    PendingEvent,
-    PendingLog,
-    SeriesPoint,
-    SupervisorNews,
-    SuspectedNode,
-    WorkerView,
-)
+from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 
 _MAX_SERIES = 200_000
 _MAX_LOGS = 20_000

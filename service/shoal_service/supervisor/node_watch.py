@@ -25,6 +25,8 @@ class NodesSeen:
     dead: frozenset[str] = frozenset()
     draining: dict[str, float | None] = field(default_factory=dict)
     """By node id: the wall-clock time at which it goes away, if that is known."""
+    raylets: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """By node id, of those that live: address and port."""
 
 
 class NodeWatch:
@@ -47,8 +49,12 @@ class NodeWatch:
         answers = True
         while not self._stop.wait(_PERIOD_S):
             try:
-                dead = frozenset(node.node_id for node in gcs.nodes() if not node.is_alive)
-                now_seen = NodesSeen(dead=dead, draining=gcs.draining())
+                nodes = gcs.nodes()
+                now_seen = NodesSeen(
+                    dead=frozenset(node.node_id for node in nodes if not node.is_alive),
+                    draining=gcs.draining(),
+                    raylets={node.node_id: (node.ip, node.raylet_port) for node in nodes if node.is_alive},
+                )
             except gcs.GcsUnavailable as error:
                 if answers:
                     _log.warning("the Ray head is away; training goes on without it", extra={"error": str(error)})

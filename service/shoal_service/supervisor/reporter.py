@@ -9,9 +9,10 @@ from typing import assert_never
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state import Attempt
 from shoal_service.core.attempt.status import Readings, status_of, workers_of
+from shoal_service.news import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.newsdesk import Newsdesk
-from shoal_service.views import CheckpointView, PendingEvent, PendingLog, SeriesPoint, SuspectedNode
+from shoal_service.views import CheckpointView, SeriesPoint
 from shoal_workers.contract.messages import Formed, ShardNews, ShardPoll, SnapshotCost, StepReport, ValidationReport
 
 

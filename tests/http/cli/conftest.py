@@ -17,19 +17,16 @@ from typer.testing import CliRunner
 from shoal_api.cli.main import build_app
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_service.news import AttemptEnd, PendingEvent, PendingLog, SupervisorNews
 from shoal_service.store import Store
 from shoal_service.views import (
-    AttemptEnd,
     CheckpointView,
     ClusterView,
     IncidentView,
     JobStatus,
     JobView,
     NodeView,
-    PendingEvent,
-    PendingLog,
     SeriesPoint,
-    SupervisorNews,
     WorkerView,
 )
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState

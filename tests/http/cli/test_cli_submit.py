@@ -10,7 +10,8 @@ from typing import Any
 from shoal_api.cli.follow import follow_job
 from shoal_api.cli.progress import PlainScreen
 from shoal_api.client import Client
-from shoal_service.views import JobStatus, PendingEvent
+from shoal_service.news import PendingEvent
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
 RUNNING = JobStatus(state=JobState.RUNNING, attempt=1, workers=4, desired_workers=4, step=1, total_steps=100)

@@ -34,6 +34,17 @@ def test_an_interrupted_step_that_is_redone_is_not_a_lost_one() -> None:
     assert cost.regain_s == pytest.approx(2.0)
 
 
+def test_a_step_that_the_struck_group_still_completes_is_no_recovery() -> None:
+    last = _steps(14, [13.6])
+    after = _steps(14, [20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 26.0], life="b")
+    assert not is_over([*BEFORE, *last, *after[:1]], 13.5)
+    cost = measure([*BEFORE, *last, *after], signal_at=13.5)
+
+    assert cost.pause_s == pytest.approx(20.0 - 13.5 - 1.0)
+    assert cost.regain_s == pytest.approx(21.0 - 13.5), "the end of step 15"
+    assert cost.steps_lost == 1
+
+
 def test_it_is_not_over_before_the_old_step_is_passed_and_the_new_pace_is_known() -> None:
     after = _steps(12, [20.0 + index for index in range(8)], life="b")
     assert not is_over(BEFORE, 13.5)

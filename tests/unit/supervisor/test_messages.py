@@ -5,19 +5,15 @@ from __future__ import annotations
 import pickle
 
 from shoal_service.core.attempt.state import Attempt, Wanted
+from shoal_service.news import AttemptEnd, PendingEvent, PendingLog, SupervisorNews, SuspectedNode
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Untold
 from shoal_service.views import (
-    AttemptEnd,
     CheckpointView,
     Condition,
     IncidentView,
     JobStatus,
-    PendingEvent,
-    PendingLog,
     SeriesPoint,
-    SupervisorNews,
-    SuspectedNode,
     UserFailure,
     WorkerView,
 )

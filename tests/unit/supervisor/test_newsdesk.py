@@ -7,19 +7,11 @@ import time
 
 import pytest
 
+from shoal_service.news import AttemptEnd, PendingEvent, PendingLog, SupervisorNews
 from shoal_service.supervisor import newsdesk as module
 from shoal_service.supervisor.journal import JournalEntry, Untold
 from shoal_service.supervisor.newsdesk import Newsdesk
-from shoal_service.views import (
-    AttemptEnd,
-    CheckpointView,
-    IncidentView,
-    JobStatus,
-    PendingEvent,
-    PendingLog,
-    SeriesPoint,
-    SupervisorNews,
-)
+from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 RUNNING = JobStatus(state=JobState.RUNNING, step=3)

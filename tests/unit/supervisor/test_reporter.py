@@ -6,10 +6,11 @@ import pytest
 
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state import Attempt, Process, Stage
+from shoal_service.news import AttemptEnd, SupervisorNews
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.newsdesk import Newsdesk
 from shoal_service.supervisor.reporter import Reporter
-from shoal_service.views import AttemptEnd, CheckpointView, IncidentView, SupervisorNews
+from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.messages import (
     Formed,

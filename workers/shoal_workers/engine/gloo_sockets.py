@@ -9,17 +9,14 @@ Nothing in torch's API frees a rank that waits in gloo: abort, shutdown, destroy
 - Never a listening socket: gloo's listener thread aborts the whole process.
 - SHUT_RD only; SHUT_RDWR leaves eight times as many ranks stuck.
 - Again and again: about one time in 50 a sweep does not wake everybody.
-
-Every descriptor is duplicated before it is looked at, so that a number which is closed and reused meanwhile by another
-thread is never the one that gets shut.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 from collections.abc import Iterable, Iterator
+
+from shoal_workers.sockets import own_sockets
 
 Address = tuple[str, int]
 _ANY = ("0.0.0.0", "::")
@@ -71,7 +68,7 @@ class GlooSockets:
         own = self._own
         if not own and self._listening_before is not None:  # groups are being made right now
             own = listening_addresses() - self._listening_before
-        for connection in _own_sockets():
+        for connection in own_sockets():
             try:
                 local, remote = _plain(connection.getsockname()), _plain(connection.getpeername())
             except OSError:  # not connected: a listener, or already gone
@@ -86,31 +83,9 @@ def listening_addresses() -> frozenset[Address]:
     """Addresses on which this process accepts connections."""
     return frozenset(
         _plain(listener.getsockname())
-        for listener in _own_sockets()
+        for listener in own_sockets()
         if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     )
-
-
-def _own_sockets() -> Iterator[socket.socket]:
-    """A duplicate of every TCP socket of this process, each closed again after its turn."""
-    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names only, many times a second
-        try:
-            descriptor = os.dup(int(name))
-        except OSError:
-            continue
-        try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            duplicate = socket.socket(fileno=descriptor)
-            descriptor = -1
-            with duplicate:
-                if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
-                    yield duplicate
-        except OSError:
-            continue
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
 def _matches(address: Address, known: frozenset[Address]) -> bool:

@@ -229,7 +229,8 @@ class ShardEngine:
                 raise
             return ended
         finally:
-            self._kept = park(self._kept)
+            if self._kept is not None:
+                park(self._kept)
 
     def _build(self, assignment: Assignment, group: Group, signals: Signals) -> tuple[Built, Restored]:
         """The generation, and what it starts from."""
@@ -241,7 +242,7 @@ class ShardEngine:
         meshes = group.form()
         formed = time.perf_counter()
         self._position.enter(Phase.BUILDING)
-        if kept is None or not revive(kept.assembly, meshes):
+        if kept is None or not revive(kept, meshes):
             kept = self._build_model(task, assignment, meshes)
         self._kept = kept
         built = self._assemble(task, train_data, kept, meshes, signals, assignment.generation)
@@ -291,7 +292,16 @@ class ShardEngine:
             assembly = assemble(model, spec, plan_of(spec), meshes, task.shard_units)
             update = task.build_update(assembly, spec.optimizer)
         view = StateView(assembly, update)
-        return Kept(assignment.rank, assembly, calls, update, view, Living(assembly, update, view), num_parameters)
+        return Kept(
+            rank=assignment.rank,
+            assembly=assembly,
+            meshes=meshes,
+            calls=calls,
+            update=update,
+            view=view,
+            living=Living(assembly, update, view),
+            num_parameters=num_parameters,
+        )
 
     def _assemble(
         self,

@@ -8,6 +8,8 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
+_DEATHS = (IncidentCause.SHARD_DIED, IncidentCause.NODE_DIED)
+
 
 def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, process: Process | None) -> None:
     """Open the incident, or add to the one that is open.
@@ -64,7 +66,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, process:
 def date_death(turn: Turn, shard_id: str, died_at: float) -> None:
     """The process's own death is a later sign than its last beat, if the open incident is about nothing else."""
     incident = turn.state.incident
-    if incident is None or incident.cause is not IncidentCause.SHARD_DIED or shard_id not in incident.shard_ids:
+    if incident is None or incident.cause not in _DEATHS or shard_id not in incident.shard_ids:
         return
     if max(0.0, incident.last_sign_at or 0.0) < died_at <= incident.at:
         turn.set(incident=incident.model_copy(update={"last_sign_at": died_at}))

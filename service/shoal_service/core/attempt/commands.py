@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal_service.views import AttemptEnd, IncidentView
+from shoal_service.news import AttemptEnd
+from shoal_service.views import IncidentView
 from shoal_workers.contract.messages import Assignment, SavedPart
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from shoal_service.core.attempt.commands import Command, Emit, End, KillProcess, ShowIncident
 from shoal_service.core.attempt.incident import view_of
 from shoal_service.core.attempt.state import TRANSITIONS, Attempt, Process, Stage
-from shoal_service.views import AttemptEnd, UserFailure
+from shoal_service.news import AttemptEnd
+from shoal_service.views import UserFailure
 from shoal_workers.contract.job import EndReason
 
 

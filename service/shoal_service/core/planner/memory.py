@@ -5,7 +5,8 @@ What the engine keeps (FSDP2 with fp32 parameters and optimizer state, computing
     parameters    4 bytes, cut over dp_shard x cp (experts: over ep and what is left of it), after tp and pp
     optimizer     AdamW's two moments, 8 bytes, cut alike
     gradients     4 bytes, cut alike, and one unit's and the root's on their way there; or whole ones, 4 bytes, where a
-                  step reduces once (ZeRO-1, pipelines) and has more than one micro-batch: whatever is more
+                  step reduces once (ZeRO-1, pipelines) and has more than one micro-batch: whatever is more. Those of a
+                  step's only micro-batch come as activations go: just what they exceed them by counts
     gathered      parameters in the type of the computation: all of the rank's where they stay whole (ZeRO-1, ZeRO-2,
                   pipelines), else two units and the root
     activations   kept for the backward pass, times the micro-batches in flight, and what one block makes again
@@ -158,15 +159,16 @@ def _parts(
     # whole ones are cut unit by unit in the last backward pass, where activations go as cut gradients come; else a
     # unit's gradient leaves the backward pass in the compute type and is reduced in fp32
     moving = np.minimum(params, unit + root) * (size + _FP32)
-    cut_gradients = cut_params * _FP32 * on_device
-    gradients = np.maximum(params * _FP32 * has_whole_gradients, cut_gradients + moving)
     tokens = work.micro_size * shape.seq_len / columns.cp
     kept = _kept(shape, columns, content, size) * in_flight(columns, content.rank)
     again = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 0.0, _one_block(shape, columns, size))
     logits = content.has_head * tokens * shape.vocab_size / columns.tp * (_LOGIT_COPIES + size * (size < _FP32))
     exchange = (columns.ep > 1) * (content.num_moe > 0) * 2 * tokens * shape.top_k * shape.dim * size
     activations = tokens * (kept + again)
-    temporaries = cut_params * _FP32 * on_device
+    cut_gradients = cut_params * _FP32 * on_device
+    to_come = np.where(columns.fed > 1, 0.0, np.minimum(cut_gradients, activations))
+    gradients = np.maximum(params * _FP32 * has_whole_gradients, cut_gradients - to_come + moving)
+    temporaries = cut_params * _FP32 * on_device + to_come
     shortfall = np.maximum(0.0, temporaries - (activations + logits + exchange + gathered * ~keeps_whole))
     return {
         BytesPart.PARAMETERS: cut_params * _FP32 * on_device,

@@ -76,8 +76,14 @@ def test_each_shard_level_cuts_what_it_says(shape: Any, round_numbers: Any) -> N
     assert full[BytesPart.GATHERED] == 4 * (2 * BLOCK + TABLE)
 
 
-def test_one_micro_batch_needs_no_whole_gradients(shape: Any, round_numbers: Any) -> None:
-    assert _parts(shape, round_numbers, dp_shard=4, fed=1)[BytesPart.GRADIENTS] == PARAMS + (BLOCK + TABLE) * 8
+def test_one_micro_batchs_gradients_come_as_its_activations_go(shape: Any, round_numbers: Any) -> None:
+    moving = (BLOCK + TABLE) * 8
+    parts = _parts(shape, round_numbers, dp_shard=4, fed=1)
+    assert parts[BytesPart.ACTIVATIONS] > PARAMS
+    assert parts[BytesPart.GRADIENTS] == moving
+    uncut = _parts(shape, round_numbers, Work(1, 1, 4), fed=1, recompute=RECOMPUTES.index(Recompute.FULL))
+    assert 0 < uncut[BytesPart.ACTIVATIONS] < 4 * PARAMS
+    assert uncut[BytesPart.GRADIENTS] == 4 * PARAMS - uncut[BytesPart.ACTIVATIONS] + moving
 
 
 def test_half_precision_halves_what_is_gathered_and_kept(shape: Any, round_numbers: Any) -> None:

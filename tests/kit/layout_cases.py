@@ -1,4 +1,4 @@
-"""Which layouts the matrices train, on which tiny models; found by the tests with runpy, as tests import no tests.
+"""Which layouts the matrices train, on which tiny models.
 
     products     every (pp, dp_replicate, dp_shard, cp, tp, ep) of a world that the legality rules allow
     variants     of each product as many as its longest list of choices: every schedule of a pipeline, every level of

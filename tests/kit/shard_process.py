@@ -11,6 +11,7 @@ import threading
 from multiprocessing.connection import Client
 from pathlib import Path
 
+import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -46,6 +47,8 @@ class ShardProcess:
         action = self.strikes.pop((*key, self.entered[key]), None)
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "kill within":  # the first of the update's operations that is a lerp: one tensor is written
+            torch.lerp = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         elif action == "stop":
             self.send("reached", key)
             os.kill(os.getpid(), signal.SIGSTOP)

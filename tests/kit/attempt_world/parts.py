@@ -1,0 +1,72 @@
+"""What the world is made of: its constants, its processes, and what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal_service.core.attempt.state import Attempt, Timeouts
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import (
+    Assignment,
+    ErrorReport,
+    Phase,
+    SavedPart,
+    StepReport,
+)
+
+ROOT = "/checkpoints/j1"
+TOTAL_STEPS = 12
+TICK_S = 0.25
+MEMORY_PORT = 7000
+TIMEOUTS = Timeouts(quiesce_s=5.0, form_s=20.0, start_s=60.0, gather_s=3.0, settle_s=3.0, commit_s=20.0, switch_s=40.0)
+
+
+@dataclass
+class FakeProcess:
+    """One shard process. It does what a shard does, when the test says so."""
+
+    index: int
+    shard_id: str
+    alive: bool = True
+    is_warm: bool = False
+    is_stuck: bool = False
+    """Its training thread cannot be woken."""
+    is_stopped: bool = False
+    """SIGSTOP, or cut off: it does not even hear what it is told."""
+    node_id: str = ""
+    run: Assignment | None = None
+    step: int = 0
+    yields: bool | None = None
+    """Asked to stop at the next step boundary; True: with a durable checkpoint."""
+    fenced: bool = False
+
+
+def part_of(run: Assignment, step: int) -> SavedPart:
+    return SavedPart(
+        generation=run.generation, step=step, rank=run.rank, world_size=run.world_size,
+        directory=f"{ROOT}/{CheckpointName(step, run.attempt, run.generation)}", files=(), stall_s=0.1, write_s=0.2,
+    )  # fmt: skip
+
+
+def copy_of(state: Attempt) -> Attempt:
+    """Shares only what cannot be changed."""
+    parts = {name: dict(by_rank) for name, by_rank in state.parts.items()}
+    dicts = {name: dict(getattr(state, name)) for name in ("exits", "told", "asked", "beats")}
+    return state.model_copy(update={**dicts, "parts": parts})
+
+
+def step_report(run: Assignment, step: int, at: float) -> StepReport:
+    return StepReport(
+        generation=run.generation, step=step, at=at, loss=3.0, grad_norm=1.0, lr=1e-3, tokens=8, step_s=0.5,
+        world_size=run.world_size,
+    )  # fmt: skip
+
+
+def error_of(type_: str, message: str) -> ErrorReport:
+    return ErrorReport(type=type_, message=message, traceback="Traceback ...", phase=Phase.FORWARD)
+
+
+def name_of(text: str) -> CheckpointName:
+    parsed = CheckpointName.parse(text)
+    assert parsed is not None
+    return parsed

@@ -1,0 +1,169 @@
+"""A real `shoal serve` in a process of its own, with an embedded Ray cluster or joined to one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal_api.client import Client
+
+NUM_CPUS = 8
+"""Of the session's cluster."""
+PATIENCE_S = 120.0
+"""Far more than anything takes; a machine that does a lot else must not fail a test."""
+_MAIN = "from shoal_api.cli.main import main; main()"
+_LIST_LEFT = """
+import json, sys, ray
+from ray.experimental import internal_kv
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+journal = internal_kv._internal_kv_list(b"", namespace=b"shoal-journal")
+groups = [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+print(json.dumps([ray.util.list_named_actors(all_namespaces=True), groups, [key.decode() for key in journal]]))
+"""
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
+    """Ask somebody else's process or file system, which nothing here can be told by."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass
+class Server:
+    """A `shoal serve` process. Stopping it is orderly; killing it is not, and leaves the embedded cluster behind."""
+
+    python: Path
+    state_dir: Path
+    options: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    sessions: set[int] = field(default_factory=set)
+    """Every session that this server ever led or whose note it wrote: all its processes are in one of them."""
+
+    def start(self) -> Server:
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        log_path = self.state_dir / f"server-{len(self.sessions)}.log"
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SHOAL_", "PYTHON"))}
+        options = [f"--port={self.port}", f"--state-dir={self.state_dir}", *self.options]
+        with log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [self.python, "-c", _MAIN, "serve", *options],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.state_dir,
+                env={**inherited, "OMP_NUM_THREADS": "1", **self.environment},
+            )  # fmt: skip
+        self.sessions.add(self.process.pid)
+
+        def listening() -> str | None:
+            assert self.process is not None and self.process.poll() is None, log_path.read_text()
+            lines = [line for line in log_path.read_text().splitlines() if line.startswith("listening on ")]
+            return lines[0].rpartition(":")[2] if lines else None
+
+        self.port = int(until(listening, "the server listens"))
+        return self
+
+    @property
+    def client(self) -> Client:
+        return Client(f"http://127.0.0.1:{self.port}")
+
+    def wait_for_cluster(self) -> None:
+        with self.client as client:
+            until(lambda: client.cluster().connected and client.cluster().cpus_total, "the cluster is up")
+        self._learn_sessions()
+
+    def wait_until_free(self) -> None:
+        """Until nobody holds a CPU of the cluster, and no shard is left."""
+        with self.client as client:
+            until(lambda: client.cluster().cpus_free == NUM_CPUS, "all CPUs are free")
+        until(lambda: not self.actors("ShardActor"), "all shards are gone")
+
+    def _learn_sessions(self) -> None:
+        if self.note is not None:
+            self.sessions.update(self.note["pids"])
+
+    @property
+    def note(self) -> dict[str, Any] | None:
+        """What the server has written down of its embedded cluster."""
+        path = self.state_dir / "embedded-cluster.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def ray_environment(self) -> dict[str, str]:
+        """What a driver of the embedded cluster needs."""
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.state_dir / "ray-token"),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray takes the host's own address for 127.0.0.1
+        }
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self._learn_sessions()
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Its exit status."""
+        assert self.process is not None
+        self._learn_sessions()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=40)
+
+    def processes(self) -> dict[int, str]:
+        """Every process that this server or its cluster started, by pid: its command line."""
+        found = {}
+        for directory in Path("/proc").iterdir():
+            try:
+                if not directory.name.isdigit() or os.getsid(int(directory.name)) not in self.sessions:
+                    continue
+                if (directory / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                    continue  # dead; its parent has not asked yet
+                command = (directory / "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            found[int(directory.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+        return found
+
+    def actors(self, kind: str) -> list[int]:
+        """Pids of the actors of a class."""
+        return [pid for pid, command in self.processes().items() if command.startswith(f"ray::{kind}")]
+
+    def whats_left(self) -> tuple[Any, ...]:
+        """Named actors, placement groups and journal entries of the cluster."""
+        assert self.note is not None
+        left = subprocess.run(
+            [self.python, "-c", _LIST_LEFT, self.note["address"]],
+            env={**os.environ, **self.ray_environment}, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return tuple(json.loads(left.stdout.splitlines()[-1]))
+
+    def sweep(self) -> dict[int, str]:
+        """SIGKILL for whatever is left; what it was."""
+        left = self.processes()
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        return left
+
+
+def assert_nothing_is_left(server: Server) -> None:
+    """Every job has ended: the cluster is as empty as before the first, and so is the storage of what is unfinished."""
+    with server.client as client:
+        assert all(job.state.ended for job in client.jobs())
+    server.wait_until_free()
+    until(lambda: not server.actors("SupervisorActor"), "all supervisors are gone")
+    assert server.whats_left() == ([], [], [])
+    names = [path.name for path in (server.state_dir / "checkpoints").rglob("*")]
+    assert [name for name in names if name.endswith(".writing") or name.startswith("write-probe")] == []
