@@ -75,14 +75,20 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
         spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
     profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)
     ranking = rank(spec, world_size, profile, request.top)
-    layout, reason = plan(spec, world_size, profile)
+    planned = plan(spec, world_size, profile)
+    layout = planned.layout
     sequence = ranking.predictions[0].tokens_per_s * ranking.predictions[0].step_s if ranking.predictions else 0
     return PlanAnswer(
         name=spec.name,
         tokens_per_step=round(sequence),
         num_micro_batches=spec.batch.num_micro_batches,
         micro_size=spec.batch.micro_size,
-        choice=Choice(layout=layout, name=layout.describe(), num_idle=world_size - layout.world_size, reason=reason),
+        choice=Choice(
+            layout=layout,
+            name=layout.describe(),
+            num_idle=world_size - layout.world_size,
+            reason=planned.reason,
+        ),
         ranking=ranking,
     )
 

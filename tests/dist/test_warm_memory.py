@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import resource, torch
-from shoal_workers.engine.warm_memory import keep_freed_memory
+from shoal_workers.engine.warm_memory import have_at_hand, keep_freed_memory
 keep_freed_memory()
 
 SIZES = [8] * 6
@@ -19,8 +19,7 @@ def faults():
 def make():
     return [torch.empty(size << 20, dtype=torch.uint8).fill_(1) for size in SIZES]
 
-for _ in range(3):
-    make()
+{warm}
 before = faults()
 made = make()
 print(faults() - before)
@@ -29,5 +28,16 @@ PAGES_OF_ALL = 48 << 20 >> 12
 
 
 def test_freed_memory_is_used_again() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60)
-    assert int(done.stdout) < PAGES_OF_ALL / 20
+    assert _pages_touched("for _ in range(3): make()") < PAGES_OF_ALL / 20
+
+
+def test_what_is_had_at_hand_is_used_the_first_time() -> None:
+    assert _pages_touched("have_at_hand(48 << 20)") < PAGES_OF_ALL / 20
+    assert _pages_touched("have_at_hand(0)") > PAGES_OF_ALL / 2
+
+
+def _pages_touched(warm: str) -> int:
+    """While six blocks are made and filled, after that."""
+    program = PROGRAM.replace("{warm}", warm)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    return int(done.stdout)

@@ -211,6 +211,7 @@ class ShardActor:
                 checkpoint_root=self._config.checkpoint_root,
                 outbox=self._outbox,
                 ram=self._ram,
+                expected_bytes=self._config.expected_bytes,
             )
             if self._fenced:
                 self._engine.interrupt(self._fenced)

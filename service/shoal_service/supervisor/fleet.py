@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 
 import ray
+from shoal_service.core.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_workers.actor import CONCURRENCY_GROUPS, ShardActor, is_shard_process
 from shoal_workers.contract.ids import NAMESPACE
@@ -68,6 +69,7 @@ class Fleet:
         }
         if worker.memory_gib:
             self._options["memory"] = int(worker.memory_gib * _GIB)
+        self._rank_bytes = 0 if worker.gpus else _rank_bytes(config)
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(ShardActor)
 
     async def start(self, index: int, shard_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> None:
@@ -190,8 +192,14 @@ class Fleet:
                 shard_id=shard_id,
                 checkpoint_root=config.checkpoint_root,
                 memory_key=config.memory_key,
+                expected_bytes=self._rank_bytes,
             ),
         )
+
+
+def _rank_bytes(config: SupervisorConfig) -> int:
+    """Of the largest group, which needs least of each: what a process can take beforehand."""
+    return plan(config.spec, config.spec.elasticity.max_workers, config.profile).rank_bytes
 
 
 def cause_of(error: RayActorError) -> IncidentCause:

@@ -26,6 +26,8 @@ class ShardConfig(Frozen):
     """URL of the job's checkpoint directory."""
     memory_key: str
     """Shared secret of the attempt: who serves or asks for snapshots proves that it knows it."""
+    expected_bytes: int = 0
+    """Memory that a rank without a GPU is predicted to take, over what the process has before; 0: unknown."""
 
 
 class ShardInfo(Frozen):

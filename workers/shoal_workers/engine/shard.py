@@ -59,7 +59,7 @@ from shoal_workers.engine.trainer import Built, Keepers, Signals, Trainer
 from shoal_workers.engine.user_code import UserCode
 from shoal_workers.engine.validation import Validation
 from shoal_workers.engine.waiting import leaving, replace_wait
-from shoal_workers.engine.warm_memory import keep_freed_memory
+from shoal_workers.engine.warm_memory import have_at_hand, keep_freed_memory
 from shoal_workers.engine.warm_up import warm_up
 from shoal_workers.memory.tier import RamTier
 
@@ -82,8 +82,10 @@ class ShardEngine:
         checkpoint_root: str,
         outbox: Outbox,
         ram: RamTier | None = None,
+        expected_bytes: int = 0,
         on_phase: PhaseHook | None = None,
     ) -> None:
+        """`expected_bytes`: memory that training will take on a CPU, as far as is known; `prepare` takes it."""
         self._spec = spec
         self._job_id = job_id
         self._shard_id = shard_id
@@ -94,6 +96,7 @@ class ShardEngine:
         self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         replace_wait()
         replace_functional_all_reduce()
+        self._expected_bytes = expected_bytes if self._device.type == "cpu" else 0
         self._saver = Saver(checkpoint_root, outbox)
         self._position = Position(on_phase)
         self._user_code = UserCode(lambda: self._position.phase)
@@ -136,6 +139,7 @@ class ShardEngine:
             self._validation_data = self._task.build_dataset("validation") if self._spec.validation.samples else None
             self._train_data = self._task.build_dataset("train")
         warm_up(self._server, self._device)
+        have_at_hand(self._expected_bytes)
         # What the imports made will never be garbage: without this each collection between generations looks at it all.
         gc.collect()
         gc.freeze()

@@ -60,7 +60,8 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
     recall.end(turn)
     state = turn.state
     generation = state.generation + 1
-    layout, reason = plan(state.spec, len(chosen), state.profile)
+    planned = plan(state.spec, len(chosen), state.profile)
+    layout = planned.layout
     chosen = chosen[: layout.world_size]
     infos = [process.info for process in chosen if process.info is not None]
     memory = best_source(state, chosen) if state.keeps_snapshots else None
@@ -119,7 +120,7 @@ def form(turn: Turn, chosen: Sequence[Process]) -> None:
         generation=generation,
         workers=len(chosen),
         layout=layout.describe(),
-        reason=reason,
+        reason=planned.reason,
         source=source,
         restore=state.newest,
         step=memory.step if memory else durable_step(state),
@@ -150,7 +151,7 @@ def _settled(turn: Turn) -> bool:
 def _reason_to_switch(turn: Turn) -> str | None:
     state = turn.state
     have, could = len(state.members), len(next_members(state, turn.now))
-    layout = plan(state.spec, max(1, could), state.profile)[0]
+    layout = plan(state.spec, max(1, could), state.profile).layout
     if state.wanted is Wanted.PAUSE:
         return "pause"
     if state.granted < have:

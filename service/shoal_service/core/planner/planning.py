@@ -1,4 +1,4 @@
-"""plan(spec, world size) -> (layout, reason): how the axes split the work for what is left. Pure.
+"""plan(spec, world size) -> Plan: how the axes split the work for what is left. Pure.
 
 Called by the attempt machine whenever a group forms, so it always has an answer: where nothing fits by the prediction,
 the layout that needs least memory, and the reason says so. The layout may use fewer ranks than there are; the others
@@ -13,11 +13,12 @@ idle, and the reason says why.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import lru_cache
 
 from shoal_service.core.planner.gpus import CPU, DEFAULT_GPU, PROFILES
+from shoal_service.core.planner.memory import BytesPart
 from shoal_service.core.planner.prediction import Prediction
 from shoal_service.core.planner.preferences import Preference, prefers_data_axes
 from shoal_service.core.planner.profile import GIB, DeviceKind, HardwareProfile
@@ -36,7 +37,15 @@ _CLEARLY_FASTER = 0.95
 _REMEMBERED = 512
 
 
-def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None) -> tuple[Layout, str]:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    layout: Layout
+    reason: str
+    rank_bytes: int = 0
+    """Predicted for the rank that needs most, over what a process has before it builds a model; 0: nobody knows."""
+
+
+def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None) -> Plan:
     """The layout for `world_size` shards, of which it may leave some idle, and why. Remembers its latest answers.
 
     `profile`: of the nodes; default: h100 for workers with a GPU, else cores of a CPU.
@@ -51,9 +60,7 @@ _DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan"
 """What of a spec an answer depends on: a change of anything else, of `elasticity` above all, keeps what is known."""
 
 
-def plans(
-    spec: JobSpec, world_sizes: Iterable[int], profile: HardwareProfile | None = None
-) -> dict[int, tuple[Layout, str]]:
+def plans(spec: JobSpec, world_sizes: Iterable[int], profile: HardwareProfile | None = None) -> dict[int, Plan]:
     """Ahead of time: `plan` answers at once for these worlds afterwards."""
     return {world_size: plan(spec, world_size, profile) for world_size in world_sizes}
 
@@ -93,7 +100,7 @@ class _Question:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _remembered(question: _Question) -> tuple[Layout, str]:
+def _remembered(question: _Question) -> Plan:
     spec, world_size, profile = question.spec, question.world_size, question.profile
     if spec.deterministic:
         return _fully_sharded(spec, world_size, Preference.DETERMINISTIC, "sums in one fixed order")
@@ -104,11 +111,11 @@ def _remembered(question: _Question) -> tuple[Layout, str]:
         if asked is not None:
             return asked
         why_not = f"; the degrees asked for need a multiple of {fixed.unit} workers: replanned"
-    layout, reason = _best(spec, world_size, profile)
-    return layout, reason + why_not
+    best = _best(spec, world_size, profile)
+    return replace(best, reason=best.reason + why_not)
 
 
-def _best(spec: JobSpec, world_size: int, profile: HardwareProfile) -> tuple[Layout, str]:
+def _best(spec: JobSpec, world_size: int, profile: HardwareProfile) -> Plan:
     shape = shape_of(spec)
     if shape is None:
         return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, "nobody knows the sizes of the model")
@@ -120,7 +127,7 @@ def _best(spec: JobSpec, world_size: int, profile: HardwareProfile) -> tuple[Lay
     return _of_worlds(task, world_size)
 
 
-def _of_worlds(task: Task, world_size: int) -> tuple[Layout, str]:
+def _of_worlds(task: Task, world_size: int) -> Plan:
     """The best of this world and of smaller ones, which have to be clearly faster to leave ranks idle."""
     best: Prediction | None = None
     for world in _worlds(world_size):
@@ -163,9 +170,7 @@ def _is_clearly_better(rival: Prediction, best: Prediction) -> bool:
     return rival.step_s < _CLEARLY_FASTER * best.step_s
 
 
-def _as_asked(
-    spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: HardwareProfile
-) -> tuple[Layout, str] | None:
+def _as_asked(spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: HardwareProfile) -> Plan | None:
     """With the fixed degrees; None: the world does not fit them, and other degrees may be chosen."""
     worlds = [world_size]
     if fixed.otherwise == "idle":
@@ -183,15 +188,15 @@ def _as_asked(
         elif not violations(layout, spec, known):
             fed = micro_batches_fed(layout, spec.batch.num_micro_batches)
             reason = dealt(spec, layout.num_data_ranks, fed)
-            return layout, f"{reason}; {Preference.AS_ASKED}{_idle(world, world_size)}"
+            return Plan(layout, f"{reason}; {Preference.AS_ASKED}{_idle(world, world_size)}")
     return None
 
 
-def _fully_sharded(spec: JobSpec, world_size: int, rule: Preference, why: str) -> tuple[Layout, str]:
+def _fully_sharded(spec: JobSpec, world_size: int, rule: Preference, why: str) -> Plan:
     ranks = min(world_size, spec.batch.num_micro_batches)
     layout = Layout(dp_shard=ranks)
     fed = micro_batches_fed(layout, spec.batch.num_micro_batches)
-    return layout, f"{dealt(spec, ranks, fed)}; {rule}: {why}{_idle(ranks, world_size)}"
+    return Plan(layout, f"{dealt(spec, ranks, fed)}; {rule}: {why}{_idle(ranks, world_size)}")
 
 
 def _sharded_only(whole: Field, world_size: int) -> Field:
@@ -199,12 +204,13 @@ def _sharded_only(whole: Field, world_size: int) -> Field:
     return only(whole, (columns.dp_shard == world_size) & (columns.ep == 1) & (columns.recompute == 0))
 
 
-def _said(best: Prediction, world_size: int, rule: str) -> tuple[Layout, str]:
+def _said(best: Prediction, world_size: int, rule: str) -> Plan:
     fits = f"{best.memory_bytes / GIB:.2f} GiB a rank"
     if not best.fits:
         fits += ", which is predicted not to fit"
     parts = [*best.reasons, *([rule] if rule else []), f"predicted {best.step_s:.3g} s a step, {fits}"]
-    return best.layout, "; ".join(parts) + _idle(best.layout.world_size, world_size)
+    reason = "; ".join(parts) + _idle(best.layout.world_size, world_size)
+    return Plan(best.layout, reason, best.memory_bytes - best.bytes[BytesPart.RESERVED])
 
 
 def _idle(used: int, world_size: int) -> str:

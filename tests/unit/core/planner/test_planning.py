@@ -14,20 +14,20 @@ from shoal_service.core.planner.planning import _remembered
 from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.legality import violations
 from shoal_workers.contract.plan_of import plan_of
-from shoal_workers.contract.spec import ParallelismSpec
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 from shoal_workers.contract.spec_errors import parse_spec
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
 def test_a_cpu_job_stays_fully_on_the_sharded_axis(job: Any, world: int) -> None:
-    layout, reason = plan(job(elasticity={"max_workers": 8}), world)
+    layout, reason = _planned(job(elasticity={"max_workers": 8}), world)
     assert layout == Layout(dp_shard=world, shard=ShardLevel.OPTIMIZER)
     assert reason.startswith(f"8 micro-batches over {world} ranks: {-(-8 // world)} each")
     assert "data_axes_on_cpu" in reason
 
 
 def test_filler_is_counted(job: Any) -> None:
-    assert "3 each, 1 of them zero-weight filler" in plan(job(elasticity={"max_workers": 8}), 3)[1]
+    assert "3 each, 1 of them zero-weight filler" in plan(job(elasticity={"max_workers": 8}), 3).reason
 
 
 def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
@@ -36,7 +36,7 @@ def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
 
     def level(memory_gib: float) -> Any:
         spec = job(model, batch=batch, elasticity={"max_workers": 8}, worker={"memory_gib": memory_gib})
-        return plan(spec, 4)[0]
+        return plan(spec, 4).layout
 
     assert level(8).shard is ShardLevel.OPTIMIZER
     assert level(1.5).shard is ShardLevel.GRADIENTS
@@ -46,8 +46,8 @@ def test_zero_1_gives_way_to_what_fits(job: Any) -> None:
 
 def test_deterministic_jobs_and_unknown_models_are_fully_sharded(job: Any) -> None:
     for spec, rule in ((job(deterministic=True), "deterministic"), (job(task="mine:Task", data={}), "unknown_model")):
-        assert plan(spec, 4)[0] == Layout(dp_shard=4, shard=ShardLevel.FULL)
-        layout, reason = plan(spec, 11)
+        assert plan(spec, 4).layout == Layout(dp_shard=4, shard=ShardLevel.FULL)
+        layout, reason = _planned(spec, 11)
         assert layout == Layout(dp_shard=8, shard=ShardLevel.FULL)
         assert rule in reason and "3 of 11 ranks idle" in reason
 
@@ -55,18 +55,18 @@ def test_deterministic_jobs_and_unknown_models_are_fully_sharded(job: Any) -> No
 def test_fixed_degrees_are_respected_where_they_fit(job: Any) -> None:
     fixed = {"tp": 2, "pp": 2, "schedule": "gpipe", "recompute": "full"}
     spec = job(parallelism=fixed, elasticity={"max_workers": 8})
-    layout, reason = plan(spec, 8)
+    layout, reason = _planned(spec, 8)
     assert (layout.tp, layout.pp, layout.dp_shard, layout.dp_replicate) == (2, 2, 2, 1)
     assert (layout.schedule, layout.recompute) == (Schedule.GPIPE, Recompute.FULL)
     assert "as_asked" in reason
-    layout, reason = plan(spec, 3)
+    layout, reason = _planned(spec, 3)
     assert layout.world_size == 3
     assert "need a multiple of 4 workers: replanned" in reason
 
 
 def test_ranks_idle_if_that_is_asked_for(job: Any) -> None:
     spec = job(parallelism={"tp": 2, "otherwise": "idle"}, elasticity={"min_workers": 2, "max_workers": 8})
-    layout, reason = plan(spec, 7)
+    layout, reason = _planned(spec, 7)
     assert (layout.tp, layout.dp_shard) == (2, 3)
     assert "1 of 7 ranks idle" in reason
 
@@ -74,13 +74,13 @@ def test_ranks_idle_if_that_is_asked_for(job: Any) -> None:
 def test_a_users_plan_is_used_with_fixed_degrees(job: Any) -> None:
     declared = {"blocks": "layers", "num_blocks": 4, "hidden_size": 8}
     spec = job(task="mine:Task", data={}, plan=declared, parallelism={"pp": 2}, elasticity={"max_workers": 4})
-    layout, _ = plan(spec, 4)
+    layout = plan(spec, 4).layout
     assert (layout.pp, layout.dp_shard, layout.stages) == (2, 2, (2, 2))
-    assert plan(spec, 3)[0] == Layout(dp_shard=3)
+    assert plan(spec, 3).layout == Layout(dp_shard=3)
 
 
 def test_what_cannot_fit_gets_the_layout_that_needs_least(job: Any) -> None:
-    layout, reason = plan(job(worker={"memory_gib": 0.01}), 2)
+    layout, reason = _planned(job(worker={"memory_gib": 0.01}), 2)
     assert layout.world_size == 2
     assert "predicted not to fit" in reason
 
@@ -120,8 +120,21 @@ def test_every_world_has_a_legal_plan(
     spec = parse_spec(document)
     if parallelism != "auto":
         spec = spec.model_copy(update={"parallelism": ParallelismSpec(**parallelism)})
-    layout, reason = plan(spec, world, PROFILES[profile])
+    planned = plan(spec, world, PROFILES[profile])
+    layout, reason = planned.layout, planned.reason
     assert 1 <= layout.world_size <= world
     assert violations(layout, spec, plan_of(spec)) == ()
     assert reason
-    assert plan(spec, world, PROFILES[profile]) == (layout, reason)
+    assert plan(spec, world, PROFILES[profile]) == planned
+
+
+def test_a_rank_of_a_larger_group_needs_less(job: Any) -> None:
+    needs = [plan(job(elasticity={"max_workers": 8}), world).rank_bytes for world in (1, 2, 4)]
+    assert sorted(needs, reverse=True) == needs
+    assert needs[-1] > 0
+    assert plan(job(task="mine:Task", data={}), 2).rank_bytes == 0
+
+
+def _planned(spec: JobSpec, world_size: int) -> tuple[Layout, str]:
+    found = plan(spec, world_size)
+    return found.layout, found.reason
