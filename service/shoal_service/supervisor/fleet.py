@@ -77,8 +77,10 @@ class Fleet:
         creating = self._creating[index] = self._creators.submit(self._create, shard_id, avoid_nodes, only_on)
         try:
             handle = await asyncio.shield(asyncio.wrap_future(creating))
-        finally:
+        except RayError:
             self._creating.pop(index, None)
+            raise
+        self._creating.pop(index, None)  # not where this is cancelled: Ray may be about to create it, and `kill` follows
         self._handles[index] = handle
 
     def find(self, index: int, shard_id: str, info: ShardInfo | None) -> bool:
@@ -142,9 +144,10 @@ class Fleet:
     async def kill(self, index: int) -> None:
         """End the process, whatever state it is in; returns when that was done, or somebody else has to do it."""
         info = self._infos.pop(index, None)
-        creating = self._creating.get(index)
+        creating = self._creating.pop(index, None)
         if creating is not None:
             creating.add_done_callback(_kill_created)
+            await asyncio.wait({asyncio.wrap_future(creating)}, timeout=_KILL_S)
         handle = self._handles.pop(index, None)
         if handle is None:
             return

@@ -1,0 +1,52 @@
+"""supervisor/fleet.py against a real cluster: a process that nobody wants any more is not created behind our back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from served import Server
+
+_GIVE_UP_WHILE_RAY_CREATES_IT = """
+import asyncio, sys, time, ray
+from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.fleet import Fleet
+from shoal_workers.contract.ids import NAMESPACE
+from shoal_workers.contract.spec_errors import parse_spec
+
+NAME = "shoal/given-up/1/shard-0"
+
+async def give_up(fleet):
+    starting = asyncio.create_task(fleet.start(0, NAME, (), ""))
+    await asyncio.sleep(0)  # it waits for Ray now
+    starting.cancel()
+    await asyncio.create_task(fleet.kill(0))  # as the executor does: the one that was given up has its turn first
+
+def is_known():
+    try:
+        return bool(ray.get_actor(NAME, namespace=NAMESPACE))
+    except ValueError:
+        return False
+
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+fleet = Fleet(SupervisorConfig(
+    job_id="given-up", attempt=1, spec=parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}}), checkpoint_root="/nowhere",
+    granted=1, epoch=1, spec_version=1,
+))
+asyncio.run(give_up(fleet))
+fleet._creators.shutdown()
+deadline = time.monotonic() + 30
+while is_known() and time.monotonic() < deadline:
+    time.sleep(0.05)
+print("left behind" if is_known() else "gone")
+"""
+
+
+def test_a_process_that_is_given_up_while_ray_creates_it_is_not_left_behind(shoal_server: Server) -> None:
+    assert shoal_server.note is not None
+    ran = subprocess.run(
+        [shoal_server.python, "-c", _GIVE_UP_WHILE_RAY_CREATES_IT, shoal_server.note["address"]],
+        env={**os.environ, **shoal_server.ray_environment}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ran.stdout.split() == ["gone"], ran.stdout + ran.stderr
+    shoal_server.wait_until_free()
