@@ -211,3 +211,21 @@ def test_a_damaged_checkpoint_is_refused_and_named(make_job: Any) -> None:
     older = job.committed[-2]
     (end,) = job.run(shards, restore_from=older)
     assert (end.kind, end.step) == (ExitKind.FINISHED, STEPS)
+
+
+def test_who_cannot_be_woken_says_where_it_is(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    shards = job.shards(2)
+    shards[0].strike("forward", 4, "hold")
+    generation = job.start(shards)
+    shards[0].reached()
+    for shard in shards:
+        shard.call("interrupt", generation)
+    said: list[str] = []
+    deadline = time.monotonic() + 20
+    while not any("on_phase" in line for line in said):
+        assert time.monotonic() < deadline, said
+        said += [line.text for line in shards[0].new_logs()]
+    assert "cannot be woken out of generation 1; open connections of the group: " in said[0]
+    shards[0].call("go")
+    assert [shard.exit().kind for shard in shards] == [ExitKind.INTERRUPTED] * 2

@@ -22,9 +22,11 @@ from shoal_workers.contract.marker import CommitMarker
 from shoal_workers.contract.memory import Endpoint, MemorySource
 from shoal_workers.contract.messages import (
     Assignment,
+    LogLine,
     SavedPart,
     ShardExit,
     ShardNews,
+    ShardPoll,
     StepReport,
 )
 
@@ -85,10 +87,18 @@ class Shard:
 
     def poll(self) -> list[ShardNews]:
         """Everything told so far."""
-        answer = self.call("poll", self._seq)
+        self._listen()
+        return self.news
+
+    def new_logs(self) -> tuple[LogLine, ...]:
+        """What it has said since it was last listened to."""
+        return self._listen()
+
+    def _listen(self) -> tuple[LogLine, ...]:
+        answer: ShardPoll = self.call("poll", self._seq)
         self._seq = answer.seq
         self.news.extend(answer.news)
-        return self.news
+        return answer.logs
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
         try:

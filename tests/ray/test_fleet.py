@@ -29,9 +29,9 @@ def is_known():
         return False
 
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+spec = parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}})
 fleet = Fleet(SupervisorConfig(
-    job_id="given-up", attempt=1, spec=parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}}), checkpoint_root="/nowhere",
-    granted=1, epoch=1, spec_version=1,
+    job_id="given-up", attempt=1, spec=spec, checkpoint_root="/nowhere", granted=1, epoch=1, spec_version=1,
 ))
 asyncio.run(give_up(fleet))
 fleet._creators.shutdown()

@@ -237,7 +237,7 @@ class ShardActor:
             text = (
                 f"no snapshots in memory: {error}. An unexpected death will cost the steps since the last checkpoint."
             )
-            self._outbox.log(LogLine(at=time.time(), stream="shoal", text=text))
+            self._outbox.say(text)
             return None
 
 

@@ -80,7 +80,7 @@ class Fleet:
         except RayError:
             self._creating.pop(index, None)
             raise
-        self._creating.pop(index, None)  # not where this is cancelled: Ray may be about to create it, and `kill` follows
+        self._creating.pop(index, None)  # not where this is cancelled: Ray may yet create it, and `kill` follows
         self._handles[index] = handle
 
     def find(self, index: int, shard_id: str, info: ShardInfo | None) -> bool:

@@ -63,6 +63,17 @@ class GlooSockets:
         """No connection of gloo is left: nothing can be sent or received, so no buffer is touched any more."""
         return all(is_store for _, is_store in self._connections())
 
+    def describe(self) -> list[str]:
+        """Each connection that is left: local -> remote address."""
+        found = []
+        for connection, is_store in self._connections():
+            try:
+                ends = _plain(connection.getsockname()), _plain(connection.getpeername())
+            except OSError:
+                continue
+            found.append(" -> ".join(f"{host}:{port}" for host, port in ends) + (" (store)" if is_store else ""))
+        return found
+
     def _connections(self) -> Iterator[tuple[socket.socket, bool]]:
         """This generation's, each with whether it leads to the store."""
         own = self._own

@@ -91,6 +91,10 @@ class Group:
             self._is_aborted = True
             _abort_nccl()
 
+    def connections(self) -> list[str]:
+        """Any thread: what `wake` shuts and nobody has closed yet, for people."""
+        return self._sockets.describe()
+
     def leave_if_lost(self) -> None:
         """Training thread, while it waits in a collective of gloo: raises Fenced once nothing can come of it any more.
 

@@ -55,6 +55,10 @@ class Outbox:
                 self._num_dropped += 1
             self._changed.notify_all()
 
+    def say(self, text: str) -> None:
+        """Any thread: a line of the engine's own in the job's log."""
+        self.log(LogLine(at=time.time(), stream="shoal", text=text))
+
     def poll(
         self,
         after: int,

@@ -198,7 +198,7 @@ class ShardEngine:
             if self._fence.is_fenced(assignment.generation):
                 return None
             group = Group(assignment, self._device, lambda: self._check(assignment.generation))
-            self._stint = Stint(assignment.generation, group)
+            self._stint = Stint(assignment.generation, group, self._outbox.say)
             self._position.begin(assignment.generation)
             return self._stint
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 
 from shoal_workers.checkpoint.save_plan import local_tensor
-from shoal_workers.contract.messages import Assignment, LogLine, SnapshotCost
+from shoal_workers.contract.messages import Assignment, SnapshotCost
 from shoal_workers.contract.spec import SnapshotSpec
 from shoal_workers.engine.living import Living
 from shoal_workers.engine.outbox import Outbox
@@ -127,7 +127,7 @@ class Snapshots:
                 extra_bytes=len(self._extra.encoded(step)),
             )
         except MemoryFull as error:
-            self._log(f"snapshots in memory take copies now: {error}")
+            self._outbox.say(f"snapshots in memory take copies now: {error}")
             return False
 
     def _copied_s(self, ram: RamTier, step: int) -> float:
@@ -214,12 +214,11 @@ class Snapshots:
     def _give_up(self, error: MemoryFull) -> None:
         if self._living.has_moved:
             self._copies, self._has_copy = False, True  # what was sent before is all that there will be
-            self._log(
+            self._outbox.say(
                 f"no more copies to other nodes: {error}. A node's death will cost the steps since the last checkpoint."
             )
         else:
             self._ram = None
-            self._log(f"no more snapshots in memory: {error}. A death will cost the steps since the last checkpoint.")
-
-    def _log(self, text: str) -> None:
-        self._outbox.log(LogLine(at=time.time(), stream="shoal", text=text))
+            self._outbox.say(
+                f"no more snapshots in memory: {error}. A death will cost the steps since the last checkpoint."
+            )
