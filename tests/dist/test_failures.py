@@ -93,7 +93,8 @@ def test_a_member_that_never_comes_does_not_keep_those_who_wait(make_job: Any) -
 def test_a_missing_member_is_named_when_the_time_is_over(make_job: Any) -> None:
     job = make_job(**SPEC)
     shards = job.shards(2)
-    exits = job.run(shards, world_size=3, store_timeout_s=0.6)
+    assert [shard.call("prepare") for shard in shards] == [None, None]
+    exits = job.run(shards, world_size=3, store_timeout_s=4.0)
     assert [e.kind for e in exits] == [ExitKind.FORM_FAILED] * 2
     assert "rank 2" in exits[0].error.message
 

@@ -115,18 +115,21 @@ class Group:
 
     def dissolve(self, *, is_clean: bool) -> None:
         """Training thread, after every end, once nothing on its stack holds the model any more."""
+        groups: list[dist.ProcessGroup] = []
         if dist.is_initialized():
-            groups = list(dist.distributed_c10d._world.pg_map)
+            groups += dist.distributed_c10d._world.pg_map
             dist.destroy_process_group()
-            _bury(groups, self.wake if not is_clean else None)
         self._meeting.close()
         _forget_meshes()
         gc.collect()
+        _bury(groups, self.wake if not is_clean else None)  # at last: whoever drops the last reference may have to wait
 
 
 def _bury(groups: list[dist.ProcessGroup], wake: Callable[[], None] | None) -> None:
     """Drop the last references. A group's end waits for its outstanding operations, which may take until their timeout
     where gloo has lost one, so that is left to a thread of its own; in nearly all cases it is done at once."""
+    if not groups:
+        return
 
     def drop() -> None:
         if wake is not None:

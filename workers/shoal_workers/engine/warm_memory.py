@@ -5,8 +5,8 @@ host may have to find it first). glibc gives blocks back to the kernel when they
 next layout's tensors are made, or the next step's activations. With this it keeps them: one arena, which is never
 trimmed, and no mapping of its own for blocks of less than 32 MiB, the most that glibc allows.
 
-A process that joins a group which trains has touched nothing yet, and in its first step everybody waits for it: 180 MB
-took it most of a second of processor time on a virtual machine. So what it will take is touched while it gets ready.
+A process that joins a group which trains has touched nothing yet, and in its first step everybody waits for it. So what
+the planner expects it to take is touched while it gets ready.
 
 Called once per training process, early; elsewhere than on glibc they do nothing.
 """
