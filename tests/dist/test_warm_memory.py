@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import resource, torch
-from shoal_workers.engine.warm_memory import have_at_hand, keep_freed_memory
+from shoal_workers.engine.warm_memory import MemoryAtHand, keep_freed_memory
 keep_freed_memory()
 
 SIZES = [8] * 6
@@ -32,8 +32,8 @@ def test_freed_memory_is_used_again() -> None:
 
 
 def test_what_is_had_at_hand_is_used_the_first_time() -> None:
-    assert _pages_touched("have_at_hand(48 << 20)") < PAGES_OF_ALL / 20
-    assert _pages_touched("have_at_hand(0)") > PAGES_OF_ALL / 2
+    assert _pages_touched("MemoryAtHand(48 << 20).finish()") < PAGES_OF_ALL / 20
+    assert _pages_touched("MemoryAtHand(0).finish()") > PAGES_OF_ALL / 2
 
 
 def _pages_touched(warm: str) -> int:
@@ -41,3 +41,16 @@ def _pages_touched(warm: str) -> int:
     program = PROGRAM.replace("{warm}", warm)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     return int(done.stdout)
+
+
+def test_it_stops_when_the_memory_is_needed() -> None:
+    program = """
+import resource
+from shoal_workers.engine.warm_memory import MemoryAtHand, keep_freed_memory
+keep_freed_memory()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+MemoryAtHand(2 << 30).stop()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) < 1 << 20, "in KiB; all would be 4 GiB, or half of what the machine has to spare"

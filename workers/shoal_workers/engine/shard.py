@@ -59,7 +59,7 @@ from shoal_workers.engine.trainer import Built, Keepers, Signals, Trainer
 from shoal_workers.engine.user_code import UserCode
 from shoal_workers.engine.validation import Validation
 from shoal_workers.engine.waiting import leaving, replace_wait
-from shoal_workers.engine.warm_memory import have_at_hand, keep_freed_memory
+from shoal_workers.engine.warm_memory import MemoryAtHand, keep_freed_memory
 from shoal_workers.engine.warm_up import warm_up
 from shoal_workers.memory.tier import RamTier
 
@@ -85,7 +85,7 @@ class ShardEngine:
         expected_bytes: int = 0,
         on_phase: PhaseHook | None = None,
     ) -> None:
-        """`expected_bytes`: memory that training will take on a CPU, as far as is known; `prepare` takes it."""
+        """`expected_bytes`: memory that training will take on a CPU; touched from `prepare` until the first `run`."""
         self._spec = spec
         self._job_id = job_id
         self._shard_id = shard_id
@@ -107,6 +107,7 @@ class ShardEngine:
         self._train_data: Dataset | None = None
         self._validation_data: Dataset | None = None
         self._kept: Kept | None = None
+        self._memory: MemoryAtHand | None = None
 
     @property
     def store_port(self) -> int:
@@ -139,7 +140,7 @@ class ShardEngine:
             self._validation_data = self._task.build_dataset("validation") if self._spec.validation.samples else None
             self._train_data = self._task.build_dataset("train")
         warm_up(self._server, self._device)
-        have_at_hand(self._expected_bytes)
+        self._memory = MemoryAtHand(self._expected_bytes)
         # What the imports made will never be garbage: without this each collection between generations looks at it all.
         gc.collect()
         gc.freeze()
@@ -241,6 +242,8 @@ class ShardEngine:
         task, train_data = self._task, self._train_data
         assert task is not None and train_data is not None
         start = time.perf_counter()
+        if self._memory is not None:
+            self._memory.stop()
         kept = self._fitting(assignment)
         self._position.enter(Phase.FORMING)
         meshes = group.form()

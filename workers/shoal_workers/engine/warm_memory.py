@@ -6,9 +6,9 @@ next layout's tensors are made, or the next step's activations. With this it kee
 trimmed, and no mapping of its own for blocks of less than 32 MiB, the most that glibc allows.
 
 A process that joins a group which trains has touched nothing yet, and in its first step everybody waits for it. So what
-the planner expects it to take is touched while it gets ready.
+the planner expects it to take is touched while it waits to be called.
 
-Called once per training process, early; elsewhere than on glibc they do nothing.
+Once per training process; elsewhere than on glibc they do nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import platform
+import threading
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ import torch
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_THRESHOLD_BYTES = 32 << 20
 _NEVER_BYTES = 2**31 - 1
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 4 << 20
 """Less than the threshold: of the memory that is kept."""
 _MOST_BYTES = 4 << 30
 """Some seconds' worth."""
@@ -41,17 +42,36 @@ def keep_freed_memory() -> None:
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_BYTES)
 
 
-def have_at_hand(num_bytes: int) -> None:
-    """Touch the memory of a process that has so much in use at its peak, and keep it; after `keep_freed_memory`.
+class MemoryAtHand:
+    """Touches, on a thread of its own, the memory of a process that has so much in use at its peak, and keeps it.
 
-    At most half of what the machine has to spare: a process that is only spare shall not push others out.
+    After `keep_freed_memory`. At most half of what the machine has to spare: a process that is only spare shall not push
+    others out. While it touches, the process must be idle otherwise.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return
-    num_blocks = min(_SPREAD * num_bytes, _MOST_BYTES, _available_bytes() // 2) // _BLOCK_BYTES
-    blocks = [torch.empty(_BLOCK_BYTES, dtype=torch.uint8) for _ in range(num_blocks)]
-    for block in blocks:
-        block[:: mmap.PAGESIZE] = 0
+
+    def __init__(self, num_bytes: int) -> None:
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._touch, args=(num_bytes,), name="shoal-memory", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Until all is touched."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """The memory is needed now: what is touched by now has to do."""
+        self._enough.set()
+        self._thread.join()
+
+    def _touch(self, num_bytes: int) -> None:
+        if platform.libc_ver()[0] != "glibc":
+            return
+        num_blocks = min(_SPREAD * num_bytes, _MOST_BYTES, _available_bytes() // 2) // _BLOCK_BYTES
+        blocks: list[torch.Tensor] = []
+        while len(blocks) < num_blocks and not self._enough.is_set():
+            block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
+            block[:: mmap.PAGESIZE] = 0
+            blocks.append(block)
 
 
 def _available_bytes() -> int:
