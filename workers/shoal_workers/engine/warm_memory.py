@@ -45,8 +45,8 @@ def keep_freed_memory() -> None:
 class MemoryAtHand:
     """Touches, on a thread of its own, the memory of a process that has so much in use at its peak, and keeps it.
 
-    After `keep_freed_memory`. At most half of what the machine has to spare: a process that is only spare shall not push
-    others out. While it touches, the process must be idle otherwise.
+    After `keep_freed_memory`. At most half of what the machine has to spare: a process that is only spare shall not
+    push others out. While it touches, the process must be idle otherwise.
     """
 
     def __init__(self, num_bytes: int) -> None:
