@@ -146,7 +146,7 @@ class Fleet:
         info = self._infos.pop(index, None)
         creating = self._creating.pop(index, None)
         if creating is not None:
-            creating.add_done_callback(_kill_created)
+            self._killers.submit(creating.add_done_callback, _kill_created)  # may wait for the head at once
             await asyncio.wait({asyncio.wrap_future(creating)}, timeout=_KILL_S)
         handle = self._handles.pop(index, None)
         if handle is None:
@@ -213,6 +213,6 @@ def cause_of(error: RayActorError) -> IncidentCause:
 
 
 def _kill_created(creating: Future[ActorHandle]) -> None:
-    """It was given up before Ray had taken note of it. On the creating thread: the executor may be gone by then."""
+    """It was given up before Ray had taken note of it. Never on the loop, which may be gone by then."""
     if not creating.cancelled() and creating.exception() is None:
         ray.kill(creating.result(), no_restart=True)

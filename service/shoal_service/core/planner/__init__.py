@@ -15,9 +15,9 @@ report         `rank`: the table of `shoal plan`
 
 from __future__ import annotations
 
-from shoal_service.core.planner.planning import Plan, plan, plan_ahead, plans
+from shoal_service.core.planner.planning import plan, plan_ahead, plans
 from shoal_service.core.planner.prediction import Prediction, Ranking
 from shoal_service.core.planner.profile import HardwareProfile
 from shoal_service.core.planner.report import rank, refusal
 
-__all__ = ["HardwareProfile", "Plan", "Prediction", "Ranking", "plan", "plan_ahead", "plans", "rank", "refusal"]
+__all__ = ["HardwareProfile", "Prediction", "Ranking", "plan", "plan_ahead", "plans", "rank", "refusal"]
