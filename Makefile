@@ -61,11 +61,11 @@ bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; says so i
 	@$(BIN)/python bench/gpu.py
 
 docs: setup      ## regenerate the generated pages
-	@$(BIN)/python docs/generate.py
-	@$(BIN)/python docs/openapi.py
+	@$(BIN)/python tools/docs_pages.py
+	@$(BIN)/python tools/openapi.py
 
 picture: setup   ## the README's picture, from a real run of the demo
-	@COLUMNS=104 $(BIN)/shoal demo | tee build-demo.txt && $(BIN)/python docs/picture.py build-demo.txt docs/images/demo.svg
+	@COLUMNS=104 $(BIN)/shoal demo | tee build-demo.txt && $(BIN)/python tools/picture.py build-demo.txt docs/images/demo.svg
 	@rm -f build-demo.txt
 
 clean:           ## remove the virtual environment and caches

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from recovery.machine import describe
-from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 
 _FILES = 8

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 import yaml
 
-from shoal_service.core.planner import HardwareProfile
-from shoal_service.core.planner.gpus import PROFILES
-from shoal_service.core.planner.profile import DeviceKind
-from shoal_service.core.planner.shape import shape_of_language_model
-from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_service.core.hardware_profile import DeviceKind
+from shoal_service.planner import HardwareProfile
+from shoal_service.planner.gpus import PROFILES
+from shoal_service.planner.shape import shape_of_language_model
+from shoal_workers.contract.model.lm import LanguageModelConfig
 from shoal_workers.contract.spec import Precision
 
 LEAST_RATIO = 0.98

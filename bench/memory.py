@@ -22,8 +22,8 @@ from pathlib import Path
 
 import torch
 
-from shoal_workers.contract.memory import Endpoint, MemorySource
-from shoal_workers.memory.tier import RamTier, SendCost
+from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.snapshot_store.store import SendCost, SnapshotStore
 
 _WIDTHS = (512, 512 * 4, 64, 1)
 
@@ -47,7 +47,7 @@ def main() -> None:
 def _buddy(connection: Connection, root: str) -> None:
     """The other node: serves until it is told to end."""
     torch.set_num_threads(1)
-    tier = RamTier(job_id="bench", attempt=1, shard_id="b", node_id="b", key="bench", root=Path(root))
+    tier = SnapshotStore(job_id="bench", attempt=1, worker_id="b", node_id="b", key="bench", root=Path(root))
     connection.send(tier.port)
     connection.recv()
     tier.close()
@@ -56,8 +56,8 @@ def _buddy(connection: Connection, root: str) -> None:
 def _measure(root: Path, connection: Connection, num_bytes: int, rounds: int) -> dict[str, object]:
     torch.set_num_threads(1)
     buddy = Endpoint(node_id="b", host="127.0.0.1", port=connection.recv())
-    tier = RamTier(job_id="bench", attempt=1, shard_id="a", node_id="a", key="bench", root=root)
-    far = RamTier(job_id="bench", attempt=1, shard_id="c", node_id="c", key="bench", root=root)
+    tier = SnapshotStore(job_id="bench", attempt=1, worker_id="a", node_id="a", key="bench", root=root)
+    far = SnapshotStore(job_id="bench", attempt=1, worker_id="c", node_id="c", key="bench", root=root)
     state = _state(num_bytes)
     size = sum(tensor.nbytes for tensor in state.values())
     whole, other = torch.rand(size // 4), torch.rand(size // 4)
@@ -110,7 +110,7 @@ def _state(num_bytes: int) -> dict[str, torch.Tensor]:
     return state
 
 
-def _wait(tier: RamTier) -> SendCost:
+def _wait(tier: SnapshotStore) -> SendCost:
     while (cost := tier.take_send_cost()) is None:
         time.sleep(0.0005)
     return cost

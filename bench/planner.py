@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from shoal_service.core.planner import rank
-from shoal_service.core.planner.gpus import PROFILES
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_service.planner import rank
+from shoal_service.planner.gpus import PROFILES
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 _LIMITS_S = {1024: 1.0, 16384: 5.0}

@@ -27,7 +27,7 @@ from shoal_workers.forkserver import py_executable
 class Probe:
     def ready(self) -> tuple[float, float]:
         """Processor seconds since it began, MiB that are its own."""
-        import shoal_workers.engine.shard  # noqa: F401
+        import shoal_workers.engine.engine  # noqa: F401
 
         fields = (line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
         own_kib = sum(int(value) for name, value, *_ in fields if name in ("Private_Clean:", "Private_Dirty:"))

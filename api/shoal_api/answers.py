@@ -11,8 +11,8 @@ from pydantic import Field
 
 from shoal_service.views import EventView, LogView
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.checks.spec_errors import SpecProblem
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec_errors import SpecProblem
 
 
 class EventPage(Frozen):

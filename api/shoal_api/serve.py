@@ -20,17 +20,17 @@ import uvicorn
 
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
-from shoal_service.embedded_cluster import EmbeddedCluster
-from shoal_service.metrics import build_registry
-from shoal_service.ownership import own_name
-from shoal_service.profile_store import load_profiles
-from shoal_service.ray_environment import CLUSTER_ENVIRONMENT
-from shoal_service.request_metrics import RequestMetrics
+from shoal_service.cluster.embedded_cluster import EmbeddedCluster
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.control.ownership import own_name
+from shoal_service.control.profile_store import load_profiles
 from shoal_service.settings import Settings
 from shoal_service.store.store import Store
+from shoal_service.telemetry.collector import build_registry
+from shoal_service.telemetry.request_metrics import RequestMetrics
 
 if TYPE_CHECKING:
-    from shoal_service.cluster import Cluster
+    from shoal_service.cluster.ray_cluster import Cluster
 
 _STOP_S = 15.0
 _HEAL_S = 1.0
@@ -49,8 +49,8 @@ async def _serve(settings: Settings) -> None:
     for name, value in (embedded.environment if embedded is not None else CLUSTER_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
     # Only now: ray reads its environment when it is imported, and never again.
-    from shoal_service.cluster import Cluster
-    from shoal_service.control_loop import ControlLoop, LoopConfig
+    from shoal_service.cluster.ray_cluster import Cluster
+    from shoal_service.control.control_loop import ControlLoop, LoopConfig
 
     store = await asyncio.to_thread(Store.open, settings.database_url)
     cluster = Cluster()
@@ -60,7 +60,7 @@ async def _serve(settings: Settings) -> None:
         lease_ttl_s=settings.lease_ttl_s,
         checkpoint_url=settings.checkpoint_url,
         profiles=tuple(profiles.values()),
-        fork_shards=settings.fork_shards,
+        fork_workers=settings.fork_workers,
     )
     connected = asyncio.Event()
     control = ControlLoop(store, cluster, loop_config, reconnected=connected.set)

@@ -34,7 +34,7 @@ class LayoutRun:
     losses: tuple[float, ...]
 
 
-class Crew:
+class WorkerPool:
     """`close` it in a `finally`. `counts`: memory, else times."""
 
     def __init__(self, spec: dict[str, Any], folder: Path, *, counts: bool) -> None:
@@ -48,7 +48,7 @@ class Crew:
 
     @property
     def num_ranks(self) -> int:
-        """Living processes."""
+        """DoubleBufferedState processes."""
         return len(self._ranks)
 
     def train(self, layout: Layout) -> LayoutRun:

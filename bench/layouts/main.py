@@ -9,7 +9,7 @@
     planner      seconds to rank all layouts of 1,024 and 16,384 GPUs
 
 Takes about ten minutes; the machine should be idle. Tables first; the last line is JSON, exit status 0 if every figure
-is within its limit. docs/layouts_page.py makes the tables of the documentation from the JSON.
+is within its limit. tools/layouts_page.py makes the tables of the documentation from the JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a 
 from layouts import cases, moving, reality, relayout, tables, techniques
 from planner import measure_planner
 from recovery.machine import describe
-from shoal_service.core.planner import HardwareProfile
-from shoal_service.profiling import measure_profile
-from shoal_workers.contract.lm import TextDataConfig
+from shoal_service.control.profiling import measure_profile
+from shoal_service.planner import HardwareProfile
+from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 
 _PARTS = ("relayout", "moving", "reality", "techniques", "planner")

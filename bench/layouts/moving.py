@@ -29,18 +29,18 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from layouts.tensor_pages import reset_peak, status_bytes
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, Schedule
-from shoal_workers.contract.memory import Endpoint, MemorySource
-from shoal_workers.contract.plan_of import plan_of
-from shoal_workers.contract.spec_errors import parse_spec
-from shoal_workers.engine.fast_build import build_for_restore
-from shoal_workers.engine.mesh import build_mesh
+from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.engine.group.mesh import build_mesh
+from shoal_workers.engine.model.fast_build import build_for_restore
+from shoal_workers.engine.model.task import LoadedTask, load_task
 from shoal_workers.engine.parallel.assemble import assemble
-from shoal_workers.engine.state_view import StateView
-from shoal_workers.engine.task import LoadedTask, load_task
-from shoal_workers.engine.update import Update
-from shoal_workers.engine.warm_memory import keep_freed_memory
-from shoal_workers.memory.tier import RamTier
+from shoal_workers.engine.process.warm_memory import keep_freed_memory
+from shoal_workers.engine.state.state_view import StateView
+from shoal_workers.engine.step.update import Update
+from shoal_workers.snapshot_store.store import SnapshotStore
 
 LEAST_SHARE = 0.5
 MOST_EXTRA = 1.3
@@ -223,7 +223,7 @@ class _Mover:
         data = {"corpus": "python-stdlib"}
         self._spec = parse_spec({"model": model, "data": data, "stop": {"steps": 1}, "elasticity": {"max_workers": 4}})
         self._task: LoadedTask = load_task(self._spec)
-        self._tier = RamTier(job_id="bench", attempt=1, shard_id=f"s{rank}", node_id="n", key="key", root=folder)
+        self._tier = SnapshotStore(job_id="bench", attempt=1, worker_id=f"s{rank}", node_id="n", key="key", root=folder)
         self._ends: list[Endpoint] = [Endpoint(node_id="", host="", port=0)] * _WORLD
         dist.all_gather_object(self._ends, Endpoint(node_id="n", host="127.0.0.1", port=self._tier.port))
         self._view: StateView | None = None

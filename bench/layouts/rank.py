@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from layouts.tensor_pages import Counted, TensorPages, give_back_freed_memory
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport
-from shoal_workers.contract.spec_errors import parse_spec
-from shoal_workers.engine.outbox import Outbox
-from shoal_workers.engine.shard import ShardEngine
+from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.process.outbox import Outbox
 
 _COUNTED_STEP = 2
 WARM_UP_STEPS = 2
@@ -59,10 +59,10 @@ class _Rank:
         self._is_open = False
         self._counted = Counted(0, 0)
         self._outbox = Outbox(f"rank-{os.getpid()}")
-        self._engine = ShardEngine(
+        self._engine = Engine(
             parse_spec(spec),
             job_id="bench",
-            shard_id=f"rank-{os.getpid()}",
+            worker_id=f"rank-{os.getpid()}",
             checkpoint_root=root,
             outbox=self._outbox,
             on_phase=self._enter,

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from layouts.cases import COUNTED_MODEL, TIMED_MODEL, Fixed, Model, parallelism, spec_of, world_of
-from layouts.crew import Crew
+from layouts.pool import WorkerPool
 from layouts.rank import WARM_UP_STEPS
-from shoal_service.core.planner import HardwareProfile, rank
-from shoal_service.core.planner.memory import BytesPart
-from shoal_service.core.planner.prediction import Prediction
+from shoal_service.planner import HardwareProfile, rank
+from shoal_service.planner.memory import BytesPart
+from shoal_service.planner.prediction import Prediction
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, Recompute
-from shoal_workers.contract.spec_errors import parse_spec
 
 MEMORY_WITHIN = 0.10
 LEAST_CORRELATION = 0.8
@@ -64,7 +64,7 @@ def compare(
     predictions = [predict(fixed, profile, COUNTED_MODEL) for fixed in cases]
     order = sorted(range(len(cases)), key=lambda place: world_of(cases[place]))
     peaks: dict[int, tuple[int, int]] = {}
-    counting = Crew(spec_of(COUNTED_MODEL, steps=_COUNTED_STEPS), folder / "counting", counts=True)
+    counting = WorkerPool(spec_of(COUNTED_MODEL, steps=_COUNTED_STEPS), folder / "counting", counts=True)
     try:
         for place in order:
             layout = predictions[place].layout
@@ -140,7 +140,7 @@ def _seconds(
     layouts: Sequence[Layout], order: Sequence[int], folder: Path, say: Callable[[str], None], timed_steps: int
 ) -> dict[int, float]:
     found = {}
-    timing = Crew(spec_of(TIMED_MODEL, steps=WARM_UP_STEPS + timed_steps), folder / "timing", counts=False)
+    timing = WorkerPool(spec_of(TIMED_MODEL, steps=WARM_UP_STEPS + timed_steps), folder / "timing", counts=False)
     try:
         for place in order:
             found[place] = timing.train(layouts[place]).step_s

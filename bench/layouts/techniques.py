@@ -15,7 +15,7 @@ from typing import Any
 
 from layouts.cases import OFFLOAD, TECHNIQUES
 from layouts.reality import MEMORY_WITHIN, Compared, compare
-from shoal_service.core.planner.gpus import CPU
+from shoal_service.planner.gpus import CPU
 
 _HOST_SHARE = 4 / 3
 """Parameters, two moments and gradients over parameters and two moments."""

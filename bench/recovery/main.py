@@ -1,6 +1,6 @@
 """How long a failure stops training: Shoal, Ray Train V2 elastic and torchrun, on the same work and machine.
 
-    python bench/recovery/main.py [--systems shoal,ray_train,torchrun] [--events shard_kill,...] [--kills 5]
+    python bench/recovery/main.py [--systems shoal,ray_train,torchrun] [--events worker_kill,...] [--kills 5]
                                   [--seed 1] [--out trials.jsonl]
 
 Starts and stops everything itself. One line of JSON for each trial as it happens, then the table and the ratios.

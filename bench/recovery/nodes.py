@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.processes import end_session, send, session_members
-from shoal_service.embedded_cluster import EmbeddedCluster
+from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 
 HEAD = "127.0.0.1"
 _START_TIMEOUT_S = 90.0

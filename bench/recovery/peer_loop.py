@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from plain_loop import PlainLoop
 from recovery.stamps import StampWriter
 from recovery.workload import CHECKPOINT_EVERY_STEPS
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 
 class Checkpoints(Protocol):

@@ -86,9 +86,9 @@ def strike_in_turn(run: PeerRun, remaining: list[Event], kills: int, chance: ran
     """Strikes at processes; takes each event off the list when it is over."""
     while remaining:
         match remaining[0]:
-            case Event.SHARD_KILL:
+            case Event.WORKER_KILL:
                 kill_workers(run, kills, chance, emit)
-            case Event.SHARD_STOP:
+            case Event.WORKER_STOP:
                 stop_worker(run, chance, emit)
             case event:
                 raise AssertionError(f"{event} is not a strike at a process")
@@ -99,7 +99,7 @@ def kill_workers(run: PeerRun, kills: int, chance: random.Random, emit: Emit) ->
     for _ in range(kills):
         run.wait_for_random_moment(chance)
         victim = chance.choice(run.group())
-        emit(_observe(run, Event.SHARD_KILL, send(victim.pid, signal.SIGKILL)))
+        emit(_observe(run, Event.WORKER_KILL, send(victim.pid, signal.SIGKILL)))
 
 
 def stop_worker(run: PeerRun, chance: random.Random, emit: Emit) -> None:
@@ -107,7 +107,7 @@ def stop_worker(run: PeerRun, chance: random.Random, emit: Emit) -> None:
     run.wait_for_random_moment(chance)
     victim = chance.choice(run.group())
     at = send(victim.pid, signal.SIGSTOP)
-    trial = _observe(run, Event.SHARD_STOP, at, _HANG_PATIENCE_S)
+    trial = _observe(run, Event.WORKER_STOP, at, _HANG_PATIENCE_S)
     send(victim.pid, signal.SIGCONT)
     emit(trial)
 

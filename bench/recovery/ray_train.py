@@ -15,9 +15,9 @@ from recovery.processes import session_members
 from recovery.stamps import Member
 from recovery.trial import Emit, Event, System, strike_all
 from recovery.workload import WORKERS
-from shoal_service.embedded_cluster import EmbeddedCluster
+from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 
-EVENTS = (Event.SHARD_KILL, Event.SHARD_STOP, Event.RAYLET_KILL, Event.CAPACITY)
+EVENTS = (Event.WORKER_KILL, Event.WORKER_STOP, Event.RAYLET_KILL, Event.CAPACITY)
 _NODE_EVENTS = {Event.RAYLET_KILL, Event.CAPACITY}
 _MOST_RAYLET_KILLS = 1
 

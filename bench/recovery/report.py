@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from recovery.trial import Event, System, Trial
 
 TITLES = {
-    Event.SHARD_KILL: "SIGKILL one worker, no spare",
-    Event.SHARD_KILL_STANDBY: "SIGKILL one worker, a standby replaces it",
-    Event.SHARD_STOP: "SIGSTOP one worker (hang)",
+    Event.WORKER_KILL: "SIGKILL one worker, no spare",
+    Event.WORKER_KILL_STANDBY: "SIGKILL one worker, a standby replaces it",
+    Event.WORKER_STOP: "SIGSTOP one worker (hang)",
     Event.RAYLET_KILL: "SIGKILL a raylet with a worker on it",
     Event.HOST_CUT: "network of a host cut",
     Event.CAPACITY: "new capacity -> larger",
@@ -81,11 +81,11 @@ def ratios(trials: Sequence[Trial]) -> list[str]:
             ]
             if said:
                 lines.append(f"{TITLES[event]}: {NAMES[system]} / Shoal: {', '.join(said)}")
-    shoal = by_key.get((Event.SHARD_KILL_STANDBY, System.SHOAL))
+    shoal = by_key.get((Event.WORKER_KILL_STANDBY, System.SHOAL))
     for system in (System.RAY_TRAIN, System.TORCHRUN):
-        row = by_key.get((Event.SHARD_KILL, system))
+        row = by_key.get((Event.WORKER_KILL, system))
         if shoal and row and (theirs := median(row.trials, _regain)) and (ours := median(shoal.trials, _regain)):
-            lines.append(f"{TITLES[Event.SHARD_KILL_STANDBY]}: {NAMES[system]} / Shoal: regain {theirs / ours:.1f} x")
+            lines.append(f"{TITLES[Event.WORKER_KILL_STANDBY]}: {NAMES[system]} / Shoal: regain {theirs / ours:.1f} x")
     return lines
 
 

@@ -25,8 +25,8 @@ _QUIET_S = 3.0
 _PHASES = ("detect_s", "quiesce_s", "plan_s", "form_s", "restore_s", "first_step_s", "recovery_s")
 
 
-def kill_shards(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, standbys: int = 0) -> None:
-    event = Event.SHARD_KILL_STANDBY if standbys else Event.SHARD_KILL
+def kill_workers(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, standbys: int = 0) -> None:
+    event = Event.WORKER_KILL_STANDBY if standbys else Event.WORKER_KILL
     for _ in range(kills):
         run.wait_for_random_moment(chance, WORKERS, standbys)
         victim = chance.choice(run.workers())
@@ -40,7 +40,7 @@ def stop_shard(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, 
         threshold_s = max(factor * steady_step_s(steps, steps[-1]), floor_s)
         victim = chance.choice(run.workers())
         at = send(victim.pid, signal.SIGSTOP)
-        trial = _observe(run, Event.SHARD_STOP, at, {"threshold_s": round(threshold_s, 2)})
+        trial = _observe(run, Event.WORKER_STOP, at, {"threshold_s": round(threshold_s, 2)})
         if is_alive(victim.pid):
             trial.figures["victim_lives"] = True
             send(victim.pid, signal.SIGKILL)

@@ -35,9 +35,9 @@ _ONE_NODE = (f"--num-cpus={WORKERS}",)
 _STANDBY_NODE = (f"--num-cpus={WORKERS + 1}",)
 _NODES = (f"--num-cpus={WORKERS}", f"--nodes={WORKERS}")
 PLANS = (
-    Plan("kill", (Event.SHARD_KILL, Event.SHRINK, Event.SUPERVISOR_KILL, Event.CONTROL_PLANE_KILL), _ONE_NODE, {}),
-    Plan("standby", (Event.SHARD_KILL_STANDBY,), _STANDBY_NODE, {"elasticity": {"standby": 1}}),
-    Plan("hang", (Event.SHARD_STOP,), _ONE_NODE, {"health": _HANG}),
+    Plan("kill", (Event.WORKER_KILL, Event.SHRINK, Event.SUPERVISOR_KILL, Event.CONTROL_PLANE_KILL), _ONE_NODE, {}),
+    Plan("standby", (Event.WORKER_KILL_STANDBY,), _STANDBY_NODE, {"elasticity": {"standby": 1}}),
+    Plan("hang", (Event.WORKER_STOP,), _ONE_NODE, {"health": _HANG}),
     Plan("nodes", (Event.RAYLET_KILL, Event.CAPACITY, Event.DRAIN, Event.HEAD_KILL), _NODES, {}),
     Plan("hosts", (Event.HOST_CUT,), (), {}),
     Plan("snapshots", (Event.SNAPSHOT_COST,), _ONE_NODE, {}),
@@ -47,7 +47,7 @@ EVENTS = tuple(event for plan in PLANS for event in plan.events)
 
 def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
     for plan in PLANS:
-        wanted = [event for event in plan.events if event in events]
+        desired = [event for event in plan.events if event in events]
         chance = random.Random(seed)
 
         def strike(remaining: list[Event], plan: Plan = plan, chance: random.Random = chance) -> None:
@@ -57,7 +57,7 @@ def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit:
             else:
                 _run(plan, remaining, place, kills, chance, emit)
 
-        strike_all(System.SHOAL, wanted, emit, strike)
+        strike_all(System.SHOAL, desired, emit, strike)
 
 
 def _run(plan: Plan, remaining: list[Event], folder: Path, kills: int, chance: random.Random, emit: Emit) -> None:
@@ -72,9 +72,9 @@ def _run(plan: Plan, remaining: list[Event], folder: Path, kills: int, chance: r
         with _job(server, plan) as run:
             run.calibrate(*_SIZES)
             strikes: dict[Event, Callable[[], None]] = {
-                Event.SHARD_KILL: lambda: shoal_events.kill_shards(run, kills, chance, emit),
-                Event.SHARD_KILL_STANDBY: lambda: shoal_events.kill_shards(run, kills, chance, emit, standbys=1),
-                Event.SHARD_STOP: lambda: shoal_events.stop_shard(
+                Event.WORKER_KILL: lambda: shoal_events.kill_workers(run, kills, chance, emit),
+                Event.WORKER_KILL_STANDBY: lambda: shoal_events.kill_workers(run, kills, chance, emit, standbys=1),
+                Event.WORKER_STOP: lambda: shoal_events.stop_shard(
                     run, kills, chance, emit, factor=_HANG["hang_factor"], floor_s=_HANG["hang_floor_s"]
                 ),
                 Event.RAYLET_KILL: lambda: shoal_events.kill_raylets(server.nodes, run, kills, chance, emit),

@@ -11,7 +11,7 @@ from recovery.peers import start_peer, strike_in_turn
 from recovery.trial import Emit, Event, System, strike_all
 from recovery.workload import WORKERS
 
-EVENTS = (Event.SHARD_KILL, Event.SHARD_STOP)
+EVENTS = (Event.WORKER_KILL, Event.WORKER_STOP)
 
 
 def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:

@@ -21,11 +21,11 @@ class System(StrEnum):
 class Event(StrEnum):
     """What happens to the cluster or to the job; the values are those of `--events` and of the JSON lines."""
 
-    SHARD_KILL = "shard_kill"
+    WORKER_KILL = "worker_kill"
     """SIGKILL of one worker process, 4 of them; nothing takes its place at once."""
-    SHARD_KILL_STANDBY = "shard_kill_standby"
+    WORKER_KILL_STANDBY = "worker_kill_standby"
     """The same with a warm standby."""
-    SHARD_STOP = "shard_stop"
+    WORKER_STOP = "worker_stop"
     """SIGSTOP of one worker process: it hangs."""
     RAYLET_KILL = "raylet_kill"
     """SIGKILL of the raylet of a node with one worker on it; the node's processes die of it."""

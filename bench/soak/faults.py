@@ -135,7 +135,7 @@ class Strikes:
 
     def _kill(self, worker: WorkerView) -> str:
         send(worker.pid, signal.SIGKILL)
-        return f"rank {worker.rank} of {worker.shard_id} (pid {worker.pid}, {worker.node_ip})"
+        return f"rank {worker.rank} of {worker.worker_id} (pid {worker.pid}, {worker.node_ip})"
 
     def _members(self) -> list[WorkerView]:
         return [one for one in self._workers() if one.rank is not None and one.pid]

@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     """Ray nodes that the embedded cluster pretends to have."""
     keep_cluster: bool = False
     """Leave the embedded cluster running when the server ends; the next one adopts it."""
-    fork_shards: bool = True
+    fork_workers: bool = True
     """Fork shards without GPUs from a process of their node that has imported torch, instead of starting an interpreter
     for each. Turn it off where the nodes of a cluster have their interpreters in different places."""
 

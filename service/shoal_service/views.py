@@ -28,7 +28,7 @@ class Condition(Frozen):
 class WorkerView(Frozen):
     """One process of a job."""
 
-    shard_id: str
+    worker_id: str
     rank: int | None
     """None: a standby, or a newcomer that is not yet in the group."""
     state: str
@@ -156,7 +156,7 @@ class IncidentView(Frozen):
     cause: IncidentCause
     witness: str
     ranks: tuple[int, ...]
-    shard_ids: tuple[str, ...]
+    worker_ids: tuple[str, ...]
     node_id: str = ""
     generation: int
     """The generation that was hit."""
@@ -219,7 +219,7 @@ class LogView(Frozen):
     seq: int
     at: float
     rank: int | None
-    shard_id: str
+    worker_id: str
     stream: str
     text: str
 

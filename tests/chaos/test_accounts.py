@@ -21,7 +21,7 @@ def test_every_worker_second_is_booked_and_the_losses_are_those_of_another_run(
     asked = job.spec.elasticity.max_workers
     assert goodput.total == pytest.approx((job.ended_at - job.created_at) * asked, rel=1e-3)
     assert sum(goodput.seconds.values()) == pytest.approx(goodput.total, rel=1e-6)
-    assert set(goodput.recovering) == {"shard_died"}, "what the suspicion cost has its verdict's name"
+    assert set(goodput.recovering) == {"worker_died"}, "what the suspicion cost has its verdict's name"
     until_formed_s = incident.recovery_s - incident.first_step_s
     assert goodput.seconds[Category.RECOVERING] >= 0.95 * until_formed_s * asked
     assert goodput.seconds[Category.PRODUCTIVE] > 0 and goodput.seconds[Category.STARTING] > 0

@@ -22,10 +22,10 @@ import yaml
 
 from recovery.processes import is_alive
 from shoal_api.client import Client
-from shoal_service.core.attempt.buddies import buddies
+from shoal_service.core.attempt.group.buddies import buddies
 from shoal_service.views import WorkerView
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.messages import ShardInfo
+from shoal_workers.contract.messages import WorkerInfo
 
 MATRIX = yaml.safe_load((Path(__file__).parent / "fault_matrix.yaml").read_text())
 WORKERS = 3
@@ -182,13 +182,13 @@ class Chain:
         return in_group == WORKERS or self.job.now().status.state is JobState.RESIZING
 
     def assert_nothing_is_left(self) -> None:
-        started = {event.data["pid"]: event.data["shard_id"] for event in self.job.events("worker.started")}
+        started = {event.data["pid"]: event.data["worker_id"] for event in self.job.events("worker.started")}
         _until(
             lambda: not any(map(is_alive, started)),
             "all processes of the job are gone",
             lambda: {name: _look_of(pid) for pid, name in started.items() if is_alive(pid)},
         )
-        for actor in ("ShardActor", "SupervisorActor"):
+        for actor in ("WorkerActor", "SupervisorActor"):
             _until(lambda actor=actor: not self._arena.nodes.pids_of(actor), f"no {actor} is left")
         _until(self._is_every_cpu_free, "no process holds a CPU for nobody")
         names = [path.name for path in self._checkpoints.rglob("*")]
@@ -274,8 +274,8 @@ class Chain:
     def _buddy_of(self, pid: int) -> WorkerView:
         members = self._members()
         infos = [
-            ShardInfo(
-                shard_id=one.shard_id, node_id=one.node_id, node_ip=one.node_ip, pid=one.pid,
+            WorkerInfo(
+                worker_id=one.worker_id, node_id=one.node_id, node_ip=one.node_ip, pid=one.pid,
                 store_port=1, device="cpu", memory_port=one.pid,
             )
             for one in members

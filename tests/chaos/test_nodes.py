@@ -183,7 +183,7 @@ def test_a_supervisor_that_dies_at_each_start_is_given_up(client: Client, arena,
     job = run.finish(JobState.FAILED)
     assert job.status.reason == EndReason.INTERNAL
     assert "died 8 times in a row" in job.status.message
-    _until(lambda: not arena.nodes.pids_of("ShardActor"), "its shards are gone")
+    _until(lambda: not arena.nodes.pids_of("WorkerActor"), "its shards are gone")
 
 
 @pytest.mark.matrix

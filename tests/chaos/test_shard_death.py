@@ -10,7 +10,7 @@ import pytest
 
 from recovery.processes import is_alive
 from shoal_api.client import Client
-from shoal_service.core.attempt.timeouts import Timeouts
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 
@@ -47,8 +47,8 @@ def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client:
 
     assert run.world_sizes() == [3, 2, 3]
     [incident] = client.incidents(run.id)
-    assert incident.cause is IncidentCause.SHARD_DIED and incident.closed
-    assert incident.ranks == (1,) and len(incident.shard_ids) == 1 and incident.node_id
+    assert incident.cause is IncidentCause.WORKER_DIED and incident.closed
+    assert incident.ranks == (1,) and len(incident.worker_ids) == 1 and incident.node_id
     assert (incident.from_workers, incident.to_workers) == (3, 2)
     assert incident.state_source == "memory"
     assert incident.steps_lost == 0  # killed in step 7: step 6 was whole in memory
@@ -123,7 +123,7 @@ def test_a_shard_killed_while_the_group_re_forms_is_part_of_the_same_incident(su
 
     assert run.world_sizes()[:2] == [3, 1], "the group of two never formed"
     incidents = client.incidents(run.id)
-    assert len(incidents[0].shard_ids) == 2
+    assert len(incidents[0].worker_ids) == 2
     assert all(incident.closed for incident in incidents)
     assert incidents[0].steps_lost == 0  # killed in step 6: step 5 was whole in memory
     run.assert_undisturbed_losses()

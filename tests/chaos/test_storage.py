@@ -36,8 +36,8 @@ def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path
     run.wait_at("step-5-0")
     run.wait_for_event("checkpoint.committed", 2)
     assert _checkpoint_healthy(run.now()).status
-    filler = small_disk / "filler"
-    _fill(filler)
+    padding = small_disk / "padding"
+    _fill(padding)
     run.release("step-5-0")
 
     run.wait_for_event("checkpoint.failed", 2)
@@ -46,7 +46,7 @@ def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path
     assert not condition.status and condition.reason == "SaveFailed"
     assert "No space left" in condition.message
     assert run.now().status.checkpoint_step == 4
-    filler.unlink()
+    padding.unlink()
     run.release("step-10-0")
 
     job = run.finish()

@@ -14,11 +14,11 @@ from typing import Any
 
 import plain_reference
 import pytest
-from crews import Crew, Plain
+from crews import Plain, WorkerPool
 from fleet import Fleet, Job
 
-from shoal_workers.contract.memory import Endpoint, MemorySource
-from shoal_workers.memory.tier import RamTier
+from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.snapshot_store.store import SnapshotStore
 
 HERE = Path(__file__).parent
 
@@ -91,17 +91,17 @@ def plain_run() -> Callable[[dict[str, Any]], Plain]:
 
 
 @pytest.fixture(scope="module")
-def crew_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, Any]], Crew]]:
-    """`crew_of(spec)`: living shards; those of another spec are gone then."""
-    fleet = Fleet(tmp_path_factory.mktemp("crew"))
-    crew: Crew | None = None
+def pool_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, Any]], WorkerPool]]:
+    """`pool_of(spec)`: living shards; those of another spec are gone then."""
+    fleet = Fleet(tmp_path_factory.mktemp("pool"))
+    pool: WorkerPool | None = None
 
-    def find(spec: dict[str, Any]) -> Crew:
-        nonlocal crew
-        if crew is None or crew.spec != spec:
+    def find(spec: dict[str, Any]) -> WorkerPool:
+        nonlocal pool
+        if pool is None or pool.spec != spec:
             fleet.kill_all()
-            crew = Crew(fleet, spec, tmp_path_factory.mktemp("job") / "checkpoints")
-        return crew
+            pool = WorkerPool(fleet, spec, tmp_path_factory.mktemp("job") / "checkpoints")
+        return pool
 
     yield find
     fleet.close()
@@ -149,18 +149,18 @@ class Nodes:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._tiers: list[tuple[RamTier, Endpoint]] = []
+        self._tiers: list[tuple[SnapshotStore, Endpoint]] = []
 
-    def start(self, node_id: str = "a", **changes: Any) -> RamTier:
-        names = {"job_id": "job", "attempt": 1, "shard_id": f"s{len(self._tiers)}", "key": "secret", **changes}
-        tier = RamTier(node_id=node_id, root=self.root, **names)
+    def start(self, node_id: str = "a", **changes: Any) -> SnapshotStore:
+        names = {"job_id": "job", "attempt": 1, "worker_id": f"s{len(self._tiers)}", "key": "secret", **changes}
+        tier = SnapshotStore(node_id=node_id, root=self.root, **names)
         self._tiers.append((tier, Endpoint(node_id=node_id, host="127.0.0.1", port=tier.port)))
         return tier
 
-    def endpoint(self, tier: RamTier) -> Endpoint:
+    def endpoint(self, tier: SnapshotStore) -> Endpoint:
         return next(endpoint for known, endpoint in self._tiers if known is tier)
 
-    def source(self, *tiers: RamTier, step: int, generation: int = 1) -> MemorySource:
+    def source(self, *tiers: SnapshotStore, step: int, generation: int = 1) -> MemorySource:
         """A snapshot of which rank r's part is asked for at the r-th tier."""
         parts = tuple(self.endpoint(tier) for tier in tiers)
         return MemorySource(generation=generation, world_size=len(parts), step=step, parts=parts)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal_workers.contract.layout import ContextMethod
-from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.engine.parallel.context import apply_context, shard_batch
 from shoal_workers.engine.parallel.head_tail import own_part
 
@@ -112,7 +112,7 @@ def model_differs(mesh: DeviceMesh, method: ContextMethod) -> float:
     text = torch.randint(50, (BATCH, TOKENS + 1))
     batch = {"tokens": text[:, :-1], "labels": text[:, 1:], "positions": torch.arange(TOKENS), "name": "whole"}
     expected = loss_of(model, batch)
-    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    desired = torch.autograd.grad(expected, list(model.parameters()))
     names = list(model.state_dict())
     apply_context(model, PLAN, mesh, method)
     part = shard_batch(batch, PLAN, rank, degree)
@@ -123,7 +123,7 @@ def model_differs(mesh: DeviceMesh, method: ContextMethod) -> float:
     total = loss.detach()
     for tensor in (total, *gradients):
         dist.all_reduce(tensor, group=mesh.get_group())
-    pairs = [(expected, total), *zip(wanted, gradients, strict=True)]
+    pairs = [(expected, total), *zip(desired, gradients, strict=True)]
     return max((a - b).abs().max().item() for a, b in pairs)
 
 

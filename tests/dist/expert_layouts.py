@@ -21,8 +21,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
-from shoal_workers.contract.lm import LanguageModelConfig
-from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.model.lm import LanguageModelConfig
+from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.head_tail import own_part
 from shoal_workers.tasks.balance import share_of_step, sum_load
@@ -115,9 +115,9 @@ def compare(
     x.requires_grad_()
     is_cut = tp is not None and has_merge and hasattr(many.feed_forward.experts, "hidden_dims")
     part = into.chunk(tp.size(), 1)[tp.get_local_rank()] if is_cut and tp is not None else into
-    wanted = expected.outputs[data_rank]
+    desired = expected.outputs[data_rank]
     if is_cut and tp is not None:
-        wanted = wanted.chunk(tp.size(), 1)[tp.get_local_rank()]
+        desired = desired.chunk(tp.size(), 1)[tp.get_local_rank()]
     share_of_step(many, 1 / num_data)
     found = run(many, x)
     found.backward(part.contiguous())
@@ -126,7 +126,7 @@ def compare(
         for gradient in [x.grad, *(parameter.grad for parameter in terms)]:
             assert gradient is not None
             dist.all_reduce(gradient, group=tp.get_group())
-    differences = [difference(found, wanted), difference(x.grad, expected.inputs[data_rank])]
+    differences = [difference(found, desired), difference(x.grad, expected.inputs[data_rank])]
     for name, parameter in many.named_parameters():
         gradient = whole(parameter.grad)
         is_expert = ".experts." in name

@@ -1,4 +1,4 @@
-"""Program: model types of contract/hf.py, whole and cut over two ranks; prints how far loss and gradients differ."""
+"""Program: model types of contract/model/hf.py, whole and cut over two ranks; prints how far loss and gradients differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional as F
 
-from shoal_workers.contract.hf import TIED_BY_DEFAULT, HuggingFaceConfig, plan_of_hugging_face
+from shoal_workers.contract.model.hf import TIED_BY_DEFAULT, HuggingFaceConfig, plan_of_hugging_face
 from shoal_workers.engine.parallel.tensor import apply_tensor
 from shoal_workers.tasks.hf import CausalLM, HuggingFaceLM
 

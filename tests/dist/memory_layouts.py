@@ -17,8 +17,8 @@ import torch.distributed as dist
 from checkpoint_layouts import LAYOUTS, digests, make_meshes, mesh_of, trained_state
 from ranks import run_ranks
 
-from shoal_workers.contract.memory import Endpoint, MemorySource
-from shoal_workers.memory.tier import RamTier
+from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.snapshot_store.store import SnapshotStore
 
 _WORLD = 4
 
@@ -32,7 +32,7 @@ def find(rank: int, root: str) -> dict[str, Any]:
         if (mesh := mesh_of(layout, meshes)) is None or mesh.get_coordinate() is not None
     }
     node = "ab"[rank // 2]
-    ram = RamTier(job_id="job", attempt=1, shard_id=f"s{rank}", node_id=node, key="secret", root=Path(root))
+    ram = SnapshotStore(job_id="job", attempt=1, worker_id=f"s{rank}", node_id=node, key="secret", root=Path(root))
     everyone: list[Endpoint] = [Endpoint(node_id="", host="", port=0)] * _WORLD
     dist.all_gather_object(everyone, Endpoint(node_id=node, host="127.0.0.1", port=ram.port))
     for generation, layout in enumerate(LAYOUTS, start=1):

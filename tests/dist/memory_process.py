@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shoal_workers.memory.tier import RamTier
+from shoal_workers.snapshot_store.store import SnapshotStore
 
 _NUMEL = 1 << 20
 
@@ -29,7 +29,7 @@ class Fatal(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def snapshot(ram: RamTier, step: int, second: torch.Tensor | None = None) -> None:
+def snapshot(ram: SnapshotStore, step: int, second: torch.Tensor | None = None) -> None:
     first = torch.full((_NUMEL,), float(step))
     state = {"first": first, "second": first.clone() if second is None else second}
     ram.snapshot(state, generation=1, rank=0, world_size=1, step=step, extra={"step": step})
@@ -37,7 +37,7 @@ def snapshot(ram: RamTier, step: int, second: torch.Tensor | None = None) -> Non
 
 def main(mode: str, root: str) -> None:
     torch.set_num_threads(1)
-    ram = RamTier(job_id="job", attempt=1, shard_id="writer", node_id="a", key="secret", root=Path(root))
+    ram = SnapshotStore(job_id="job", attempt=1, worker_id="writer", node_id="a", key="secret", root=Path(root))
     snapshot(ram, 1)
     if mode == "torn":
         snapshot(ram, 2)

@@ -38,16 +38,16 @@ def test_every_pair_was_tried(differing: dict[str, list[str]]) -> None:
 
 @pytest.mark.parametrize("layout", [layout for layout in _LAYOUTS if "tp" not in layout])
 def test_every_element_is_written_exactly_once(differing: dict[str, list[str]], root: Path, layout: str) -> None:
-    written, wanted = _elements_written(root / layout)
-    assert written == wanted
-    assert "optimizer.up.weight.exp_avg" in wanted
+    written, desired = _elements_written(root / layout)
+    assert written == desired
+    assert "optimizer.up.weight.exp_avg" in desired
 
 
 def test_only_tensors_on_a_submesh_are_written_more_than_once(differing: dict[str, list[str]], root: Path) -> None:
-    written, wanted = _elements_written(root / "fsdp2xtp2")
-    unsplit = {fqn for fqn in wanted if "scale" in fqn or "shift" in fqn or fqn in ("model.seen", "model.table")}
-    assert all(written[fqn] == wanted[fqn] for fqn in wanted.keys() - unsplit)
-    assert all(wanted[fqn] <= written[fqn] <= 2 * wanted[fqn] for fqn in unsplit)
+    written, desired = _elements_written(root / "fsdp2xtp2")
+    unsplit = {fqn for fqn in desired if "scale" in fqn or "shift" in fqn or fqn in ("model.seen", "model.table")}
+    assert all(written[fqn] == desired[fqn] for fqn in desired.keys() - unsplit)
+    assert all(desired[fqn] <= written[fqn] <= 2 * desired[fqn] for fqn in unsplit)
 
 
 def test_a_shard_may_be_empty(differing: dict[str, list[str]], root: Path) -> None:
@@ -62,9 +62,9 @@ def test_a_shard_may_be_empty(differing: dict[str, list[str]], root: Path) -> No
 def _elements_written(directory: Path) -> tuple[dict[str, int], dict[str, int]]:
     """Per tensor: elements in all ranks' files, and elements of the whole."""
     written: dict[str, int] = {}
-    wanted: dict[str, int] = {}
+    desired: dict[str, int] = {}
     for path in sorted(directory.glob("*/shard-*.json")):
         for item in ShardIndex.from_json(path.read_bytes()).items:
             written[item.fqn] = written.get(item.fqn, 0) + math.prod(item.sizes)
-            wanted[item.fqn] = math.prod(item.shape)
-    return written, wanted
+            desired[item.fqn] = math.prod(item.shape)
+    return written, desired

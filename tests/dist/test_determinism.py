@@ -16,7 +16,7 @@ from shoal_workers.contract.messages import ExitKind, StepReport, ValidationRepo
 
 STEPS = 10
 SPEC: dict[str, Any] = {
-    "batch": {"global_size": 14, "micro_size": 2},  # 7 micro-batches: filler at every world size but 1
+    "batch": {"global_size": 14, "micro_size": 2},  # 7 micro-batches: padding at every world size but 1
     "optimizer": {"lr": 0.02, "clip_norm": 0.5},
     "schedule": {"warmup_steps": 3},
     "stop": {"steps": STEPS},

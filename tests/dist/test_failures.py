@@ -128,12 +128,12 @@ def test_twenty_generations_in_the_same_processes_leak_neither_descriptors_nor_t
         shards[0].call("go")
         exits = job.interrupt(shards)
         assert {e.kind for e in exits} <= set(LEFT)
-        counts.append([shard.call("census") for shard in shards])
+        counts.append([shard.call("token_counts") for shard in shards])
     deadline = time.monotonic() + 30
-    while [shard.call("census") for shard in shards] > min(
+    while [shard.call("token_counts") for shard in shards] > min(
         counts[:3]
     ):  # an operation that gloo lost ends at its timeout
-        assert time.monotonic() < deadline, (counts, [shard.call("census") for shard in shards])
+        assert time.monotonic() < deadline, (counts, [shard.call("token_counts") for shard in shards])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.dist
 
 _SCRIPT = """
 import json, os, random, sys
-is_forked = "shoal_workers.engine.shard" in sys.modules
+is_forked = "shoal_workers.engine.engine" in sys.modules
 import numpy
 print("to stderr", file=sys.stderr, flush=True)
 print(json.dumps({
@@ -153,7 +153,7 @@ def test_an_interpreter_of_its_own_is_what_was_asked_for(tmp_path: Path) -> None
     [
         (["ray::IDLE"], True),
         (["python", "ray::IDLE"], True),
-        (["ray::IDLE", "ray::ShardActor.__init__", "ray::IDLE"], False),
+        (["ray::IDLE", "ray::WorkerActor.__init__", "ray::IDLE"], False),
         (["python"], False),
     ],
 )

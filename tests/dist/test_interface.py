@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal_workers.engine.interface import VARIABLE, address_towards, choose_interface, interface_of
+from shoal_workers.engine.group.network_interface import VARIABLE, address_towards, choose_interface, interface_of
 
 _PAIR = """
 import sys
-from shoal_workers.probe import pair_fault
+from shoal_workers.node_test import pair_fault
 rank, host, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 print(pair_fault(rank, host, port, round_name="pair", timeout_s=20.0) or "whole")
 """

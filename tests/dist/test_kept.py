@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal_service.core.planner.memory import kept_bytes
-from shoal_service.core.planner.shape import shape_of_language_model
+from shoal_service.planner.memory import kept_bytes
+from shoal_service.planner.shape import shape_of_language_model
 from shoal_workers.contract.layout import Recompute
-from shoal_workers.contract.lm import LanguageModelConfig
-from shoal_workers.contract.plan_of import plan_of_language_model
+from shoal_workers.contract.model.lm import LanguageModelConfig
+from shoal_workers.contract.model.plan_of import plan_of_language_model
 from shoal_workers.engine.parallel.recompute import apply_recompute
 from shoal_workers.tasks.transformer import Transformer
 

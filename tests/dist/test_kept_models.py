@@ -63,7 +63,7 @@ def test_survivors_keep_their_model_and_the_losses(
 def test_a_hundred_generations_of_one_model_leave_nothing_behind(make_job: Any, text: str) -> None:
     spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
-    members, source, census, models = job.shards(4), None, {}, set()
+    members, source, token_counts, models = job.shards(4), None, {}, set()
     for turn in range(100):
         generation = job.start(members, layout=Layout(pp=2, tp=2), restore_memory=source, restore_from=None)
         members[0].call("request_yield", generation, False)
@@ -72,8 +72,8 @@ def test_a_hundred_generations_of_one_model_leave_nothing_behind(make_job: Any, 
         source = job.in_memory(exits, members)
         models.add(tuple(shard.call("kept_model") for shard in members))
         if turn in (19, 99):
-            census[turn] = [shard.call("census") for shard in members]
+            token_counts[turn] = [shard.call("token_counts") for shard in members]
     assert len(models) == 1
-    for (fds, threads), (fds_after, threads_after) in zip(census[19], census[99], strict=True):
+    for (fds, threads), (fds_after, threads_after) in zip(token_counts[19], token_counts[99], strict=True):
         assert fds_after <= fds + 2
         assert threads_after <= threads + 1

@@ -24,9 +24,9 @@ def _processes(case: Any) -> tuple[str, str, int, int]:
 
 
 @pytest.mark.parametrize("case", _cells())
-def test_a_layout_trains_as_one_process_does(case: Any, crew_of: Any, plain_run: Any, text: str) -> None:
+def test_a_layout_trains_as_one_process_does(case: Any, pool_of: Any, plain_run: Any, text: str) -> None:
     plain = plain_run(case.spec(text))
-    seen = crew_of(case.spec(text, precision=case.precision)).train(case.layout)
+    seen = pool_of(case.spec(text, precision=case.precision)).train(case.layout)
     losses, norms = (1e-5, 1e-5) if case.precision == "fp32" else (2e-2, None)
     assert seen.losses == pytest.approx(plain.losses, abs=losses)
     assert seen.validation == pytest.approx(plain.validation, abs=losses)

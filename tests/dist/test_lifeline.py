@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shoal_service.supervisor import lifeline
-from shoal_service.supervisor.lifeline import Gone
+from shoal_service.supervisor import liveness_probe
+from shoal_service.supervisor.liveness_probe import Gone
 
 _PATIENCE_S = 30.0
 Listening = tuple[subprocess.Popen[str], int, Callable[[], str]]
@@ -54,11 +54,11 @@ def test_a_killed_process_is_gone(listening: Listening) -> None:
     process, port, connected = listening
 
     async def story() -> None:
-        watching = asyncio.create_task(lifeline.until_gone(("127.0.0.1", port), _unknown))
+        watching = asyncio.create_task(liveness_probe.until_gone(("127.0.0.1", port), _unknown))
         await asyncio.to_thread(connected)
         process.kill()
         assert not _told(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
-        assert await lifeline.refuses(("127.0.0.1", port))
+        assert await liveness_probe.refuses(("127.0.0.1", port))
 
     asyncio.run(story())
 
@@ -68,13 +68,13 @@ def test_a_process_that_ends_the_connection_lives_on() -> None:
         connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        watching = asyncio.create_task(lifeline.until_gone(("127.0.0.1", port), _unknown))
+        watching = asyncio.create_task(liveness_probe.until_gone(("127.0.0.1", port), _unknown))
         for _ in range(3):
             writer = await asyncio.wait_for(connected.get(), _PATIENCE_S)
             assert not watching.done()
             writer.transport.abort()
         last = await asyncio.wait_for(connected.get(), _PATIENCE_S)
-        assert not watching.done() and not await lifeline.refuses(("127.0.0.1", port))
+        assert not watching.done() and not await liveness_probe.refuses(("127.0.0.1", port))
         last.close()
         (await asyncio.wait_for(connected.get(), _PATIENCE_S)).close()  # the question above was a connection, too
         server.close()
@@ -90,7 +90,9 @@ def test_a_broken_connection_and_a_closed_raylet_are_the_end_of_both() -> None:
         server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), "127.0.0.1", 0)
         raylet = await asyncio.start_server(lambda _, writer: at_raylet.put_nowait(writer), "127.0.0.1", 0)
         port, raylet_port = (one.sockets[0].getsockname()[1] for one in (server, raylet))
-        watching = asyncio.create_task(lifeline.until_gone(("127.0.0.1", port), lambda: ("127.0.0.1", raylet_port)))
+        watching = asyncio.create_task(
+            liveness_probe.until_gone(("127.0.0.1", port), lambda: ("127.0.0.1", raylet_port))
+        )
         first = await asyncio.wait_for(connected.get(), _PATIENCE_S)
         (await asyncio.wait_for(at_raylet.get(), _PATIENCE_S)).close()
         first.transport.abort()
@@ -111,7 +113,7 @@ def test_a_raylet_that_never_could_be_reached_proves_nothing() -> None:
         connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), "127.0.0.1", 0)
         raylet = ("127.0.0.1", _refused_port())
-        watching = asyncio.create_task(lifeline.until_gone(server.sockets[0].getsockname(), lambda: raylet))
+        watching = asyncio.create_task(liveness_probe.until_gone(server.sockets[0].getsockname(), lambda: raylet))
         (await asyncio.wait_for(connected.get(), _PATIENCE_S)).transport.abort()
         last = await asyncio.wait_for(connected.get(), _PATIENCE_S)
         assert not watching.done()
@@ -123,14 +125,14 @@ def test_a_raylet_that_never_could_be_reached_proves_nothing() -> None:
 
 
 def test_a_port_that_was_never_open_says_nothing_of_its_process() -> None:
-    assert asyncio.run(lifeline.until_gone(("127.0.0.1", _refused_port()), _unknown)) is None
+    assert asyncio.run(liveness_probe.until_gone(("127.0.0.1", _refused_port()), _unknown)) is None
 
 
 def test_a_watch_ends_when_it_is_cancelled(listening: Listening) -> None:
     _, port, connected = listening
 
     async def story() -> None:
-        watching = asyncio.create_task(lifeline.until_gone(("127.0.0.1", port), _unknown))
+        watching = asyncio.create_task(liveness_probe.until_gone(("127.0.0.1", port), _unknown))
         await asyncio.to_thread(connected)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):

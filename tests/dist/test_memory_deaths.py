@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from shoal_workers.contract.memory import Endpoint, MemorySource
-from shoal_workers.memory.errors import MemoryLost
-from shoal_workers.memory.tier import sweep_stale
+from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.snapshot_store.errors import MemoryLost
+from shoal_workers.snapshot_store.store import sweep_stale
 
 _PROGRAM = Path(__file__).with_name("memory_process.py")
 _NUMEL = 1 << 20
@@ -85,8 +85,8 @@ def test_process_killed_in_the_middle_of_a_copy_leaves_the_snapshot_before(
 
 def _has_begun(root: Path, value: float) -> bool:
     """The value is in some slot, complete or not."""
-    wanted = torch.full((64,), value).numpy().tobytes()
-    return any(wanted in path.read_bytes() for path in root.glob("shoal-*/job-a1/a/*/own-*"))
+    desired = torch.full((64,), value).numpy().tobytes()
+    return any(desired in path.read_bytes() for path in root.glob("shoal-*/job-a1/a/*/own-*"))
 
 
 def test_parts_of_the_dead_are_served_by_a_process_that_starts_later(

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from shoal_workers.contract.memory import Endpoint, MemorySource
-from shoal_workers.memory.errors import MemoryLost
-from shoal_workers.memory.requests import Answer, Part, Request, Verb
-from shoal_workers.memory.tier import RamTier
-from shoal_workers.memory.wire import CHUNK_BYTES, PeerRefused, Wire, connect
+from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.snapshot_store.errors import MemoryLost
+from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
+from shoal_workers.snapshot_store.store import SnapshotStore
+from shoal_workers.snapshot_store.wire import CHUNK_BYTES, PeerRefused, Wire, connect
 
 _PATIENCE_S = 20.0
 
@@ -26,7 +26,7 @@ def _state(value: float, numel: int = 1000) -> dict[str, torch.Tensor]:
     return {"w": torch.full((numel,), float(value)), "n": torch.tensor(int(value))}
 
 
-def _snapshot(tier: RamTier, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> None:
+def _snapshot(tier: SnapshotStore, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> None:
     values: dict[str, Any] = {"rank": 0, "world_size": 1, "extra": {"step": step}, **changes}
     tier.snapshot(_state(step, numel), generation=generation, step=step, **values)
 
@@ -35,11 +35,11 @@ def _nothing() -> None:
     pass
 
 
-def _steps(tier: RamTier) -> list[tuple[int, int]]:
+def _steps(tier: SnapshotStore) -> list[tuple[int, int]]:
     return [(held.generation, held.step) for held in tier.holdings()]
 
 
-def _wait_until_sent(tier: RamTier) -> Any:
+def _wait_until_sent(tier: SnapshotStore) -> Any:
     deadline = time.monotonic() + _PATIENCE_S
     while (cost := tier.take_send_cost()) is None:
         assert time.monotonic() < deadline
@@ -66,7 +66,7 @@ def ask(nodes: Any) -> Iterator[Callable[..., Wire]]:
     """`ask(tier, key=)`: a connection that has proved itself."""
     wires: list[Wire] = []
 
-    def make(tier: RamTier, key: str = "secret") -> Wire:
+    def make(tier: SnapshotStore, key: str = "secret") -> Wire:
         wires.append(connect(nodes.endpoint(tier), key, check=_nothing, patience_s=5.0))
         return wires[-1]
 

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from shoal_workers.contract.memory import Holding, MemorySource
-from shoal_workers.memory.errors import MemoryFull, MemoryLost
-from shoal_workers.memory.tier import RamTier, sweep_stale
+from shoal_workers.contract.snapshots import Holding, MemorySource
+from shoal_workers.snapshot_store.errors import MemoryFull, MemoryLost
+from shoal_workers.snapshot_store.store import SnapshotStore, sweep_stale
 
 
 def _state(value: float, numel: int = 1000) -> dict[str, torch.Tensor]:
     return {"w": torch.full((numel,), float(value)), "n": torch.tensor(int(value)), "e": torch.zeros(0, 3)}
 
 
-def _snapshot(tier: RamTier, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> float:
+def _snapshot(tier: SnapshotStore, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> float:
     values: dict[str, Any] = {"rank": 0, "world_size": 1, "extra": {"step": step}, **changes}
     return tier.snapshot(_state(step, numel), generation=generation, step=step, **values)
 
 
-def _load(tier: RamTier, source: MemorySource, numel: int = 1000) -> float:
+def _load(tier: SnapshotStore, source: MemorySource, numel: int = 1000) -> float:
     """The value that the state has afterwards."""
     state = _state(-1, numel)
     loaded = tier.load(state, source, check=_nothing)
@@ -39,7 +39,7 @@ def _nothing() -> None:
     pass
 
 
-def _steps(tier: RamTier) -> list[tuple[int, int]]:
+def _steps(tier: SnapshotStore) -> list[tuple[int, int]]:
     return [(held.generation, held.step) for held in tier.holdings()]
 
 

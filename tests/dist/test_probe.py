@@ -7,18 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shoal_workers import probe
+from shoal_workers import node_test
 
 _HALF = """
 import sys
 from shoal_workers import probe
-print(probe.pair_fault(int(sys.argv[2]), "127.0.0.1", int(sys.argv[1]), round_name="test", timeout_s=30.0))
+print(node_test.pair_fault(int(sys.argv[2]), "127.0.0.1", int(sys.argv[1]), round_name="test", timeout_s=30.0))
 """
 _LYING = str(Path(__file__).parent / "lying_partner.py")
 
 
 def test_a_sound_machine_multiplies_right() -> None:
-    assert probe.matmul_fault() == ""
+    assert node_test.matmul_fault() == ""
 
 
 def test_two_sound_processes_pass() -> None:

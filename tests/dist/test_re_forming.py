@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.memory import Endpoint
 from shoal_workers.contract.messages import ExitKind, Formed, SnapshotCost
+from shoal_workers.contract.snapshots import Endpoint
 
 STEPS = 8
 SPEC: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any, tmp_path: P
     """Rounds with the same world keep the model, rounds with another build it anew."""
     job = make_job(memory=True, **{**SPEC, "stop": {"steps": 10_000}})
     shards = job.shards(3)
-    source, census, slots = None, {}, {}
+    source, token_counts, slots = None, {}, {}
     for round_ in range(100):
         members = shards[: 2 + round_ % 4 // 2]
         generation = job.start(members, restore_memory=source)
@@ -131,9 +131,9 @@ def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any, tmp_path: P
         source = job.in_memory(exits, members)
         assert source.step == round_ + 1
         if round_ in (19, 99):
-            census[round_] = [shard.call("census") for shard in shards]
+            token_counts[round_] = [shard.call("token_counts") for shard in shards]
             slots[round_] = len(list(tmp_path.rglob("own-*")))
-    for (fds, threads), (fds_after, threads_after) in zip(census[19], census[99], strict=True):
+    for (fds, threads), (fds_after, threads_after) in zip(token_counts[19], token_counts[99], strict=True):
         assert fds_after <= fds + 2
         assert threads_after <= threads + 1
     assert slots[99] <= slots[19] <= 3 * 4

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from shoal_workers.checkpoint.commit import newest_committed
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
-from shoal_workers.contract.lm import LM_TASK
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.run import layout_for
 
 SPEC: dict[str, Any] = {

@@ -16,11 +16,11 @@ import transition_cases
 from layout_cases import spec_of
 from transition_cases import STEPS, SWITCH
 
+from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.legality import violations
-from shoal_workers.contract.messages import ExitKind, ShardExit
-from shoal_workers.contract.plan_of import plan_of
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.messages import ExitKind, WorkerExit
+from shoal_workers.contract.model.plan_of import plan_of
 
 _CHANGES = {
     "batch": {"global_size": 6, "micro_size": 1},
@@ -65,7 +65,7 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
     assert {**plain.losses} == pytest.approx(job.losses(list({*members, *next_members})), abs=1e-5)
 
 
-def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[ShardExit]]:
+def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
     """Asked while rank 0 stands still in step 2: the group stops after it."""
     first = members[0]
     first.strike("forward", SWITCH - 1, "hold")
@@ -79,7 +79,7 @@ def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[Sha
     return members, exits
 
 
-def _die(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[ShardExit]]:
+def _die(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
     """One rank is killed in step 3, in which nothing has been updated yet."""
     victim = members[case.victim]
     victim.strike(case.phase, SWITCH, "hold")
@@ -138,7 +138,7 @@ def test_twenty_re_layouts_leave_nothing_behind(make_job: Any, text: str) -> Non
     spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
     shards = job.shards(4)
-    source, census = None, {}
+    source, token_counts = None, {}
     for turn in range(20):
         layout = Layout(pp=2, tp=2) if turn % 2 == 0 else Layout(dp_shard=3)
         members = shards[: layout.world_size]
@@ -149,8 +149,10 @@ def test_twenty_re_layouts_leave_nothing_behind(make_job: Any, text: str) -> Non
         source = job.in_memory(exits, members)
         assert source.step == turn + 1
         if turn in (9, 19):
-            census[turn] = [(*shard.call("census"), _resident_mib(shard.pid)) for shard in shards]
-    for (fds, threads, mib), (fds_after, threads_after, mib_after) in zip(census[9], census[19], strict=True):
+            token_counts[turn] = [(*shard.call("token_counts"), _resident_mib(shard.pid)) for shard in shards]
+    for (fds, threads, mib), (fds_after, threads_after, mib_after) in zip(
+        token_counts[9], token_counts[19], strict=True
+    ):
         assert fds_after <= fds + 2
         assert threads_after <= threads + 1
         assert mib_after <= mib + 8

@@ -1,4 +1,4 @@
-"""engine/warm_memory.py in a process of its own: what is freed is made again without touching a page for the first
+"""engine/process/warm_memory.py in a process of its own: what is freed is made again without touching a page for the first
 time."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import resource, torch
-from shoal_workers.engine.warm_memory import MemoryAtHand, keep_freed_memory
+from shoal_workers.engine.process.warm_memory import MemoryAtHand, keep_freed_memory
 keep_freed_memory()
 
 SIZES = [8] * 6
@@ -46,7 +46,7 @@ def _pages_touched(warm: str) -> int:
 def test_it_stops_when_the_memory_is_needed() -> None:
     program = """
 import resource
-from shoal_workers.engine.warm_memory import MemoryAtHand, keep_freed_memory
+from shoal_workers.engine.process.warm_memory import MemoryAtHand, keep_freed_memory
 keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 MemoryAtHand(2 << 30).stop()

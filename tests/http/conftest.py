@@ -20,7 +20,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
 from shoal_api.http.serving import make_server
 from shoal_api.http.streams import Pace
-from shoal_service.news import SupervisorNews
+from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
 from shoal_service.views import ClusterView, JobStatus
 from shoal_workers.contract.job import JobState
@@ -146,9 +146,9 @@ def run_service() -> Running:
     return running
 
 
-def news(attempt: int, seq: int, **parts: Any) -> SupervisorNews:
+def news(attempt: int, seq: int, **parts: Any) -> SupervisorReports:
     """What a supervisor of that attempt reports."""
-    return SupervisorNews(
+    return SupervisorReports(
         attempt=attempt, seq=seq, status=parts.pop("status", JobStatus(state=JobState.RUNNING)), **parts
     )
 

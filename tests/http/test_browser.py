@@ -85,11 +85,11 @@ def test_the_job_page_shows_a_job_its_progress_and_its_workers(
 
 
 GOODPUT = Goodput(
-    at=4e9, seconds={"productive": 300.0, "recovering": 60.0, "degraded": 40.0}, recovering={"shard_died": 60.0},
+    at=4e9, seconds={"productive": 300.0, "recovering": 60.0, "degraded": 40.0}, recovering={"worker_died": 60.0},
     total=400.0, ratio=0.75,
 )  # fmt: skip
 INCIDENT = IncidentView(
-    id=1, cause=IncidentCause.SHARD_DIED, witness="run call", ranks=(2,), shard_ids=("s2",), generation=1, at=1.7e9,
+    id=1, cause=IncidentCause.WORKER_DIED, witness="run call", ranks=(2,), worker_ids=("s2",), generation=1, at=1.7e9,
     from_workers=4, to_workers=3, detect_s=0.05, quiesce_s=0.03, plan_s=0.01, form_s=0.1, restore_s=0.04,
     first_step_s=0.2, recovery_s=0.38, state_source="memory", bytes_moved=3 * 2**20, steps_lost=1,
     action="restart process, shrink", closed=True, message="killed",

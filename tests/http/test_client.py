@@ -12,7 +12,7 @@ import pytest
 
 from shoal_api.client import Client, Disconnected, NotFound, WaitTimeout
 from shoal_api.client.transport import RetryPolicy
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 QUICK = RetryPolicy(num_retries=3, first_s=0.01, most_s=0.02)
 

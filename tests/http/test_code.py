@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal_api.client import BadRequest, InvalidSpec
-from shoal_service.code_archive import CodeArchiveError, check, pack
+from shoal_service.control.code_archive import CodeArchiveError, check, pack
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.news import PendingLog
+from shoal_service.reports import PendingLog
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.job import IncidentCause, JobState
 
@@ -29,7 +29,7 @@ def point(step: int, loss: float = 1.0) -> SeriesPoint:
 
 
 def line(number: int, rank: int | None, text: str = "hello") -> PendingLog:
-    return PendingLog(at=float(number), rank=rank, shard_id="s0", stream="stdout", text=f"{text} {number}")
+    return PendingLog(at=float(number), rank=rank, worker_id="s0", stream="stdout", text=f"{text} {number}")
 
 
 def test_events_come_in_pages_without_gaps(service: Any, spec: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ def test_a_series_is_down_sampled_and_keeps_what_is_not_finite(service: Any, sup
 
 def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: Any) -> None:
     worker = WorkerView(
-        shard_id="s0",
+        worker_id="s0",
         rank=0,
         state="training",
         node_id="n",
@@ -139,10 +139,10 @@ def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: A
     incident = IncidentView(
         id=1,
         attempt=1,
-        cause=IncidentCause.SHARD_DIED,
+        cause=IncidentCause.WORKER_DIED,
         witness="ray",
         ranks=(1,),
-        shard_ids=("s1",),
+        worker_ids=("s1",),
         generation=1,
         at=5.0,
         from_workers=2,

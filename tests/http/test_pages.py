@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.goodput import Category
-from shoal_service.metric_names import RecoveryPhase
+from shoal_service.telemetry.metric_names import RecoveryPhase
 
 PAGES = ("/", "/docs")
 SCRIPTS = ("/static/jobs.js", "/static/docs.js", "/static/draw.js")

@@ -13,7 +13,7 @@ import pytest
 
 from shoal_api.client import Client
 from shoal_api.client.follow import lines_of, parse
-from shoal_service.news import PendingLog
+from shoal_service.reports import PendingLog
 from shoal_workers.contract.job import EndReason
 
 EVENTS = {"Accept": "text/event-stream"}
@@ -112,7 +112,7 @@ def test_a_job_and_the_list_of_jobs_are_streamed_as_they_change(service: Any, sp
 
 @pytest.mark.parametrize("text", ["plain", "with \u2028 and \x85 and \x1c inside"])
 def test_a_log_is_followed_to_the_end_of_the_job(service: Any, supervise: Any, text: str) -> None:
-    lines = tuple(PendingLog(at=1.0, rank=0, shard_id="s", stream="stdout", text=f"{text} {n}") for n in range(700))
+    lines = tuple(PendingLog(at=1.0, rank=0, worker_id="s", stream="stdout", text=f"{text} {n}") for n in range(700))
     job_id = supervise(logs=lines)
     service.store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=service.epoch, now=time.time())
     service.client.cancel(job_id)

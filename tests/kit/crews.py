@@ -26,7 +26,7 @@ class Plain:
     validation: float
 
 
-class Crew:
+class WorkerPool:
     """Shards of one job that outlive a test: each test is a generation of its own from the seed, under its layout."""
 
     def __init__(self, fleet: Fleet, spec: dict[str, Any], root: Path) -> None:
@@ -44,7 +44,7 @@ class Crew:
             self._job.start(members, layout=layout, restore_from=None, store_timeout_s=90.0)
             exits = [shard.exit(timeout_s=150.0) for shard in members]  # eight processes on two busy cores are slow
             self._job.commit(members)
-            faults = {shard_exit.error.traceback for shard_exit in exits if shard_exit.error}
+            faults = {worker_exit.error.traceback for worker_exit in exits if worker_exit.error}
             assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(members), "\n".join(sorted(faults))
         except BaseException:  # whoever may still hang must not be met by the next test
             self._fleet.kill_all()

@@ -19,16 +19,16 @@ import pytest
 from shoal_workers.checkpoint.commit import newest_committed, write_marker
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.marker import CommitMarker
-from shoal_workers.contract.memory import Endpoint, MemorySource
 from shoal_workers.contract.messages import (
     Assignment,
     LogLine,
     SavedPart,
-    ShardExit,
-    ShardNews,
-    ShardPoll,
     StepReport,
+    WorkerExit,
+    WorkerPoll,
+    WorkerReport,
 )
+from shoal_workers.contract.snapshots import Endpoint, MemorySource
 
 _HERE = Path(__file__).parent
 PATIENCE_S = 60.0
@@ -49,7 +49,7 @@ class Shard:
     ) -> None:
         """`memory`: directory of the snapshots and node id; None: no RAM tier."""
         self.pid = pid
-        self.news: list[ShardNews] = []
+        self.news: list[WorkerReport] = []
         self._seq = 0
         self._connection = connection
         self._inbox: dict[str, queue.Queue[Any]] = {kind: queue.Queue() for kind in _KINDS}
@@ -78,14 +78,14 @@ class Shard:
         """Its part of the state where a strike said `dump`."""
         return self._inbox["dumped"].get(timeout=PATIENCE_S)
 
-    def exit(self, timeout_s: float = PATIENCE_S) -> ShardExit:
+    def exit(self, timeout_s: float = PATIENCE_S) -> WorkerExit:
         answer = self._inbox["exit"].get(timeout=timeout_s)
         if isinstance(answer, BaseException):
             raise answer
-        assert isinstance(answer, ShardExit)
+        assert isinstance(answer, WorkerExit)
         return answer
 
-    def poll(self) -> list[ShardNews]:
+    def poll(self) -> list[WorkerReport]:
         """Everything told so far."""
         self._listen()
         return self.news
@@ -95,7 +95,7 @@ class Shard:
         return self._listen()
 
     def _listen(self) -> tuple[LogLine, ...]:
-        answer: ShardPoll = self.call("poll", self._seq)
+        answer: WorkerPoll = self.call("poll", self._seq)
         self._seq = answer.seq
         self.news.extend(answer.news)
         return answer.logs
@@ -134,12 +134,12 @@ class Job:
         return [self._fleet.start(self.spec, self.root, memory) for _ in range(count)]
 
     @staticmethod
-    def in_memory(exits: list[ShardExit], living: list[Shard]) -> MemorySource:
+    def in_memory(exits: list[WorkerExit], living: list[Shard]) -> MemorySource:
         """The newest snapshot that is whole in the memory of the nodes on which somebody lives."""
         servers = {shard.node_id: Endpoint(node_id=shard.node_id, host="127.0.0.1", port=shard.memory_port)
                    for shard in living}  # fmt: skip
         held: dict[tuple[int, int, int], dict[int, Endpoint]] = {}
-        for holding in (holding for shard_exit in exits for holding in shard_exit.holdings):
+        for holding in (holding for worker_exit in exits for holding in worker_exit.holdings):
             if holding.node_id in servers:
                 key = holding.step, holding.generation, holding.world_size
                 held.setdefault(key, {})[holding.rank] = servers[holding.node_id]
@@ -180,14 +180,14 @@ class Job:
             shard.call("run", Assignment(**values))
         return self.generation
 
-    def run(self, shards: list[Shard], **changes: Any) -> list[ShardExit]:
+    def run(self, shards: list[Shard], **changes: Any) -> list[WorkerExit]:
         """A whole generation, with its checkpoints committed afterwards."""
         self.start(shards, **changes)
         exits = [shard.exit() for shard in shards]
         self.commit(shards)
         return exits
 
-    def interrupt(self, shards: list[Shard]) -> list[ShardExit]:
+    def interrupt(self, shards: list[Shard]) -> list[WorkerExit]:
         """Interrupt the current generation everywhere; the exits, all of them well before gloo's own timeout."""
         start = time.monotonic()
         for shard in shards:
@@ -241,7 +241,7 @@ class Job:
 
     @staticmethod
     def told(shards: list[Shard], kind: type[Any]) -> list[Any]:
-        assert issubclass(kind, get_args(ShardNews))
+        assert issubclass(kind, get_args(WorkerReport))
         return [item for shard in shards for item in shard.poll() if isinstance(item, kind)]
 
 

@@ -20,18 +20,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.legality import violations
-from shoal_workers.contract.lm import LM_TASK
-from shoal_workers.contract.plan import ParallelPlan
-from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import parse_spec
 
 WORLDS = (1, 2, 3, 4, 8)
 STEPS = 5
 _SIZES = (3, 5, 8)
-"""Micro-batches of a step, of one sample each. 3 and 5 are dealt unevenly to 2, 3 and 4 ranks."""
+"""Micro-batches of a step, of one sample each. 3 and 5 are partitioned unevenly to 2, 3 and 4 ranks."""
 _UNCUT_LAYERS = 2
 """Without a pipeline: a dense block, and one with experts."""
 _SPEC: dict[str, Any] = {
@@ -134,8 +134,8 @@ def typical() -> list[Case]:
     found = []
     for model in ("dense", "experts"):
         cases = list(_cases(model))
-        for wanted in _wanted(model):
-            choices = [case for case in cases if _axes(case.layout) == wanted[0] and wanted[1](case.layout)]
+        for desired in _desired(model):
+            choices = [case for case in cases if _axes(case.layout) == desired[0] and desired[1](case.layout)]
             fresh = [case for case in choices if case not in found]
             # an odd world where there is one: nothing divides evenly there
             found.append(min(fresh or choices, key=lambda case: (case.layout.world_size, case.layout.describe())))
@@ -143,7 +143,7 @@ def typical() -> list[Case]:
     return found + [Case(case.model, case.layout, "bf16") for case in alone.values()]
 
 
-def _wanted(model: str) -> Iterator[Any]:
+def _desired(model: str) -> Iterator[Any]:
     """(axes, condition)."""
     axes = _AXES if model == "experts" else _AXES[:-1]
     for number in (1, 2):

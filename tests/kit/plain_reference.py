@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal_workers.contract.deal import randomness_seed, sample_at, sample_positions
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.tasks.balance import balance_experts, forget_load, share_of_step
 
 

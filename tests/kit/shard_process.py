@@ -15,17 +15,17 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.messages import Phase
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.errors import TaskFailed
-from shoal_workers.engine.outbox import Outbox
-from shoal_workers.engine.shard import ShardEngine
-from shoal_workers.memory.tier import RamTier
+from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.snapshot_store.store import SnapshotStore
 
 faulthandler.enable()
 
 
-class ShardProcess:
+class WorkerProcess:
     def __init__(self, connection):
         self.connection = connection
         self.sending = threading.Lock()
@@ -75,13 +75,13 @@ class ShardProcess:
     def do_create(self, spec, checkpoint_root, memory):
         if memory is not None:
             root, node_id = memory
-            self.ram = RamTier(
-                job_id="job", attempt=1, shard_id=f"shard-{os.getpid()}", node_id=node_id, key="key", root=Path(root)
+            self.ram = SnapshotStore(
+                job_id="job", attempt=1, worker_id=f"shard-{os.getpid()}", node_id=node_id, key="key", root=Path(root)
             )
-        self.engine = ShardEngine(
+        self.engine = Engine(
             parse_spec(spec),
             job_id="job",
-            shard_id="shard-under-test",
+            worker_id="shard-under-test",
             checkpoint_root=checkpoint_root,
             outbox=self.outbox,
             ram=self.ram,
@@ -142,7 +142,7 @@ def _part(tensor):
 
 
 def main(address):
-    process = ShardProcess(Client(address, family="AF_UNIX"))
+    process = WorkerProcess(Client(address, family="AF_UNIX"))
     process.send("pid", os.getpid())
     threading.Thread(target=process.obey, daemon=True).start()
     process.train()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch._dynamo
 
-import shoal_workers.engine.shard  # noqa: F401
+import shoal_workers.engine.engine  # noqa: F401
 
 HERE = Path(__file__).parent
 
@@ -26,7 +26,7 @@ def main():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             code = 1
             try:
-                runpy.run_path(str(HERE / "shard_process.py"), init_globals={"ADDRESS": address.strip()})
+                runpy.run_path(str(HERE / "worker_process.py"), init_globals={"ADDRESS": address.strip()})
                 code = 0
             finally:
                 sys.stdout.flush()

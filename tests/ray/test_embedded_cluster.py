@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from recovery.nodes import Nodes
-from shoal_service.embedded_cluster import EmbeddedCluster
-from shoal_service.embedded_node import RAYLET, EmbeddedNote
+from shoal_service.cluster.embedded_cluster import EmbeddedCluster
+from shoal_service.cluster.embedded_node import RAYLET, EmbeddedNote
 
 _VICTIM = 2
 _LOOK_S = 0.02

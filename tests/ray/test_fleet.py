@@ -12,7 +12,7 @@ import asyncio, sys, time, ray
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.fleet import Fleet
 from shoal_workers.contract.ids import NAMESPACE
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 NAME = "shoal/given-up/1/shard-0"
 

@@ -17,12 +17,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from shoal_service.news import SupervisorNews
+from shoal_service.reports import SupervisorReports
 from shoal_service.store import Lease, Store
 from shoal_service.views import JobStatus
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import parse_spec
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Attempt:
     def repeat(self, state: JobState = JobState.RUNNING, *, now: float = 10.0, **news: Any) -> None:
         fields = {key.removeprefix("status_"): news.pop(key) for key in list(news) if key.startswith("status_")}
         status = JobStatus(state=state, attempt=self.number, **fields)
-        told = SupervisorNews(attempt=self.number, seq=self.seq, status=status, **news)
+        told = SupervisorReports(attempt=self.number, seq=self.seq, status=status, **news)
         self.store.apply(self.job_id, told, epoch=self.epoch, now=now)
 
 
@@ -157,8 +157,8 @@ def _postgres_programs() -> Path | None:
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
     on_path = shutil.which("initdb")
     candidates = [*installed, *([Path(on_path).resolve().parent] if on_path else [])]
-    wanted = ("initdb", "pg_ctl")
-    return next((path for path in candidates if all((path / name).exists() for name in wanted)), None)
+    desired = ("initdb", "pg_ctl")
+    return next((path for path in candidates if all((path / name).exists() for name in desired)), None)
 
 
 def _unprivileged_user() -> str | None:

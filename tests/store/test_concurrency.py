@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal_service.core.desired import Desired
-from shoal_service.news import PendingEvent
+from shoal_service.reports import PendingEvent
 from shoal_service.store import IdempotencyConflict, Lease, LeaseLost, RequestConflict, Store
 from shoal_service.views import SeriesPoint
 from shoal_workers.contract.job import JobState

@@ -8,11 +8,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal_service.core.desired import Desired
-from shoal_service.metric_names import ALL
-from shoal_service.metrics import ShoalCollector, build_registry
-from shoal_service.news import AttemptEnd
-from shoal_service.request_metrics import RequestMetrics
+from shoal_service.reports import AttemptEnd
 from shoal_service.store import Lease, Store
+from shoal_service.telemetry.collector import ShoalCollector, build_registry
+from shoal_service.telemetry.metric_names import ALL
+from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.views import CheckpointView, Goodput, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
@@ -79,32 +79,38 @@ def test_recoveries_are_counted_by_cause_and_phase(store: Store, submit: Submit,
 
     def incident(number: int, cause: IncidentCause, **fields: Any) -> IncidentView:
         return IncidentView(
-            id=number, cause=cause, witness="w", ranks=(), shard_ids=(), generation=1, at=1.0, from_workers=2, **fields
+            id=number, cause=cause, witness="w", ranks=(), worker_ids=(), generation=1, at=1.0, from_workers=2, **fields
         )
 
     attempt.tell(
         incidents=(
             incident(
-                1, IncidentCause.SHARD_DIED, closed=True, detect_s=0.02, recovery_s=2.0, steps_lost=0, bytes_moved=2**20
+                1,
+                IncidentCause.WORKER_DIED,
+                closed=True,
+                detect_s=0.02,
+                recovery_s=2.0,
+                steps_lost=0,
+                bytes_moved=2**20,
             ),
-            incident(2, IncidentCause.SHARD_DIED, closed=True, detect_s=0.2, recovery_s=4.0, steps_lost=6),
-            incident(3, IncidentCause.SHARD_DIED, detect_s=0.2, steps_lost=100),
+            incident(2, IncidentCause.WORKER_DIED, closed=True, detect_s=0.2, recovery_s=4.0, steps_lost=6),
+            incident(3, IncidentCause.WORKER_DIED, detect_s=0.2, steps_lost=100),
             incident(4, IncidentCause.STUCK),
         )
     )
     samples = _scrape(store)
-    assert _value(samples, "shoal_incidents_total", cause="shard_died") == 3
+    assert _value(samples, "shoal_incidents_total", cause="worker_died") == 3
     assert _value(samples, "shoal_incidents_total", cause="stuck") == 1
     assert _value(samples, "shoal_incidents_total", cause="node_died") == 0
-    whole = {"cause": "shard_died", "phase": "recovery"}
+    whole = {"cause": "worker_died", "phase": "recovery"}
     assert _value(samples, "shoal_recovery_seconds_count", **whole) == 2
     assert _value(samples, "shoal_recovery_seconds_sum", **whole) == 6
     assert _value(samples, "shoal_recovery_seconds_bucket", **whole, le="2.5") == 1
     assert _value(samples, "shoal_recovery_seconds_bucket", **whole, le="+Inf") == 2
-    detect = {"cause": "shard_died", "phase": "detect"}
+    detect = {"cause": "worker_died", "phase": "detect"}
     assert _value(samples, "shoal_recovery_seconds_bucket", **detect, le="0.05") == 1
     assert _value(samples, "shoal_recovery_seconds_count", cause="stuck", phase="recovery") is None
-    died = {"cause": "shard_died"}
+    died = {"cause": "worker_died"}
     assert _value(samples, "shoal_incident_steps_lost_count", **died) == 2
     assert _value(samples, "shoal_incident_steps_lost_sum", **died) == 6
     assert _value(samples, "shoal_incident_steps_lost_bucket", **died, le="0.0") == 1
@@ -133,7 +139,7 @@ def test_requests_and_dropped_news_are_shown(store: Store, submit: Submit, begin
     assert _value(samples, "shoal_http_requests_total", **route, status="2xx") == 1
     assert _value(samples, "shoal_http_request_seconds_bucket", **route, le="0.0025") == 0
     assert _value(samples, "shoal_http_request_seconds_bucket", **route, le="0.005") == 1
-    assert _value(samples, "shoal_news_dropped_total", reason="refused_state") == 1
+    assert _value(samples, "shoal_reports_dropped_total", reason="refused_state") == 1
 
 
 def test_every_declared_metric_is_exported_and_no_other(store: Store) -> None:

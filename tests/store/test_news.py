@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
-from shoal_service.news import AttemptEnd, PendingEvent, PendingLog
+from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog
 from shoal_service.store import Lease, Store
-from shoal_service.store import news as newsroom
-from shoal_service.store.news import Dropped
+from shoal_service.store import reports as outboxes
+from shoal_service.store.reports import Dropped
 from shoal_service.views import CheckpointView, IncidentView, SeriesPoint, UserFailure, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
@@ -27,12 +27,12 @@ def _point(step: int, loss: float = 1.0, **fields: Any) -> SeriesPoint:
 
 
 def _line(text: str, rank: int | None = 0) -> PendingLog:
-    return PendingLog(at=1.0, rank=rank, shard_id="shard-0", stream="stdout", text=text)
+    return PendingLog(at=1.0, rank=rank, worker_id="shard-0", stream="stdout", text=text)
 
 
 def _incident(number: int = 1, **fields: Any) -> IncidentView:
     values: dict[str, Any] = {
-        "cause": IncidentCause.SHARD_DIED, "witness": "reference", "ranks": (1,), "shard_ids": ("s-1",),
+        "cause": IncidentCause.WORKER_DIED, "witness": "reference", "ranks": (1,), "worker_ids": ("s-1",),
         "generation": 1, "at": 3.0, "from_workers": 4,
     }  # fmt: skip
     return IncidentView(id=number, **(values | fields))
@@ -55,7 +55,7 @@ def attempt(begin: Begin, job_id: str) -> Any:
 class TestExactlyOnce:
     def test_everything_told_is_stored(self, store: Store, job_id: str, attempt: Any) -> None:
         worker = WorkerView(
-            shard_id="s-0", rank=0, state="training", node_id="n", node_ip="1.2.3.4", pid=7, generation=1,
+            worker_id="s-0", rank=0, state="training", node_id="n", node_ip="1.2.3.4", pid=7, generation=1,
             phase="forward", step=3,
         )  # fmt: skip
         checkpoint = CheckpointView(step=2, url="/c", state="committed", bytes=9, attempt=1, generation=1)
@@ -240,7 +240,7 @@ class TestEnds:
         failure = UserFailure(type="E", message="m", traceback="t" * 100_000, phase="forward", ranks=(0,), step=5)
         attempt.tell(end=_end(EndReason.USER_ERROR, 5, failure))
         stored = store.get_job(job_id).status.failure
-        assert stored is not None and len(stored.traceback) == newsroom.MAX_TRACEBACK_CHARS
+        assert stored is not None and len(stored.traceback) == outboxes.MAX_TRACEBACK_CHARS
         begin(job_id).tell(end=_end(EndReason.FINISHED, 100))
         assert store.get_job(job_id).status.failure is None
 
@@ -260,7 +260,7 @@ class TestHostileValues:
         attempt.tell(logs=(_line("a\x00b"), _line(long)))
         first, second = store.logs(job_id)
         assert first.text == "a\N{REPLACEMENT CHARACTER}b"
-        assert len(second.text) == newsroom.MAX_LOG_LINE_CHARS
+        assert len(second.text) == outboxes.MAX_LOG_LINE_CHARS
 
     def test_an_event_may_hold_anything(self, store: Store, job_id: str, attempt: Any) -> None:
         data = {"bad": "\udc80", "nul": "\x00", "deep": {"x": [1, None]}}
@@ -283,7 +283,7 @@ class TestHistory:
         assert texts(tail=5, limit=2) == ["8", "9"]
 
     def test_only_the_newest_lines_are_kept(self, store: Store, job_id: str, attempt: Any) -> None:
-        most = newsroom.MAX_LOG_LINES
+        most = outboxes.MAX_LOG_LINES
         attempt.tell(logs=tuple(_line(str(i)) for i in range(most)))
         attempt.tell(logs=tuple(_line(str(most + i)) for i in range(10)))
         assert store.logs(job_id, limit=1)[0].text == "10"

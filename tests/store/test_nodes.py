@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.news import SuspectedNode
+from shoal_service.reports import SuspectedNode
 from shoal_service.store import LeaseLost, Store
 from shoal_service.store.nodes import Suspicion
 from shoal_service.views import DrainView

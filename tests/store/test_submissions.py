@@ -18,9 +18,9 @@ from shoal_service.store import (
 )
 from shoal_service.store import errors as store_errors
 from shoal_service.views import ElasticityPatch, JobPatch
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import SpecError, parse_spec
 
 Submit = Callable[..., str]
 

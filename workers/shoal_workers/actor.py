@@ -1,4 +1,4 @@
-"""ShardActor: the Ray shell around one ShardEngine. Two kinds of threads, and no decisions.
+"""WorkerActor: the Ray shell around one Engine. Two kinds of threads, and no decisions.
 
     training thread  (one)    prepare, run             blocks in user code and collectives
     control threads  (some)   poll, interrupt, join    never touch the model, answer at once
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import ray
-from shoal_workers.contract.memory import Holding
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
@@ -28,37 +27,38 @@ from shoal_workers.contract.messages import (
     LogLine,
     Phase,
     Progress,
-    ShardConfig,
-    ShardExit,
-    ShardInfo,
-    ShardPoll,
+    WorkerConfig,
+    WorkerExit,
+    WorkerInfo,
+    WorkerPoll,
 )
+from shoal_workers.contract.snapshots import Holding
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.outbox import Outbox
+from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.raylet import end_with_raylet
 
 if TYPE_CHECKING:
-    from shoal_workers.engine.shard import ShardEngine
-    from shoal_workers.memory.tier import RamTier
+    from shoal_workers.engine.engine import Engine
+    from shoal_workers.snapshot_store.store import SnapshotStore
 
 _GRACE_S = 30.0
 """What platforms give a process between SIGTERM and SIGKILL, unless told otherwise (Kubernetes' default)."""
 CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 
 
-class ShardActor:
+class WorkerActor:
     """One process, one shard. Every call names the generation that it means."""
 
-    def __init__(self, spec: JobSpec, config: ShardConfig) -> None:
+    def __init__(self, spec: JobSpec, config: WorkerConfig) -> None:
         self._spec = spec
         self._config = config
         self._node_id = ray.get_runtime_context().get_node_id()
         self._node_ip = ray.util.get_node_ip_address()
-        self._outbox = Outbox(config.shard_id)
-        self._engine: ShardEngine | None = None
-        self._ram: RamTier | None = None
+        self._outbox = Outbox(config.worker_id)
+        self._engine: Engine | None = None
+        self._ram: SnapshotStore | None = None
         self._fenced = 0
-        self._exits: dict[int, ShardExit] = {}
+        self._exits: dict[int, WorkerExit] = {}
         self._exited = threading.Condition()
         self._notices = 0
         end_with_raylet()
@@ -67,7 +67,7 @@ class ShardActor:
         sys.stderr = _Tee(sys.stderr, "stderr", self._outbox)
 
     @ray.method(concurrency_group="train")
-    def prepare(self) -> ShardInfo | ErrorReport:
+    def prepare(self) -> WorkerInfo | ErrorReport:
         """Become warm: imports, task class, data, rendezvous store. Idempotent; the user's errors are an answer."""
         try:
             engine = self._load_engine()
@@ -82,8 +82,8 @@ class ShardActor:
                 traceback=traceback.format_exc(),
                 phase=Phase.PREPARING,
             )
-        return ShardInfo(
-            shard_id=self._config.shard_id,
+        return WorkerInfo(
+            worker_id=self._config.worker_id,
             node_id=self._node_id,
             node_ip=self._node_ip,
             pid=os.getpid(),
@@ -93,24 +93,26 @@ class ShardActor:
         )
 
     @ray.method(concurrency_group="train")
-    def run(self, assignment: Assignment) -> ShardExit:
+    def run(self, assignment: Assignment) -> WorkerExit:
         """Train one generation. The failing of this very call is how a supervisor learns that the process died."""
         if assignment.generation <= self._fenced:
-            shard_exit = ShardExit(generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0)
+            worker_exit = WorkerExit(
+                generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0
+            )
         else:
-            shard_exit = self._run(assignment)
+            worker_exit = self._run(assignment)
         with self._exited:
-            self._exits = {assignment.generation: shard_exit}
+            self._exits = {assignment.generation: worker_exit}
             self._exited.notify_all()
-        return shard_exit
+        return worker_exit
 
     @ray.method(concurrency_group="control")
-    def join(self, generation: int) -> ShardExit:
+    def join(self, generation: int) -> WorkerExit:
         """The answer of `run(generation)`, for a supervisor that was restarted and lost the original call."""
         with self._exited:
             self._exited.wait_for(lambda: any(g >= generation for g in self._exits))
             found = self._exits.get(generation)
-        return found or ShardExit(generation=generation, rank=0, kind=ExitKind.STALE, step=0)
+        return found or WorkerExit(generation=generation, rank=0, kind=ExitKind.STALE, step=0)
 
     @ray.method(concurrency_group="control")
     def interrupt(self, generation: int) -> None:
@@ -144,18 +146,18 @@ class ShardActor:
         timer.start()
 
     @ray.method(concurrency_group="control")
-    def terminate(self, pid: int, shard_id: str) -> bool:
+    def terminate(self, pid: int, worker_id: str) -> bool:
         """SIGKILL a process of this node that Ray cannot end, being stopped. False: it is gone already.
 
         Ray titles an actor's process by its class, so a pid that was given to somebody else since is left alone.
         """
-        if not is_shard_process(pid):
+        if not is_worker_process(pid):
             return False
         os.kill(pid, signal.SIGKILL)
         return True
 
     @ray.method(concurrency_group="control")
-    def poll(self, after: int, acknowledged: int, wait_s: float) -> ShardPoll:
+    def poll(self, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
         """Everything told since sequence number `after`; waits up to `wait_s` seconds for the first of it.
 
         What is not acknowledged yet is kept: a supervisor that was restarted asks for it again.
@@ -171,7 +173,7 @@ class ShardActor:
         # not on this thread: it may be the very one that holds the outbox's lock
         threading.Thread(target=self._outbox.tell, args=(notice,), name="shoal-notice", daemon=True).start()
 
-    def _run(self, assignment: Assignment) -> ShardExit:
+    def _run(self, assignment: Assignment) -> WorkerExit:
         """The process boundary's one catch-all: a fault of the engine's own is an answer with its traceback too."""
         try:
             return self._load_engine().run(assignment)
@@ -182,7 +184,7 @@ class ShardActor:
                 traceback=traceback.format_exc(),
                 phase=self._progress().phase,
             )
-            return ShardExit(
+            return WorkerExit(
                 generation=assignment.generation,
                 rank=assignment.rank,
                 kind=ExitKind.USER_ERROR,
@@ -195,19 +197,19 @@ class ShardActor:
             return self._engine.progress
         return Progress(generation=0, phase=Phase.PREPARING, step=0, at=time.time(), note="importing torch")
 
-    def _load_engine(self) -> ShardEngine:
+    def _load_engine(self) -> Engine:
         """On the training thread: importing torch takes seconds, during which the control threads answer."""
         if self._engine is None:
             import torch  # here, not at the top: the supervisor imports this module, and has no use for torch
 
-            from shoal_workers.engine.shard import ShardEngine
+            from shoal_workers.engine.engine import Engine
 
             torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
             self._ram = self._open_memory()
-            self._engine = ShardEngine(
+            self._engine = Engine(
                 self._spec,
                 job_id=self._config.job_id,
-                shard_id=self._config.shard_id,
+                worker_id=self._config.worker_id,
                 checkpoint_root=self._config.checkpoint_root,
                 outbox=self._outbox,
                 ram=self._ram,
@@ -217,18 +219,18 @@ class ShardActor:
                 self._engine.interrupt(self._fenced)
         return self._engine
 
-    def _open_memory(self) -> RamTier | None:
+    def _open_memory(self) -> SnapshotStore | None:
         """A node without shared memory to spare trains all the same; the log says what it lacks."""
         if not self._spec.snapshot.enabled:
             return None
-        from shoal_workers.memory.tier import RamTier
+        from shoal_workers.snapshot_store.store import SnapshotStore
 
         config = self._config
         try:
-            return RamTier(
+            return SnapshotStore(
                 job_id=config.job_id,
                 attempt=config.attempt,
-                shard_id=config.shard_id,
+                worker_id=config.worker_id,
                 node_id=self._node_id,
                 key=config.memory_key,
                 host=self._node_ip,
@@ -241,10 +243,10 @@ class ShardActor:
             return None
 
 
-def is_shard_process(pid: int) -> bool:
+def is_worker_process(pid: int) -> bool:
     """That pid is alive, and a shard's."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::ShardActor")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActor")
     except OSError:
         return False
 

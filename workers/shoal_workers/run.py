@@ -24,9 +24,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.storage import open_directory
-from shoal_workers.contract.feasibility import fixed_layout
+from shoal_workers.contract.checks.feasibility import fixed_layout
+from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.layout import Layout, fully_sharded
-from shoal_workers.contract.legality import violations
 from shoal_workers.contract.messages import (
     Assignment,
     ExitKind,
@@ -34,20 +35,19 @@ from shoal_workers.contract.messages import (
     LeaveNotice,
     SavedPart,
     SaveFailed,
-    ShardExit,
-    ShardNews,
     SnapshotCost,
     StepReport,
     StepSkipped,
     SuspectNamed,
     ValidationReport,
+    WorkerExit,
+    WorkerReport,
 )
-from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
-from shoal_workers.contract.spec_errors import SpecError, parse_spec
-from shoal_workers.engine.outbox import Outbox
-from shoal_workers.engine.parts import PartCollector
-from shoal_workers.engine.shard import ShardEngine
+from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.state.part_collector import PartCollector
 
 _GENERATION = 1
 _POLL_S = 1.0
@@ -111,9 +111,7 @@ def main() -> int:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     root = arguments.checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints"
     outbox = Outbox(f"rank-{place.rank}")
-    engine = ShardEngine(
-        spec, job_id=spec.name, shard_id=f"rank-{place.rank}", checkpoint_root=str(root), outbox=outbox
-    )
+    engine = Engine(spec, job_id=spec.name, worker_id=f"rank-{place.rank}", checkpoint_root=str(root), outbox=outbox)
     port = place.port or engine.store_port
     store = PrefixStore(
         f"{spec.name}/{place.restart}/run",
@@ -173,7 +171,7 @@ def _next_attempt(root: str) -> int:
     return 1 + max((name.attempt for name in checkpoint_names(open_directory(root))), default=0)
 
 
-def _read_news(engine: ShardEngine, outbox: Outbox, summary: Summary, parts: PartCollector) -> None:
+def _read_news(engine: Engine, outbox: Outbox, summary: Summary, parts: PartCollector) -> None:
     """The control thread: prints, and hands checkpoint parts on, until the outbox is closed and empty."""
     after = 0
     while True:
@@ -187,7 +185,7 @@ def _read_news(engine: ShardEngine, outbox: Outbox, summary: Summary, parts: Par
             return
 
 
-def _show(item: ShardNews, summary: Summary) -> None:
+def _show(item: WorkerReport, summary: Summary) -> None:
     match item:
         case Formed():
             origin = "from the seed" if item.start_step == 0 else f"from step {item.start_step}"
@@ -213,7 +211,7 @@ def _show(item: ShardNews, summary: Summary) -> None:
             pass
 
 
-def _conclude(ended: ShardExit, place: Place, summary: Summary) -> int:
+def _conclude(ended: WorkerExit, place: Place, summary: Summary) -> int:
     if ended.error is not None:
         sys.stderr.write(f"rank {ended.rank}: {ended.kind} after step {ended.step}\n{ended.error.traceback}")
     if place.rank == 0:

@@ -46,10 +46,10 @@ class CliError(Exception):
 def explain(error: Exception, url: str) -> CliError | None:
     """The error for people, or None for one that nobody foresaw (a bug: `main` says how to see the traceback)."""
     from shoal_api.client import ApiError, Disconnected
-    from shoal_service.code_archive import CodeArchiveError
+    from shoal_service.control.code_archive import CodeArchiveError
     from shoal_service.settings import SettingsError
     from shoal_service.store import StoreUnavailable
-    from shoal_workers.contract.spec_errors import SpecError
+    from shoal_workers.contract.checks.spec_errors import SpecError
 
     match error:
         case CliError():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal_api.cli.progress import Screen
+from shoal_api.cli.render.progress import Screen
 from shoal_api.client import Disconnected, ServerError
 from shoal_service.views import EventView, JobView
 

@@ -27,9 +27,9 @@ from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.follow import follow as follow_stream
 from shoal_api.client.series import parse_parity, parse_series
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Transport
-from shoal_service.code_archive import pack
+from shoal_service.control.code_archive import pack
+from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.core.parity import DEFAULT_TOLERANCE
-from shoal_service.spec_io import SpecFormat, decode
 from shoal_service.views import (
     CheckpointView,
     ClusterView,
@@ -51,7 +51,7 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
 if TYPE_CHECKING:
-    from shoal_service.planning_request import PlanAnswer
+    from shoal_service.control.planning_request import PlanAnswer
 
 M = TypeVar("M", bound=BaseModel)
 DEFAULT_URL = "http://127.0.0.1:8470"
@@ -119,7 +119,10 @@ class Client:
         Raises:
             InvalidSpec: everything that is wrong with it.
         """
-        from shoal_service.planning_request import PlanAnswer, PlanRequest  # loads numpy, which no other verb needs
+        from shoal_service.control.planning_request import (  # loads numpy, which no other verb needs
+            PlanAnswer,
+            PlanRequest,
+        )
 
         asked = PlanRequest(spec=_document_of(spec)[0], workers=workers, gpus=gpus, gpu=gpu, top=top)
         body = asked.model_dump_json().encode()

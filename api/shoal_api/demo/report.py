@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.narrate import seconds
+from shoal_api.cli.render.narrate import seconds
 from shoal_api.demo.outcome import DemoOutcome, arrows
 from shoal_api.demo.plot import plot_losses
 from shoal_service.views import SeriesPoint

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal_api.cli.follow import follow_job
 from shoal_api.cli.output import Output
-from shoal_api.cli.progress import LiveScreen, PlainScreen, Screen
+from shoal_api.cli.render.progress import LiveScreen, PlainScreen, Screen
 from shoal_api.client import Client
 from shoal_api.demo.outcome import (
     DemoOutcome,

@@ -13,13 +13,14 @@ from functools import partial
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from shoal_api.http import code, histories, jobs, nodes, operations, pages, plans, problems
+from shoal_api.http import problems
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.edge import Edge, RequestObserver
 from shoal_api.http.openapi import build_openapi
+from shoal_api.http.routes import code, histories, jobs, nodes, operations, pages, plans
 from shoal_api.http.streams import DEFAULT_PACE, Pace
-from shoal_service.core.planner import HardwareProfile
-from shoal_service.core.planner.gpus import PROFILES
+from shoal_service.planner import HardwareProfile
+from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
 
 _DESCRIPTION = (

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
-from shoal_service.core.planner import HardwareProfile
-from shoal_service.core.planner.gpus import PROFILES
+from shoal_service.planner import HardwareProfile
+from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
 from shoal_service.views import ClusterView
 

@@ -12,9 +12,9 @@ from starlette.requests import Request
 
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.spec_io import MAX_SPEC_BYTES, SpecFormat, decode, parse_text
+from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, decode, parse_text
+from shoal_workers.contract.checks.spec_errors import SpecError
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import SpecError
 
 JSON_TYPES = ("application/json",)
 PATCH_TYPES = ("application/json", "application/merge-patch+json")

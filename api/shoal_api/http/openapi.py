@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
-from shoal_service.planning_request import PlanRequest
+from shoal_service.control.planning_request import PlanRequest
 from shoal_service.views import DrainRequest, JobPatch
 from shoal_workers.contract.spec import JobSpec
 

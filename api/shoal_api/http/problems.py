@@ -19,7 +19,8 @@ from starlette.routing import compile_path
 
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
-from shoal_service.code_archive import CodeArchiveError
+from shoal_service.control.code_archive import CodeArchiveError
+from shoal_service.control.submission import CodeUnknown
 from shoal_service.store.errors import (
     IdempotencyConflict,
     InvalidArchive,
@@ -30,8 +31,7 @@ from shoal_service.store.errors import (
     RequestConflict,
     StoreUnavailable,
 )
-from shoal_service.submission import CodeUnknown
-from shoal_workers.contract.spec_errors import SpecError, SpecProblem
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 
 PROBLEM_JSON = "application/problem+json"
 _MAX_ERRORS = 100

@@ -29,7 +29,7 @@ ATTEMPT_STATES = ACTIVE | {JobState.PAUSING, JobState.CANCELLING}
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JobStanding:
     state: JobState
     desired: Desired
 
@@ -76,13 +76,13 @@ class FinishedWithoutAttempt:
 JobInput: TypeAlias = Requested | AttemptBegun | Reported | AttemptEnded | Requeued | FinishedWithoutAttempt
 
 
-def step(standing: Standing, event: JobInput) -> Standing | None:
+def step(standing: JobStanding, event: JobInput) -> JobStanding | None:
     """The next standing; the same one where nothing changes; None where the input makes no sense and is refused."""
     match event:
         case Requested(desired=desired):
             return _requested(standing, desired)
         case AttemptBegun():
-            return Standing(JobState.STARTING, Desired.RUN) if standing.state is JobState.QUEUED else None
+            return JobStanding(JobState.STARTING, Desired.RUN) if standing.state is JobState.QUEUED else None
         case Reported(state=reported):
             return _reported(standing, reported)
         case AttemptEnded(reason=reason, again=again):
@@ -92,7 +92,7 @@ def step(standing: Standing, event: JobInput) -> Standing | None:
         case Requeued():
             return _settled(standing, JobState.QUEUED) if standing.state in ATTEMPT_STATES else None
         case FinishedWithoutAttempt(state=state):
-            return Standing(state, standing.desired) if state.ended and not standing.state.ended else None
+            return JobStanding(state, standing.desired) if state.ended and not standing.state.ended else None
         case _:
             assert_never(event)
 
@@ -118,12 +118,12 @@ REQUESTS: dict[tuple[JobState, Desired], JobState] = {
 """Every request that makes sense; all others are conflicts."""
 
 
-def _requested(standing: Standing, desired: Desired) -> Standing | None:
+def _requested(standing: JobStanding, desired: Desired) -> JobStanding | None:
     state = REQUESTS.get((standing.state, desired))
-    return None if state is None else Standing(state, desired)
+    return None if state is None else JobStanding(state, desired)
 
 
-def _reported(standing: Standing, reported: JobState) -> Standing | None:
+def _reported(standing: JobStanding, reported: JobState) -> JobStanding | None:
     if standing.state not in ATTEMPT_STATES or reported not in ATTEMPT_STATES:
         return None
     if reported is JobState.CANCELLING and standing.desired is not Desired.CANCEL:
@@ -132,19 +132,19 @@ def _reported(standing: Standing, reported: JobState) -> Standing | None:
         return standing  # said before the supervisor heard of the cancel
     if standing.state is JobState.PAUSING and standing.desired is Desired.PAUSE:
         return standing  # said before the supervisor heard of the pause
-    return Standing(reported, standing.desired)
+    return JobStanding(reported, standing.desired)
 
 
-def _settled(standing: Standing, state: JobState) -> Standing:
+def _settled(standing: JobStanding, state: JobState) -> JobStanding:
     """Where a job without an attempt stands: what the user desires decides between waiting, pausing and ending."""
     if state.ended:
-        return Standing(state, standing.desired)
+        return JobStanding(state, standing.desired)
     match standing.desired:
         case Desired.RUN:
-            return Standing(JobState.QUEUED, Desired.RUN)
+            return JobStanding(JobState.QUEUED, Desired.RUN)
         case Desired.PAUSE:
-            return Standing(JobState.PAUSED, Desired.PAUSE)
+            return JobStanding(JobState.PAUSED, Desired.PAUSE)
         case Desired.CANCEL:
-            return Standing(JobState.CANCELLED, Desired.CANCEL)
+            return JobStanding(JobState.CANCELLED, Desired.CANCEL)
         case _:
             assert_never(standing.desired)

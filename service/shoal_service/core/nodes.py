@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal_service.core.attempt.state import AvoidedNode
+from shoal_service.core.attempt.state.attempt import AvoidedNode
 from shoal_service.views import DrainView, NodeView
 
 MAX_TEST_DELAY_S = 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class NodeSuspicion:
     """Why a node is on probation."""
 
     reason: str
@@ -25,7 +25,7 @@ class Doubt:
 
 
 def described(
-    nodes: Sequence[NodeView], drains: Mapping[str, DrainView], doubts: Mapping[str, Doubt]
+    nodes: Sequence[NodeView], drains: Mapping[str, DrainView], doubts: Mapping[str, NodeSuspicion]
 ) -> tuple[NodeView, ...]:
     """Ray's nodes, with what is known of them beyond that."""
     shown = list(with_drains(nodes, drains))

@@ -144,11 +144,11 @@ def _start(
         if fits >= job.min_workers:
             free = room.describe()
             workers = room.take(job.need, job.max_workers)
-            reason = f"{workers} workers of {job.need.describe()} each ({_wanted(job)}); before it, {free} were free."
+            reason = f"{workers} workers of {job.need.describe()} each ({_desired(job)}); before it, {free} were free."
             decisions.append(Start(job.job_id, workers, reason))
             continue
         ever = _Room(nodes).fits(job.need)
-        needs = f"Needs {_wanted(job)} workers of {job.need.describe()} each"
+        needs = f"Needs {_desired(job)} workers of {job.need.describe()} each"
         if ever < job.min_workers:
             whole = _Room(nodes).describe()
             decisions.append(Wait(job.job_id, f"{needs}; the whole cluster ({whole}) has room for {ever}. Add nodes."))
@@ -169,7 +169,7 @@ def _grow(running: list[JobDemand], room: _Room) -> list[Decision]:
     return decisions
 
 
-def _wanted(job: JobDemand) -> str:
+def _desired(job: JobDemand) -> str:
     if job.min_workers == job.max_workers:
         return str(job.min_workers)
     return f"{job.min_workers} to {job.max_workers}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, update
 
-from shoal_service.core.job_machine import ATTEMPT_STATES, Standing
+from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
 from shoal_service.store import ledgers
 from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
 from shoal_service.store.tables import events, jobs
@@ -53,7 +53,7 @@ class JobEdit:
         shown = ledgers.book(self.connection, self.job, self.standing.state, self.status.goodput, self.now)
         self.describe(goodput=shown)
 
-    def move(self, to: Standing, reason: str, message: str, **data: Any) -> None:
+    def move(self, to: JobStanding, reason: str, message: str, **data: Any) -> None:
         """To another standing; with an event `job.state` if the state is another one."""
         before = self.standing.state
         if to.state is not before and not (before in ATTEMPT_STATES and to.state in ATTEMPT_STATES):

@@ -11,7 +11,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy import Connection, Row, select
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.job_machine import Standing
+from shoal_service.core.job_machine import JobStanding
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.tables import job_specs, jobs
 from shoal_service.views import JobStatus, JobSummary, JobView, UserFailure, WorkerView
@@ -51,8 +51,8 @@ class JobRecord:
     workers_document: str
 
     @property
-    def standing(self) -> Standing:
-        return Standing(self.state, self.desired)
+    def standing(self) -> JobStanding:
+        return JobStanding(self.state, self.desired)
 
 
 def load(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord:

@@ -16,20 +16,21 @@ from sqlalchemy import text
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.parity import DEFAULT_TOLERANCE
-from shoal_service.news import SupervisorNews
-from shoal_service.store import archives, comparison, driving, history, nodes, submissions
+from shoal_service.reports import SupervisorReports
+from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases
-from shoal_service.store import news as newsroom
-from shoal_service.store import snapshot as snapshots
+from shoal_service.store import reports as outboxes
 from shoal_service.store.database import Database
 from shoal_service.store.driving import DriveRow, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
 from shoal_service.store.lease import Lease
 from shoal_service.store.migrate import migrate
-from shoal_service.store.news import Dropped
 from shoal_service.store.nodes import Suspicion
+from shoal_service.store.reads import comparison, history
+from shoal_service.store.reads import metrics_snapshot as snapshots
+from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.records import load_view
-from shoal_service.store.snapshot import Snapshot
+from shoal_service.store.reports import Dropped
 from shoal_service.views import (
     CheckpointView,
     DrainView,
@@ -234,11 +235,11 @@ class Store:
         if changed:
             self._hub.publish(job_id)
 
-    def apply(self, job_id: str, news: SupervisorNews, *, epoch: int, now: float) -> None:
+    def apply(self, job_id: str, news: SupervisorReports, *, epoch: int, now: float) -> None:
         """Stores a supervisor's news exactly once; stale and senseless parts are dropped and counted."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            dropped, changed = newsroom.apply(tx, job_id, news, now=now)
+            dropped, changed = outboxes.apply(tx, job_id, news, now=now)
         if dropped:
             with self._dropped_lock:
                 self._dropped.update(dropped)

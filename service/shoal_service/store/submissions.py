@@ -12,10 +12,10 @@ from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import Requested, step
-from shoal_service.store import cursor as cursors
 from shoal_service.store.database import insert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import IdempotencyConflict, JobEnded, PreconditionFailed, RequestConflict
+from shoal_service.store.reads import cursor as cursors
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
     document_of,
@@ -28,9 +28,9 @@ from shoal_service.store.records import (
 )
 from shoal_service.store.tables import events, job_specs, jobs
 from shoal_service.views import Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import parse_spec
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _WORDS = {Desired.RUN: "resume", Desired.PAUSE: "be paused", Desired.CANCEL: "be cancelled"}

@@ -153,7 +153,7 @@ logs = Table(
     Column("seq", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
     Column("rank", Integer, nullable=True),
-    Column("shard_id", String(128), nullable=False),
+    Column("worker_id", String(128), nullable=False),
     Column("stream", String(16), nullable=False),
     Column("text", Text, nullable=False),
     PrimaryKeyConstraint("job_num", "seq"),

@@ -1,4 +1,4 @@
-"""SupervisorActor: the Ray shell around one executor. Detached, named, and restarted by Ray when its process dies."""
+"""SupervisorActor: the Ray shell around one executor. Detached, named, and restarted by Ray when its worker dies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 import traceback
 
 import ray
-from shoal_service.core.planner import plan_ahead
-from shoal_service.news import AttemptEnd, SupervisorNews
+from shoal_service.planner import plan_ahead
+from shoal_service.reports import AttemptEnd, SupervisorReports
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.journal import Journal
-from shoal_service.supervisor.lives import MAX_SHORT_LIVES, SHORT_LIFE_S, is_crash_loop
-from shoal_service.supervisor.newsdesk import Newsdesk
+from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.reporter import Reporter
+from shoal_service.supervisor.restart_limit import MAX_SHORT_LIVES, SHORT_LIFE_S, is_crash_loop
 from shoal_service.views import UserFailure
 from shoal_workers.contract.job import EndReason
 from shoal_workers.raylet import end_with_raylet
@@ -32,7 +32,7 @@ class SupervisorActor:
         self._config = config
         self._epoch = config.epoch
         self._journal = Journal(config.job_id, config.attempt)
-        self._newsdesk = Newsdesk(config.attempt)
+        self._outbox = Outbox(config.attempt)
         self._executor = self._prepare()
         if self._executor is not None:
             threading.Thread(target=self._live, args=(self._executor,), name="executor", daemon=True).start()
@@ -40,10 +40,10 @@ class SupervisorActor:
             threading.Thread(target=plan_ahead, args=(config.spec, config.profile), name="planner", daemon=True).start()
 
     @ray.method(concurrency_group="pull")
-    def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorNews:
+    def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
         """News after sequence number `after`, which acknowledges everything up to it. Long poll."""
         self._check(epoch)
-        return self._newsdesk.pull(after, wait_s)
+        return self._outbox.pull(after, wait_s)
 
     @ray.method(concurrency_group="direct")
     def direct(self, directive: Directive) -> None:
@@ -76,11 +76,11 @@ class SupervisorActor:
         births = self._journal.note_birth(time.time())
         if entry is not None:
             # numbers handed out since the entry was written are unknown: jump far beyond any of them
-            self._newsdesk = Newsdesk(config.attempt, seq=entry.seq + _SEQ_JUMP, untold=entry.untold)
+            self._outbox = Outbox(config.attempt, seq=entry.seq + _SEQ_JUMP, unacknowledged=entry.unacknowledged)
         if not is_crash_loop(births):
-            return Executor(config, self._journal, self._newsdesk, entry)
+            return Executor(config, self._journal, self._outbox, entry)
         if entry is not None:
-            Reporter(self._newsdesk, config).show(entry.state)
+            Reporter(self._outbox, config).show(entry.state)
         self._end(
             f"the supervisor of attempt {config.attempt} died {MAX_SHORT_LIVES} times in a row within "
             f"{SHORT_LIFE_S:g} s of its start. The logs of the Ray workers on its node say why.",
@@ -89,7 +89,7 @@ class SupervisorActor:
         return None
 
     def _live(self, executor: Executor) -> None:
-        """The process boundary's one catch-all: an error of our own ends the attempt with its traceback."""
+        """The worker boundary's one catch-all: an error of our own ends the attempt with its traceback."""
         try:
             asyncio.run(executor.run())
         except Exception as error:
@@ -108,4 +108,4 @@ class SupervisorActor:
 
     def _end(self, message: str, *, step: int = 0, failure: UserFailure | None = None) -> None:
         """Whoever stores this also kills what is left of the attempt."""
-        self._newsdesk.end(AttemptEnd(reason=EndReason.INTERNAL, message=message, step=step, failure=failure))
+        self._outbox.end(AttemptEnd(reason=EndReason.INTERNAL, message=message, step=step, failure=failure))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shoal_service.core.attempt.state import AvoidedNode, Timeouts, Wanted
-from shoal_service.core.planner import HardwareProfile
+from shoal_service.core.attempt.state.attempt import AvoidedNode, Timeouts
+from shoal_service.core.desired import Desired
+from shoal_service.planner import HardwareProfile
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
 
 
 class SupervisorConfig(Frozen):
-    """Arguments of the actor; Ray passes the same ones again when it restarts the process."""
+    """Arguments of the actor; Ray passes the same ones again when it restarts the worker."""
 
     job_id: str
     attempt: int
@@ -27,12 +28,12 @@ class SupervisorConfig(Frozen):
     """`gcs://...zip`, for the runtime environment of the shards."""
     timeouts: Timeouts = Timeouts()
     memory_key: str = ""
-    """Shared secret of the attempt's shards; see ShardConfig."""
+    """Shared secret of the attempt's shards; see WorkerConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes on which nothing is started; the newest directive says which they are by now."""
     profile: HardwareProfile | None = None
     """Of the workers' nodes, if it was measured."""
-    fork_shards: bool = True
+    fork_workers: bool = True
     """Shards come from a server on their node that has imported everything; see shoal_workers.forkserver."""
     goodput: Goodput | None = None
     """What was booked of the job before this attempt, which goes on with it."""
@@ -43,7 +44,7 @@ class Directive(Frozen):
 
     epoch: int
     granted: int
-    wanted: Wanted
+    desired: Desired
     elasticity: ElasticitySpec
     parallelism: Literal["auto"] | ParallelismSpec
     spec_version: int

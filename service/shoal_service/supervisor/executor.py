@@ -2,7 +2,7 @@
 
 Ray answers, storage answers, directives, nodes, time  -->  queue  -->  step(state, event, now)
                                                                              |
-      attendants (Ray calls), vault (storage), newsdesk  <--  commands  -----+--> journal, before they are performed
+      clients (Ray calls), coordinator (storage), outbox  <--  commands  -----+--> journal, before they are performed
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, assert_never
 
 from ray.exceptions import RayError
 
-from shoal_service.checkpoints import CheckpointCatalog
+from shoal_service.cluster import gcs
+from shoal_service.cluster.node_watch import NodesSeen, NodeWatch
 from shoal_service.core import goodput
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
@@ -28,34 +29,33 @@ from shoal_service.core.attempt.commands import (
     FindCheckpoint,
     ForgetDamaged,
     Interrupt,
-    KillProcess,
+    KillWorker,
     RequestYield,
     Run,
     ShowIncident,
-    StartProcess,
+    StartWorker,
     SuspectNode,
 )
 from shoal_service.core.attempt.events import (
+    DesiredChanged,
     ElasticityChanged,
     Event,
     GrantChanged,
-    NewsArrived,
     NodesAvoided,
     ParallelismChanged,
-    ProcessLost,
+    ReportArrived,
     Tick,
-    WantedChanged,
+    WorkerLost,
 )
-from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, essential
-from shoal_service.supervisor import gcs
-from shoal_service.supervisor.attendant import Attendant, Office
+from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Stage, essential
+from shoal_service.supervisor.checkpoint_catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoint_coordinator import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.fleet import Fleet
 from shoal_service.supervisor.journal import Journal, JournalEntry
-from shoal_service.supervisor.newsdesk import Newsdesk
-from shoal_service.supervisor.node_watch import NodesSeen, NodeWatch
+from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.reporter import Reporter
-from shoal_service.supervisor.vault import Vault
+from shoal_service.supervisor.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ValidationReport
 
@@ -70,20 +70,20 @@ _FORGET_S = 2.0
 class Executor:
     """`run` is the whole life of an attempt; `direct` may be called from any thread."""
 
-    def __init__(self, config: SupervisorConfig, journal: Journal, newsdesk: Newsdesk, entry: JournalEntry | None):
+    def __init__(self, config: SupervisorConfig, journal: Journal, outbox: Outbox, entry: JournalEntry | None):
         self._journal = journal
-        self._newsdesk = newsdesk
+        self._outbox = outbox
         self._fleet = Fleet(config)
-        self._reporter = Reporter(newsdesk, config)
+        self._reporter = Reporter(outbox, config)
         catalog = CheckpointCatalog(config.checkpoint_root)
-        self._vault = Vault(catalog, config, self._reporter, self._post, journal.require_current)
+        self._coordinator = CheckpointCoordinator(catalog, config, self._reporter, self._post, journal.require_current)
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._killing: set[asyncio.Task[None]] = set()
-        self._attendants: dict[int, Attendant] = {}
-        self._leaving: list[Attendant] = []
-        self._office = Office(
-            fleet=self._fleet, newsdesk=newsdesk, reporter=self._reporter, post=self._post,
+        self._clients: dict[int, WorkerClient] = {}
+        self._leaving: list[WorkerClient] = []
+        self._context = SupervisorContext(
+            fleet=self._fleet, outbox=outbox, reporter=self._reporter, post=self._post,
             settled=self._queue.join, state=lambda: self._state, kill=self._kill, spawn=self._spawn,
             raylet=lambda node_id: self._seen.raylets.get(node_id),
         )  # fmt: skip
@@ -135,8 +135,8 @@ class Executor:
             self._post(ParallelismChanged(directive.parallelism))
         if directive.granted != self._state.granted:
             self._post(GrantChanged(directive.granted))
-        if directive.wanted is not self._state.wanted:
-            self._post(WantedChanged(directive.wanted))
+        if directive.desired is not self._state.desired:
+            self._post(DesiredChanged(directive.desired))
         self._avoid()
 
     def _nodes_seen(self, seen: NodesSeen) -> None:
@@ -147,12 +147,12 @@ class Executor:
 
     def _follow_nodes(self, seen: NodesSeen) -> None:
         self._seen = seen
-        for process in self._state.processes:
-            if process.info is not None and process.info.node_id in seen.dead:
-                self._part_with(process.index)
-                self._fleet.forget(process.index)
-                message = f"node {process.info.node_id[:12]} ({process.info.node_ip}) has died"
-                self._post(ProcessLost(process.index, IncidentCause.NODE_DIED, "node watch", message))
+        for worker in self._state.workers:
+            if worker.info is not None and worker.info.node_id in seen.dead:
+                self._part_with(worker.index)
+                self._fleet.forget(worker.index)
+                message = f"node {worker.info.node_id[:12]} ({worker.info.node_ip}) has died"
+                self._post(WorkerLost(worker.index, IncidentCause.NODE_DIED, "node watch", message))
         self._avoid()
 
     def _avoid(self) -> None:
@@ -170,7 +170,7 @@ class Executor:
 
     def _take(self, event: Event) -> None:
         before = self._state
-        if isinstance(event, NewsArrived):
+        if isinstance(event, ReportArrived):
             self._reporter.note(event.item, before)
         self._state, commands = machine.step(before, event, time.time())
         self._end = next((c for c in commands if isinstance(c, End)), None)
@@ -179,7 +179,7 @@ class Executor:
                 self._reporter.tell([command], self._state)
             elif isinstance(command, SuspectNode):
                 self._reporter.suspect(command)
-        is_validation = isinstance(event, NewsArrived) and isinstance(event.item, ValidationReport)
+        is_validation = isinstance(event, ReportArrived) and isinstance(event.item, ValidationReport)
         if commands or is_validation or essential(before) != essential(self._state):
             self._write_journal()
         elif self._state.step != self._noted_step and time.monotonic() - self._noted_mono > _NOTE_S:
@@ -188,9 +188,11 @@ class Executor:
         self._reporter.show(self._state)
 
     def _write_journal(self, *, wait: bool = True) -> None:
-        seq, untold, _ = self._newsdesk.untold()
+        seq, unacknowledged, _ = self._outbox.unacknowledged()
         end = self._end.end if self._end else None
-        entry = JournalEntry(state=self._state, seq=seq, untold=untold, end=end, directive=self._directive)
+        entry = JournalEntry(
+            state=self._state, seq=seq, unacknowledged=unacknowledged, end=end, directive=self._directive
+        )
         self._journal.write(entry, wait=wait)
         self._noted_step, self._noted_mono = self._state.step, time.monotonic()
 
@@ -200,76 +202,76 @@ class Executor:
 
     def _do(self, command: Command) -> None:
         match command:
-            case StartProcess(index, shard_id, avoid_nodes, only_on):
-                self._attendants[index] = Attendant(index, shard_id, self._office)
-                self._attendants[index].start(avoid_nodes, only_on)
-            case KillProcess(index, reason):
-                _log.info("killing process", extra={"index": index, "reason": reason})
+            case StartWorker(index, worker_id, avoid_nodes, only_on):
+                self._clients[index] = WorkerClient(index, worker_id, self._context)
+                self._clients[index].start(avoid_nodes, only_on)
+            case KillWorker(index, reason):
+                _log.info("killing worker", extra={"index": index, "reason": reason})
                 self._kill(index)
             case Run(index, assignment):
-                if attendant := self._attendant(index):
-                    attendant.run(assignment)
+                if client := self._client(index):
+                    client.run(assignment)
             case Interrupt(index, generation):
-                if attendant := self._attendant(index):
-                    attendant.interrupt(generation)
+                if client := self._client(index):
+                    client.interrupt(generation)
             case RequestYield(index, generation, durable):
-                if attendant := self._attendant(index):
-                    attendant.request_yield(generation, durable)
+                if client := self._client(index):
+                    client.request_yield(generation, durable)
             case AskHoldings(index):
-                if attendant := self._attendant(index):
-                    attendant.ask_holdings()
+                if client := self._client(index):
+                    client.ask_holdings()
             case FindCheckpoint(excluding):
-                self._spawn(self._vault.find(excluding))
+                self._spawn(self._coordinator.find(excluding))
             case Commit(name, parts):
-                self._spawn(self._vault.commit(name, parts, self._state))
+                self._spawn(self._coordinator.commit(name, parts, self._state))
             case ForgetDamaged(name, message):
-                self._spawn(self._vault.show_damaged(name, message))
+                self._spawn(self._coordinator.show_damaged(name, message))
             case Emit() | ShowIncident() | SuspectNode() | End():
                 pass  # told before the journal was written
             case _:
                 assert_never(command)
 
-    def _attendant(self, index: int) -> Attendant | None:
-        """None: the process is gone, and the machine is about to hear of it."""
-        return self._attendants.get(index) if self._fleet.knows(index) else None
+    def _client(self, index: int) -> WorkerClient | None:
+        """None: the worker is gone, and the machine is about to hear of it."""
+        return self._clients.get(index) if self._fleet.knows(index) else None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _part_with(self, index: int) -> Attendant | None:
-        attendant = self._attendants.pop(index, None)
-        if attendant is not None:
-            attendant.leave()
-        return attendant
+    def _part_with(self, index: int) -> WorkerClient | None:
+        client = self._clients.pop(index, None)
+        if client is not None:
+            client.leave()
+        return client
 
     def _kill(self, index: int) -> None:
-        attendant = self._part_with(index)
-        if self._state.stage is Stage.ENDED and attendant is not None:
-            self._leaving.append(attendant)  # to be heard out first, see _release_all
+        client = self._part_with(index)
+        if self._state.stage is Stage.ENDED and client is not None:
+            self._leaving.append(client)  # to be acknowledged out first, see _release_all
             return
         task = asyncio.get_running_loop().create_task(self._fleet.kill(index))
         self._killing.add(task)
         task.add_done_callback(self._killing.discard)
 
     async def _release_all(self) -> None:
-        """The attempt is over: hear what the processes printed last, remove the snapshots, end the processes, remove
+        """The attempt is over: hear what the workers printed last, remove the snapshots, end the workers, remove
         what they had begun to save."""
-        await asyncio.gather(*(attendant.farewell() for attendant in self._leaving))
+        await asyncio.gather(*(client.farewell() for client in self._leaving))
         answers = await asyncio.gather(*map(self._forget_memory, self._fleet.by_node().values()))
         last = [index for index in answers if index is not None]
-        others = [attendant.index for attendant in self._leaving if attendant.index not in last]
+        others = [client.index for client in self._leaving if client.index not in last]
         await asyncio.gather(*map(self._fleet.kill, others), *self._killing)
         await asyncio.gather(*(self._forget_memory([index]) for index in last))  # of who was just about to start
         await asyncio.gather(*map(self._fleet.kill, last))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._vault.remove_torn(self._state)
+        await self._coordinator.remove_torn(self._state)
 
     async def _forget_memory(self, indexes: list[int]) -> int | None:
-        """One process does it for all of its node; which one."""
+        """One worker does it for all of its node; which one."""
         for index in indexes:
             try:
                 await asyncio.wait_for(self._fleet.forget_memory(index), timeout=_FORGET_S)
@@ -279,26 +281,26 @@ class Executor:
         return None
 
     def _re_attach(self) -> None:
-        """After the supervisor's own death: processes are found by name; none of them is stopped."""
-        processes = self._state.processes
+        """After the supervisor's own death: workers are found by name; none of them is stopped."""
+        workers = self._state.workers
         dead = _dead_nodes()
-        found = {p.index for p in processes if self._fleet.find(p.index, p.shard_id, p.info)}
-        self._reporter.tell([Emit("supervisor.restarted", {"found": len(found), "of": len(processes)})], self._state)
-        for process in processes:
-            if process.index not in found:
-                by_node = process.info is not None and process.info.node_id in dead
-                cause = IncidentCause.NODE_DIED if by_node else IncidentCause.SHARD_DIED
+        found = {p.index for p in workers if self._fleet.find(p.index, p.worker_id, p.info)}
+        self._reporter.tell([Emit("supervisor.restarted", {"found": len(found), "of": len(workers)})], self._state)
+        for worker in workers:
+            if worker.index not in found:
+                by_node = worker.info is not None and worker.info.node_id in dead
+                cause = IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED
                 message = "it was gone when the supervisor came back"
-                self._post(ProcessLost(process.index, cause, "name lookup", message))
+                self._post(WorkerLost(worker.index, cause, "name lookup", message))
                 continue
-            attendant = self._attendants[process.index] = Attendant(process.index, process.shard_id, self._office)
-            attendant.listen()
-            if process.info is not None:
-                attendant.watch(process.info)
-            if process.in_run:
-                attendant.rejoin(self._state.generation)
-            elif not process.warm:
-                attendant.bring_up()
+            client = self._clients[worker.index] = WorkerClient(worker.index, worker.worker_id, self._context)
+            client.listen()
+            if worker.info is not None:
+                client.watch(worker.info)
+            if worker.in_run:
+                client.rejoin(self._state.generation)
+            elif not worker.warm:
+                client.bring_up()
         self._perform(machine.reopen(self._state))
 
 

@@ -6,7 +6,7 @@ resumes from its durable checkpoint in a new attempt. Written before the command
 While the Ray head is away nothing can be written, and training must not stop for that: `write` waits a moment, then
 lets the commands go ahead, and the newest entry is written when the head is back. Only a supervisor that dies in that
 very time comes back with an older entry (and not before the head, which restarts it). What its predecessor did in the
-meantime is then found out the hard way: processes of a generation that it does not know answer `stale`, or are stuck
+meantime is then found out the hard way: workers of a generation that it does not know answer `stale`, or are stuck
 and replaced, so a group is formed once more than needed, from a snapshot or checkpoint; events not pulled are lost.
 
 The head is also who tells a supervisor that it has a successor: one whose node was cut off is started again elsewhere,
@@ -22,9 +22,9 @@ import time
 
 from pydantic import Field, TypeAdapter
 
-from shoal_service.core.attempt.state import Attempt
-from shoal_service.news import AttemptEnd, PendingEvent, SuspectedNode
-from shoal_service.supervisor import gcs
+from shoal_service.cluster import gcs
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.reports import AttemptEnd, PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import Frozen
@@ -38,7 +38,7 @@ _LIVES = TypeAdapter(list[float])
 _MAX_LIVES = 100
 
 
-class Untold(Frozen):
+class Unacknowledged(Frozen):
     """An item that the control plane has not acknowledged yet."""
 
     seq: int
@@ -48,7 +48,7 @@ class Untold(Frozen):
 class JournalEntry(Frozen):
     state: Attempt
     seq: int
-    untold: tuple[Untold, ...] = ()
+    unacknowledged: tuple[Unacknowledged, ...] = ()
     end: AttemptEnd | None = None
     directive: Directive | None = None
     shard_seqs: dict[int, int] = Field(default_factory=dict)
@@ -85,7 +85,7 @@ class Journal:
     def require_current(self) -> None:
         """Returns once the head has said that no later life of this supervisor has begun; blocks while it is away.
 
-        A process that has a successor, or whose attempt was cleared away, ends here and now: whatever it did next would
+        A worker that has a successor, or whose attempt was cleared away, ends here and now: whatever it did next would
         be done twice.
         """
         raw = _insist(self._lives_key)

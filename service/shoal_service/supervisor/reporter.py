@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
-from shoal_service.core.attempt.state import Attempt
-from shoal_service.core.attempt.status import Readings, status_of, workers_of
-from shoal_service.news import PendingEvent, PendingLog, SuspectedNode
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.newsdesk import Newsdesk
+from shoal_service.supervisor.outbox import Outbox
+from shoal_service.supervisor.status import Readings, status_of, workers_of
 from shoal_service.views import CheckpointView, SeriesPoint
-from shoal_workers.contract.messages import Formed, ShardNews, ShardPoll, SnapshotCost, StepReport, ValidationReport
+from shoal_workers.contract.messages import Formed, SnapshotCost, StepReport, ValidationReport, WorkerPoll, WorkerReport
 
 
 class Reporter:
     """Called on the executor's loop only."""
 
-    def __init__(self, newsdesk: Newsdesk, config: SupervisorConfig) -> None:
-        self._newsdesk = newsdesk
+    def __init__(self, outbox: Outbox, config: SupervisorConfig) -> None:
+        self._outbox = outbox
         self.spec_version = config.spec_version
         self._readings = Readings()
 
-    def note(self, item: ShardNews, state: Attempt) -> None:
+    def note(self, item: WorkerReport, state: Attempt) -> None:
         """News of the current generation, before the machine decides upon them."""
         if item.generation != state.generation:
             return
         if isinstance(item, StepReport):
             self._readings.add(item)
-            self._newsdesk.tell(_point(item, None))
+            self._outbox.tell(_point(item, None))
         elif isinstance(item, ValidationReport):
             known = self._readings.validation
             if known is not None and (known.step, known.loss) == (item.step, item.loss):
@@ -43,25 +43,25 @@ class Reporter:
             )
             last = self._readings.step
             point = (_point(last, item.loss),) if last is not None and last.step == item.step else ()
-            self._newsdesk.tell(event, *point)
+            self._outbox.tell(event, *point)
         elif isinstance(item, Formed):
             self._readings.num_parameters = item.num_parameters
             known_step = self._readings.step.step if self._readings.step is not None else 0
-            for report in item.past:  # of a rank 0 that died before it was heard
+            for report in item.past:  # of a rank 0 that died before it was acknowledged
                 if known_step < report.step <= item.start_step:
-                    self._newsdesk.tell(_point(report, None))
+                    self._outbox.tell(_point(report, None))
         elif isinstance(item, SnapshotCost):
             self._readings.snapshots = item
 
-    def heard(self, index: int, poll: ShardPoll, state: Attempt) -> None:
-        """Logs and progress of one process."""
+    def acknowledged(self, index: int, poll: WorkerPoll, state: Attempt) -> None:
+        """Logs and progress of one worker."""
         self._readings.progress[index] = poll.progress
-        process = state.process(index)
-        shard_id = process.shard_id if process else poll.shard_id
+        worker = state.worker(index)
+        worker_id = worker.worker_id if worker else poll.worker_id
         rank = state.rank_of(index)
-        self._newsdesk.tell(
+        self._outbox.tell(
             *(
-                PendingLog(at=line.at, rank=rank, shard_id=shard_id, stream=line.stream, text=line.text)
+                PendingLog(at=line.at, rank=rank, worker_id=worker_id, stream=line.stream, text=line.text)
                 for line in poll.logs
             )
         )
@@ -80,29 +80,29 @@ class Reporter:
                         self._readings.checkpoint_error_since = time.time()
                     self.event(type_, data)
                 case ShowIncident(incident):
-                    self._newsdesk.tell(incident)
+                    self._outbox.tell(incident)
                 case End(end):
                     self.show(state)
-                    self._newsdesk.end(end)
+                    self._outbox.end(end)
                 case _:
                     assert_never(item)
 
     def suspect(self, command: SuspectNode) -> None:
         """The node goes on probation, and the job's history says why."""
         now = time.time()
-        self._newsdesk.tell(
+        self._outbox.tell(
             SuspectedNode(at=now, node_id=command.node_id, reason=command.reason),
             PendingEvent(at=now, type="node.suspected", data={"node_id": command.node_id, "reason": command.reason}),
         )
 
     def event(self, type_: str, data: dict[str, object]) -> None:
-        self._newsdesk.tell(PendingEvent(at=time.time(), type=type_, data=data))
+        self._outbox.tell(PendingEvent(at=time.time(), type=type_, data=data))
 
     def checkpoint(self, view: CheckpointView) -> None:
-        self._newsdesk.tell(view)
+        self._outbox.tell(view)
 
     def show(self, state: Attempt) -> None:
-        self._newsdesk.show(
+        self._outbox.show(
             status_of(state, self._readings, spec_version=self.spec_version), workers_of(state, self._readings)
         )
 

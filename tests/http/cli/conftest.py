@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from shoal_api.cli.main import build_app
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
-from shoal_service.news import AttemptEnd, PendingEvent, PendingLog, SupervisorNews
+from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports
 from shoal_service.store import Store
 from shoal_service.views import (
     CheckpointView,
@@ -29,8 +29,8 @@ from shoal_service.views import (
     SeriesPoint,
     WorkerView,
 )
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
-from shoal_workers.contract.spec_errors import parse_spec
 
 AT = 1_700_000_000.0
 SPEC: dict[str, Any] = {
@@ -71,7 +71,7 @@ class Service:
 
     def say(self, job: JobView, status: JobStatus, **news: Any) -> None:
         self._seq[job.id] += 1
-        said = SupervisorNews(attempt=1, seq=self._seq[job.id], status=status, **news)
+        said = SupervisorReports(attempt=1, seq=self._seq[job.id], status=status, **news)
         self.store.apply(job.id, said, epoch=self.epoch, now=AT)
 
     def train(self, job: JobView) -> None:
@@ -82,7 +82,7 @@ class Service:
             job, RUNNING,
             events=(
                 PendingEvent(
-                    at=AT, type="incident.opened", data={"cause": "shard_died", "ranks": [2], "message": "SIGKILL"}
+                    at=AT, type="incident.opened", data={"cause": "worker_died", "ranks": [2], "message": "SIGKILL"}
                 ),
                 formed(2, 3, 10),
                 PendingEvent(at=AT, type="checkpoint.committed", data={"step": 10, "bytes": 2048, "seconds": 0.5}),
@@ -90,8 +90,8 @@ class Service:
             incidents=(INCIDENT,), checkpoints=(CHECKPOINT,),
             series=tuple(point(step, 5.0 - step / 10) for step in range(1, 11)),
             logs=(
-                PendingLog(at=AT, rank=0, shard_id="shard-0", stream="stdout", text="hello from rank 0"),
-                PendingLog(at=AT, rank=1, shard_id="shard-1", stream="stdout", text="hello from rank 1"),
+                PendingLog(at=AT, rank=0, worker_id="shard-0", stream="stdout", text="hello from rank 0"),
+                PendingLog(at=AT, rank=1, worker_id="shard-1", stream="stdout", text="hello from rank 1"),
             ),
             workers=tuple(worker(rank) for rank in range(4)),
         )  # fmt: skip
@@ -105,7 +105,7 @@ RUNNING = JobStatus(
     tokens_per_s=1234.0, eta_s=42.0, num_parameters=1000, layout="fsdp4",
 )  # fmt: skip
 INCIDENT = IncidentView(
-    id=1, cause=IncidentCause.SHARD_DIED, witness="ray", ranks=(2,), shard_ids=("shard-2",), generation=1, at=AT,
+    id=1, cause=IncidentCause.WORKER_DIED, witness="ray", ranks=(2,), worker_ids=("shard-2",), generation=1, at=AT,
     from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1, closed=True, message="killed",
 )  # fmt: skip
 CHECKPOINT = CheckpointView(
@@ -127,7 +127,7 @@ def point(step: int, loss: float) -> SeriesPoint:
 
 def worker(rank: int) -> WorkerView:
     return WorkerView(
-        shard_id=f"shard-{rank}", rank=rank, state="training", node_id="a" * 56, node_ip="127.0.0.1", pid=1000 + rank,
+        worker_id=f"shard-{rank}", rank=rank, state="training", node_id="a" * 56, node_ip="127.0.0.1", pid=1000 + rank,
         generation=1, phase="forward", step=10,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from shoal_workers.contract.job import IncidentCause, JobState
 AT = 1_700_000_000.0
 GOODPUT = Goodput(
     at=AT + 100, seconds={"productive": 300.0, "recovering": 60.0, "degraded": 40.0},
-    recovering={"shard_died": 50.0, "hung": 10.0}, total=400.0, ratio=0.75,
+    recovering={"worker_died": 50.0, "hung": 10.0}, total=400.0, ratio=0.75,
 )  # fmt: skip
 
 
@@ -22,7 +22,7 @@ def status(**fields: Any) -> JobStatus:
 
 def incident(number: int, **fields: Any) -> IncidentView:
     return IncidentView(
-        id=number, cause=IncidentCause.SHARD_DIED, witness="run call", ranks=(2,), shard_ids=("s2",), generation=1,
+        id=number, cause=IncidentCause.WORKER_DIED, witness="run call", ranks=(2,), worker_ids=("s2",), generation=1,
         at=AT, from_workers=4, **fields,
     )  # fmt: skip
 
@@ -58,7 +58,7 @@ def test_goodput_is_shown_with_its_share_by_category_and_cause(shoal: Any, train
     job_id = trained()
     text = shoal("goodput", job_id).out
     assert "goodput 75.0 %" in text and "83.3 % of those that it had" in text
-    assert "productive" in text and "shard_died" in text and "12.5 %" in text
+    assert "productive" in text and "worker_died" in text and "12.5 %" in text
     assert "█" * 60 in text
     assert "queued" not in text
     assert shoal("goodput", job_id, "--json").json()["ratio"] == 0.75

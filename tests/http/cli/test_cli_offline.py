@@ -41,7 +41,7 @@ def test_the_default_address_is_the_clients() -> None:
 def test_validate_says_what_every_world_size_computes(offline: Any, spec_file: Path) -> None:
     ran = offline("validate", str(spec_file))
     assert ran.code == 0
-    assert "3 workers: 3 micro-batches each, 1 of them filler" in ran.out
+    assert "3 workers: 3 micro-batches each, 1 of them padding" in ran.out
     assert offline("validate", str(spec_file), "--json").json()["valid"] is True
 
 

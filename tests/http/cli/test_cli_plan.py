@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.planner.gpus import CPU
-from shoal_service.profile_store import ProfileError, load_profiles, save_profile
+from shoal_service.control.profile_store import ProfileError, load_profiles, save_profile
+from shoal_service.planner.gpus import CPU
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -30,8 +30,8 @@ def test_json_and_top(offline: Any, spec_file: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_number_the_specs_own_is_taken(offline: Any, spec_file: Path, tmp_path: Path) -> None:
-    wanted = ("--set", "elasticity.max_workers=4", "--set", "elasticity.min_workers=1")
-    found = offline("plan", str(spec_file), *wanted, "--json", "--state-dir", str(tmp_path)).json()
+    desired = ("--set", "elasticity.max_workers=4", "--set", "elasticity.min_workers=1")
+    found = offline("plan", str(spec_file), *desired, "--json", "--state-dir", str(tmp_path)).json()
     assert found["ranking"]["world_size"] == 4
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal_api.cli.follow import follow_job
-from shoal_api.cli.progress import PlainScreen
+from shoal_api.cli.render.progress import PlainScreen
 from shoal_api.client import Client
-from shoal_service.news import PendingEvent
+from shoal_service.reports import PendingEvent
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 

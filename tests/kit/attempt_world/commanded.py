@@ -2,7 +2,7 @@
 
     machine --commands--> Commanded --(what comes of them)--> pending events --deliver--> machine
 
-Whatever a process or the storage answers is pending until a test delivers it, so every order can be tried.
+Whatever a worker or the storage answers is pending until a test delivers it, so every order can be tried.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from attempt_world.parts import (
     TICK_S,
     TOTAL_STEPS,
-    FakeProcess,
+    FakeWorker,
     copy_of,
 )
 from attempt_world.watch import Watch
@@ -26,24 +26,24 @@ from shoal_service.core.attempt.commands import (
     FindCheckpoint,
     ForgetDamaged,
     Interrupt,
-    KillProcess,
+    KillWorker,
     RequestYield,
     Run,
     ShowIncident,
-    StartProcess,
+    StartWorker,
     SuspectNode,
 )
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     Event,
-    HoldingsTold,
-    InterruptHeard,
-    ProcessLost,
+    HoldingsReported,
+    InterruptAcknowledged,
     Tick,
+    WorkerLost,
 )
-from shoal_service.core.attempt.state import Attempt, Stage
-from shoal_workers.contract.memory import Holding
+from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_workers.contract.snapshots import Holding
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Commanded:
     state: Attempt
     now: float = 1000.0
     total_steps: int = TOTAL_STEPS
-    processes: dict[int, FakeProcess] = field(default_factory=dict)
+    workers: dict[int, FakeWorker] = field(default_factory=dict)
     committed: dict[str, bool] = field(default_factory=dict)
     """Checkpoints in storage: False: damaged."""
     commits: list[Commit] = field(default_factory=list)
@@ -66,16 +66,16 @@ class Commanded:
     known: set[str] = field(default_factory=set)
     """Committed checkpoints that the machine was told of, and that were not called damaged since."""
     told_gone: set[int] = field(default_factory=set)
-    """Processes that the machine killed, or was told of as lost."""
+    """Workers that the machine killed, or was told of as lost."""
     num_steps: int = 0
     states: set[tuple[int, int]] = field(default_factory=set)
     """(generation, step) that a group has reached."""
     num_nodes: int | None = None
-    """Processes are spread over so many; None: each has one of its own."""
+    """Workers are spread over so many; None: each has one of its own."""
     deaths: dict[str, int] = field(default_factory=dict)
     """Of nodes."""
     memory: dict[str, list[tuple[int, Holding]]] = field(default_factory=dict)
-    """By node, with the process whose snapshots they are; newest last."""
+    """By node, with the worker whose snapshots they are; newest last."""
     lost_memory: set[tuple[int, int]] = field(default_factory=set)
     """(generation, step) of snapshots that can no longer be read, although they are told of."""
 
@@ -105,35 +105,35 @@ class Commanded:
             match command:
                 case FindCheckpoint():
                     self.finds.append(command)
-                case StartProcess(index, shard_id, avoid_nodes, only_on):
-                    assert index not in self.processes
+                case StartWorker(index, worker_id, avoid_nodes, only_on):
+                    assert index not in self.workers
                     node_id = self._place(index, avoid_nodes, only_on)
-                    self.processes[index] = FakeProcess(index, shard_id, node_id=node_id)
-                case KillProcess(index, _):
+                    self.workers[index] = FakeWorker(index, worker_id, node_id=node_id)
+                case KillWorker(index, _):
                     assert self.is_believed_alive(index)
                     self.told_gone.add(index)
                     self.gone(index)
                 case Run(index, assignment):
                     if command is runs[0]:
                         self.watch.runs(runs)
-                    process = self.processes[index]
-                    process.run, process.step, process.yields, process.fenced = assignment, 0, None, False
+                    worker = self.workers[index]
+                    worker.run, worker.step, worker.yields, worker.fenced = assignment, 0, None, False
                 case Interrupt(index, generation):
-                    if not any(isinstance(c, KillProcess) and c.index == index for c in commands):  # overdue at once
+                    if not any(isinstance(c, KillWorker) and c.index == index for c in commands):  # overdue at once
                         self.watch.call(index, generation)
-                    process = self.processes[index]
-                    if not process.is_stopped:
-                        process.fenced = True
-                        self.post(f"heard-{index}", InterruptHeard(index, generation))
+                    worker = self.workers[index]
+                    if not worker.is_stopped:
+                        worker.fenced = True
+                        self.post(f"acknowledged-{index}", InterruptAcknowledged(index, generation))
                 case AskHoldings(index):
                     assert self.is_believed_alive(index)
-                    if not self.processes[index].is_stopped:
-                        self.post(f"held-{index}", HoldingsTold(index, self.held_on(self.processes[index].node_id)))
+                    if not self.workers[index].is_stopped:
+                        self.post(f"held-{index}", HoldingsReported(index, self.held_on(self.workers[index].node_id)))
                 case SuspectNode():
                     pass
                 case RequestYield(index, generation, durable):
                     self.watch.call(index, generation)
-                    self.processes[index].yields = durable
+                    self.workers[index].yields = durable
                 case Commit():
                     assert len({part.rank for part in command.parts}) == command.parts[0].world_size
                     self.commits.append(command)
@@ -141,7 +141,7 @@ class Commanded:
                     assert self.committed[name] is False, "a good checkpoint was called damaged"
                     self.known.discard(name)
                 case End():
-                    alive = [i for i, p in self.processes.items() if p.alive and self.is_believed_alive(i)]
+                    alive = [i for i, p in self.workers.items() if p.alive and self.is_believed_alive(i)]
                     assert alive == [], "left running at the end"
                 case Emit() | ShowIncident():
                     pass
@@ -155,7 +155,7 @@ class Commanded:
             case CheckpointCommitted(name):
                 if self.committed.get(name, True) or name not in self.state.damaged:
                     self.known.add(name)
-            case ProcessLost(index):
+            case WorkerLost(index):
                 self.told_gone.add(index)
 
     def _place(self, index: int, avoid_nodes: tuple[str, ...], only_on: str) -> str:
@@ -170,7 +170,7 @@ class Commanded:
         return next((place for place in places if place not in avoid_nodes), "")
 
     def is_believed_alive(self, index: int) -> bool:
-        return index in self.processes and index not in self.told_gone
+        return index in self.workers and index not in self.told_gone
 
     def post(self, channel: str, event: Event) -> None:
         self.pending.setdefault(channel, []).append(event)
@@ -195,8 +195,8 @@ class Commanded:
             self.feed(Tick())
 
     def gone(self, index: int) -> None:
-        process = self.processes[index]
-        process.alive, process.run = False, None
+        worker = self.workers[index]
+        worker.alive, worker.run = False, None
         for channel in [name for name in self.pending if name.rpartition("-")[2] == str(index)]:
             self.pending.pop(channel)
 

@@ -1,10 +1,10 @@
-"""What the world is made of: its constants, its processes, and what they say."""
+"""What the world is made of: its constants, its workers, and what they say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_service.core.attempt.state import Attempt, Timeouts
+from shoal_service.core.attempt.state.attempt import Attempt, Timeouts
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import (
     Assignment,
@@ -22,11 +22,11 @@ TIMEOUTS = Timeouts(quiesce_s=5.0, form_s=20.0, start_s=60.0, gather_s=3.0, sett
 
 
 @dataclass
-class FakeProcess:
-    """One shard process. It does what a shard does, when the test says so."""
+class FakeWorker:
+    """One shard worker. It does what a shard does, when the test says so."""
 
     index: int
-    shard_id: str
+    worker_id: str
     alive: bool = True
     is_warm: bool = False
     is_stuck: bool = False

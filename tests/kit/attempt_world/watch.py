@@ -15,9 +15,9 @@ from shoal_service.core.attempt.commands import (
 from shoal_service.core.attempt.events import (
     RunReturned,
 )
-from shoal_service.core.attempt.state import Attempt, Stage
+from shoal_service.core.attempt.state.attempt import Attempt, Stage
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.memory import Endpoint, MemorySource
+from shoal_workers.contract.snapshots import Endpoint, MemorySource
 
 if TYPE_CHECKING:
     from attempt_world.commanded import Commanded
@@ -31,7 +31,7 @@ class Watch:
         assert after.generation in (before.generation, before.generation + 1)
         if before.newest is not None and before.newest not in after.damaged:
             assert after.newest is not None and name_of(after.newest) >= name_of(before.newest)
-        assert after.stage is not Stage.ENDED or after.processes == ()
+        assert after.stage is not Stage.ENDED or after.workers == ()
 
     def runs(self, runs: list[Run]) -> None:
         world = self._world
@@ -52,10 +52,10 @@ class Watch:
             self._source(source, newest)
         self._nothing_better(source.step if source is not None else newest.step if newest is not None else 0)
         self._buddies(runs)
-        for process in world.processes.values():
-            assert not (process.alive and process.run), f"{process} still runs an older generation"
+        for worker in world.workers.values():
+            assert not (worker.alive and worker.run), f"{worker} still runs an older generation"
         for command in runs:
-            assert world.is_believed_alive(command.index) and world.state.process(command.index).warm
+            assert world.is_believed_alive(command.index) and world.state.worker(command.index).warm
 
     def _source(self, source: MemorySource, newest: CheckpointName | None) -> None:
         world = self._world
@@ -63,10 +63,10 @@ class Watch:
         assert len(source.parts) == source.world_size
         assert (source.generation, source.step) in world.states, "no group was ever there"
         for rank, endpoint in enumerate(source.parts):
-            server = world.processes[endpoint.port - MEMORY_PORT]
+            server = world.workers[endpoint.port - MEMORY_PORT]
             assert world.is_believed_alive(server.index) and server.is_warm and server.node_id == endpoint.node_id
-            if not any(p.alive and p.node_id == endpoint.node_id for p in world.processes.values()):
-                continue  # the node has died with its memory, and nobody has heard of it yet
+            if not any(p.alive and p.node_id == endpoint.node_id for p in world.workers.values()):
+                continue  # the node has died with its memory, and nobody has acknowledged of it yet
             held = [(h.generation, h.rank, h.step) for h in world.held_on(endpoint.node_id)]
             assert (source.generation, rank, source.step) in held, "it was never told to lie there"
 
@@ -75,7 +75,7 @@ class Watch:
         chance to tell of it."""
         world = self._world
         state = world.state
-        servers = [world.processes[p.index] for p in state.usable if p.info.memory_port]
+        servers = [world.workers[p.index] for p in state.usable if p.info.memory_port]
         if any(p.is_stopped for p in servers) or any(name.startswith("held") for name in world.pending):
             return
         found: dict[tuple[int, int, int], set[int]] = {}
@@ -89,7 +89,7 @@ class Watch:
 
     def _buddies(self, runs: list[Run]) -> None:
         world = self._world
-        nodes = {c.assignment.rank: world.processes[c.index].node_id for c in runs}
+        nodes = {c.assignment.rank: world.workers[c.index].node_id for c in runs}
         copies: dict[Endpoint, int] = {}
         for command in runs:
             buddy = command.assignment.buddy
@@ -101,7 +101,7 @@ class Watch:
 
     def call(self, index: int, generation: int) -> None:
         world = self._world
-        assert world.is_believed_alive(index), "a call to a process that is known to be gone"
+        assert world.is_believed_alive(index), "a call to a worker that is known to be gone"
         assert generation == world.state.generation
         returned = [e for e in world.history if isinstance(e, RunReturned) and e.index == index]
         assert all(e.exit.generation != generation for e in returned), "it has left this generation"

@@ -1,4 +1,4 @@
-"""A world for the attempt machine: processes, storage and time; the machine's commands make them, a test bends them."""
+"""A world for the attempt machine: workers, storage and time; the machine's commands make them, a test bends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attempt_world.parts import (
     ROOT,
     TIMEOUTS,
     TOTAL_STEPS,
-    FakeProcess,
+    FakeWorker,
     error_of,
     name_of,
     part_of,
@@ -28,19 +28,18 @@ from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
-    NewsArrived,
-    ProcessFailedToStart,
-    ProcessLost,
-    ProcessUnreachable,
-    ProcessWarm,
+    ReportArrived,
     RunReturned,
+    WorkerFailedToStart,
+    WorkerLost,
+    WorkerUnreachable,
+    WorkerWarm,
 )
-from shoal_service.core.attempt.state import Attempt, Stage
-from shoal_service.news import AttemptEnd
+from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_service.reports import AttemptEnd
 from shoal_service.views import IncidentView
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.memory import Holding, MemorySource
 from shoal_workers.contract.messages import (
     ErrorReport,
     ExitKind,
@@ -48,10 +47,11 @@ from shoal_workers.contract.messages import (
     Phase,
     Progress,
     SaveFailed,
-    ShardExit,
-    ShardInfo,
-    ShardNews,
+    WorkerExit,
+    WorkerInfo,
+    WorkerReport,
 )
+from shoal_workers.contract.snapshots import Holding, MemorySource
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
 
@@ -60,25 +60,25 @@ class World(Commanded):
     """What happens, when a test says so; and what it asks afterwards."""
 
     def start_all(self) -> None:
-        """Every process that starts becomes warm."""
-        for process in list(self.processes.values()):
-            self.start(process.index)
+        """Every worker that starts becomes warm."""
+        for worker in list(self.workers.values()):
+            self.start(worker.index)
         self.deliver_all()
 
     def start(self, index: int) -> None:
-        process = self.processes[index]
-        if process.alive and not process.is_warm and process.node_id:
-            process.is_warm = True
-            info = ShardInfo(
-                shard_id=process.shard_id, node_id=process.node_id, node_ip="10.0.0.1", pid=4000 + index,
+        worker = self.workers[index]
+        if worker.alive and not worker.is_warm and worker.node_id:
+            worker.is_warm = True
+            info = WorkerInfo(
+                worker_id=worker.worker_id, node_id=worker.node_id, node_ip="10.0.0.1", pid=4000 + index,
                 store_port=5000 + index, device="cpu",
                 memory_port=MEMORY_PORT + index if self.state.keeps_snapshots else 0,
             )  # fmt: skip
-            self.post(f"warm-{index}", ProcessWarm(index, info))
+            self.post(f"warm-{index}", WorkerWarm(index, info))
 
     def fail_to_start(self, index: int) -> None:
         error = ErrorReport(type="ImportError", message="no torchvision", traceback="...", phase=Phase.PREPARING)
-        self.post(f"warm-{index}", ProcessFailedToStart(index, error))
+        self.post(f"warm-{index}", WorkerFailedToStart(index, error))
 
     def answer_storage(self, *, ok: bool = True) -> None:
         self.answer_finds()
@@ -104,37 +104,37 @@ class World(Commanded):
         if self.committed:
             self.committed[max(self.committed, key=name_of)] = False
 
-    def die(self, index: int, cause: IncidentCause = IncidentCause.SHARD_DIED) -> None:
+    def die(self, index: int, cause: IncidentCause = IncidentCause.WORKER_DIED) -> None:
         """What it had not told yet is lost with it."""
         self.gone(index)
-        self.post(f"lost-{index}", ProcessLost(index, cause, "run call", "killed by signal 9"))
+        self.post(f"lost-{index}", WorkerLost(index, cause, "run call", "killed by signal 9"))
 
     def die_node(self, node_id: str) -> None:
         """With everything that lies in its memory. A machine that comes back is another node."""
         self.memory.pop(node_id, None)
         place = node_id.rstrip("'")
         self.deaths[place] = self.deaths.get(place, 0) + 1
-        for process in self.processes.values():
-            if process.node_id == node_id and process.alive:
-                self.die(process.index, IncidentCause.NODE_DIED)
+        for worker in self.workers.values():
+            if worker.node_id == node_id and worker.alive:
+                self.die(worker.index, IncidentCause.NODE_DIED)
 
     def stop(self, index: int, *, unreachable: bool = False) -> None:
         """SIGSTOP: it does nothing and hears nothing. Unreachable: calls to it fail as well, and that is told."""
-        process = self.processes[index]
-        process.is_stopped = process.is_stuck = True
-        for channel in (f"exit-{index}", f"heard-{index}", f"held-{index}"):
+        worker = self.workers[index]
+        worker.is_stopped = worker.is_stuck = True
+        for channel in (f"exit-{index}", f"acknowledged-{index}", f"held-{index}"):
             self.pending.pop(channel, None)
         if unreachable:
-            self.post(f"unreachable-{index}", ProcessUnreachable(index, "connection timed out"))
+            self.post(f"unreachable-{index}", WorkerUnreachable(index, "connection timed out"))
 
     def beat(
         self, index: int, *, beat: int, step: int | None = None, phase: Phase = Phase.BACKWARD, standing_s: float = 0.0
     ) -> None:
         """It answers a poll."""
-        process = self.processes[index]
-        if process.run is not None:
+        worker = self.workers[index]
+        if worker.run is not None:
             progress = Progress(
-                generation=process.run.generation, phase=phase, step=process.step if step is None else step,
+                generation=worker.run.generation, phase=phase, step=worker.step if step is None else step,
                 at=self.now, beat=beat, standing_s=standing_s,
             )  # fmt: skip
             self.feed(Beat(index, progress))
@@ -142,41 +142,41 @@ class World(Commanded):
     def report(self, *compute_s: float) -> None:
         """A step in which the ranks computed for so long."""
         group = self.group()
-        for process in group:
-            process.step += 1
+        for worker in group:
+            worker.step += 1
         self.states.add((group[0].run.generation, group[0].step))
         self.snapshot()
         report = step_report(group[0].run, group[0].step, self.now)
         self.tell(group[0], report.model_copy(update={"compute_s": compute_s}))
         self.deliver_all()
 
-    def _progress(self, process: FakeProcess) -> Progress:
-        assert process.run is not None
+    def _progress(self, worker: FakeWorker) -> Progress:
+        assert worker.run is not None
         return Progress(
-            generation=process.run.generation, phase=Phase.FORWARD, step=process.step, at=self.now, beat=process.step
+            generation=worker.run.generation, phase=Phase.FORWARD, step=worker.step, at=self.now, beat=worker.step
         )
 
     def snapshot(self, without: int | None = None) -> None:
         """Every member keeps its part of this step, and its buddy a copy; of each the last two."""
-        for process in self.group() if self.state.keeps_snapshots else ():
-            run = process.run
+        for worker in self.group() if self.state.keeps_snapshots else ():
+            run = worker.run
             if run.rank == without:
                 continue
-            places = [process.node_id, *([run.buddy.node_id] if run.buddy else [])]
+            places = [worker.node_id, *([run.buddy.node_id] if run.buddy else [])]
             for node_id in places:
                 part = Holding(
-                    generation=run.generation, rank=run.rank, world_size=run.world_size, step=process.step,
+                    generation=run.generation, rank=run.rank, world_size=run.world_size, step=worker.step,
                     num_bytes=10, node_id=node_id,
                 )  # fmt: skip
                 held = self.memory.setdefault(node_id, [])
-                own = [entry for entry in held if entry[0] == process.index]
+                own = [entry for entry in held if entry[0] == worker.index]
                 self.memory[node_id] = [
-                    *(e for e in held if e[0] != process.index), *own[-1:], (process.index, part)
+                    *(e for e in held if e[0] != worker.index), *own[-1:], (worker.index, part)
                 ]  # fmt: skip
 
-    def group(self) -> list[FakeProcess]:
+    def group(self) -> list[FakeWorker]:
         """The living members that are in `run` of the current generation, by rank."""
-        found = [p for p in self.processes.values() if p.alive and p.run and p.run.generation == self.state.generation]
+        found = [p for p in self.workers.values() if p.alive and p.run and p.run.generation == self.state.generation]
         return sorted(found, key=lambda p: p.run.rank)
 
     @property
@@ -184,15 +184,15 @@ class World(Commanded):
         group = self.group()
         return bool(group) and len(group) == group[0].run.world_size and not any(p.is_stuck or p.fenced for p in group)
 
-    def leave(self, process: FakeProcess, kind: ExitKind, error: ErrorReport | None = None) -> None:
-        assert process.run is not None
-        shard_exit = ShardExit(
-            generation=process.run.generation, rank=process.run.rank, kind=kind, step=process.step, error=error,
-            holdings=self.held_on(process.node_id), at=self.now,
-            is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and process.yields is True),
+    def leave(self, worker: FakeWorker, kind: ExitKind, error: ErrorReport | None = None) -> None:
+        assert worker.run is not None
+        worker_exit = WorkerExit(
+            generation=worker.run.generation, rank=worker.run.rank, kind=kind, step=worker.step, error=error,
+            holdings=self.held_on(worker.node_id), at=self.now,
+            is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and worker.yields is True),
         )  # fmt: skip
-        process.run = None
-        self.post(f"exit-{process.index}", RunReturned(process.index, shard_exit))
+        worker.run = None
+        self.post(f"exit-{worker.index}", RunReturned(worker.index, worker_exit))
 
     def form(self) -> None:
         """The group comes together, restores, and says so; or finds its checkpoint damaged."""
@@ -201,18 +201,18 @@ class World(Commanded):
             return
         source = group[0].run.restore_memory
         if source is not None and not self._can_be_read(source):
-            for process in group:
-                self.leave(process, ExitKind.MEMORY_LOST, error_of("MemoryLost", "a part is gone"))
+            for worker in group:
+                self.leave(worker, ExitKind.MEMORY_LOST, error_of("MemoryLost", "a part is gone"))
             return
         url = group[0].run.restore_from if source is None else None
         name = None if url is None else url.rsplit("/", 1)[1]
         if name is not None and not self.committed[name]:
-            for process in group:
-                self.leave(process, ExitKind.DAMAGED_CHECKPOINT, error_of("ChecksumMismatch", "flipped byte"))
+            for worker in group:
+                self.leave(worker, ExitKind.DAMAGED_CHECKPOINT, error_of("ChecksumMismatch", "flipped byte"))
             return
         start = source.step if source is not None else 0 if name is None else name_of(name).step
-        for process in group:
-            process.step = start
+        for worker in group:
+            worker.step = start
         self.tell(
             group[0],
             Formed(
@@ -222,7 +222,7 @@ class World(Commanded):
         )  # fmt: skip
 
     def _can_be_read(self, source: MemorySource) -> bool:
-        servers = [self.processes[endpoint.port - MEMORY_PORT] for endpoint in source.parts]
+        servers = [self.workers[endpoint.port - MEMORY_PORT] for endpoint in source.parts]
         there = all(
             server.alive and not server.is_stopped
             and any((h.generation, h.rank, h.step) == (source.generation, rank, source.step)
@@ -239,56 +239,56 @@ class World(Commanded):
             if not self.is_whole:
                 return
             if group[0].step < self.total_steps:
-                for process in group:
-                    process.step += 1
+                for worker in group:
+                    worker.step += 1
                 self.num_steps += 1
                 self.states.add((group[0].run.generation, group[0].step))
                 self.snapshot(without=late)
                 self.tell(group[0], step_report(group[0].run, group[0].step, self.now))
                 if self.state.keeps_snapshots:
-                    for process in group:
-                        self.post(f"news-{process.index}", Beat(process.index, self._progress(process)))
+                    for worker in group:
+                        self.post(f"news-{worker.index}", Beat(worker.index, self._progress(worker)))
             step = group[0].step
             kind = ExitKind.FINISHED if step == self.total_steps else ExitKind.YIELDED
             leaves = step == self.total_steps or any(p.yields is not None for p in group)
             if step == self.total_steps or any(p.yields for p in group) or step % save_every == 0:
                 self.save()
             if leaves:
-                for process in group:
-                    self.leave(process, kind)
+                for worker in group:
+                    self.leave(worker, kind)
 
     def save(self) -> None:
-        for process in self.group():
-            self.tell(process, part_of(process.run, process.step))
+        for worker in self.group():
+            self.tell(worker, part_of(worker.run, worker.step))
 
-    def fail_save(self, process: FakeProcess) -> None:
-        run = process.run
-        directory = f"{ROOT}/{CheckpointName(process.step, run.attempt, run.generation)}"
+    def fail_save(self, worker: FakeWorker) -> None:
+        run = worker.run
+        directory = f"{ROOT}/{CheckpointName(worker.step, run.attempt, run.generation)}"
         self.tell(
-            process,
+            worker,
             SaveFailed(
-                generation=run.generation, step=process.step, rank=run.rank, directory=directory, error="disk full"
+                generation=run.generation, step=worker.step, rank=run.rank, directory=directory, error="disk full"
             ),
         )
 
     def obey_interrupts(self) -> None:
-        for process in self.group():
-            if process.fenced and not process.is_stuck:
-                self.leave(process, ExitKind.INTERRUPTED)
+        for worker in self.group():
+            if worker.fenced and not worker.is_stuck:
+                self.leave(worker, ExitKind.INTERRUPTED)
 
     def break_collectives(self) -> None:
         """Whoever notices that a member is missing leaves with a report about somebody else."""
-        for process in self.group():
-            if not process.is_stuck:
-                self.leave(process, ExitKind.COLLECTIVE_FAILED, error_of("DistError", "connection reset by peer"))
+        for worker in self.group():
+            if not worker.is_stuck:
+                self.leave(worker, ExitKind.COLLECTIVE_FAILED, error_of("DistError", "connection reset by peer"))
 
-    def tell(self, process: FakeProcess, item: ShardNews) -> None:
-        self.post(f"news-{process.index}", NewsArrived(process.index, item))
+    def tell(self, worker: FakeWorker, item: WorkerReport) -> None:
+        self.post(f"news-{worker.index}", ReportArrived(worker.index, item))
 
     def cooperate(self) -> None:
         """One round in which everybody does what is asked of them, and time passes."""
-        for process in list(self.processes.values()):
-            self.start(process.index)
+        for worker in list(self.workers.values()):
+            self.start(worker.index)
         self.answer_storage()
         self.obey_interrupts()
         if self.state.stage is Stage.FORMING:

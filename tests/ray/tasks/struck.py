@@ -22,7 +22,7 @@ import torch.distributed as dist
 from tiny import Tiny
 
 from shoal_workers.contract.messages import Phase
-from shoal_workers.engine.position import Position
+from shoal_workers.engine.process.position import Position
 
 _OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.SAVING, Phase.VALIDATING)
 _AFTER_THE_STEP = (Phase.SNAPSHOT, Phase.SAVING, Phase.VALIDATING)

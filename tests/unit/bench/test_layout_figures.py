@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def page() -> dict[str, Any]:
     before = list(sys.path)
-    found = runpy.run_path(str(ROOT / "docs" / "layouts_page.py"))
+    found = runpy.run_path(str(ROOT / "tools" / "layouts_page.py"))
     sys.path[:] = before
     return found
 

@@ -13,11 +13,11 @@ from recovery.report import ratios, rows, spread, table
 from recovery.trial import Event, EventFailed, System, Trial, read_trials, strike_all
 
 SHOAL = [
-    Trial(System.SHOAL, Event.SHARD_KILL, pause, pause + 0.5, lost, 4, 3, 0.5, figures={"state_source": "memory"})
+    Trial(System.SHOAL, Event.WORKER_KILL, pause, pause + 0.5, lost, 4, 3, 0.5, figures={"state_source": "memory"})
     for pause, lost in ((0.4, 0), (0.2, 1), (0.9, 1))
 ]
-PEER = [Trial(System.TORCHRUN, Event.SHARD_KILL, 8.0, 12.0, 6, 4, 4, 0.5)]
-HANG = [Trial(System.TORCHRUN, Event.SHARD_STOP, from_workers=4, note="no recovery within 40 s")]
+PEER = [Trial(System.TORCHRUN, Event.WORKER_KILL, 8.0, 12.0, 6, 4, 4, 0.5)]
+HANG = [Trial(System.TORCHRUN, Event.WORKER_STOP, from_workers=4, note="no recovery within 40 s")]
 
 
 def test_a_line_of_json_is_the_trial() -> None:
@@ -69,7 +69,7 @@ def test_every_line_of_the_table_has_the_same_width() -> None:
 
 
 def test_the_committed_page_and_picture_are_made_from_the_committed_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Path(__file__).resolve().parents[3] / "docs" / "recovery_page.py"
+    script = Path(__file__).resolve().parents[3] / "tools" / "recovery_page.py"
     spec = importlib.util.spec_from_file_location("shoal_docs_recovery_page", script)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -78,6 +78,6 @@ def test_the_committed_page_and_picture_are_made_from_the_committed_trials(monke
 
     trials = read_trials(module.TRIALS)
     page = module.PAGE.read_text(encoding="utf-8")
-    assert module.with_results(page, trials, module.machine()) == page, "run `python docs/recovery_page.py`"
-    assert module.with_matrix(page) == page, "run `python docs/recovery_page.py`"
+    assert module.with_results(page, trials, module.machine()) == page, "run `python tools/recovery_page.py`"
+    assert module.with_matrix(page) == page, "run `python tools/recovery_page.py`"
     assert module.PICTURE.read_text(encoding="utf-8") == module.picture(trials)

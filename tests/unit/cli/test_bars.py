@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_api.cli.bars import Part, bar, shares
+from shoal_api.cli.render.bars import Part, bar, shares
 
 
 @given(st.lists(st.floats(0, 1e12), max_size=12), st.integers(1, 100))

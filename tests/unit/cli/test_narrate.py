@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_api.cli.narrate import narrate, seconds, severity, size_text
+from shoal_api.cli.render.narrate import narrate, seconds, severity, size_text
 from shoal_service.views import EventView
 
 
@@ -18,18 +18,18 @@ def event(kind: str, **data: object) -> EventView:
         (event("job.state", **{"from": "RUNNING", "to": "PAUSED", "reason": "asked"}), "job RUNNING -> PAUSED (asked)"),
         (event("generation.formed", generation=2, workers=3, layout="fsdp3", start_step=20),
          "generation 2: 3 workers as fsdp3, from step 20"),
-        (event("incident.opened", cause="shard_died", ranks=[2]), "incident: shard_died rank 2"),
+        (event("incident.opened", cause="worker_died", ranks=[2]), "incident: worker_died rank 2"),
         (event("incident.closed", from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1,
                state_source="memory"),
          "incident closed: 4 -> 3 workers, detected in 30 ms, recovered in 1.5 s, 1 steps lost, state from memory"),
         (event("generation.forming", generation=2, workers=3, source="memory", step=41, restore="step-40"),
          "forming generation 2 with 3 workers, from memory, step 41"),
-        (event("worker.straggler", shard_id="j/1/3", rank=3, compute_s=1.0, median_s=0.2),
+        (event("worker.straggler", worker_id="j/1/3", rank=3, compute_s=1.0, median_s=0.2),
          "worker 3 rank 3 is slow: 1.0 s a step, the others 200 ms"),
         (event("node.suspected", node_id="ab12", reason="it hung"), "node ab12 is suspected: it hung"),
         (event("checkpoint.committed", step=20, bytes=2048, seconds=0.5),
          "checkpoint of step 20 committed in 500 ms, 2.0 KiB"),
-        (event("worker.lost", shard_id="shard-2", rank=2, pid=7), "worker shard-2 rank 2 lost (pid 7)"),
+        (event("worker.lost", worker_id="shard-2", rank=2, pid=7), "worker shard-2 rank 2 lost (pid 7)"),
     ],
 )  # fmt: skip
 def test_known_events_read_as_sentences(said: EventView, line: str) -> None:
@@ -41,7 +41,7 @@ def test_an_unknown_event_is_shown_with_its_data() -> None:
 
 
 def test_control_characters_never_reach_the_terminal() -> None:
-    assert narrate(event("worker.lost", shard_id="a\x1b[31m\nb")) == "worker a [31m b lost"
+    assert narrate(event("worker.lost", worker_id="a\x1b[31m\nb")) == "worker a [31m b lost"
 
 
 @given(

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_api.cli.sparkline import sparkline, worker_bar
+from shoal_api.cli.render.sparkline import sparkline, worker_bar
 
 
 def test_a_falling_series_falls() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 
 DATA = {"corpus": "python-stdlib"}
 

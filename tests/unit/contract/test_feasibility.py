@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.contract.feasibility import fixed_layout, infeasible, legal_degrees
+from shoal_workers.contract.checks.feasibility import fixed_layout, infeasible, legal_degrees
+from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.layout import Layout, Schedule
-from shoal_workers.contract.legality import violations
-from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
-from shoal_workers.contract.spec_errors import SpecError, parse_spec
 
 LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.hf import HF_TASK, HuggingFaceConfig, as_language_model
+from shoal_workers.contract.checks.legality import Rule, violations
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.legality import Rule, violations
-from shoal_workers.contract.plan import TensorStyle
-from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.model.hf import HF_TASK, HuggingFaceConfig, as_language_model
+from shoal_workers.contract.model.plan import TensorStyle
+from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import SpecError, parse_spec
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

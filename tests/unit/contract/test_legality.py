@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal_workers.contract.checks.legality import Rule, nearest_divisors, violations
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.legality import Rule, nearest_divisors, violations
-from shoal_workers.contract.plan_of import plan_of
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.model.plan_of import plan_of
 
 DENSE: dict[str, Any] = {"dim": 64, "num_heads": 8, "num_kv_heads": 4, "num_layers": 4, "seq_len": 64}
 EXPERTS: dict[str, Any] = {**DENSE, "num_experts": 6}
@@ -81,5 +81,5 @@ def test_a_layout_of_five_axes_is_legal() -> None:
 
 
 @given(st.integers(1, 10**18), st.integers(1, 10**18))
-def test_the_nearest_divisors_divide(size: int, wanted: int) -> None:
-    assert all(size % divisor == 0 for divisor in nearest_divisors(size, wanted))
+def test_the_nearest_divisors_divide(size: int, desired: int) -> None:
+    assert all(size % divisor == 0 for divisor in nearest_divisors(size, desired))

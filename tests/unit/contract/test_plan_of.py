@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_workers.contract.plan import TensorStyle
-from shoal_workers.contract.plan_of import plan_of
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.model.plan import TensorStyle
+from shoal_workers.contract.model.plan_of import plan_of
 
 LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal_workers.contract.checks.spec_errors import MAX_PROBLEMS, SpecError, SpecProblem, parse_spec
 from shoal_workers.contract.json_values import MAX_DEPTH, MAX_VALUES
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import MAX_PROBLEMS, SpecError, SpecProblem, parse_spec
 
 LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib"}}
 

@@ -1,4 +1,4 @@
-"""docs/spec.md is what docs/generate.py makes of the code as it is."""
+"""docs/spec.md is what tools/docs_pages.py makes of the code as it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -16,7 +16,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS / "generate.py")
+    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS.parent / "tools" / "docs_pages.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

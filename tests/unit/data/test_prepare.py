@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.bar import prepare_with_bar
 from shoal_workers.data.errors import CacheError, EmptyCorpusError, MissingTextError, UndecodableTextError
 from shoal_workers.data.index import Corpus, Split

@@ -15,7 +15,7 @@ from shoal_service.views import EventView, IncidentView, SeriesPoint
 from shoal_workers.contract.job import IncidentCause, JobState
 
 INCIDENT = IncidentView(
-    id=1, cause=IncidentCause.SHARD_DIED, witness="ray", ranks=(2,), shard_ids=("s2",), generation=1, at=0,
+    id=1, cause=IncidentCause.WORKER_DIED, witness="ray", ranks=(2,), worker_ids=("s2",), generation=1, at=0,
     from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1,
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ def shown(broken: tuple[str, ...]) -> str:
     disturbed = Run("job-a", series(4, 4, 3, 3, 4), 2.5, 1000.0, 60.0, "/tmp/checkpoints")
     undisturbed = Run("job-b", series(4, 4, 4, 4, 4), 2.5, None, None, "none")
     incident = IncidentView(
-        id=1, cause=IncidentCause.SHARD_DIED, witness="ray", ranks=(2,), shard_ids=("s2",), generation=1, at=0,
+        id=1, cause=IncidentCause.WORKER_DIED, witness="ray", ranks=(2,), worker_ids=("s2",), generation=1, at=0,
         from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1,
     )  # fmt: skip
     outcome = DemoOutcome(
@@ -48,7 +48,14 @@ def shown(broken: tuple[str, ...]) -> str:
 
 def test_the_report_has_the_incident_the_sizes_and_the_verdict() -> None:
     text = shown(())
-    for words in ("4 -> 3 -> 4", "shard_died, rank 2", "30 ms", "the same model", "/v1/jobs/job-b", "/tmp/checkpoints"):
+    for words in (
+        "4 -> 3 -> 4",
+        "worker_died, rank 2",
+        "30 ms",
+        "the same model",
+        "/v1/jobs/job-b",
+        "/tmp/checkpoints",
+    ):
         assert words in text
 
 

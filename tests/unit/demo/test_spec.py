@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, WORKERS, demo_spec
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "byte-lm.yaml"
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from shoal_service.core.attempt.state import TRANSITIONS, Stage
+from shoal_service.core.attempt.state.attempt import TRANSITIONS, Stage
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
@@ -16,7 +16,7 @@ PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS / "generate.py")
+    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS.parent / "tools" / "docs_pages.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

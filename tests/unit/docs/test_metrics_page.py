@@ -1,4 +1,4 @@
-"""docs/metrics.md is what docs/generate.py makes of the declared metrics."""
+"""docs/metrics.md is what tools/docs_pages.py makes of the declared metrics."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import ModuleType
 import pytest
 
 from shoal_service.core.goodput import Category
-from shoal_service.metric_names import ALL
+from shoal_service.telemetry.metric_names import ALL
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS / "generate.py")
+    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS.parent / "tools" / "docs_pages.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_workers.engine.exact_scale import NUM_RUNGS, rung_of, scale_of
+from shoal_workers.engine.deterministic.scale import NUM_RUNGS, rung_of, scale_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal_workers.engine.exact_sum import digits_of, row_squares, split_finite, value_of
+from shoal_workers.engine.deterministic.integer_sum import digits_of, row_squares, split_finite, value_of
 
 DOUBLES = st.floats(min_value=-1e80, max_value=1e80, allow_nan=False).filter(lambda x: x == 0 or abs(x) > 1e-30)
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.spec import OptimizerSpec
-from shoal_workers.engine.clip import Gradients
-from shoal_workers.engine.optimizer import adamw
+from shoal_workers.engine.step.clip import Gradients
+from shoal_workers.engine.step.optimizer import adamw
 
 SIZE = 531
 SETTINGS = OptimizerSpec(lr=0.0123, weight_decay=0.07)

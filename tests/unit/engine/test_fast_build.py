@@ -1,4 +1,4 @@
-"""engine/fast_build.py: a model that is about to be restored is built without its weights, and all else as ever."""
+"""engine/model/fast_build.py: a model that is about to be restored is built without its weights, and all else as ever."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal_workers.engine.fast_build import build_for_restore
+from shoal_workers.engine.model.fast_build import build_for_restore
 
 LARGE = 4096  # squared, times 4 bytes: 64 MiB
 

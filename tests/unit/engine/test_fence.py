@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shoal_workers.engine.fence import Fence
+from shoal_workers.engine.group.fence import Fence
 
 
 def test_a_fence_only_rises() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.engine.loss_scale import LossScale, ScalePolicy, after_step
+from shoal_workers.engine.step.loss_scale import LossScale, ScalePolicy, after_step
 
 POLICY = ScalePolicy(initial=16.0, growth_interval=3, smallest=1.0, largest=64.0)
 

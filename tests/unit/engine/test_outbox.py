@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 from shoal_workers.contract.messages import LogLine, Phase, Progress, SaveFailed
-from shoal_workers.engine.outbox import Outbox
+from shoal_workers.engine.process.outbox import Outbox
 
 NOW = Progress(generation=1, phase=Phase.FORWARD, step=3, at=0.0)
 
@@ -21,7 +21,7 @@ def test_a_poll_gives_everything_newer_and_the_number_to_ask_for_next() -> None:
     outbox.tell(news(1))
     outbox.log(line("a"))
     first = outbox.poll(0, 0.0, NOW)
-    assert (first.shard_id, first.seq, first.progress) == ("shard-1", 2, NOW)
+    assert (first.worker_id, first.seq, first.progress) == ("shard-1", 2, NOW)
     assert (first.news, first.logs) == ((news(1),), (line("a"),))
     outbox.tell(news(2))
     assert outbox.poll(first.seq, 0.0, NOW).news == (news(2),)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shoal_workers.engine.two_place_adamw import Place, TwoPlaceAdamW
+from shoal_workers.engine.state.double_buffered_adamw import DoubleBufferedAdamW, Place
 
 SHAPES = [(7, 5), (64,), (3, 3, 2), (1,)]
 
@@ -48,7 +48,7 @@ def test_it_gives_the_bits_that_torch_gives(alternates: bool) -> None:
     theirs, ours = _parameters(), _parameters()
     settings: dict[str, Any] = {"lr": 0.02, "betas": (0.9, 0.95), "eps": 1e-8}
     expected = AdamW(_groups(theirs), foreach=True, **settings)
-    optimizer = TwoPlaceAdamW(_groups(ours), foreach=True, **settings)
+    optimizer = DoubleBufferedAdamW(_groups(ours), foreach=True, **settings)
     for step in range(12):
         for parameters, one in ((theirs, expected), (ours, optimizer)):
             _give_gradients(parameters, step)
@@ -59,7 +59,7 @@ def test_it_gives_the_bits_that_torch_gives(alternates: bool) -> None:
         assert _same(_state(expected, theirs), _state(optimizer, ours)), step
 
 
-def _step_elsewhere(optimizer: TwoPlaceAdamW, parameters: list[nn.Parameter]) -> None:
+def _step_elsewhere(optimizer: DoubleBufferedAdamW, parameters: list[nn.Parameter]) -> None:
     """Into memory that holds nonsense; what the operands were in must not change."""
     places = {p: Place(*(torch.full_like(p.detach(), torch.nan) for _ in range(3))) for p in parameters}
     old = [(p.data, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]) for p in parameters]
@@ -76,7 +76,7 @@ def _step_elsewhere(optimizer: TwoPlaceAdamW, parameters: list[nn.Parameter]) ->
 
 def test_what_has_no_other_place_is_updated_in_place() -> None:
     first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    optimizer = TwoPlaceAdamW([first, second], lr=0.1, foreach=True)
+    optimizer = DoubleBufferedAdamW([first, second], lr=0.1, foreach=True)
     for parameter in (first, second):
         parameter.grad = torch.ones(3)
     optimizer.step()

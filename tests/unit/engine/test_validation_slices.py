@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.engine.validation_slices import validation_slices
+from shoal_workers.engine.step.validation_slices import validation_slices
 
 
 @given(st.integers(1, 200), st.integers(1, 17), st.integers(1, 9))

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from shoal_workers.memory.directory import ProcessDirectory
-from shoal_workers.memory.slot import Regions, SlotFile, Stamp
+from shoal_workers.snapshot_store.slot import Regions, SlotFile, Stamp
+from shoal_workers.snapshot_store.slot_registry import SlotRegistry
 
 REGIONS = Regions.of(index_bytes=0, extra_room=0, num_bytes=100)
 
-directory = ProcessDirectory(Path(sys.argv[1]), job_id=sys.argv[2], attempt=1, node_id=sys.argv[3], shard_id="s")
+directory = SlotRegistry(Path(sys.argv[1]), job_id=sys.argv[2], attempt=1, node_id=sys.argv[3], worker_id="s")
 for number, part in enumerate(sys.argv[4:]):
     slot = SlotFile(directory.path / f"own-{number}", REGIONS.file_bytes)
     generation, _, step = part.partition(":")

@@ -11,30 +11,30 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.memory.directory import ProcessDirectory, sweep_stale
+from shoal_workers.snapshot_store.slot_registry import SlotRegistry, sweep_stale
 
-StartProcess = Callable[..., Any]
+StartWorker = Callable[..., Any]
 
 
 @pytest.fixture
-def join(tmp_path: Path) -> Iterator[Callable[..., ProcessDirectory]]:
+def join(tmp_path: Path) -> Iterator[Callable[..., SlotRegistry]]:
     """`join(job_id=, node_id=, ...)`: a directory of this process, which can have many: locks are per open file."""
     with ExitStack() as stack:
 
-        def make(**changes: Any) -> ProcessDirectory:
-            names = {"job_id": "job", "attempt": 1, "node_id": "n", "shard_id": "s", **changes}
-            directory = ProcessDirectory(tmp_path, **names)
+        def make(**changes: Any) -> SlotRegistry:
+            names = {"job_id": "job", "attempt": 1, "node_id": "n", "worker_id": "s", **changes}
+            directory = SlotRegistry(tmp_path, **names)
             stack.callback(directory.close)
             return directory
 
         yield make
 
 
-def _steps(directory: ProcessDirectory) -> list[tuple[int, int]]:
+def _steps(directory: SlotRegistry) -> list[tuple[int, int]]:
     return sorted((header.generation, header.step) for _, header in directory.parts())
 
 
-def test_directories_are_for_this_user_only(tmp_path: Path, join: Callable[..., ProcessDirectory]) -> None:
+def test_directories_are_for_this_user_only(tmp_path: Path, join: Callable[..., SlotRegistry]) -> None:
     directory = join()
     place = directory.path
     assert place.parent.parent.parent.parent == tmp_path
@@ -43,7 +43,7 @@ def test_directories_are_for_this_user_only(tmp_path: Path, join: Callable[..., 
         place = place.parent
 
 
-def test_directory_that_others_could_write_to_is_refused(tmp_path: Path, join: Callable[..., ProcessDirectory]) -> None:
+def test_directory_that_others_could_write_to_is_refused(tmp_path: Path, join: Callable[..., SlotRegistry]) -> None:
     base = tmp_path / f"shoal-{os.geteuid()}"
     base.mkdir()
     base.chmod(0o777)
@@ -51,7 +51,7 @@ def test_directory_that_others_could_write_to_is_refused(tmp_path: Path, join: C
         join()
 
 
-def test_link_in_the_place_of_the_directory_is_refused(tmp_path: Path, join: Callable[..., ProcessDirectory]) -> None:
+def test_link_in_the_place_of_the_directory_is_refused(tmp_path: Path, join: Callable[..., SlotRegistry]) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / f"shoal-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError, match="not a directory of this user alone"):
@@ -59,32 +59,32 @@ def test_link_in_the_place_of_the_directory_is_refused(tmp_path: Path, join: Cal
 
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", ".trash-x", "lock", "ä"])
-def test_any_name_is_one_segment(tmp_path: Path, join: Callable[..., ProcessDirectory], name: str) -> None:
-    directory = join(job_id=name, node_id=name, shard_id=name)
+def test_any_name_is_one_segment(tmp_path: Path, join: Callable[..., SlotRegistry], name: str) -> None:
+    directory = join(job_id=name, node_id=name, worker_id=name)
     assert len(directory.path.relative_to(tmp_path).parts) == 4
     assert not any(part.startswith(".") for part in directory.path.relative_to(tmp_path).parts)
     assert sweep_stale(tmp_path) == []
 
 
-def test_parts_of_a_killed_process_are_still_there(join: Callable[..., Any], start_process: StartProcess) -> None:
+def test_parts_of_a_killed_process_are_still_there(join: Callable[..., Any], start_process: StartWorker) -> None:
     process = start_process("1:10", "1:11", "1:torn")
     process.kill()
     assert _steps(join()) == [(1, 10), (1, 11)]
 
 
-def test_parts_of_another_node_are_not_seen(join: Callable[..., Any], start_process: StartProcess) -> None:
+def test_parts_of_another_node_are_not_seen(join: Callable[..., Any], start_process: StartWorker) -> None:
     start_process("1:10", node="other")
     assert _steps(join()) == []
 
 
-def test_attempt_of_the_dead_is_swept(tmp_path: Path, start_process: StartProcess) -> None:
+def test_attempt_of_the_dead_is_swept(tmp_path: Path, start_process: StartWorker) -> None:
     start_process("1:10", job="old", node="a").kill()
     start_process("1:10", job="old", node="b").kill()
     assert sweep_stale(tmp_path) == ["old-a1"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_attempt_of_which_one_process_lives_is_not_swept(tmp_path: Path, start_process: StartProcess) -> None:
+def test_attempt_of_which_one_process_lives_is_not_swept(tmp_path: Path, start_process: StartWorker) -> None:
     start_process("1:10", node="a").kill()
     living = start_process("1:10", node="b")
     assert sweep_stale(tmp_path) == []
@@ -92,14 +92,14 @@ def test_attempt_of_which_one_process_lives_is_not_swept(tmp_path: Path, start_p
     assert sweep_stale(tmp_path) == ["job-a1"]
 
 
-def test_own_attempt_is_not_swept(tmp_path: Path, join: Callable[..., Any], start_process: StartProcess) -> None:
+def test_own_attempt_is_not_swept(tmp_path: Path, join: Callable[..., Any], start_process: StartWorker) -> None:
     start_process("1:10").kill()
     directory = join()
     assert sweep_stale(tmp_path) == []
     assert _steps(directory) == [(1, 10)]
 
 
-def test_what_a_killed_sweeper_left_is_swept(tmp_path: Path, start_process: StartProcess) -> None:
+def test_what_a_killed_sweeper_left_is_swept(tmp_path: Path, start_process: StartWorker) -> None:
     process = start_process("1:10")
     process.kill()
     attempt = process.path.parent.parent
@@ -120,7 +120,7 @@ def test_sweepers_and_starters_do_not_hurt_each_other(tmp_path: Path) -> None:
     def start(shard: str) -> None:
         try:
             for _ in range(40):
-                directory = ProcessDirectory(tmp_path, job_id="job", attempt=1, node_id="n", shard_id=shard)
+                directory = SlotRegistry(tmp_path, job_id="job", attempt=1, node_id="n", worker_id=shard)
                 (directory.path / "own-1").touch()
                 if not (directory.path / "own-1").exists():
                     wrong.append(directory.path)
@@ -142,7 +142,7 @@ def test_sweepers_and_starters_do_not_hurt_each_other(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_old_parts_of_the_dead_are_forgotten(join: Callable[..., Any], start_process: StartProcess) -> None:
+def test_old_parts_of_the_dead_are_forgotten(join: Callable[..., Any], start_process: StartWorker) -> None:
     dead = start_process("1:10", "2:20", "2:torn")
     dead.kill()
     directory = join()
@@ -153,7 +153,7 @@ def test_old_parts_of_the_dead_are_forgotten(join: Callable[..., Any], start_pro
     assert not dead.path.exists()
 
 
-def test_old_parts_of_the_living_are_left(join: Callable[..., Any], start_process: StartProcess) -> None:
+def test_old_parts_of_the_living_are_left(join: Callable[..., Any], start_process: StartWorker) -> None:
     start_process("1:10")
     directory = join()
     directory.forget_dead(5)
@@ -161,7 +161,7 @@ def test_old_parts_of_the_living_are_left(join: Callable[..., Any], start_proces
 
 
 def test_forgotten_attempt_is_gone_from_the_machine_also_where_nobody_of_it_lives(
-    tmp_path: Path, join: Callable[..., Any], start_process: StartProcess
+    tmp_path: Path, join: Callable[..., Any], start_process: StartWorker
 ) -> None:
     start_process("1:10").kill()
     start_process("1:11")
@@ -173,7 +173,7 @@ def test_forgotten_attempt_is_gone_from_the_machine_also_where_nobody_of_it_live
 
 
 def test_last_process_that_closes_leaves_nothing_not_even_of_the_dead(
-    tmp_path: Path, join: Callable[..., Any], start_process: StartProcess
+    tmp_path: Path, join: Callable[..., Any], start_process: StartWorker
 ) -> None:
     start_process("1:10").kill()
     first, second = join(), join()
@@ -186,4 +186,4 @@ def test_last_process_that_closes_leaves_nothing_not_even_of_the_dead(
 
 def test_unusable_root_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        ProcessDirectory(tmp_path / "nosuch", job_id="j", attempt=1, node_id="n", shard_id="s")
+        SlotRegistry(tmp_path / "nosuch", job_id="j", attempt=1, node_id="n", worker_id="s")

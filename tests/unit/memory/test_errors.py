@@ -6,13 +6,13 @@ import pickle
 
 import pytest
 
-from shoal_workers.memory.errors import MemoryFull, MemoryLost, MemoryTierError
+from shoal_workers.snapshot_store.errors import MemoryFull, MemoryLost, SnapshotStoreError
 
 
 @pytest.mark.parametrize(
     "error", [MemoryLost(3, 41, 2, "node-b", "it is gone"), MemoryFull("/dev/shm/x", 100, 7, "No space left on device")]
 )
-def test_errors_survive_pickling(error: MemoryTierError) -> None:
+def test_errors_survive_pickling(error: SnapshotStoreError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert vars(again) == vars(error)

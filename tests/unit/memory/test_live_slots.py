@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan, plan_save
-from shoal_workers.memory.live_slots import LiveSlot, LiveSlots
-from shoal_workers.memory.shape import with_rooms
-from shoal_workers.memory.slot import PartHeader, Stamp, read_header
+from shoal_workers.snapshot_store.live_slots import LiveSlot, LiveSlots
+from shoal_workers.snapshot_store.slot import PartHeader, Stamp, read_header
+from shoal_workers.snapshot_store.slot_shape import with_rooms
 
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(5, dtype=torch.int64)}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.memory.errors import MemoryFull
-from shoal_workers.memory.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, Stamp, read_header
+from shoal_workers.snapshot_store.errors import MemoryFull
+from shoal_workers.snapshot_store.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, Stamp, read_header
 
 _REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=5000)
 

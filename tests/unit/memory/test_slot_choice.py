@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_workers.memory.slot import PartHeader
-from shoal_workers.memory.slot_choice import kept, oldest_first
+from shoal_workers.snapshot_store.slot import PartHeader
+from shoal_workers.snapshot_store.slot_choice import kept, oldest_first
 
 
 def _part(generation: int, step: int) -> PartHeader:

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from shoal_service.metric_names import ALL, Kind
+from shoal_service.telemetry.metric_names import ALL, Kind
 
 SNAPSHOT = {
     "shoal_jobs": ("gauge", ("state",)),
@@ -28,7 +28,7 @@ SNAPSHOT = {
     "shoal_checkpoint_seconds": ("histogram", ()),
     "shoal_lease_epoch": ("gauge", ()),
     "shoal_control_plane_leader": ("gauge", ()),
-    "shoal_news_dropped_total": ("counter", ("reason",)),
+    "shoal_reports_dropped_total": ("counter", ("reason",)),
     "shoal_http_requests_total": ("counter", ("method", "route", "status")),
     "shoal_http_request_seconds": ("histogram", ("method", "route")),
 }
@@ -55,4 +55,6 @@ def test_the_dashboard_shows_only_metrics_that_exist() -> None:
         for target in panel["targets"]
         for name in re.findall(r"shoal_\w+", target["expr"])
     }
-    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} == set(SNAPSHOT) - {"shoal_news_dropped_total"}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} == set(SNAPSHOT) - {
+        "shoal_reports_dropped_total"
+    }

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from shoal_service import ownership
+from shoal_service.control import ownership
 
 
 def _name_of_another() -> tuple[subprocess.Popen[str], str]:
-    code = "from shoal_service.ownership import own_name; print(own_name(), flush=True); input()"
+    code = "from shoal_service.control.ownership import own_name; print(own_name(), flush=True); input()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()

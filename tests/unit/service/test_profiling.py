@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.planner.gpus import PROFILES
-from shoal_service.profiling import profile_of
+from shoal_service.control.profiling import profile_of
+from shoal_service.planner.gpus import PROFILES
 from shoal_workers.contract.spec import Precision
 
 CPU: dict[str, Any] = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal_service.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[3]
 

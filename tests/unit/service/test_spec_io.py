@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from shoal_service.spec_io import MAX_SPEC_BYTES, SpecFormat, parse_text
-from shoal_workers.contract.spec_errors import SpecError
+from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, parse_text
+from shoal_workers.contract.checks.spec_errors import SpecError
 
 GOOD = """\
 name: fish

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shoal_service.supervisor.lives import MAX_SHORT_LIVES, SHORT_LIFE_S, is_crash_loop
+from shoal_service.supervisor.restart_limit import MAX_SHORT_LIVES, SHORT_LIFE_S, is_crash_loop
 
 
 def births(*lives_s: float) -> list[float]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 
-from shoal_service.core.attempt.state import Attempt, Wanted
-from shoal_service.news import AttemptEnd, PendingEvent, PendingLog, SupervisorNews, SuspectedNode
+from shoal_service.core.attempt.state.attempt import Attempt, Desired
+from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
-from shoal_service.supervisor.journal import JournalEntry, Untold
+from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
 from shoal_service.views import (
     CheckpointView,
     Condition,
@@ -22,7 +22,7 @@ from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
 SPEC = JobSpec.model_validate({"stop": {"steps": 12}, "task": "m:T", "data": {"paths": ["a", "b"]}})
 DIRECTIVE = Directive(
-    epoch=3, granted=2, wanted=Wanted.PAUSE, elasticity=ElasticitySpec(), parallelism="auto", spec_version=4
+    epoch=3, granted=2, desired=Desired.PAUSE, elasticity=ElasticitySpec(), parallelism="auto", spec_version=4
 )
 END = AttemptEnd(
     reason=EndReason.USER_ERROR,
@@ -48,13 +48,13 @@ def test_configuration_and_directives_survive_pickling_and_json() -> None:
 
 
 def test_news_survive_pickling_and_json() -> None:
-    news = SupervisorNews(
+    news = SupervisorReports(
         attempt=2,
         seq=(3 << 32) + 5,
         events=(PendingEvent(at=1.0, type="incident.opened", data={"ranks": [1], "cause": "stuck", "to": None}),),
         incidents=(
             IncidentView(
-                id=1, cause=IncidentCause.NODE_DIED, witness="run call", ranks=(1, 2), shard_ids=("a", "b"),
+                id=1, cause=IncidentCause.NODE_DIED, witness="run call", ranks=(1, 2), worker_ids=("a", "b"),
                 node_id="n", generation=3, at=1.0, from_workers=4, to_workers=2, steps_lost=1, closed=True,
             ),
         ),
@@ -65,21 +65,21 @@ def test_news_survive_pickling_and_json() -> None:
                 generation=3,
             ),
         ),
-        logs=(PendingLog(at=1.0, rank=None, shard_id="a", stream="stderr", text="é\x00"),),
+        logs=(PendingLog(at=1.0, rank=None, worker_id="a", stream="stderr", text="é\x00"),),
         status=JobStatus(
             state=JobState.RECOVERING,
             conditions=(Condition(type="WorkersReady", status=False, reason="r", message="m", since=1.0),),
         ),
         workers=(
             WorkerView(
-                shard_id="a", rank=0, state="training", node_id="n", node_ip="10.0.0.1", pid=7, generation=3,
+                worker_id="a", rank=0, state="training", node_id="n", node_ip="10.0.0.1", pid=7, generation=3,
                 phase="forward", step=8,
             ),
         ),
         end=END,
     )  # fmt: skip
     assert pickle.loads(pickle.dumps(news)) == news
-    assert SupervisorNews.model_validate_json(news.model_dump_json()) == news
+    assert SupervisorReports.model_validate_json(news.model_dump_json()) == news
 
 
 def test_a_journal_entry_survives_json() -> None:
@@ -87,9 +87,9 @@ def test_a_journal_entry_survives_json() -> None:
     entry = JournalEntry(
         state=state,
         seq=9,
-        untold=(
-            Untold(seq=9, item=PendingEvent(at=1.0, type="worker.started", data={"pid": 7})),
-            Untold(seq=10, item=SuspectedNode(at=2.0, node_id="n", reason="computes wrong")),
+        unacknowledged=(
+            Unacknowledged(seq=9, item=PendingEvent(at=1.0, type="worker.started", data={"pid": 7})),
+            Unacknowledged(seq=10, item=SuspectedNode(at=2.0, node_id="n", reason="computes wrong")),
         ),
         end=END,
         directive=DIRECTIVE,

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from shoal_service.news import AttemptEnd, PendingEvent, PendingLog, SupervisorNews
-from shoal_service.supervisor import newsdesk as module
-from shoal_service.supervisor.journal import JournalEntry, Untold
-from shoal_service.supervisor.newsdesk import Newsdesk
+from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports
+from shoal_service.supervisor import outbox as module
+from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
+from shoal_service.supervisor.outbox import Outbox
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
@@ -23,7 +23,7 @@ def event(number: int) -> PendingEvent:
 
 
 def log(number: int) -> PendingLog:
-    return PendingLog(at=float(number), rank=0, shard_id="s", stream="stdout", text=str(number))
+    return PendingLog(at=float(number), rank=0, worker_id="s", stream="stdout", text=str(number))
 
 
 def point(step: int) -> SeriesPoint:
@@ -34,7 +34,7 @@ def point(step: int) -> SeriesPoint:
 
 def incident(id_: int, *, closed: bool = False) -> IncidentView:
     return IncidentView(
-        id=id_, cause=IncidentCause.SHARD_DIED, witness="w", ranks=(1,), shard_ids=("s",), generation=1, at=0.0,
+        id=id_, cause=IncidentCause.WORKER_DIED, witness="w", ranks=(1,), worker_ids=("s",), generation=1, at=0.0,
         from_workers=2, closed=closed,
     )  # fmt: skip
 
@@ -43,14 +43,14 @@ def checkpoint(step: int, state: str) -> CheckpointView:
     return CheckpointView(step=step, url="u", state=state, attempt=1, generation=1)
 
 
-def opened(**known: object) -> Newsdesk:
+def opened(**known: object) -> Outbox:
     """With a status to show, as an executor gives it one before anything else."""
-    desk = Newsdesk(1, **known)
+    desk = Outbox(1, **known)
     desk.show(RUNNING, ())
     return desk
 
 
-def numbers(news: SupervisorNews) -> list[int]:
+def numbers(news: SupervisorReports) -> list[int]:
     return [e.data["n"] for e in news.events]
 
 
@@ -148,7 +148,7 @@ def test_the_end_is_told_with_the_last_items_and_not_before() -> None:
 def test_a_long_poll_wakes_at_once(what: str) -> None:
     desk = opened()
     seq = desk.pull(0, 0.0).seq
-    answers: list[SupervisorNews] = []
+    answers: list[SupervisorReports] = []
     reader = threading.Thread(target=lambda: answers.append(desk.pull(seq, 600.0)))
     reader.start()
     match what:
@@ -177,8 +177,8 @@ def test_a_long_poll_without_news_answers_after_its_time_with_the_newest_status(
 @pytest.mark.timeout(20)
 def test_nothing_is_told_before_there_is_a_status() -> None:
     """The empty status of a supervisor that has just been restarted would set the job's step and loss back."""
-    desk = Newsdesk(1, seq=7, untold=(Untold(seq=7, item=event(1)),))
-    answers: list[SupervisorNews] = []
+    desk = Outbox(1, seq=7, unacknowledged=(Unacknowledged(seq=7, item=event(1)),))
+    answers: list[SupervisorReports] = []
     reader = threading.Thread(target=lambda: answers.append(desk.pull(0, 600.0)))
     reader.start()
     desk.tell(event(2))
@@ -190,7 +190,7 @@ def test_nothing_is_told_before_there_is_a_status() -> None:
 
 @pytest.mark.timeout(20)
 def test_an_end_is_told_even_if_there_never_was_a_status() -> None:
-    desk = Newsdesk(1)
+    desk = Outbox(1)
     desk.end(END)
     assert desk.pull(0, 600.0).end == END
 
@@ -199,10 +199,10 @@ def test_after_a_restart_numbers_jump_beyond_any_that_were_handed_out() -> None:
     """Between the journal's last entry and the death more may have been told: those numbers are taken."""
     desk = opened()
     desk.tell(event(1), event(2))
-    seq, untold, end = desk.untold()
+    seq, unacknowledged, end = desk.unacknowledged()
     desk.tell(log(1), log(2), log(3))
     stored = desk.pull(0, 0.0).seq
-    restarted = opened(seq=seq + (1 << 32), untold=untold, end=end)
+    restarted = opened(seq=seq + (1 << 32), unacknowledged=unacknowledged, end=end)
     restarted.tell(event(3))
     news = restarted.pull(stored, 0.0)
     assert numbers(news) == [3], "1 and 2 were acknowledged by the number that the journal did not know"
@@ -216,8 +216,8 @@ def test_after_a_restart_the_untold_is_told() -> None:
     desk.pull(acknowledged, 0.0)
     desk.tell(event(2), checkpoint(4, "committed"), point(9))
     desk.end(END)
-    seq, untold, end = desk.untold()
-    restarted = opened(seq=seq + (1 << 32), untold=untold, end=end)
+    seq, unacknowledged, end = desk.unacknowledged()
+    restarted = opened(seq=seq + (1 << 32), unacknowledged=unacknowledged, end=end)
     news = restarted.pull(acknowledged, 0.0)
     assert numbers(news) == [2] and len(news.checkpoints) == 1 and news.incidents == ()
     assert news.end == END
@@ -225,7 +225,7 @@ def test_after_a_restart_the_untold_is_told() -> None:
 
 def test_what_the_journal_keeps_survives_its_own_spelling() -> None:
     items = (event(1), incident(2), checkpoint(4, "committed"))
-    untold = tuple(Untold(seq=n, item=item) for n, item in enumerate(items, start=1))
-    for one in untold:
-        assert Untold.model_validate_json(one.model_dump_json()) == one
-    assert JournalEntry.model_fields["untold"].annotation == tuple[Untold, ...]
+    unacknowledged = tuple(Unacknowledged(seq=n, item=item) for n, item in enumerate(items, start=1))
+    for one in unacknowledged:
+        assert Unacknowledged.model_validate_json(one.model_dump_json()) == one
+    assert JournalEntry.model_fields["unacknowledged"].annotation == tuple[Unacknowledged, ...]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
-from shoal_service.core.attempt.state import Attempt, Process, Stage
-from shoal_service.news import AttemptEnd, SupervisorNews
+from shoal_service.core.attempt.state.attempt import Attempt, Stage, Worker
+from shoal_service.reports import AttemptEnd, SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.newsdesk import Newsdesk
+from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.reporter import Reporter
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
@@ -17,10 +17,10 @@ from shoal_workers.contract.messages import (
     LogLine,
     Phase,
     Progress,
-    ShardInfo,
-    ShardPoll,
     StepReport,
     ValidationReport,
+    WorkerInfo,
+    WorkerPoll,
 )
 from shoal_workers.contract.spec import JobSpec
 
@@ -31,25 +31,25 @@ CONFIG = SupervisorConfig(
 
 
 class Told:
-    """A reporter, its newsdesk, and a running attempt of two processes."""
+    """A reporter, its outbox, and a running attempt of two workers."""
 
     def __init__(self) -> None:
-        self.desk = Newsdesk(1)
+        self.desk = Outbox(1)
         self.reporter = Reporter(self.desk, CONFIG)
         info = {"node_id": "n", "node_ip": "10.0.0.1", "store_port": 1, "device": "cpu"}
-        processes = tuple(
-            Process(
-                index=index, shard_id=f"shard-{index}", started_at=0.0, in_run=True,
-                info=ShardInfo(shard_id=f"shard-{index}", pid=40 + index, **info),
+        workers = tuple(
+            Worker(
+                index=index, worker_id=f"shard-{index}", started_at=0.0, in_run=True,
+                info=WorkerInfo(worker_id=f"shard-{index}", pid=40 + index, **info),
             )
             for index in (3, 5)
         )  # fmt: skip
         self.state = Attempt(
             job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, since=0.0, stage=Stage.RUNNING,
-            generation=2, processes=processes, members=(3, 5), step=4, total_steps=12, newest="step-000000000004-a1-g2",
+            generation=2, workers=workers, members=(3, 5), step=4, total_steps=12, newest="step-000000000004-a1-g2",
         )  # fmt: skip
 
-    def news(self) -> SupervisorNews:
+    def news(self) -> SupervisorReports:
         self.reporter.show(self.state)
         return self.desk.pull(0, 0.0)
 
@@ -118,26 +118,26 @@ def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
 
 def test_logs_carry_the_rank_that_the_process_has_now() -> None:
     told = Told()
-    poll = ShardPoll(
-        shard_id="shard-5", seq=1, news=(), logs=(LogLine(at=1.0, stream="stdout", text="hello"),),
+    poll = WorkerPoll(
+        worker_id="shard-5", seq=1, news=(), logs=(LogLine(at=1.0, stream="stdout", text="hello"),),
         progress=Progress(generation=2, phase=Phase.BACKWARD, step=4, at=1.0),
     )  # fmt: skip
-    told.reporter.heard(5, poll, told.state)
+    told.reporter.acknowledged(5, poll, told.state)
     news = told.news()
     [line] = news.logs
-    assert (line.rank, line.shard_id, line.text) == (1, "shard-5", "hello")
+    assert (line.rank, line.worker_id, line.text) == (1, "shard-5", "hello")
     assert [(w.rank, w.phase, w.state) for w in news.workers] == [(0, "idle", "training"), (1, "backward", "training")]
 
 
 def test_logs_of_a_process_that_was_dropped_keep_their_name() -> None:
     told = Told()
-    poll = ShardPoll(
-        shard_id="shard-1", seq=1, news=(), logs=(LogLine(at=1.0, stream="stderr", text="bye"),),
+    poll = WorkerPoll(
+        worker_id="shard-1", seq=1, news=(), logs=(LogLine(at=1.0, stream="stderr", text="bye"),),
         progress=Progress(generation=1, phase=Phase.IDLE, step=0, at=1.0),
     )  # fmt: skip
-    told.reporter.heard(1, poll, told.state)
+    told.reporter.acknowledged(1, poll, told.state)
     [line] = told.news().logs
-    assert (line.rank, line.shard_id) == (None, "shard-1")
+    assert (line.rank, line.worker_id) == (None, "shard-1")
 
 
 def test_the_layout_of_a_forming_generation_is_shown() -> None:
@@ -169,7 +169,7 @@ def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
 def test_incidents_checkpoints_and_the_end_are_told() -> None:
     told = Told()
     incident = IncidentView(
-        id=1, cause=IncidentCause.STUCK, witness="deadline", ranks=(1,), shard_ids=("s",), generation=2, at=1.0,
+        id=1, cause=IncidentCause.STUCK, witness="deadline", ranks=(1,), worker_ids=("s",), generation=2, at=1.0,
         from_workers=2,
     )  # fmt: skip
     checkpoint = CheckpointView(step=4, url="u", state="committed", attempt=1, generation=2)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.contract.model.lm import LanguageModelConfig
 from shoal_workers.tasks.balance import balance_experts, forget_load, move_biases, share_of_step, sum_load
-from shoal_workers.tasks.router import Census, Router, balance_loss, load_of
+from shoal_workers.tasks.router import Router, TokenCounts, balance_loss, load_of
 from shoal_workers.tasks.transformer import Transformer
 
 
@@ -123,7 +123,7 @@ def test_the_bias_is_state_and_the_load_is_not() -> None:
 
 def test_turns_at_an_expert_are_in_order_of_sample_and_token() -> None:
     chosen = torch.tensor([[[0, 1], [1, 2]], [[1, 0], [3, 1]]])
-    load, turns = Census(5)(chosen)
+    load, turns = TokenCounts(5)(chosen)
     assert load.tolist() == [2, 4, 1, 1, 0]
     assert turns.tolist() == [[[0, 0], [1, 0]], [[2, 1], [0, 3]]]
 

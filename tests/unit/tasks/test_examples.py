@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.spec_errors import parse_spec
 from shoal_workers.tasks.lm import LanguageModel
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

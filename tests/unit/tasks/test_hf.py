@@ -1,4 +1,4 @@
-"""What contract/hf.py says of transformers' model types is what the installed transformers says."""
+"""What contract/model/hf.py says of transformers' model types is what the installed transformers says."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from shoal_workers.contract.hf import NORMED_HEADS, PREFIX, TIED_BY_DEFAULT, HuggingFaceConfig, plan_of_hugging_face
-from shoal_workers.contract.plan import TensorStyle
+from shoal_workers.contract.model.hf import (
+    NORMED_HEADS,
+    PREFIX,
+    TIED_BY_DEFAULT,
+    HuggingFaceConfig,
+    plan_of_hugging_face,
+)
+from shoal_workers.contract.model.plan import TensorStyle
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.tasks.hf import CausalLM, HuggingFaceLM
 

@@ -44,13 +44,13 @@ def verify_file(place: Directory, file: SavedFile) -> None:
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, file.bytes)))
     crc = offset = 0
     while offset < file.bytes:
-        wanted = buffer[: file.bytes - offset]
+        desired = buffer[: file.bytes - offset]
         with reading(place, file.name):
-            count = place.read_into(file.name, offset, wanted)
-        if count < len(wanted):
+            count = place.read_into(file.name, offset, desired)
+        if count < len(desired):
             problem = f"ends at byte {offset + count}, the marker says {file.bytes}"
             raise DamagedCheckpoint(place.url, file.name, problem)
-        crc = zlib.crc32(wanted, crc)
+        crc = zlib.crc32(desired, crc)
         offset += count
     _compare(place, file, crc)
 

@@ -128,7 +128,7 @@ def _is_whole(read: ItemRead) -> bool:
 
 
 class _Scratch(ThreadLocal):
-    """Memory for slices that are not wanted as they are; reused, so that its pages are warm. One per thread."""
+    """Memory for slices that are not desired as they are; reused, so that its pages are warm. One per thread."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)

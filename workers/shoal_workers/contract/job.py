@@ -52,7 +52,7 @@ class EndReason(StrEnum):
 class IncidentCause(StrEnum):
     """What happened to a shard or a group."""
 
-    SHARD_DIED = "shard_died"
+    WORKER_DIED = "worker_died"
     NODE_DIED = "node_died"
     STUCK = "stuck"
     """A survivor could not be woken out of its collective within its deadline, and was replaced."""

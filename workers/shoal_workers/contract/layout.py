@@ -99,7 +99,7 @@ class Layout(Frozen):
 
     @property
     def num_data_ranks(self) -> int:
-        """Ways that a step's micro-batches are dealt; ranks along pp, cp and tp share theirs."""
+        """Ways that a step's micro-batches are partitioned; ranks along pp, cp and tp share theirs."""
         return self.dp_replicate * self.dp_shard
 
     def data_rank(self, rank: int) -> int:

@@ -1,9 +1,9 @@
 """The messages between a supervisor and its shards. Every one carries its generation; stale ones are dropped.
 
-supervisor --- run(Assignment) ------------------> shard     one call in flight per shard; answers ShardExit
+supervisor --- run(Assignment) ------------------> shard     one call in flight per shard; answers WorkerExit
 supervisor --- interrupt(generation) ------------> shard     control thread: fence, wake the training thread
 supervisor --- request_yield(generation) --------> shard     control thread: stop at the next step boundary
-supervisor --- poll(after) ----------------------> shard     control thread: long poll, answers ShardPoll
+supervisor --- poll(after) ----------------------> shard     control thread: long poll, answers WorkerPoll
 supervisor --- holdings() -----------------------> shard     control thread: what lies in its node's memory
 """
 
@@ -13,15 +13,15 @@ from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.memory import Endpoint, Holding, MemorySource
+from shoal_workers.contract.snapshots import Endpoint, Holding, MemorySource
 
 
-class ShardConfig(Frozen):
+class WorkerConfig(Frozen):
     """What a shard process is born with, besides the spec."""
 
     job_id: str
     attempt: int
-    shard_id: str
+    worker_id: str
     checkpoint_root: str
     """URL of the job's checkpoint directory."""
     memory_key: str
@@ -30,10 +30,10 @@ class ShardConfig(Frozen):
     """Memory that a rank without a GPU is predicted to take, over what the process has before; 0: unknown."""
 
 
-class ShardInfo(Frozen):
+class WorkerInfo(Frozen):
     """What a shard says of itself once its process is warm: imports done, task class loaded, store listening."""
 
-    shard_id: str
+    worker_id: str
     node_id: str
     node_ip: str
     pid: int
@@ -249,7 +249,7 @@ class Progress(Frozen):
     """For how long it has stood still when this was told, by the process's own clock: a poll may be answered late."""
 
 
-ShardNews = (
+WorkerReport = (
     StepReport
     | ValidationReport
     | Formed
@@ -262,13 +262,13 @@ ShardNews = (
 )
 
 
-class ShardPoll(Frozen):
+class WorkerPoll(Frozen):
     """Answer of a long poll: everything after the sequence number that was asked for."""
 
-    shard_id: str
+    worker_id: str
     seq: int
     """Number of the last item told; ask for `after=seq` next."""
-    news: tuple[ShardNews, ...]
+    news: tuple[WorkerReport, ...]
     logs: tuple[LogLine, ...]
     progress: Progress
 
@@ -310,7 +310,7 @@ class ErrorReport(Frozen):
     phase: Phase
 
 
-class ShardExit(Frozen):
+class WorkerExit(Frozen):
     """The answer of `run`."""
 
     generation: int

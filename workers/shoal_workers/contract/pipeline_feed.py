@@ -31,7 +31,7 @@ def longest_share(layout: Layout, num_micro_batches: int) -> int:
 
 
 def micro_batches_fed(layout: Layout, num_micro_batches: int) -> int:
-    """Forward and backward passes of every rank in one step, filler included."""
+    """Forward and backward passes of every rank in one step, padding included."""
     share = longest_share(layout, num_micro_batches)
     if layout.pp == 1:
         return share

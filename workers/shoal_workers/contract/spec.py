@@ -14,8 +14,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.lm import LM_TASK
-from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.model.plan import ParallelPlan
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.bar import prepare_with_bar
 from shoal_workers.data.errors import DataError
 

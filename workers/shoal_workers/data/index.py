@@ -93,14 +93,14 @@ class Corpus:
         return self.index.text_bytes / sum(self.index.num_tokens(split) for split in Split)
 
     def shard_path(self, number: int) -> Path:
-        return self.directory / shard_name(number)
+        return self.directory / worker_name(number)
 
     def is_intact(self) -> bool:
         """Every shard has its length and checksum; reads all of them (about 1 GB/s)."""
         return all(entry.is_intact(self.shard_path(number)) for number, entry in enumerate(self.index.shards))
 
 
-def shard_name(number: int) -> str:
+def worker_name(number: int) -> str:
     return f"tokens-{number:05d}.bin"
 
 

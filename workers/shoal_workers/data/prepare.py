@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.documents import PIECE_BYTES, Position, read_documents
 from shoal_workers.data.errors import CacheError, EmptyCorpusError
 from shoal_workers.data.index import (
@@ -22,7 +22,7 @@ from shoal_workers.data.index import (
     Split,
     load_corpus,
     load_entry,
-    shard_name,
+    worker_name,
 )
 from shoal_workers.data.lock import node_lock
 from shoal_workers.data.progress import MIB, PreparePhase, PrepareProgress
@@ -129,7 +129,7 @@ class _Preparation:
         shards: list[ShardEntry] = []
         position = Position()
         while not (shards and shards[-1].last):
-            path = self._directory / shard_name(len(shards))
+            path = self._directory / worker_name(len(shards))
             entry = load_entry(path)
             if entry is None or entry.start != position:
                 entry = self._make(path, position)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.errors import MissingTextError
 
 _STDLIB_SUFFIXES = (".py", ".pyi", ".txt")

@@ -1,4 +1,4 @@
-"""What can end a generation, as exceptions that unwind the training thread. They never leave `ShardEngine.run`.
+"""What can end a generation, as exceptions that unwind the training thread. They never leave `Engine.run`.
 
 Exception
 ├── EngineError

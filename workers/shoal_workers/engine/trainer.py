@@ -23,28 +23,28 @@ import torch
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport, StepSkipped
 from shoal_workers.contract.spec import JobSpec, NonFinitePolicy
-from shoal_workers.engine.assembly import Assembly
-from shoal_workers.engine.endings import Ending
 from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due
-from shoal_workers.engine.gradients import GradientPass
-from shoal_workers.engine.living import Living
-from shoal_workers.engine.outbox import Outbox
-from shoal_workers.engine.position import Position
-from shoal_workers.engine.recent import Recent
-from shoal_workers.engine.replay import Replay
-from shoal_workers.engine.saving import Saver
-from shoal_workers.engine.scaling import Scaling
-from shoal_workers.engine.schedule import lr_factor
-from shoal_workers.engine.snapshots import Snapshots
-from shoal_workers.engine.state import Extra
-from shoal_workers.engine.state_view import StateView
-from shoal_workers.engine.update import Update
-from shoal_workers.engine.user_code import UserCode
-from shoal_workers.engine.validation import Validation
-from shoal_workers.engine.vote import Ballot, Verdict, Wishes, hold_vote
-from shoal_workers.engine.waiting import waited_s
-from shoal_workers.memory.tier import RamTier
+from shoal_workers.engine.group.collective_wait import waited_s
+from shoal_workers.engine.model.assembly import Assembly
+from shoal_workers.engine.model.user_code import UserCode
+from shoal_workers.engine.process.exits import Ending
+from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.position import Position
+from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
+from shoal_workers.engine.state.recent_reports import Recent
+from shoal_workers.engine.state.saving import Saver
+from shoal_workers.engine.state.snapshots import Snapshots
+from shoal_workers.engine.state.state_view import StateView
+from shoal_workers.engine.state.training_state import Extra
+from shoal_workers.engine.step.gradients import GradientPass
+from shoal_workers.engine.step.learning_rate import lr_factor
+from shoal_workers.engine.step.loss_scaling import Scaling
+from shoal_workers.engine.step.replay import Replay
+from shoal_workers.engine.step.update import Update
+from shoal_workers.engine.step.validation import Validation
+from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
+from shoal_workers.snapshot_store.store import SnapshotStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Built:
     assembly: Assembly
     update: Update
     view: StateView
-    living: Living
+    living: DoubleBufferedState
     gradients: GradientPass
     validation: Validation | None
     device: torch.device
@@ -79,7 +79,7 @@ class Keepers:
     """Where the process keeps state beyond the generation."""
 
     saver: Saver
-    ram: RamTier | None
+    ram: SnapshotStore | None
     recent: Recent
     scaling: Scaling
 
@@ -127,20 +127,20 @@ class Trainer:
         while ending is None:
             if self._position.step + 1 in self._assignment.skip_steps:
                 self._skip(None)
-                wishes = Wishes()
+                requests = Requests()
             else:
                 verdict = self._step()
                 now = time.perf_counter()
                 if verdict.is_finite:
                     self._report(verdict, now - ended)
-                wishes = verdict.wishes
-                if verdict.is_finite or wishes.yields:
+                requests = verdict.requests
+                if verdict.is_finite or requests.yields:
                     self._snapshots.say(self._position.step)
-                if wishes.snapshots or wishes.yields:
-                    self._snapshot(replicate=wishes.replicates and not wishes.is_sending)
-                self._snapshots.heed(verdict, now - ended, self._position.step)
+                if requests.snapshots or requests.yields:
+                    self._snapshot(replicate=requests.replicates and not requests.is_sending)
+                self._snapshots.update(verdict, now - ended, self._position.step)
                 ended = now
-            ending = self._after(self._position.step, wishes)
+            ending = self._after(self._position.step, requests)
         return ending
 
     def _catch_up(self) -> Ending | None:
@@ -150,21 +150,21 @@ class Trainer:
             self._validate()
             return Ending(ExitKind.FINISHED)
         if step >= total or (step > 0 and self._assignment.is_recovery and self._assignment.restore_memory is not None):
-            return self._after(step, Wishes())
+            return self._after(step, Requests())
         return None
 
-    def _after(self, step: int, wishes: Wishes) -> Ending | None:
+    def _after(self, step: int, requests: Requests) -> Ending | None:
         """Validation, checkpoint, and whether this was the last step."""
         is_last = step == self._built.total_steps
         if is_last or is_due(step, self._spec.validation.every_steps):
             self._validate()
         pending = None
-        if is_last or wishes.durably or wishes.saves or is_due(step, self._spec.checkpoint.every_steps):
+        if is_last or requests.durably or requests.saves or is_due(step, self._spec.checkpoint.every_steps):
             pending = self._save(step)
         if is_last:
             return Ending(ExitKind.FINISHED, pending=pending)
-        if wishes.yields:
-            return Ending(ExitKind.YIELDED, pending=pending if wishes.durably else None)
+        if requests.yields:
+            return Ending(ExitKind.YIELDED, pending=pending if requests.durably else None)
         return None
 
     def _step(self) -> Verdict:
@@ -180,7 +180,7 @@ class Trainer:
         ballot = Ballot(
             loss_sum=losses,
             squared_norm=built.gradients.squared_norm(gradients) / scale**2,
-            wishes=self._wishes(step + 1),
+            requests=self._wishes(step + 1),
             compute_s=compute_s,
             copy_s=copy_s,
             send_s=send_s,
@@ -188,7 +188,7 @@ class Trainer:
         verdict = hold_vote(ballot, self._assignment.rank, self._assignment.world_size)
         self._signals.check()
         # No scale is to blame for a loss that is not finite: it is multiplied only afterwards, and in fp32.
-        scaled = self._scaling.heed(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
+        scaled = self._scaling.update(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
         if not verdict.is_finite:
             if scaled is not None and not scaled.is_hopeless:
                 self._skip(verdict)
@@ -206,11 +206,11 @@ class Trainer:
         self._position.reach(step + 1)
         return verdict
 
-    def _wishes(self, step: int) -> Wishes:
+    def _wishes(self, step: int) -> Requests:
         """What this rank wants after step number `step`."""
         is_asked = self._signals.is_yield_asked()
         snapshots = self._snapshots.is_due(step)
-        return Wishes(
+        return Requests(
             yields=is_asked,
             durably=is_asked and self._signals.is_durable_asked(),
             saves=self._is_save_time(),

@@ -34,8 +34,8 @@ _MODULES = (
     "ray._private.workers.default_worker",
     "torch._dynamo",
     "shoal_workers.actor",
-    "shoal_workers.engine.shard",
-    "shoal_workers.memory.tier",
+    "shoal_workers.engine.engine",
+    "shoal_workers.snapshot_store.store",
     "shoal_workers.tasks.lm",
 )
 """`__main__` of a worker is Ray's script, whose own imports are had by importing it under its name."""
@@ -108,10 +108,10 @@ def _receive(connection: socket.socket) -> Request | None:
     """None: whoever asked is gone."""
     try:
         message, streams, _, _ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
-        wanted: dict[str, Any] = json.loads(message)
+        desired: dict[str, Any] = json.loads(message)
     except (OSError, ValueError):
         return None
-    return Request(wanted["argv"], wanted["env"], wanted["cwd"], tuple(streams))
+    return Request(desired["argv"], desired["env"], desired["cwd"], tuple(streams))
 
 
 def _become(request: Request) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.contract.model.lm import LanguageModelConfig
 
 
 class Attention(nn.Module):

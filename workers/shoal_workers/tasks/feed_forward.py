@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.contract.model.lm import LanguageModelConfig
 
 
 class FeedForward(nn.Module):

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.hf import CONFIG_NAME, PREFIX, HuggingFaceConfig, plan_of_hugging_face
-from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.contract.model.hf import CONFIG_NAME, PREFIX, HuggingFaceConfig, plan_of_hugging_face
+from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.text import TextTask
 

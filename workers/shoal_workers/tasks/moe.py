@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.contract.model.lm import LanguageModelConfig
 from shoal_workers.tasks.feed_forward import FeedForward, hidden_dim
 from shoal_workers.tasks.router import Router, load_of
 
@@ -48,7 +48,7 @@ class MixtureOfExperts(nn.Module):
         pairs = expert_of.argsort(stable=True)
         if is_admitted is not None:
             pairs = pairs[is_admitted.flatten()[pairs]]
-        counts = load_of(expert_of[pairs], self.router.census.num_experts)
+        counts = load_of(expert_of[pairs], self.router.token_counts.num_experts)
         # Copies first: a gather that reads a token k times would add k gradients into one place.
         copies = x.flatten(0, -2).unsqueeze(1).expand(-1, chosen.shape[1], -1).flatten(0, 1)
         answers = self.experts(copies.index_select(0, pairs), counts)

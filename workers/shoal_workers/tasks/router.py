@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.contract.model.lm import LanguageModelConfig
 
 _BIAS_STEP, _LOSS_WEIGHT = 1e-3, 1e-2
 
@@ -52,7 +52,7 @@ class Router(nn.Module):
         default = _BIAS_STEP if config.balance == "bias" else _LOSS_WEIGHT
         self.balance_rate = default if config.balance_rate is None else config.balance_rate
         self.capacity_factor = config.capacity_factor
-        self.census = Census(config.num_experts)
+        self.token_counts = TokenCounts(config.num_experts)
         self.is_counting = True
         """False while a micro-batch runs that only keeps other ranks company."""
         self.loss_scale = 1.0
@@ -76,7 +76,7 @@ class Router(nn.Module):
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         load, is_admitted = None, None
         if self.capacity_factor is not None or self.balance == "loss":
-            load, turns = self.census(experts)
+            load, turns = self.token_counts(experts)
             if self.capacity_factor is not None:
                 capacity = (load.sum().double() * self.capacity_factor / len(load)).ceil()
                 is_admitted = (turns < capacity).flatten(0, -2)
@@ -95,7 +95,7 @@ class Router(nn.Module):
         return weights
 
 
-class Census(nn.Module):
+class TokenCounts(nn.Module):
     """Chosen experts (..., T, k) of a micro-batch -> choices of each expert (E,), and the turn of each choice at its
     expert (..., T, k), 0 being the first. In order of sample, token, preference.
 

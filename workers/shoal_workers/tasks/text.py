@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shoal_workers.contract.lm import TextDataConfig
+from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.dataset import TokenDataset
 from shoal_workers.data.index import Corpus, Split
 from shoal_workers.data.prepare import prepare_corpus

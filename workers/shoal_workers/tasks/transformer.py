@@ -4,7 +4,7 @@ experts, scaled residual init.
 After LLaMA (Touvron et al. 2023), with the residual init of GPT-2 (Radford et al. 2019). Shapes in the docstrings:
 B samples, T tokens, D = dim, K = width of a head, V = vocabulary.
 
-Knows nothing of parallelism. What cuts it from outside goes by the names of its modules (contract/plan_of.py):
+Knows nothing of parallelism. What cuts it from outside goes by the names of its modules (contract/model/plan_of.py):
 
     embedding, dropout, blocks.*, norm, head
     blocks.*: attention_norm, attention.{query, key, value, core, out}, feed_forward_norm, feed_forward
@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.lm import LanguageModelConfig
+from shoal_workers.contract.model.lm import LanguageModelConfig
 from shoal_workers.tasks.attention import Attention, head_dim, rotation_table
 from shoal_workers.tasks.feed_forward import FeedForward, hidden_dim
 from shoal_workers.tasks.moe import Experts, MixtureOfExperts

@@ -10,7 +10,7 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption,
 def goodput(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show how much of the workers' time was productive, and where the rest went."""
     with command(url, as_json) as session:
-        from shoal_api.cli.goodput_page import goodput_page
+        from shoal_api.cli.render.goodput_page import goodput_page
         from shoal_service.views import Goodput
 
         with session.open_client() as client:

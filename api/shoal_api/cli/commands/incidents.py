@@ -24,7 +24,7 @@ def incidents(
 ) -> None:
     """List what went wrong, and what it cost; with ID, one incident and where its time went."""
     with command(url, as_json) as session:
-        from shoal_api.cli.incident_page import incident_page, incidents_table
+        from shoal_api.cli.render.incident_page import incident_page, incidents_table
 
         with session.open_client() as client:
             found = client.incidents(session.job_id(client, job))
@@ -38,7 +38,7 @@ def incidents(
 def _one(incidents: Sequence[IncidentView], name: str) -> IncidentView:
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
-    from shoal_api.cli.incident_page import find, name_of
+    from shoal_api.cli.render.incident_page import find, name_of
 
     fitting = find(incidents, name)
     if len(fitting) == 1:

@@ -27,7 +27,7 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with command(url, as_json) as session:
-        from shoal_api.cli.tables import jobs_table
+        from shoal_api.cli.render.tables import jobs_table
 
         states = _states(state or [])
         with session.open_client() as client:
@@ -38,7 +38,7 @@ def jobs(
 def show(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show a job: state, progress, loss, and what it waits for or why it failed."""
     with command(url, as_json) as session:
-        from shoal_api.cli.tables import job_page
+        from shoal_api.cli.render.tables import job_page
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
@@ -72,8 +72,8 @@ def events(
 ) -> None:
     """Print a job's history. With --json: one list, or one line each with --follow."""
     with command(url, as_json) as session:
-        from shoal_api.cli.narrate import severity
-        from shoal_api.cli.progress import event_text
+        from shoal_api.cli.render.narrate import severity
+        from shoal_api.cli.render.progress import event_text
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
@@ -87,14 +87,14 @@ def events(
 
 def workers(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the processes of a job: rank, node, pid, phase."""
-    from shoal_api.cli.tables import workers_table
+    from shoal_api.cli.render.tables import workers_table
 
     _list(job, url, as_json, lambda client, job_id: client.workers(job_id), workers_table)
 
 
 def checkpoints(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the checkpoints of a job."""
-    from shoal_api.cli.tables import checkpoints_table
+    from shoal_api.cli.render.tables import checkpoints_table
 
     _list(job, url, as_json, lambda client, job_id: client.checkpoints(job_id), checkpoints_table)
 
@@ -102,7 +102,7 @@ def checkpoints(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFla
 def cluster(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show the cluster as the scheduler sees it."""
     with command(url, as_json) as session:
-        from shoal_api.cli.tables import cluster_page
+        from shoal_api.cli.render.tables import cluster_page
 
         with session.open_client() as client:
             view = client.cluster()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def nodes(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """List the nodes of the cluster: what they have, and which are being drained or on probation."""
     with command(url, as_json) as session:
-        from shoal_api.cli.tables import nodes_table
+        from shoal_api.cli.render.tables import nodes_table
 
         with session.open_client() as client:
             found = client.nodes()
@@ -37,7 +37,7 @@ def drain(
     """Leave a node: jobs move off it at their next step boundary, without losing a step; nothing new goes there."""
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
-        from shoal_api.cli.tables import nodes_table
+        from shoal_api.cli.render.tables import nodes_table
 
         if undo and deadline_s is not None:
             raise CliError("--undo and --deadline-s exclude one another", hint=f"shoal drain {node} --undo")

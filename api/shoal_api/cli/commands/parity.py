@@ -25,7 +25,7 @@ def parity(
 ) -> None:
     """Compare the losses of two jobs, step by step. Exit code 1 if they differ by more than the tolerance."""
     with command(url, as_json) as session:
-        from shoal_api.cli.parity_page import parity_page
+        from shoal_api.cli.render.parity_page import parity_page
 
         with session.open_client() as client:
             ids = [session.job_id(client, name) for name in (job, against)]

@@ -39,10 +39,10 @@ def plan(
     """
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.errors import CliError
-        from shoal_api.cli.plan_page import plan_page
+        from shoal_api.cli.render.plan_page import plan_page
         from shoal_api.cli.spec_file import load_spec
-        from shoal_service.planning_request import PlanRequest, answer
-        from shoal_service.profile_store import load_profiles
+        from shoal_service.control.planning_request import PlanRequest, answer
+        from shoal_service.control.profile_store import load_profiles
 
         document = load_spec(spec, assignments or ())
         if workers is not None and gpus is not None:
@@ -69,9 +69,9 @@ def profile(
 ) -> None:
     """Measure this machine for the planner: arithmetic, memory, and links between processes. Keep it otherwise idle."""
     with command(DEFAULT_URL, as_json) as session:
-        from shoal_api.cli.plan_page import profile_page
-        from shoal_service.profile_store import save_profile
-        from shoal_service.profiling import measure_profile
+        from shoal_api.cli.render.plan_page import profile_page
+        from shoal_service.control.profile_store import save_profile
+        from shoal_service.control.profiling import measure_profile
 
         measured = measure_profile(name=name, max_processes=processes, seconds=seconds, say=session.output.say)
         path = save_profile(_state_dir(state_dir), measured)

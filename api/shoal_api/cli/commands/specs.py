@@ -26,7 +26,7 @@ def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFla
     """Check a spec without a server, and say what each world size would compute."""
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.spec_file import load_spec
-        from shoal_workers.contract.spec_errors import SpecError, parse_spec
+        from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 
         try:
             parsed = parse_spec(load_spec(spec, assignments or ()))
@@ -41,7 +41,7 @@ def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFla
 def schema(as_json: JsonFlag = False) -> None:
     """Print the JSON Schema of a job spec: every key with its meaning, unit and default."""
     with command(DEFAULT_URL, True) as session:
-        from shoal_workers.contract.lm import LanguageModelConfig, TextDataConfig
+        from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
         from shoal_workers.contract.spec import JobSpec
 
         document = JobSpec.model_json_schema()
@@ -60,8 +60,8 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.spec_file import load_spec
-        from shoal_workers.contract.lm import LM_TASK
-        from shoal_workers.contract.spec_errors import parse_spec
+        from shoal_workers.contract.checks.spec_errors import parse_spec
+        from shoal_workers.contract.model.lm import LM_TASK
 
         document = load_spec(spec, assignments or ())
         parsed = parse_spec(document)
@@ -77,16 +77,17 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 
 def describe_spec(spec: JobSpec) -> str:
     """The spec is fine: what will happen at every world size it allows."""
-    from shoal_workers.contract.deal import deal
+    from shoal_workers.contract.batch_partition import batch_partition
 
     num_micro = spec.batch.num_micro_batches
     lines = [f"{spec.name}: the spec is valid", f"  task {spec.task}", f"  {num_micro} micro-batches a step"]
     sizes = range(spec.elasticity.min_workers, spec.elasticity.max_workers + 1)
     for world_size in [*sizes][:8]:
-        per_rank = len(deal(num_micro, 0, world_size))
-        filler = per_rank * world_size - num_micro
+        per_rank = len(batch_partition(num_micro, 0, world_size))
+        padding = per_rank * world_size - num_micro
         lines.append(
-            f"  {world_size} workers: {per_rank} micro-batches each" + (f", {filler} of them filler" if filler else "")
+            f"  {world_size} workers: {per_rank} micro-batches each"
+            + (f", {padding} of them padding" if padding else "")
         )
     if len(sizes) > 8:
         lines.append(f"  ... up to {sizes[-1]} workers")

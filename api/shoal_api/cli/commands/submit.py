@@ -36,7 +36,7 @@ def submit(
     """Submit a job. With --follow or --wait the exit code is the job's: 0 succeeded, 1 failed or cancelled."""
     with command(url, as_json) as session:
         from shoal_api.cli.spec_file import load_spec
-        from shoal_workers.contract.spec_errors import parse_spec
+        from shoal_workers.contract.checks.spec_errors import parse_spec
 
         document = load_spec(spec, assignments or (), name)
         parse_spec(document)
@@ -61,7 +61,7 @@ def watch(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = Fa
 
 def _look_on(session: Session, job_id: str) -> JobView:
     from shoal_api.cli.follow import follow_job
-    from shoal_api.cli.progress import screen_for
+    from shoal_api.cli.render.progress import screen_for
 
     try:
         return follow_job(session.open_client, job_id, screen_for(session.output))
@@ -89,7 +89,7 @@ def _detached(session: Session, job_id: str) -> None:
 
 
 def _finish(session: Session, job: JobView, *, one_line: bool) -> None:
-    from shoal_api.cli.tables import job_page
+    from shoal_api.cli.render.tables import job_page
 
     if session.output.as_json and one_line:
         session.output.line(job, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from shoal_api.cli.narrate import size_text
+from shoal_api.cli.render.narrate import size_text
 from shoal_workers.contract.base import Frozen
 
 GIB = 1024**3
@@ -60,16 +60,16 @@ def judge_space(
 
 def judge_library(name: str, version: str | None, problem: str) -> Finding:
     """A library that was imported in a process of its own; `version` is None when that failed."""
-    wanted = _WANTED[name]
+    desired = _WANTED[name]
     if version is None:
         return Finding(
             check=name, verdict=Verdict.FAIL, message=f"{name} cannot be imported: {problem}",
             hint="install Shoal with its dependencies again: `make setup`, or `pip install shoal`",
         )  # fmt: skip
-    if not f"{version}.".startswith(f"{wanted}."):
+    if not f"{version}.".startswith(f"{desired}."):
         return Finding(
             check=name, verdict=Verdict.FAIL, message=f"{name} {version}",
-            hint=f"Shoal is made for {name} {wanted}.x; its internals differ from version to version",
+            hint=f"Shoal is made for {name} {desired}.x; its internals differ from version to version",
         )  # fmt: skip
     return Finding(check=name, verdict=Verdict.OK, message=f"{name} {version}")
 

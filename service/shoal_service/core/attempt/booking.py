@@ -15,10 +15,10 @@ The machine never looks at the ledger.
 from __future__ import annotations
 
 from shoal_service.core import goodput
-from shoal_service.core.attempt.events import Event, NewsArrived
-from shoal_service.core.attempt.state import Attempt, Stage
+from shoal_service.core.attempt.events import Event, ReportArrived
+from shoal_service.core.attempt.state.attempt import Attempt, Stage
 from shoal_service.core.goodput import Category, Ledger
-from shoal_workers.contract.messages import SavedPart, ShardNews, SnapshotCost, StepReport
+from shoal_workers.contract.messages import SavedPart, SnapshotCost, StepReport, WorkerReport
 
 _QUIET_S = 5.0
 """Time that changes nothing is booked no more often: a waiting job must not be news with every tick."""
@@ -32,7 +32,7 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
     asked = before.spec.elasticity.max_workers
     workers = min(asked, len(before.members))
     ledger = goodput.account(ledger, _account_of(before), asked=asked, members=workers, now=now)
-    if isinstance(event, NewsArrived) and _is_of_the_group(before, event):
+    if isinstance(event, ReportArrived) and _is_of_the_group(before, event):
         ledger = _heard(ledger, event.item, workers)
     return _moved_on(ledger, before, after)
 
@@ -40,7 +40,7 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
 def _is_quiet(before: Attempt, after: Attempt, event: Event) -> bool:
     """The seconds to come go where those before this turn went."""
     return (
-        not isinstance(event, NewsArrived)
+        not isinstance(event, ReportArrived)
         and after.stage is before.stage
         and after.incident == before.incident
         and after.spec.elasticity == before.spec.elasticity
@@ -63,11 +63,11 @@ def _account_of(state: Attempt) -> str:
             return Category.STARTING
 
 
-def _is_of_the_group(state: Attempt, event: NewsArrived) -> bool:
+def _is_of_the_group(state: Attempt, event: ReportArrived) -> bool:
     return event.item.generation == state.generation and event.index in state.members
 
 
-def _heard(ledger: Ledger, item: ShardNews, workers: int) -> Ledger:
+def _heard(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:
     match item:
         case StepReport():
             return goodput.settle_step(

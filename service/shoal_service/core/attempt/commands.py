@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal_service.news import AttemptEnd
+from shoal_service.reports import AttemptEnd
 from shoal_service.views import IncidentView
 from shoal_workers.contract.messages import Assignment, SavedPart
 
@@ -18,9 +18,9 @@ class FindCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class StartProcess:
+class StartWorker:
     index: int
-    shard_id: str
+    worker_id: str
     avoid_nodes: tuple[str, ...] = ()
     """Node ids on which it must not be placed."""
     only_on: str = ""
@@ -28,7 +28,7 @@ class StartProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class KillProcess:
+class KillWorker:
     index: int
     reason: str
 
@@ -55,14 +55,14 @@ class RequestYield:
 
 @dataclass(frozen=True, slots=True)
 class AskHoldings:
-    """Answer HoldingsTold, or the process's loss."""
+    """Answer HoldingsReported, or the worker's loss."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectNode:
-    """A process on this node was at fault: tell the control plane, which puts the node on probation."""
+    """A worker on this node was at fault: tell the control plane, which puts the node on probation."""
 
     node_id: str
     reason: str
@@ -104,8 +104,8 @@ class End:
 
 Command = (
     FindCheckpoint
-    | StartProcess
-    | KillProcess
+    | StartWorker
+    | KillWorker
     | Run
     | Interrupt
     | RequestYield

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt import hangs, judging, leaving, recall, stragglers
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.faults import hangs, stragglers
+from shoal_service.core.attempt.group import judging, leaving, recall
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import EndReason, IncidentCause
 
@@ -32,10 +33,10 @@ def forgive_absence(turn: Turn) -> None:
             asked={i: later(at) for i, at in state.asked.items()},
             answered={i: later(at) for i, at in state.answered.items()},
             beats={i: b.model_copy(update={"seen_at": later(b.seen_at)}) for i, b in state.beats.items()},
-            processes=tuple(
+            workers=tuple(
                 p if p.unreachable_since is None
                 else p.model_copy(update={"unreachable_since": later(p.unreachable_since)})
-                for p in state.processes
+                for p in state.workers
             ),
         )  # fmt: skip
     turn.set(turned_at=turn.now)
@@ -93,8 +94,8 @@ def _hang(turn: Turn) -> None:
 def _the_unreachable(turn: Turn) -> None:
     """Nothing else speaks against them, but nobody can wait for them for ever."""
     limit = turn.state.timeouts.unreachable_s
-    for process in turn.state.processes:
-        since = process.unreachable_since
+    for worker in turn.state.workers:
+        since = worker.unreachable_since
         if since is not None and turn.now - since >= limit and turn.state.stage is not Stage.ENDED:
             message = f"it did not answer for {limit:g} s"
-            leaving.evict(turn, process.index, IncidentCause.UNREACHABLE, "no answer", message)
+            leaving.evict(turn, worker.index, IncidentCause.UNREACHABLE, "no answer", message)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal_service.core.attempt.state import AvoidedNode, Wanted
+from shoal_service.core.attempt.state.attempt import AvoidedNode, Desired
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.memory import Holding
-from shoal_workers.contract.messages import ErrorReport, Progress, ShardExit, ShardInfo, ShardNews
+from shoal_workers.contract.messages import ErrorReport, Progress, WorkerExit, WorkerInfo, WorkerReport
+from shoal_workers.contract.snapshots import Holding
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 
@@ -27,22 +27,22 @@ class StorageUnusable:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessWarm:
+class WorkerWarm:
     index: int
-    info: ShardInfo
+    info: WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessFailedToStart:
-    """The process came up, but the user's code or data cannot be loaded in it."""
+class WorkerFailedToStart:
+    """The worker came up, but the user's code or data cannot be loaded in it."""
 
     index: int
     error: ErrorReport
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessLost:
-    """The process is gone, by whatever witness."""
+class WorkerLost:
+    """The worker is gone, by whatever witness."""
 
     index: int
     cause: IncidentCause
@@ -52,9 +52,9 @@ class ProcessLost:
 
 @dataclass(frozen=True, slots=True)
 class DeathDated:
-    """Whoever watched the process itself says when it died. Follows ProcessLost, which does not wait for it."""
+    """Whoever watched the worker itself says when it died. Follows WorkerLost, which does not wait for it."""
 
-    shard_id: str
+    worker_id: str
     at: float
     """Wall-clock time, by the clock of Ray's head."""
 
@@ -62,13 +62,13 @@ class DeathDated:
 @dataclass(frozen=True, slots=True)
 class RunReturned:
     index: int
-    exit: ShardExit
+    exit: WorkerExit
 
 
 @dataclass(frozen=True, slots=True)
-class NewsArrived:
+class ReportArrived:
     index: int
-    item: ShardNews
+    item: WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +104,20 @@ class ParallelismChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedChanged:
-    wanted: Wanted
+class DesiredChanged:
+    desired: Desired
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a process's answer to a poll says of its training thread. Also when nothing has changed: it answers."""
+    """What a worker's answer to a poll says of its training thread. Also when nothing has changed: it answers."""
 
     index: int
     progress: Progress
 
 
 @dataclass(frozen=True, slots=True)
-class InterruptHeard:
+class InterruptAcknowledged:
     """The control thread has fenced that generation and is waking the training thread."""
 
     index: int
@@ -125,16 +125,16 @@ class InterruptHeard:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldingsTold:
-    """Answer to AskHoldings: what lies in the process's node's memory."""
+class HoldingsReported:
+    """Answer to AskHoldings: what lies in the worker's node's memory."""
 
     index: int
     holdings: tuple[Holding, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessUnreachable:
-    """Calls to the process fail, and it is not known to be dead: its node, or the way to it, is gone."""
+class WorkerUnreachable:
+    """Calls to the worker fail, and it is not known to be dead: its node, or the way to it, is gone."""
 
     index: int
     message: str
@@ -155,22 +155,22 @@ class Tick:
 Event = (
     CheckpointFound
     | StorageUnusable
-    | ProcessWarm
-    | ProcessFailedToStart
-    | ProcessLost
+    | WorkerWarm
+    | WorkerFailedToStart
+    | WorkerLost
     | DeathDated
     | RunReturned
-    | NewsArrived
+    | ReportArrived
     | CheckpointCommitted
     | CommitFailed
     | GrantChanged
     | ElasticityChanged
     | ParallelismChanged
-    | WantedChanged
+    | DesiredChanged
     | Beat
-    | InterruptHeard
-    | HoldingsTold
-    | ProcessUnreachable
+    | InterruptAcknowledged
+    | HoldingsReported
+    | WorkerUnreachable
     | NodesAvoided
     | Tick
 )

@@ -3,7 +3,7 @@
     a member is lost, by death, hang, stuck survivor, broken collective
       1 QUIESCE  fence generation g, wake every survivor out of its collective, collect what lies in memory
       2 PLAN     members = survivors + warm spares, up to the grant; the cheapest whole source of the state
-      3 FORM     run(g+1) in the same processes
+      3 FORM     run(g+1) in the same workers
       4 RUN      the first completed step closes the incident
 
 A planned change (grow, shrink, drain) asks for a stop at the next step boundary instead and forms from the snapshot of
@@ -14,18 +14,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from shoal_service.core.attempt import (
-    blame,
-    booking,
-    deadlines,
-    forming,
-    hangs,
-    holdings,
-    judging,
-    leaving,
-    news,
-    processes,
-)
+from shoal_service.core.attempt import booking, deadlines, reports, worker_pool
 from shoal_service.core.attempt.commands import (
     AskHoldings,
     Command,
@@ -40,24 +29,26 @@ from shoal_service.core.attempt.events import (
     CheckpointFound,
     CommitFailed,
     DeathDated,
+    DesiredChanged,
     ElasticityChanged,
     Event,
     GrantChanged,
-    HoldingsTold,
-    InterruptHeard,
-    NewsArrived,
+    HoldingsReported,
+    InterruptAcknowledged,
     NodesAvoided,
     ParallelismChanged,
-    ProcessFailedToStart,
-    ProcessLost,
-    ProcessUnreachable,
-    ProcessWarm,
+    ReportArrived,
     RunReturned,
     StorageUnusable,
     Tick,
-    WantedChanged,
+    WorkerFailedToStart,
+    WorkerLost,
+    WorkerUnreachable,
+    WorkerWarm,
 )
-from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Wanted
+from shoal_service.core.attempt.faults import blame, hangs
+from shoal_service.core.attempt.group import forming, holdings, judging, leaving
+from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import EndReason
 
@@ -79,7 +70,7 @@ def reopen(state: Attempt) -> tuple[Command, ...]:
     )
     questions: tuple[Command, ...] = (
         *commits,
-        *(AskHoldings(index) for index in state.asked if state.process(index) is not None),
+        *(AskHoldings(index) for index in state.asked if state.worker(index) is not None),
     )
     match state.stage:
         case Stage.OPENING | Stage.FALLING_BACK:
@@ -100,7 +91,7 @@ def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Comma
     turn = Turn(state, now)
     deadlines.forgive_absence(turn)
     _happen(turn, event)
-    for look in (deadlines.look, forming.consider, processes.replenish):
+    for look in (deadlines.look, forming.consider, worker_pool.replenish):
         if turn.state.stage is not Stage.ENDED:
             look(turn)
     turn.set(ledger=booking.booked(state, turn.state, event, now))
@@ -113,44 +104,44 @@ def _happen(turn: Turn, event: Event) -> None:
             _checkpoint_found(turn, name)
         case StorageUnusable(message):
             turn.end(EndReason.STORAGE_FAILED, message)
-        case ProcessWarm(index, info):
-            processes.warm(turn, index, info)
-        case ProcessFailedToStart(index, error):
-            processes.failed_to_start(turn, index, error)
-        case ProcessLost(index, cause, witness, message):
-            leaving.process_lost(turn, index, cause, witness, message)
-        case DeathDated(shard_id, at):
-            blame.date_death(turn, shard_id, at)
-        case ProcessUnreachable(index, _):
-            processes.unreachable(turn, index)
-        case RunReturned(index, shard_exit):
-            processes.answered(turn, index)
-            leaving.run_returned(turn, index, shard_exit)
-        case InterruptHeard(index, generation):
-            processes.answered(turn, index)
-            leaving.interrupt_heard(turn, index, generation)
-        case HoldingsTold(index, held):
-            processes.answered(turn, index)
+        case WorkerWarm(index, info):
+            worker_pool.warm(turn, index, info)
+        case WorkerFailedToStart(index, error):
+            worker_pool.failed_to_start(turn, index, error)
+        case WorkerLost(index, cause, witness, message):
+            leaving.worker_lost(turn, index, cause, witness, message)
+        case DeathDated(worker_id, at):
+            blame.date_death(turn, worker_id, at)
+        case WorkerUnreachable(index, _):
+            worker_pool.unreachable(turn, index)
+        case RunReturned(index, worker_exit):
+            worker_pool.answered(turn, index)
+            leaving.run_returned(turn, index, worker_exit)
+        case InterruptAcknowledged(index, generation):
+            worker_pool.answered(turn, index)
+            leaving.interrupt_acknowledged(turn, index, generation)
+        case HoldingsReported(index, held):
+            worker_pool.answered(turn, index)
             holdings.told(turn, index, held)
             judging.judge_when_all_left(turn)
         case Beat(index, progress):
-            processes.answered(turn, index)
+            worker_pool.answered(turn, index)
             hangs.beat(turn, index, progress)
-        case NewsArrived(index, item):
-            processes.answered(turn, index)
-            news.arrived(turn, index, item)
+        case ReportArrived(index, item):
+            worker_pool.answered(turn, index)
+            reports.arrived(turn, index, item)
         case CheckpointCommitted(name, generation, committed_step):
-            news.committed(turn, name, generation, committed_step)
+            reports.committed(turn, name, generation, committed_step)
         case CommitFailed(name, generation, _, message):
-            news.commit_failed(turn, name, generation, message)
+            reports.commit_failed(turn, name, generation, message)
         case GrantChanged(workers):
             turn.set(granted=workers)
         case ElasticityChanged(elasticity):
             turn.set(spec=turn.state.spec.model_copy(update={"elasticity": elasticity}))
         case ParallelismChanged(parallelism):
             turn.set(spec=turn.state.spec.model_copy(update={"parallelism": parallelism}))
-        case WantedChanged(wanted):
-            _wanted(turn, wanted)
+        case DesiredChanged(desired):
+            _desired(turn, desired)
         case NodesAvoided(avoided):
             _avoid(turn, avoided)
         case Tick():
@@ -160,19 +151,19 @@ def _happen(turn: Turn, event: Event) -> None:
 
 
 def _avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
-    """A process is told once, when it is started, which nodes to keep away from, and may wait for room elsewhere for
+    """A worker is told once, when it is started, which nodes to keep away from, and may wait for room elsewhere for
     good: one that is still starting is started anew when one of them may be used again."""
     before, after = ({node.node_id for node in nodes} for nodes in (turn.state.avoided, avoided))
     turn.set(avoided=avoided)
-    for process in turn.state.processes:
-        if not process.warm and not (before - after).isdisjoint(process.avoids):
-            turn.kill(process.index, "a node may be used again")
+    for worker in turn.state.workers:
+        if not worker.warm and not (before - after).isdisjoint(worker.avoids):
+            turn.kill(worker.index, "a node may be used again")
 
 
 def _checkpoint_found(turn: Turn, name: str | None) -> None:
     if turn.state.stage not in (Stage.OPENING, Stage.FALLING_BACK):
         return  # an answer that was asked for twice
-    news.remember_newest(turn, name)
+    reports.remember_newest(turn, name)
     if turn.state.stage is Stage.OPENING:
         turn.enter(Stage.STARTING)
     else:
@@ -180,12 +171,12 @@ def _checkpoint_found(turn: Turn, name: str | None) -> None:
         forming.plan_next(turn)
 
 
-def _wanted(turn: Turn, wanted: Wanted) -> None:
-    turn.set(wanted=wanted)
-    match wanted:
-        case Wanted.CANCEL:
+def _desired(turn: Turn, desired: Desired) -> None:
+    turn.set(desired=desired)
+    match desired:
+        case Desired.CANCEL:
             turn.end(EndReason.CANCELLED, "cancelled on request")
-        case Wanted.PAUSE if not turn.state.group_active and turn.state.stage is not Stage.COMMITTING:
+        case Desired.PAUSE if not turn.state.group_active and turn.state.stage is not Stage.COMMITTING:
             turn.end(EndReason.PAUSED, "paused on request")
-        case Wanted.PAUSE | Wanted.RUN:
+        case Desired.PAUSE | Desired.RUN:
             pass  # a running group is asked to stop at its next step boundary by forming.consider

@@ -1,6 +1,6 @@
-"""Nodes that must not be used any longer, and processes that are about to go. Pure questions about the state.
+"""Nodes that must not be used any longer, and workers that are about to go. Pure questions about the state.
 
-Two ways to the same end: the control plane names nodes (a drain, a probation), and a process says that it will be taken
+Two ways to the same end: the control plane names nodes (a drain, a probation), and a worker says that it will be taken
 away (SIGTERM, a preemption notice). Either way the group switches away from it at a step boundary, and nothing is lost.
 """
 
@@ -8,33 +8,33 @@ from __future__ import annotations
 
 import statistics
 
-from shoal_service.core.attempt.state import Attempt, AvoidedNode, Process
+from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Worker
 
 
-def leave_of(state: Attempt, process: Process) -> AvoidedNode | None:
-    """Why and until when the process has to go; None: it may stay."""
-    if process.leave is not None:
-        return process.leave
-    node_id = process.info.node_id if process.info is not None else None
+def leave_of(state: Attempt, worker: Worker) -> AvoidedNode | None:
+    """Why and until when the worker has to go; None: it may stay."""
+    if worker.leave is not None:
+        return worker.leave
+    node_id = worker.info.node_id if worker.info is not None else None
     return next((avoided for avoided in state.avoided if avoided.node_id == node_id), None)
 
 
-def is_due(state: Attempt, process: Process, now: float) -> bool:
+def is_due(state: Attempt, worker: Worker, now: float) -> bool:
     """Its time is up, but for what a switch takes."""
-    leave = leave_of(state, process)
+    leave = leave_of(state, worker)
     return leave is not None and leave.deadline is not None and now >= leave.deadline - margin_s(state)
 
 
-def members_to_go(state: Attempt) -> list[Process]:
+def members_to_go(state: Attempt) -> list[Worker]:
     """Members that must not stay in the group, or only for want of a better one."""
-    members = [p for p in state.processes if p.index in state.members]
+    members = [p for p in state.workers if p.index in state.members]
     return [p for p in members if p.slow_until is not None or leave_of(state, p) is not None]
 
 
-def why(state: Attempt, process: Process) -> str:
+def why(state: Attempt, worker: Worker) -> str:
     """For people: why the group switches away from it."""
-    leave = leave_of(state, process)
-    return f"drain {leave.node_id}: {leave.reason}" if leave is not None else f"replace straggler {process.shard_id}"
+    leave = leave_of(state, worker)
+    return f"drain {leave.node_id}: {leave.reason}" if leave is not None else f"replace straggler {worker.worker_id}"
 
 
 def margin_s(state: Attempt) -> float:

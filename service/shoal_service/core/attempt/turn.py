@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_service.core.attempt.commands import Command, Emit, End, KillProcess, ShowIncident
-from shoal_service.core.attempt.incident import view_of
-from shoal_service.core.attempt.state import TRANSITIONS, Attempt, Process, Stage
-from shoal_service.news import AttemptEnd
+from shoal_service.core.attempt.commands import Command, Emit, End, KillWorker, ShowIncident
+from shoal_service.core.attempt.state.attempt import TRANSITIONS, Attempt, Stage, Worker
+from shoal_service.core.attempt.state.incident import view_of
+from shoal_service.reports import AttemptEnd
 from shoal_service.views import UserFailure
 from shoal_workers.contract.job import EndReason
 
@@ -33,22 +33,22 @@ class Turn:
         assert stage in TRANSITIONS[self.state.stage], f"{self.state.stage} -> {stage}"
         self.set(stage=stage, since=self.now)
 
-    def update_process(self, index: int, **changes: Any) -> None:
-        self.set(processes=tuple(p.model_copy(update=changes) if p.index == index else p for p in self.state.processes))
+    def update_worker(self, index: int, **changes: Any) -> None:
+        self.set(workers=tuple(p.model_copy(update=changes) if p.index == index else p for p in self.state.workers))
 
-    def drop_process(self, index: int) -> Process:
-        process = self.state.process(index)
-        assert process is not None
+    def drop_worker(self, index: int) -> Worker:
+        worker = self.state.worker(index)
+        assert worker is not None
         self.set(
-            processes=tuple(p for p in self.state.processes if p.index != index),
+            workers=tuple(p for p in self.state.workers if p.index != index),
             answered={i: at for i, at in self.state.answered.items() if i != index},
         )
-        return process
+        return worker
 
     def kill(self, index: int, reason: str) -> None:
-        """Kill a process that the machine does not want any longer; its loss will be nobody's incident."""
-        self.drop_process(index)
-        self.do(KillProcess(index, reason))
+        """Kill a worker that the machine does not want any longer; its loss will be nobody's incident."""
+        self.drop_worker(index)
+        self.do(KillWorker(index, reason))
 
     def show_incident(self, *, closed: bool = False) -> None:
         incident = self.state.incident
@@ -57,9 +57,9 @@ class Turn:
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:
         """Stop everything that the attempt started, then say how it ended."""
-        for process in self.state.processes:
-            self.do(KillProcess(process.index, f"attempt ended: {reason}"))
-        self.set(processes=())
+        for worker in self.state.workers:
+            self.do(KillWorker(worker.index, f"attempt ended: {reason}"))
+        self.set(workers=())
         self.show_incident()
         self.enter(Stage.ENDED)
         self.do(End(AttemptEnd(reason=reason, message=message, step=self.state.step, failure=failure)))

@@ -11,5 +11,5 @@ from attempt_world.world import World, make_world
 @pytest.fixture
 def new_world() -> Callable[..., World]:
     """new_world(workers=3, min_workers=1, standby=0, memory=False, nodes=None, **spec): an attempt that has just been
-    opened; with `memory`, its processes keep snapshots."""
+    opened; with `memory`, its workers keep snapshots."""
     return make_world

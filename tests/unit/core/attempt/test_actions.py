@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal_service.core.attempt.actions import RESPONSES, Suspicion, action_of
+from shoal_service.core.attempt.faults.actions import RESPONSES, Suspicion, action_of
 from shoal_workers.contract.job import IncidentCause
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "architecture.md"
@@ -24,10 +24,10 @@ def test_the_nodes_of_these_causes_are_suspected() -> None:
 
 
 def test_the_words_say_how_the_gap_was_filled() -> None:
-    died = IncidentCause.SHARD_DIED
-    assert action_of(died, 4, None, num_spares=0) == "restart process"
-    assert action_of(died, 4, 3, num_spares=0) == "restart process, shrink"
-    assert action_of(died, 4, 4, num_spares=1) == "restart process, replace from standby"
+    died = IncidentCause.WORKER_DIED
+    assert action_of(died, 4, None, num_spares=0) == "restart worker"
+    assert action_of(died, 4, 3, num_spares=0) == "restart worker, shrink"
+    assert action_of(died, 4, 4, num_spares=1) == "restart worker, replace from standby"
     assert action_of(IncidentCause.NODE_DIED, 4, 3, num_spares=1) == "exclude node, replace from standby, shrink"
     assert action_of(IncidentCause.COLLECTIVE_FAILED, 4, 4, num_spares=0) == "re-form"
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal_service.core import goodput
-from shoal_service.core.attempt.events import ElasticityChanged, GrantChanged, NewsArrived, WantedChanged
-from shoal_service.core.attempt.state import Attempt, Stage, Wanted
+from shoal_service.core.attempt.events import DesiredChanged, ElasticityChanged, GrantChanged, ReportArrived
+from shoal_service.core.attempt.state.attempt import Attempt, Desired, Stage
 from shoal_workers.contract.messages import SnapshotCost
 
 NewWorld = Callable[..., Any]
@@ -67,7 +67,7 @@ def test_a_death_costs_the_step_that_it_undid_and_all_until_the_next_group_runs(
     world.recover()
     assert world.state.stage is Stage.RUNNING
     assert since(world, before) == {"recovering": 8 * 1.25}
-    assert goodput.show(world.state.ledger).recovering == {"shard_died": pytest.approx(10.0)}
+    assert goodput.show(world.state.ledger).recovering == {"worker_died": pytest.approx(10.0)}
 
 
 def test_steps_that_were_lost_are_recomputed_afterwards(new_world: NewWorld) -> None:
@@ -120,7 +120,7 @@ def test_each_step_pays_for_its_share_of_the_snapshots(new_world: NewWorld) -> N
     cost = SnapshotCost(
         generation=1, step=0, every_steps=2, buddy_every_steps=2, copy_s=0.1, buddy_s=0.0, share=0.1, num_bytes=9
     )
-    world.feed(NewsArrived(0, cost))
+    world.feed(ReportArrived(0, cost))
     before = world.state
     steps(world, 4)
     assert since(world, before) == {"productive": 14.4, "checkpoint_stall": 1.6}
@@ -143,7 +143,7 @@ def test_a_cancelled_attempt_books_its_unfinished_step_as_idle_and_then_nothing(
     steps(world, 1)
     before = world.state
     world.pass_time(0.25)
-    world.feed(WantedChanged(Wanted.CANCEL))
+    world.feed(DesiredChanged(Desired.CANCEL))
     assert since(world, before) == {"idle": 2.0}
     assert world.state.ledger.at == world.now
     world.pass_time(5.0)
@@ -164,9 +164,9 @@ def test_a_supervisor_that_was_restarted_settles_what_it_is_told_again_only_once
     world = new_world(workers=8).open(then=0)
     steps(world, 1)
     journal = Attempt.model_validate_json(world.state.model_dump_json())
-    told = [event for event in world.history if isinstance(event, NewsArrived)]
+    told = [event for event in world.history if isinstance(event, ReportArrived)]
     steps(world, 1)
-    told_since = [event for event in world.history if isinstance(event, NewsArrived)][len(told) :]
+    told_since = [event for event in world.history if isinstance(event, ReportArrived)][len(told) :]
     world.state = journal
     world.now += 4.0
     for event in [*told, *told_since, *told, *told_since]:
@@ -203,7 +203,7 @@ def act(world: Any, kind: str, number: int, elapsed_s: float) -> None:
         case "train":
             steps(world, number % 3)
         case "die":
-            alive = [process.index for process in world.processes.values() if process.alive]
+            alive = [worker.index for worker in world.workers.values() if worker.alive]
             if alive:
                 world.die(alive[number % len(alive)])
         case "recover":
@@ -222,7 +222,7 @@ def act(world: Any, kind: str, number: int, elapsed_s: float) -> None:
         case "restart":
             world.state = Attempt.model_validate_json(world.state.model_dump_json())
         case "pause" if number == 0:
-            world.feed(WantedChanged(Wanted.PAUSE))
+            world.feed(DesiredChanged(Desired.PAUSE))
         case "cooperate":
             world.cooperate()
         case _:

@@ -7,14 +7,14 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.attempt.buddies import buddies
-from shoal_workers.contract.messages import ShardInfo
+from shoal_service.core.attempt.group.buddies import buddies
+from shoal_workers.contract.messages import WorkerInfo
 
 
-def members(*nodes: str, ports: tuple[int, ...] = ()) -> list[ShardInfo]:
+def members(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
     return [
-        ShardInfo(
-            shard_id=f"s{rank}", node_id=node, node_ip=f"ip-{node}", pid=1, store_port=1, device="cpu",
+        WorkerInfo(
+            worker_id=f"s{rank}", node_id=node, node_ip=f"ip-{node}", pid=1, store_port=1, device="cpu",
             memory_port=ports[rank] if ports else 100 + rank,
         )
         for rank, node in enumerate(nodes)

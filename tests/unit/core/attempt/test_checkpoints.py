@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDamaged, Run
-from shoal_service.core.attempt.events import CheckpointFound, NewsArrived
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.events import CheckpointFound, ReportArrived
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind, SavedPart
 
@@ -29,7 +29,7 @@ def test_a_commit_needs_the_parts_of_every_rank(new_world: NewWorld) -> None:
 def test_a_part_that_is_told_twice_commits_once(new_world: NewWorld) -> None:
     """A supervisor that was restarted is told again what it had not acknowledged."""
     world = new_world(workers=2).open(then=4)
-    again = [e for e in world.history if isinstance(e, NewsArrived) and isinstance(e.item, SavedPart)]
+    again = [e for e in world.history if isinstance(e, ReportArrived) and isinstance(e.item, SavedPart)]
     assert len(again) == 2
     for event in again:
         assert world.feed(event) == ()
@@ -38,8 +38,8 @@ def test_a_part_that_is_told_twice_commits_once(new_world: NewWorld) -> None:
 
 def test_a_save_that_fails_on_one_rank_is_not_committed(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=3)
-    for process in world.group():
-        process.step = 4
+    for worker in world.group():
+        worker.step = 4
     first, second = world.group()
     world.fail_save(second)
     world.deliver_all()
@@ -162,8 +162,8 @@ def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world:
     world.open()
     world.start_all()
     for _ in range(4):
-        for process in world.group():
-            world.leave(process, ExitKind.STORAGE_FAILED)
+        for worker in world.group():
+            world.leave(worker, ExitKind.STORAGE_FAILED)
         world.deliver_all()
         world.now += 60.0
         world.pass_time(0.0)
@@ -173,8 +173,8 @@ def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world:
 
 def test_saves_that_fail_between_are_reported_and_training_goes_on(new_world: NewWorld) -> None:
     world = new_world(workers=1).open(then=3)
-    [process] = world.group()
-    world.fail_save(process)
+    [worker] = world.group()
+    world.fail_save(worker)
     world.deliver_all()
     assert world.events("checkpoint.failed")[0]["message"] == "disk full"
     world.run(1)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import KillProcess, SuspectNode
-from shoal_service.core.attempt.events import DeathDated, InterruptHeard, ProcessUnreachable
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.commands import KillWorker, SuspectNode
+from shoal_service.core.attempt.events import DeathDated, InterruptAcknowledged, WorkerUnreachable
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import IncidentCause
 
 NewWorld = Callable[..., Any]
 
 
 def killed(world: Any) -> list[int]:
-    return [c.index for c in world.commands if isinstance(c, KillProcess)]
+    return [c.index for c in world.commands if isinstance(c, KillWorker)]
 
 
 def broken(new_world: NewWorld, **settings: Any) -> Any:
@@ -44,7 +44,7 @@ def test_who_does_not_hear_that_it_shall_leave_is_replaced_at_once(new_world: Ne
 
 def test_who_has_heard_it_has_more_time(new_world: NewWorld) -> None:
     world = broken(new_world)
-    world.processes[1].is_stuck = True
+    world.workers[1].is_stuck = True
     world.recover()
     world.pass_time(4.75)
     assert killed(world) == []
@@ -54,8 +54,8 @@ def test_who_has_heard_it_has_more_time(new_world: NewWorld) -> None:
 
 def test_an_old_acknowledgement_does_not_count(new_world: NewWorld) -> None:
     world = broken(new_world)
-    world.feed(InterruptHeard(1, 0))
-    assert world.state.heard == ()
+    world.feed(InterruptAcknowledged(1, 0))
+    assert world.state.acknowledged == ()
 
 
 def test_unreachable_and_a_broken_group_are_enough_together(new_world: NewWorld) -> None:
@@ -74,7 +74,7 @@ def test_unreachable_and_a_broken_group_are_enough_together(new_world: NewWorld)
 
 def test_unreachable_after_the_group_broke_is_enough_as_well(new_world: NewWorld) -> None:
     world = broken(new_world)
-    world.feed(ProcessUnreachable(1, "timed out"))
+    world.feed(WorkerUnreachable(1, "timed out"))
     assert killed(world) == [1]
 
 
@@ -94,7 +94,7 @@ def test_unreachable_for_long_is_enough_by_itself(new_world: NewWorld, running: 
 
 def test_one_that_answers_again_is_forgiven(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=6)
-    world.feed(ProcessUnreachable(1, "timed out"))
+    world.feed(WorkerUnreachable(1, "timed out"))
     world.pass_time(2.0)
     world.beat(1, beat=3)
     world.pass_time(10.0)
@@ -103,7 +103,7 @@ def test_one_that_answers_again_is_forgiven(new_world: NewWorld) -> None:
 
 def test_a_spare_that_does_not_answer_takes_nobodys_place(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1, memory=True).open(then=6)
-    world.feed(ProcessUnreachable(2, "timed out"))
+    world.feed(WorkerUnreachable(2, "timed out"))
     world.die(1)
     world.recover()
     assert world.state.members == (0,)
@@ -116,7 +116,7 @@ def test_the_silence_while_the_supervisor_was_away_kills_nobody(new_world: NewWo
     assert killed(world) == []
     world.deliver_all()
     world.pass_time(3.0)
-    assert killed(world) == [], "they have heard it"
+    assert killed(world) == [], "they have acknowledged it"
 
 
 def test_a_busy_queue_puts_no_deadline_off(new_world: NewWorld) -> None:
@@ -143,14 +143,14 @@ def test_whoever_saw_the_process_die_says_when(new_world: NewWorld) -> None:
     world.beat(2, beat=7)
     world.now += 0.75
     died_at = world.now - 0.03
-    shard_id = world.state.process(2).shard_id
+    worker_id = world.state.worker(2).worker_id
     world.die(2)
     world.deliver("lost-2")
-    for who, at in ((shard_id, died_at), (shard_id, world.now + 5.0), (shard_id, 0.0), ("nobody", world.now)):
+    for who, at in ((worker_id, died_at), (worker_id, world.now + 5.0), (worker_id, 0.0), ("nobody", world.now)):
         world.feed(DeathDated(who, at))
     world.recover()
     world.run(1)
-    world.feed(DeathDated(shard_id, died_at))
+    world.feed(DeathDated(worker_id, died_at))
     [incident] = {incident.id: incident for incident in world.incidents()}.values()
     assert incident.detect_s == pytest.approx(0.03)
 

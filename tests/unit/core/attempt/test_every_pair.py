@@ -15,26 +15,25 @@ from shoal_service.core.attempt.events import (
     CheckpointFound,
     CommitFailed,
     DeathDated,
+    DesiredChanged,
     ElasticityChanged,
     Event,
     GrantChanged,
-    HoldingsTold,
-    InterruptHeard,
-    NewsArrived,
+    HoldingsReported,
+    InterruptAcknowledged,
     NodesAvoided,
     ParallelismChanged,
-    ProcessFailedToStart,
-    ProcessLost,
-    ProcessUnreachable,
-    ProcessWarm,
+    ReportArrived,
     RunReturned,
     StorageUnusable,
     Tick,
-    WantedChanged,
+    WorkerFailedToStart,
+    WorkerLost,
+    WorkerUnreachable,
+    WorkerWarm,
 )
-from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Wanted
+from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.memory import Holding
 from shoal_workers.contract.messages import (
     ErrorReport,
     ExitKind,
@@ -44,15 +43,16 @@ from shoal_workers.contract.messages import (
     Progress,
     SavedPart,
     SaveFailed,
-    ShardExit,
-    ShardInfo,
-    ShardNews,
     SnapshotCost,
     StepReport,
     StepSkipped,
     SuspectNamed,
     ValidationReport,
+    WorkerExit,
+    WorkerInfo,
+    WorkerReport,
 )
+from shoal_workers.contract.snapshots import Holding
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 NewWorld = Callable[..., Any]
@@ -76,13 +76,13 @@ def _sick_worlds(new_world: NewWorld) -> Iterator[Any]:
     yield world
     world = new_world(workers=3, memory=True, nodes=3, health=HEALTH).open(then=6)
     world.feed(NodesAvoided((AvoidedNode(node_id="n1", reason="drain", deadline=world.now + 60.0),)))
-    world.feed(NewsArrived(0, LeaveNotice(generation=1, at=0, grace_s=60.0, reason="SIGTERM")))
+    world.feed(ReportArrived(0, LeaveNotice(generation=1, at=0, grace_s=60.0, reason="SIGTERM")))
     yield world
     world = new_world(workers=3, memory=True, health={"straggler_steps": 1, **HEALTH}).open(then=6)
     world.report(0.1, 0.9, 0.1)
     yield world
     world = new_world(workers=3, standby=1, memory=True, health=HEALTH).open(then=6)
-    world.feed(NewsArrived(0, SuspectNamed(generation=1, step=6, at=0, rank=1, message="other bits")))
+    world.feed(ReportArrived(0, SuspectNamed(generation=1, step=6, at=0, rank=1, message="other bits")))
     yield world
     world = new_world(workers=3, memory=True, health=HEALTH).open(then=6)
     world.lost_memory = {(1, 6)}
@@ -99,9 +99,9 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
     world = new_world(workers=3).open()
     world.start_all()
     yield world
-    for wanted in (Wanted.RUN, Wanted.PAUSE):
+    for desired in (Desired.RUN, Desired.PAUSE):
         world = new_world(workers=3).open(then=6)
-        world.feed(WantedChanged(wanted))
+        world.feed(DesiredChanged(desired))
         world.die(1)
         world.deliver_all()
         yield world
@@ -135,7 +135,7 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
 
 
 def events(state: Attempt) -> Iterator[Event]:
-    """Of every kind, about processes that are there and ones that are not, of this generation and the one before."""
+    """Of every kind, about workers that are there and ones that are not, of this generation and the one before."""
     error = ErrorReport(type="E", message="m", traceback="", phase=Phase.FORWARD)
     name = f"step-{state.step:012d}-a1-g{state.generation}"
     yield Tick()
@@ -144,8 +144,8 @@ def events(state: Attempt) -> Iterator[Event]:
     yield StorageUnusable("read-only")
     for grant in (0, 1, 2, 3, 5):
         yield GrantChanged(grant)
-    for wanted in Wanted:
-        yield WantedChanged(wanted)
+    for desired in Desired:
+        yield DesiredChanged(desired)
     for minimum in (1, 4):
         yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
     for tp in (1, 2):
@@ -153,38 +153,38 @@ def events(state: Attempt) -> Iterator[Event]:
     for generation in (state.generation, max(0, state.generation - 1)):
         yield CheckpointCommitted(name, generation, state.step)
         yield CommitFailed(name, generation, state.step, "disk full")
-    for shard_id in ("nobody", *(process.shard_id for process in state.processes)):
-        yield DeathDated(shard_id, 1.0)
+    for worker_id in ("nobody", *(worker.worker_id for worker in state.workers)):
+        yield DeathDated(worker_id, 1.0)
     for avoided in ((), ("n0",), ("n0", "n1", "n2", "n3")):
         for deadline in (None, 0.0, 1e9):
             yield NodesAvoided(tuple(AvoidedNode(node_id=n, reason="drain", deadline=deadline) for n in avoided))
     for index in range(5):
-        yield ProcessUnreachable(index, "timed out")
-        yield HoldingsTold(index, ())
+        yield WorkerUnreachable(index, "timed out")
+        yield HoldingsReported(index, ())
         held = Holding(
             generation=state.generation, rank=0, world_size=1, step=state.step, num_bytes=1, node_id=f"n{index}"
         )
-        yield HoldingsTold(index, (held,))
+        yield HoldingsReported(index, (held,))
         for generation in (state.generation, state.generation - 1):
-            yield InterruptHeard(index, generation)
+            yield InterruptAcknowledged(index, generation)
             yield Beat(index, Progress(generation=generation, phase=Phase.FORWARD, step=state.step, at=0, beat=1))
-        yield ProcessWarm(
-            index, ShardInfo(shard_id="s", node_id="n", node_ip="10.0.0.1", pid=1, store_port=2, device="cpu")
+        yield WorkerWarm(
+            index, WorkerInfo(worker_id="s", node_id="n", node_ip="10.0.0.1", pid=1, store_port=2, device="cpu")
         )
-        yield ProcessFailedToStart(index, error)
-        for cause in (IncidentCause.SHARD_DIED, IncidentCause.NODE_DIED):
-            yield ProcessLost(index, cause, "run call", "gone")
+        yield WorkerFailedToStart(index, error)
+        for cause in (IncidentCause.WORKER_DIED, IncidentCause.NODE_DIED):
+            yield WorkerLost(index, cause, "run call", "gone")
         for generation in (state.generation, state.generation - 1):
             for kind in ExitKind:
                 exit_error = error if kind is not ExitKind.FINISHED else None
                 yield RunReturned(
-                    index, ShardExit(generation=generation, rank=index, kind=kind, step=state.step, error=exit_error)
+                    index, WorkerExit(generation=generation, rank=index, kind=kind, step=state.step, error=exit_error)
                 )
             for item in _news(generation, state.step):
-                yield NewsArrived(index, item)
+                yield ReportArrived(index, item)
 
 
-def _news(generation: int, step: int) -> list[ShardNews]:
+def _news(generation: int, step: int) -> list[WorkerReport]:
     where = f"/checkpoints/j1/step-{step:012d}-a1-g{generation}"
     return [
         Formed(generation=generation, at=0, start_step=step, total_steps=12, form_s=0, build_s=0, restore_s=0,
@@ -223,13 +223,13 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
     assert pairs > 2000
 
 
-@pytest.mark.parametrize("wanted", [Wanted.RUN, Wanted.PAUSE])
-def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, wanted: Wanted) -> None:
+@pytest.mark.parametrize("desired", [Desired.RUN, Desired.PAUSE])
+def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, desired: Desired) -> None:
     """Nobody ever answers: every stage comes to an end."""
     for world in worlds(new_world):
         state, now = world.state, world.now
         if state.stage is not Stage.ENDED:
-            state, _ = machine.step(state, WantedChanged(wanted), now)
+            state, _ = machine.step(state, DesiredChanged(desired), now)
         for _ in range(400):
             if state.stage is Stage.ENDED:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import Interrupt, KillProcess
+from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 
@@ -19,8 +19,8 @@ def raised(message: str) -> ErrorReport:
 def test_an_error_of_the_users_code_is_grouped_over_ranks(new_world: NewWorld) -> None:
     world = new_world(workers=4).open(then=5)
     messages = ["rare", "shape mismatch", "shape mismatch"]
-    for process, message in zip(world.group(), messages, strict=False):
-        world.leave(process, ExitKind.USER_ERROR, raised(message))
+    for worker, message in zip(world.group(), messages, strict=False):
+        world.leave(worker, ExitKind.USER_ERROR, raised(message))
     world.deliver_all()
     assert world.end is None and world.count(Interrupt) == 0, "the last one may be about to raise the same"
     world.pass_time(world.state.timeouts.user_error_grace_s)
@@ -46,7 +46,7 @@ def test_the_users_error_outweighs_the_collectives_that_it_broke(new_world: NewW
 
 def test_the_users_error_outweighs_a_stuck_survivor(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.processes[1].is_stuck = True
+    world.workers[1].is_stuck = True
     world.leave(world.group()[0], ExitKind.USER_ERROR, raised("boom"))
     world.deliver_all()
     world.pass_time(5.1)
@@ -55,23 +55,23 @@ def test_the_users_error_outweighs_a_stuck_survivor(new_world: NewWorld) -> None
 
 def test_a_loss_that_is_not_finite_ends_the_attempt_and_names_the_step(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    for process in world.group():
-        world.leave(process, ExitKind.NON_FINITE, raised("loss is nan"))
+    for worker in world.group():
+        world.leave(worker, ExitKind.NON_FINITE, raised("loss is nan"))
     world.deliver_all()
     assert world.end.reason is EndReason.NON_FINITE and world.end.message == "step 6: loss is nan"
 
 
 def test_every_process_is_killed_before_the_end_is_told(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
-    for process in world.group():
-        world.leave(process, ExitKind.USER_ERROR, raised("boom"))
+    for worker in world.group():
+        world.leave(worker, ExitKind.USER_ERROR, raised("boom"))
     world.deliver_all()
-    assert world.count(KillProcess) == 3 and world.state.processes == ()
+    assert world.count(KillWorker) == 3 and world.state.workers == ()
 
 
 def test_an_assignment_that_was_fenced_before_it_arrived_is_followed_by_another(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    for process in world.group():
-        world.leave(process, ExitKind.STALE)
+    for worker in world.group():
+        world.leave(worker, ExitKind.STALE)
     world.deliver_all()
     assert world.end is None and world.state.generation == 2

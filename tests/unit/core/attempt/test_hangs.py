@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Interrupt, KillProcess, Run
+from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run
 from shoal_service.core.attempt.events import GrantChanged
-from shoal_service.core.attempt.state import Stage, essential
+from shoal_service.core.attempt.state.attempt import Stage, essential
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Phase
 
@@ -32,8 +32,8 @@ def poll(world: Any, *indexes: int, standing_s: float) -> None:
 
 
 def hang_again(world: Any) -> None:
-    for process in world.group():
-        world.beat(process.index, beat=20)
+    for worker in world.group():
+        world.beat(worker.index, beat=20)
     world.pass_time(3.25)
     world.recover()
 
@@ -50,7 +50,7 @@ def test_a_stopped_member_is_replaced_soon_after_the_threshold(new_world: NewWor
     world.obey_interrupts()
     world.deliver_all()
     world.pass_time(0.5)
-    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [1]
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
     assert world.state.stage is Stage.FORMING and world.state.members == (0, 3, 2)
     world.form()
     world.deliver_all()
@@ -58,7 +58,7 @@ def test_a_stopped_member_is_replaced_soon_after_the_threshold(new_world: NewWor
     [incident] = world.incidents()
     assert (incident.cause, incident.ranks, incident.steps_lost) == (IncidentCause.HUNG, (1,), 0)
     assert incident.node_id == "n1" and incident.detect_s == pytest.approx(3.25)
-    assert incident.action == "restart process, replace from standby"
+    assert incident.action == "restart worker, replace from standby"
 
 
 def test_a_member_that_has_left_every_poll_unanswered_is_not_asked_again(new_world: NewWorld) -> None:
@@ -69,7 +69,7 @@ def test_a_member_that_has_left_every_poll_unanswered_is_not_asked_again(new_wor
         poll(world, 0, 2, standing_s=float(passed))
     world.pass_time(0.25)
     assert world.state.stage is Stage.QUIESCING and world.state.incident.cause is IncidentCause.HUNG
-    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [1], "at once"
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1], "at once"
     assert world.state.incident.ranks == (1,) and world.state.incident.witness == "progress stamps"
 
 
@@ -78,7 +78,7 @@ def test_silence_alone_is_no_hang(new_world: NewWorld) -> None:
     for beat in range(11, 21):
         world.pass_time(1.0)
         world.beat(0, beat=beat)
-    assert world.state.stage is Stage.RUNNING and world.count(KillProcess) == 0
+    assert world.state.stage is Stage.RUNNING and world.count(KillWorker) == 0
 
 
 def test_how_long_a_member_had_stood_still_counts_when_it_is_heard_late(new_world: NewWorld) -> None:
@@ -134,8 +134,8 @@ def test_a_beat_of_an_older_generation_is_no_progress(new_world: NewWorld) -> No
     world.recover()
     world.run(1)
     before = world.state
-    run = world.processes[0].run
-    world.processes[0].run = run.model_copy(update={"generation": 1})
+    run = world.workers[0].run
+    world.workers[0].run = run.model_copy(update={"generation": 1})
     world.beat(0, beat=99)
     assert essential(world.state) == essential(before) and world.state.beats == before.beats
 
@@ -148,7 +148,7 @@ def test_where_everybody_leaves_somebody_is_named_and_nobody_killed(new_world: N
     world.pass_time(3.25)
     assert "rank 1 stood still first, in backward after step 6" in world.state.incident.message
     world.recover()
-    assert world.state.stage is Stage.RUNNING and world.world_size == 3 and world.count(KillProcess) == 0
+    assert world.state.stage is Stage.RUNNING and world.world_size == 3 and world.count(KillWorker) == 0
     world.run(1)
     assert world.state.hang is None and world.incidents()[0].closed
 
@@ -160,9 +160,9 @@ def test_who_is_named_at_the_same_step_again_is_replaced(new_world: NewWorld) ->
     assert world.state.members == (0, 1, 2)
     hang_again(world)
     assert world.state.members == (3, 1, 2) and world.state.memory.step == 6
-    assert world.count(KillProcess) == 0, "it serves its part until the next group has made a step"
+    assert world.count(KillWorker) == 0, "it serves its part until the next group has made a step"
     world.run(1)
-    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [0]
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [0]
     [incident] = world.incidents()
     assert incident.ranks == (0,) and incident.steps_lost == 0
 
@@ -173,7 +173,7 @@ def test_before_any_beat_was_heard_silence_means_little(new_world: NewWorld) -> 
     world.pass_time(20.0)
     assert world.state.stage is Stage.RUNNING
     world.pass_time(0.25)
-    assert "no beat was heard" in world.state.incident.message
+    assert "no beat was acknowledged" in world.state.incident.message
 
 
 def test_a_save_that_takes_long_is_no_hang(new_world: NewWorld) -> None:

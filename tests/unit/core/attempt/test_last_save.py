@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.events import NewsArrived
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.events import ReportArrived
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind, SaveFailed
 
@@ -28,9 +28,9 @@ def part_fails(world: Any) -> None:
 
 
 def ranks_fail(world: Any) -> None:
-    for process in world.group():
-        process.step = world.total_steps
-        world.leave(process, ExitKind.STORAGE_FAILED)
+    for worker in world.group():
+        worker.step = world.total_steps
+        world.leave(worker, ExitKind.STORAGE_FAILED)
 
 
 @pytest.mark.parametrize("last", [commit_fails, part_fails, ranks_fail])
@@ -75,4 +75,4 @@ def _failed_part(world: Any) -> Any:
     failed = SaveFailed(
         generation=world.state.generation, step=world.total_steps, rank=1, directory="/checkpoints/j1/x", error=error
     )
-    return NewsArrived(1, failed)
+    return ReportArrived(1, failed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import AskHoldings, KillProcess, RequestYield, Run
-from shoal_service.core.attempt.events import GrantChanged, WantedChanged
-from shoal_service.core.attempt.state import Stage, Wanted
+from shoal_service.core.attempt.commands import AskHoldings, KillWorker, RequestYield, Run
+from shoal_service.core.attempt.events import DesiredChanged, GrantChanged
+from shoal_service.core.attempt.state.attempt import Desired, Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
@@ -43,7 +43,7 @@ def test_the_memory_of_a_dead_process_is_served_by_another_on_its_node(new_world
 
 
 def test_a_spare_is_asked_what_lies_on_a_node_that_lost_its_member(new_world: NewWorld) -> None:
-    """Two nodes of two processes each; rank 1 is alone with the spare on its node, and its buddy dies with it."""
+    """Two nodes of two workers each; rank 1 is alone with the spare on its node, and its buddy dies with it."""
     world = new_world(workers=3, standby=1, memory=True, nodes=2).open(then=6)
     world.die(1)
     world.deliver("lost-1")
@@ -139,8 +139,8 @@ def test_a_source_whose_server_died_is_read_from_another(new_world: NewWorld) ->
     world.deliver_all()
     assert {e.node_id for e in world.state.memory.parts} == {"n0", "n2", "n3"}
     world.die(3)
-    for process in world.group():
-        world.leave(process, ExitKind.MEMORY_LOST)
+    for worker in world.group():
+        world.leave(worker, ExitKind.MEMORY_LOST)
     world.deliver_all()
     assert world.state.unreadable == () and world.state.memory.step == 6, "rank 3's part lies with its buddy"
     world.form()
@@ -171,9 +171,9 @@ def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step
     world.deliver_all()
     world.form()
     world.deliver_all()
-    assert world.state.stage is Stage.RUNNING and world.count(KillProcess) == 0
+    assert world.state.stage is Stage.RUNNING and world.count(KillWorker) == 0
     world.run(1)
-    assert sorted(c.index for c in world.commands if isinstance(c, KillProcess)) == [2, 3]
+    assert sorted(c.index for c in world.commands if isinstance(c, KillWorker)) == [2, 3]
     assert world.state.step == 7 and world.state.steps_lost == 0
 
 
@@ -183,9 +183,9 @@ def test_a_switch_whose_snapshot_is_not_whole_says_so(new_world: NewWorld) -> No
     world.train(1)
     world.pending.pop("exit-1")
     run = next(run for run in last_runs(world) if run.rank == 1)
-    world.processes[1].run = run
+    world.workers[1].run = run
     world.memory.clear()
-    world.leave(world.processes[1], ExitKind.YIELDED)
+    world.leave(world.workers[1], ExitKind.YIELDED)
     told = world.pending.pop("exit-0")[0]
     world.post("exit-0", type(told)(0, told.exit.model_copy(update={"holdings": ()})))
     world.deliver_all()
@@ -197,17 +197,17 @@ def test_a_switch_whose_snapshot_is_not_whole_says_so(new_world: NewWorld) -> No
 
 def test_a_pause_is_durable(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
     world.run(1)
     assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000006-a1-g1"
 
 
 def test_a_pause_that_comes_while_the_group_switches_keeps_every_step(new_world: NewWorld) -> None:
-    """The boundary's snapshot lies in memory only, which ends with the processes: one more step, and it is durable."""
+    """The boundary's snapshot lies in memory only, which ends with the workers: one more step, and it is durable."""
     world = new_world(workers=2, memory=True).open(then=5)
     world.feed(GrantChanged(1))
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     world.train(1)
     world.deliver_all()
     assert world.state.stage is Stage.FORMING
@@ -219,7 +219,7 @@ def test_a_pause_that_comes_while_the_group_switches_keeps_every_step(new_world:
 
 def test_a_death_in_a_pause_keeps_what_is_in_memory(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     world.die(1)
     world.recover()
     world.run(1)
@@ -235,7 +235,7 @@ def test_a_grant_below_min_workers_is_left_with_a_checkpoint(new_world: NewWorld
 
 
 def test_a_newcomer_on_a_dead_node_tells_what_its_memory_still_holds(new_world: NewWorld) -> None:
-    """The last process of the only node dies; its snapshots outlive it."""
+    """The last worker of the only node dies; its snapshots outlive it."""
     world = new_world(workers=1, memory=True, nodes=1).open(then=6)
     world.die(0)
     world.deliver_all()

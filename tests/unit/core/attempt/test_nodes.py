@@ -1,13 +1,13 @@
-"""Nodes that are drained and processes that are about to be taken away: left at a step boundary, with nothing lost."""
+"""Nodes that are drained and workers that are about to be taken away: left at a step boundary, with nothing lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import KillProcess, RequestYield, StartProcess, SuspectNode
-from shoal_service.core.attempt.events import NewsArrived, NodesAvoided
-from shoal_service.core.attempt.state import AvoidedNode, Stage
+from shoal_service.core.attempt.commands import KillWorker, RequestYield, StartWorker, SuspectNode
+from shoal_service.core.attempt.events import NodesAvoided, ReportArrived
+from shoal_service.core.attempt.state.attempt import AvoidedNode, Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import LeaveNotice
 
@@ -21,7 +21,9 @@ def drain(world: Any, *node_ids: str, in_s: float | None = None) -> None:
 
 def notify(world: Any, index: int, grace_s: float) -> None:
     generation = world.state.generation
-    world.feed(NewsArrived(index, LeaveNotice(generation=generation, at=world.now, grace_s=grace_s, reason="SIGTERM")))
+    world.feed(
+        ReportArrived(index, LeaveNotice(generation=generation, at=world.now, grace_s=grace_s, reason="SIGTERM"))
+    )
 
 
 def switch(world: Any) -> None:
@@ -38,7 +40,7 @@ def test_a_drained_node_is_left_once_a_replacement_is_warm(new_world: NewWorld) 
     world = new_world(workers=3, memory=True).open(then=5)
     drain(world, "n1")
     assert world.state.stage is Stage.RUNNING
-    [started] = [c for c in world.commands if isinstance(c, StartProcess)][3:]
+    [started] = [c for c in world.commands if isinstance(c, StartWorker)][3:]
     assert started.avoid_nodes == ("n1",)
     world.start_all()
     assert world.state.stage is Stage.SWITCHING
@@ -48,7 +50,7 @@ def test_a_drained_node_is_left_once_a_replacement_is_warm(new_world: NewWorld) 
     switch(world)
     assert world.state.members == (0, 3, 2) and world.state.step == 7
     assert world.state.steps_lost == 0 and world.incidents() == []
-    assert [c.reason for c in world.commands if isinstance(c, KillProcess) and c.index == 1] == ["requested"]
+    assert [c.reason for c in world.commands if isinstance(c, KillWorker) and c.index == 1] == ["requested"]
 
 
 def test_a_warm_spare_lets_the_group_leave_at_once(new_world: NewWorld) -> None:
@@ -92,7 +94,7 @@ def test_unless_its_time_has_come_and_then_a_checkpoint_is_left(new_world: NewWo
     assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
     world.run(1)
     assert world.state.stage is Stage.WAITING and world.state.newest == "step-000000000006-a1-g1"
-    assert world.state.process(1) is None, "nothing stays there"
+    assert world.state.worker(1) is None, "nothing stays there"
     world.start_all()
     world.form()
     world.deliver_all()
@@ -112,10 +114,10 @@ def test_who_was_to_keep_away_from_a_node_is_started_anew_once_it_may_be_used_ag
     drain(world, "n1")
     world.pass_time(5.0)
     switch(world)
-    assert world.world_size == 2 and not world.state.process(3).warm, "nowhere else is room for it"
+    assert world.world_size == 2 and not world.state.worker(3).warm, "nowhere else is room for it"
     drain(world)
-    [anew] = [c for c in world.commands if isinstance(c, StartProcess)][4:]
-    assert world.state.process(3) is None and anew.avoid_nodes == ()
+    [anew] = [c for c in world.commands if isinstance(c, StartWorker)][4:]
+    assert world.state.worker(3) is None and anew.avoid_nodes == ()
     world.start_all()
     switch(world)
     assert world.world_size == 3 and world.state.steps_lost == 0
@@ -124,8 +126,8 @@ def test_who_was_to_keep_away_from_a_node_is_started_anew_once_it_may_be_used_ag
 def test_a_spare_on_a_drained_node_is_moved(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1, memory=True).open(then=5)
     drain(world, "n2")
-    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [2]
-    assert world.count(StartProcess) == 4 and world.state.stage is Stage.RUNNING
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [2]
+    assert world.count(StartWorker) == 4 and world.state.stage is Stage.RUNNING
 
 
 def test_a_member_lost_on_a_node_that_was_being_left_was_preempted(new_world: NewWorld) -> None:
@@ -145,8 +147,8 @@ def test_a_process_that_gives_notice_is_left_like_a_node(new_world: NewWorld) ->
     assert world.events("worker.leaving")[0]["grace_s"] == 30.0
     assert world.state.stage is Stage.SWITCHING
     switch(world)
-    assert world.state.members == (0, 3, 2) and world.state.process(1) is None
-    assert [c.avoid_nodes for c in world.commands if isinstance(c, StartProcess)][-1] == (), "the node is all right"
+    assert world.state.members == (0, 3, 2) and world.state.worker(1) is None
+    assert [c.avoid_nodes for c in world.commands if isinstance(c, StartWorker)][-1] == (), "the node is all right"
 
 
 def test_a_short_notice_lets_nobody_be_waited_for(new_world: NewWorld) -> None:

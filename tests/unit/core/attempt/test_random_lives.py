@@ -27,16 +27,16 @@ from hypothesis.stateful import (
 
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.events import (
+    DesiredChanged,
     ElasticityChanged,
     GrantChanged,
-    NewsArrived,
     NodesAvoided,
     ParallelismChanged,
+    ReportArrived,
     RunReturned,
     Tick,
-    WantedChanged,
 )
-from shoal_service.core.attempt.state import Attempt, AvoidedNode, Stage, Wanted
+from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, LeaveNotice, Phase, SuspectNamed
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
@@ -66,7 +66,7 @@ def lives_of(
 
         @property
         def alive(self) -> list[int]:
-            return [p.index for p in self.world.processes.values() if p.alive]
+            return [p.index for p in self.world.workers.values() if p.alive]
 
         @rule(data=st.data())
         def something_arrives(self, data: st.DataObject) -> None:
@@ -138,7 +138,7 @@ def lives_of(
         @rule(data=st.data())
         def a_node_dies(self, data: st.DataObject) -> None:
             if self.alive:
-                self.world.die_node(self.world.processes[data.draw(st.sampled_from(self.alive))].node_id)
+                self.world.die_node(self.world.workers[data.draw(st.sampled_from(self.alive))].node_id)
 
         @precondition(lambda self: memory and self.world.states)
         @rule()
@@ -148,7 +148,7 @@ def lives_of(
         @precondition(lambda self: memory)
         @rule(data=st.data(), seconds=st.sampled_from([None, 2.0, 20.0]))
         def nodes_are_drained(self, data: st.DataObject, seconds: float | None) -> None:
-            there = sorted({p.node_id for p in self.world.processes.values() if p.alive and p.node_id})
+            there = sorted({p.node_id for p in self.world.workers.values() if p.alive and p.node_id})
             chosen = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=2)) if there else []
             deadline = None if seconds is None else self.world.now + seconds
             self.world.feed(
@@ -162,7 +162,7 @@ def lives_of(
             notice = LeaveNotice(
                 generation=self.world.state.generation, at=self.world.now, grace_s=grace_s, reason="SIGTERM"
             )
-            self.world.post(f"news-{index}", NewsArrived(index, notice))
+            self.world.post(f"news-{index}", ReportArrived(index, notice))
 
         @precondition(lambda self: memory and len(self.world.group()) > 1 and self.world.state.stage is Stage.RUNNING)
         @rule(rank=st.integers(0, 1))
@@ -186,8 +186,8 @@ def lives_of(
         @rule()
         def a_step_is_not_finite(self) -> None:
             if self.world.state.stage is Stage.RUNNING and self.world.state.rollbacks < 3:
-                for process in self.world.group():
-                    self.world.leave(process, ExitKind.NON_FINITE, ERROR)
+                for worker in self.world.group():
+                    self.world.leave(worker, ExitKind.NON_FINITE, ERROR)
 
         @precondition(lambda self: self.world.group())
         @rule()
@@ -246,9 +246,9 @@ def lives_of(
             self.world.perform(machine.reopen(state))
 
         @precondition(lambda self: fatal)
-        @rule(wanted=st.sampled_from(list(Wanted)))
-        def the_user_wants(self, wanted: Wanted) -> None:
-            self.world.feed(WantedChanged(wanted))
+        @rule(desired=st.sampled_from(list(Desired)))
+        def the_user_wants(self, desired: Desired) -> None:
+            self.world.feed(DesiredChanged(desired))
 
         @precondition(lambda self: fatal and self.world.group())
         @rule(data=st.data(), kind=st.sampled_from([ExitKind.USER_ERROR, ExitKind.NON_FINITE, ExitKind.STORAGE_FAILED]))
@@ -258,7 +258,7 @@ def lives_of(
         @precondition(lambda self: fatal and self.alive)
         @rule(data=st.data())
         def a_process_cannot_load_the_task(self, data: st.DataObject) -> None:
-            starting = [i for i in self.alive if not self.world.processes[i].is_warm]
+            starting = [i for i in self.alive if not self.world.workers[i].is_warm]
             if starting:
                 self.world.fail_to_start(data.draw(st.sampled_from(starting)))
 
@@ -303,15 +303,15 @@ def lives_of(
             world.feed(NodesAvoided(()))
             world.until(Stage.RUNNING, Stage.ENDED)
             if not fatal:
-                world.feed(WantedChanged(Wanted.RUN))
+                world.feed(DesiredChanged(Desired.RUN))
             for _ in range(200):
                 if world.state.stage is Stage.ENDED:
                     break
                 world.train(1)
                 world.deliver_all()
                 if not world.is_whole and world.state.stage is Stage.RUNNING:
-                    for process in world.group():
-                        process.is_stuck = process.is_stopped
+                    for worker in world.group():
+                        worker.is_stuck = worker.is_stopped
                     world.break_collectives()  # the collective's own deadline frees whoever waits for the stuck one
                 world.cooperate()
             assert world.end is not None, f"still {world.state.stage} at step {world.state.step}"

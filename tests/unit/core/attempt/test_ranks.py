@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.ranks import next_members
-from shoal_service.core.attempt.state import Attempt, AvoidedNode, Process
-from shoal_workers.contract.messages import ShardInfo
+from shoal_service.core.attempt.group.ranks import next_members
+from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Worker
+from shoal_workers.contract.messages import WorkerInfo
 
 NewWorld = Callable[..., Any]
 NOW = 1000.0
@@ -17,13 +17,13 @@ NOW = 1000.0
 
 def state_of(new_world: NewWorld, *, alive: str, members: tuple[int, ...], granted: int, **more: Any) -> Attempt:
     state: Attempt = new_world().state
-    processes = tuple(process(int(index)) for index in alive)
-    return state.model_copy(update={"processes": processes, "members": members, "granted": granted, **more})
+    workers = tuple(worker(int(index)) for index in alive)
+    return state.model_copy(update={"workers": workers, "members": members, "granted": granted, **more})
 
 
-def process(index: int) -> Process:
-    info = ShardInfo(shard_id=f"s{index}", node_id=f"n{index}", node_ip="", pid=1, store_port=1, device="cpu")
-    return Process(index=index, shard_id=f"s{index}", started_at=0.0, info=info)
+def worker(index: int) -> Worker:
+    info = WorkerInfo(worker_id=f"s{index}", node_id=f"n{index}", node_ip="", pid=1, store_port=1, device="cpu")
+    return Worker(index=index, worker_id=f"s{index}", started_at=0.0, info=info)
 
 
 def ranks(state: Attempt) -> str:
@@ -50,15 +50,15 @@ def test_members_keep_their_places(new_world: NewWorld, alive: str, granted: int
 
 def test_a_process_that_does_not_answer_is_left_out(new_world: NewWorld) -> None:
     state = state_of(new_world, alive="01", members=(0, 1), granted=2)
-    silent = state.processes[0].model_copy(update={"unreachable_since": NOW})
-    assert ranks(state.model_copy(update={"processes": (silent, state.processes[1])})) == "1"
+    silent = state.workers[0].model_copy(update={"unreachable_since": NOW})
+    assert ranks(state.model_copy(update={"workers": (silent, state.workers[1])})) == "1"
 
 
 def test_a_straggler_is_taken_only_where_nobody_else_fills_the_group(new_world: NewWorld) -> None:
     for alive, expected in (("012", "012"), ("0123", "031")):
         state = state_of(new_world, alive=alive, members=(0, 2, 1), granted=3)
-        slow = tuple(p.model_copy(update={"slow_until": NOW + 1} if p.index == 2 else {}) for p in state.processes)
-        got = ranks(state.model_copy(update={"processes": slow}))
+        slow = tuple(p.model_copy(update={"slow_until": NOW + 1} if p.index == 2 else {}) for p in state.workers)
+        got = ranks(state.model_copy(update={"workers": slow}))
         assert got == (expected if alive == "0123" else "021")
 
 

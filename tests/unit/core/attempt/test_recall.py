@@ -1,20 +1,20 @@
-"""Members die together, and no living process serves what they kept: processes are sent to their nodes for it."""
+"""Members die together, and no living worker serves what they kept: workers are sent to their nodes for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import KillProcess, StartProcess
+from shoal_service.core.attempt.commands import KillWorker, StartWorker
 from shoal_service.core.attempt.events import GrantChanged
-from shoal_service.core.attempt.state import Stage
-from shoal_service.core.attempt.status import job_state
+from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.supervisor.status import job_state
 from shoal_workers.contract.job import IncidentCause, JobState
 
 NewWorld = Callable[..., Any]
 
 
-def bereft(new_world: NewWorld, *, cause: IncidentCause = IncidentCause.SHARD_DIED, **settings: Any) -> Any:
+def bereft(new_world: NewWorld, *, cause: IncidentCause = IncidentCause.WORKER_DIED, **settings: Any) -> Any:
     """Ranks 1 and 2 of three, each on a node of its own, are lost in step 7; the newest checkpoint is of step 4."""
     world = new_world(workers=3, memory=True, **settings).open(then=6)
     world.die(1, cause)
@@ -24,8 +24,8 @@ def bereft(new_world: NewWorld, *, cause: IncidentCause = IncidentCause.SHARD_DI
 
 
 def sent(world: Any) -> dict[str, int]:
-    """By node, the process that was started on it and nowhere else."""
-    return {c.only_on: c.index for c in world.commands if isinstance(c, StartProcess) and c.only_on}
+    """By node, the worker that was started on it and nowhere else."""
+    return {c.only_on: c.index for c in world.commands if isinstance(c, StartWorker) and c.only_on}
 
 
 def test_what_lies_on_their_nodes_is_fetched_and_no_step_is_lost(new_world: NewWorld) -> None:
@@ -47,7 +47,7 @@ def test_one_node_may_be_enough(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.WAITING, "nobody has settled yet"
     world.pass_time(3.25)
     assert world.state.stage is Stage.FORMING and world.state.memory.step == 6
-    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [sent(world)["n2"]]
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [sent(world)["n2"]]
 
 
 def test_a_node_that_does_not_answer_is_waited_for_so_long_and_no_longer(new_world: NewWorld) -> None:
@@ -59,7 +59,7 @@ def test_a_node_that_does_not_answer_is_waited_for_so_long_and_no_longer(new_wor
     assert world.state.stage is Stage.WAITING
     world.pass_time(0.5)
     assert world.state.stage is Stage.FORMING and world.state.memory is None and world.state.restored is not None
-    assert {c.index for c in world.commands if isinstance(c, KillProcess)} == set(sent(world).values())
+    assert {c.index for c in world.commands if isinstance(c, KillWorker)} == set(sent(world).values())
 
 
 def test_dead_nodes_are_not_waited_for(new_world: NewWorld) -> None:
@@ -99,5 +99,5 @@ def test_it_ends_with_the_time_that_was_given(new_world: NewWorld) -> None:
     world.feed(GrantChanged(3))
     world.pass_time(15.25)
     assert world.state.stage is Stage.WAITING and world.state.recall_until is None
-    fresh = [p for p in world.state.processes if not p.warm]
+    fresh = [p for p in world.state.workers if not p.warm]
     assert len(fresh) == 2 and not any(p.only_on for p in fresh), "they may come up anywhere now"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Interrupt, KillProcess, Run, StartProcess
+from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run, StartWorker
 from shoal_service.core.attempt.events import RunReturned
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
@@ -38,9 +38,9 @@ def test_an_incident_is_closed_by_the_first_completed_step(new_world: NewWorld) 
     world.now += 0.5
     world.run(1)
     [incident] = world.incidents()
-    assert incident.closed and incident.cause is IncidentCause.SHARD_DIED
+    assert incident.closed and incident.cause is IncidentCause.WORKER_DIED
     assert (incident.from_workers, incident.to_workers) == (3, 2)
-    assert (incident.ranks, incident.shard_ids) == ((1,), ("shoal/j1/1/shard-1",))
+    assert (incident.ranks, incident.worker_ids) == ((1,), ("shoal/j1/1/shard-1",))
     assert incident.steps_lost == 2, "step 6 was done, the newest checkpoint is of step 4"
     assert incident.state_source == "checkpoint"
     assert incident.recovery_s == pytest.approx(0.5)
@@ -65,13 +65,13 @@ def test_survivors_keep_their_ranks_so_that_state_stays_where_it_is(new_world: N
 
 def test_a_standby_takes_the_dead_ranks_place_at_once(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
-    started = world.count(StartProcess)
+    started = world.count(StartWorker)
     world.die(1)
     world.recover()
     assert world.world_size == 2 and world.state.members == (0, 2)
-    assert world.count(StartProcess) == started, "nothing is started while the group re-forms"
+    assert world.count(StartWorker) == started, "nothing is started while the group re-forms"
     world.run(1)
-    assert world.count(StartProcess) == started + 1, "the spare is replaced afterwards"
+    assert world.count(StartWorker) == started + 1, "the spare is replaced afterwards"
 
 
 def test_death_while_the_group_forms(new_world: NewWorld) -> None:
@@ -92,7 +92,7 @@ def test_death_while_a_group_recovers_belongs_to_the_same_incident(new_world: Ne
     world.recover()
     world.run(1)
     [incident] = world.incidents()
-    assert incident.closed and incident.ranks == (1,) and len(incident.shard_ids) == 2
+    assert incident.closed and incident.ranks == (1,) and len(incident.worker_ids) == 2
     assert (incident.from_workers, incident.to_workers, incident.steps_lost) == (4, 2, 2)
     assert world.state.steps_lost == 2, "the same two steps are not counted twice"
 
@@ -131,11 +131,11 @@ def test_a_broken_collective_is_blamed_on_the_death_that_is_heard_of_later(new_w
     assert world.state.incident.cause is IncidentCause.COLLECTIVE_FAILED
     assert world.state.incident.ranks == ()
     world.deliver("lost-2")
-    assert world.state.incident.cause is IncidentCause.SHARD_DIED
+    assert world.state.incident.cause is IncidentCause.WORKER_DIED
     assert world.state.incident.ranks == (2,) and world.state.incident.witness == "run call"
     world.recover()
     world.run(1)
-    assert world.incidents()[0].cause is IncidentCause.SHARD_DIED
+    assert world.incidents()[0].cause is IncidentCause.WORKER_DIED
 
 
 def test_a_collective_that_broke_by_itself_is_retried_with_everybody(new_world: NewWorld) -> None:
@@ -149,15 +149,15 @@ def test_a_collective_that_broke_by_itself_is_retried_with_everybody(new_world: 
 
 def test_a_survivor_that_cannot_be_woken_is_killed_and_replaced(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
-    world.processes[2].is_stuck = True
+    world.workers[2].is_stuck = True
     world.die(0)
     world.recover()
     assert world.state.stage is Stage.QUIESCING
     world.pass_time(5.1)
-    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [2]
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [2]
     assert world.events("worker.lost")[-1]["cause"] is IncidentCause.STUCK
     assert world.state.stage is Stage.FORMING and world.state.members == (1,)
-    assert world.state.incident.cause is IncidentCause.SHARD_DIED, "the first cause is kept"
+    assert world.state.incident.cause is IncidentCause.WORKER_DIED, "the first cause is kept"
     assert world.state.incident.ranks == (0, 2)
 
 
@@ -183,7 +183,7 @@ def test_exits_of_a_generation_that_is_over_are_dropped(new_world: NewWorld) -> 
 
 def test_the_word_of_an_evicted_process_is_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
-    stuck = world.processes[2]
+    stuck = world.workers[2]
     stuck.is_stuck = True
     run = stuck.run
     world.die(0)
@@ -252,7 +252,7 @@ def test_a_lost_spare_is_nobodys_incident(new_world: NewWorld) -> None:
     world.deliver_all()
     assert world.state.stage is Stage.RUNNING and world.incidents() == []
     assert world.events("worker.lost")[0]["rank"] is None
-    assert world.count(StartProcess) == 4
+    assert world.count(StartWorker) == 4
 
 
 def test_every_generation_numbers_its_ranks_from_zero(new_world: NewWorld) -> None:

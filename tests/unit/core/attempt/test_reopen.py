@@ -8,7 +8,7 @@ from typing import Any
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import FindCheckpoint, Interrupt, RequestYield
 from shoal_service.core.attempt.events import GrantChanged
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import EndReason
 
 NewWorld = Callable[..., Any]

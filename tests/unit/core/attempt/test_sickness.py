@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import KillProcess, Run, SuspectNode
-from shoal_service.core.attempt.events import NewsArrived
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.commands import KillWorker, Run, SuspectNode
+from shoal_service.core.attempt.events import ReportArrived
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, StepSkipped, SuspectNamed
 
@@ -16,8 +16,8 @@ NAN = ErrorReport(type="NonFinite", message="loss is nan", traceback="", phase=P
 
 
 def diverge(world: Any) -> None:
-    for process in world.group():
-        world.leave(process, ExitKind.NON_FINITE, NAN)
+    for worker in world.group():
+        world.leave(worker, ExitKind.NON_FINITE, NAN)
     world.deliver_all()
 
 
@@ -80,7 +80,7 @@ def test_a_newer_checkpoint_ends_the_row(new_world: NewWorld) -> None:
 
 def test_a_skipped_step_is_told_and_counts(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.feed(NewsArrived(0, StepSkipped(generation=1, step=6, at=world.now, loss=None, grad_norm=None)))
+    world.feed(ReportArrived(0, StepSkipped(generation=1, step=6, at=world.now, loss=None, grad_norm=None)))
     assert world.events("step.skipped") == [{"step": 6, "loss": None, "grad_norm": None}]
     assert world.state.step == 6 and world.state.num_skipped == 1
 
@@ -88,13 +88,13 @@ def test_a_skipped_step_is_told_and_counts(new_world: NewWorld) -> None:
 def name(world: Any, rank: int) -> None:
     message = "micro-batch 3 gave another gradient than on ranks 0 and 2"
     named = SuspectNamed(generation=world.state.generation, step=6, at=world.now, rank=rank, message=message)
-    world.feed(NewsArrived(0, named))
+    world.feed(ReportArrived(0, named))
 
 
 def test_a_rank_that_computes_wrong_is_killed_and_memory_is_not_trusted(new_world: NewWorld) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=6)
     name(world, 1)
-    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [1]
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
     assert [c.node_id for c in world.commands if isinstance(c, SuspectNode)] == ["n1"]
     world.recover()
     assert world.state.members == (0, 3, 2) and world.state.memory is None and world.state.step == 4
@@ -119,4 +119,4 @@ def test_a_rank_that_several_name_is_killed_once(new_world: NewWorld) -> None:
     name(world, 1)
     name(world, 1)
     assert len(world.events("incident.opened")) == 1
-    assert [c.index for c in world.commands if isinstance(c, KillProcess)] == [1]
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]

@@ -1,12 +1,12 @@
-"""Words of generations and processes that are over change nothing."""
+"""Words of generations and workers that are over change nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.events import NewsArrived, ProcessFailedToStart, ProcessLost, ProcessWarm, RunReturned
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.events import ReportArrived, RunReturned, WorkerFailedToStart, WorkerLost, WorkerWarm
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, Phase
 
@@ -17,7 +17,7 @@ def test_news_of_an_older_generation_are_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     world.die(2)
     world.recover()
-    old = [e for e in world.history if isinstance(e, NewsArrived) and e.item.generation == 1]
+    old = [e for e in world.history if isinstance(e, ReportArrived) and e.item.generation == 1]
     assert old
     before = world.state
     for event in old:
@@ -27,25 +27,25 @@ def test_news_of_an_older_generation_are_dropped(new_world: NewWorld) -> None:
 
 def test_news_of_a_process_that_is_no_member_are_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
-    item = next(e.item for e in world.history if isinstance(e, NewsArrived))
+    item = next(e.item for e in world.history if isinstance(e, ReportArrived))
     before = world.state
-    world.feed(NewsArrived(2, item))
+    world.feed(ReportArrived(2, item))
     assert world.state == before
 
 
 def test_words_of_processes_that_were_dropped_change_nothing(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    info = world.state.process(0).info
+    info = world.state.worker(0).info
     world.die(1)
     world.recover()
     error = ErrorReport(type="E", message="m", traceback="", phase=Phase.PREPARING)
     exits = [e for e in world.history if isinstance(e, RunReturned)]
     before = world.state
     for event in (
-        ProcessWarm(1, info),
-        ProcessFailedToStart(1, error),
-        ProcessLost(1, IncidentCause.SHARD_DIED, "join call", "again"),
-        ProcessLost(99, IncidentCause.SHARD_DIED, "join call", "never heard of"),
+        WorkerWarm(1, info),
+        WorkerFailedToStart(1, error),
+        WorkerLost(1, IncidentCause.WORKER_DIED, "join call", "again"),
+        WorkerLost(99, IncidentCause.WORKER_DIED, "join call", "never acknowledged of"),
         *exits,
     ):
         assert world.feed(event) == ()

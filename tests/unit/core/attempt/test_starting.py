@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import FindCheckpoint, Run, StartProcess
+from shoal_service.core.attempt.commands import FindCheckpoint, Run, StartWorker
 from shoal_service.core.attempt.events import StorageUnusable
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Phase
 
@@ -19,7 +19,7 @@ def test_storage_is_asked_before_any_process_is_started(new_world: NewWorld) -> 
     assert world.commands == [FindCheckpoint()]
     world.open()
     assert world.state.stage is Stage.STARTING
-    assert world.count(StartProcess) == 2
+    assert world.count(StartWorker) == 2
 
 
 def test_the_group_forms_once_every_granted_worker_is_warm(new_world: NewWorld) -> None:
@@ -102,24 +102,24 @@ def test_a_newcomer_that_cannot_load_the_task_harms_nobody_but_itself(new_world:
     world.recover()
     world.run(1)
     assert world.state.stage is Stage.RUNNING and world.world_size == 1
-    newcomer = world.state.processes[-1].index
+    newcomer = world.state.workers[-1].index
     world.fail_to_start(newcomer)
     world.deliver_all()
     assert world.state.stage is Stage.RUNNING
     assert world.events("worker.start_failed")[0]["error"] == "ImportError: no torchvision"
-    assert world.state.process(newcomer) is None
-    started = world.count(StartProcess)
+    assert world.state.worker(newcomer) is None
+    started = world.count(StartWorker)
     world.pass_time(29.0)
-    assert world.count(StartProcess) == started, "the next one is tried later"
+    assert world.count(StartWorker) == started, "the next one is tried later"
     world.pass_time(2.0)
-    assert world.count(StartProcess) == started + 1
+    assert world.count(StartWorker) == started + 1
 
 
 def test_a_process_that_dies_while_starting_is_replaced(new_world: NewWorld) -> None:
     world = new_world(workers=2).open()
     world.die(0)
     world.deliver_all()
-    assert world.count(StartProcess) == 3
+    assert world.count(StartWorker) == 3
     world.start_all()
     assert world.state.stage is Stage.FORMING and world.state.members == (1, 2)
     assert world.incidents() == []
@@ -128,46 +128,46 @@ def test_a_process_that_dies_while_starting_is_replaced(new_world: NewWorld) -> 
 def test_starts_that_fail_in_a_row_end_the_attempt(new_world: NewWorld) -> None:
     world = new_world(workers=2).open()
     for _ in range(6):
-        world.die(world.state.processes[0].index)
+        world.die(world.state.workers[0].index)
         world.deliver_all()
     assert world.end.reason is EndReason.START_FAILED
-    assert "6 worker processes in a row" in world.end.message and "signal 9" in world.end.message
+    assert "6 worker workers in a row" in world.end.message and "signal 9" in world.end.message
 
 
 def test_one_good_start_forgives_the_bad_ones_before_it(new_world: NewWorld) -> None:
     world = new_world(workers=2, min_workers=2).open()
     for _ in range(5):
-        world.die(world.state.processes[-1].index)
+        world.die(world.state.workers[-1].index)
         world.deliver_all()
-    world.start(world.state.processes[0].index)
+    world.start(world.state.workers[0].index)
     world.deliver_all()
-    world.die(world.state.processes[-1].index)
+    world.die(world.state.workers[-1].index)
     world.deliver_all()
     assert world.state.stage is Stage.STARTING and world.state.failed_starts == 1
 
 
 def test_beside_a_running_group_failing_starts_are_tried_ever_more_slowly(new_world: NewWorld) -> None:
-    """Else a broken node would be offered new processes as fast as they can die, for as long as the job lives."""
+    """Else a broken node would be offered new workers as fast as they can die, for as long as the job lives."""
     world = new_world(workers=2).open(then=5)
     world.die(1)
     world.recover()
     world.run(1)
-    before = world.count(StartProcess)
+    before = world.count(StartWorker)
     for _ in range(100):
-        starting = [p for p in world.state.processes if not p.warm]
-        for process in starting:
-            world.die(process.index)
+        starting = [p for p in world.state.workers if not p.warm]
+        for worker in starting:
+            world.die(worker.index)
         world.deliver_all()
         world.pass_time(1.0)
     assert world.state.stage is Stage.RUNNING
-    assert world.count(StartProcess) - before <= 7
+    assert world.count(StartWorker) - before <= 7
 
 
 def test_storage_that_cannot_be_written_ends_the_attempt_before_it_costs_anything(new_world: NewWorld) -> None:
     world = new_world(workers=2)
     world.feed(StorageUnusable("/checkpoints is read-only"))
     assert world.end.reason is EndReason.STORAGE_FAILED
-    assert world.count(StartProcess) == 0
+    assert world.count(StartWorker) == 0
 
 
 def test_storage_that_does_not_answer_ends_the_attempt(new_world: NewWorld) -> None:

@@ -1,4 +1,4 @@
-"""Nodes are suspected where their processes are at fault and nobody speaks for them, and where there is another."""
+"""Nodes are suspected where their workers are at fault and nobody speaks for them, and where there is another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import SuspectNode
-from shoal_service.core.attempt.state import Stage
+from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import IncidentCause
 
 NewWorld = Callable[..., Any]

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.commands import Commit, KillProcess, RequestYield, Run
-from shoal_service.core.attempt.events import GrantChanged, WantedChanged
-from shoal_service.core.attempt.state import Stage, Wanted
-from shoal_service.core.attempt.status import job_state
+from shoal_service.core.attempt.commands import Commit, KillWorker, RequestYield, Run
+from shoal_service.core.attempt.events import DesiredChanged, GrantChanged
+from shoal_service.core.attempt.state.attempt import Desired, Stage
+from shoal_service.supervisor.status import job_state
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 NewWorld = Callable[..., Any]
 
 
 def grown(world: Any) -> Any:
-    """A running group of two that has a third, warm process and has been asked to stop for it."""
+    """A running group of two that has a third, warm worker and has been asked to stop for it."""
     world.feed(GrantChanged(3))
     world.pass_time(0.25)
     world.start_all()
@@ -43,7 +43,7 @@ def test_a_group_does_not_grow_while_another_newcomer_may_settle(new_world: NewW
     world.feed(GrantChanged(3))
     world.start(1)
     world.deliver_all()
-    assert world.state.stage is Stage.RUNNING, "process 2 is still starting"
+    assert world.state.stage is Stage.RUNNING, "worker 2 is still starting"
     world.start(2)
     world.deliver_all()
     assert world.state.stage is Stage.SWITCHING
@@ -67,7 +67,7 @@ def test_a_smaller_grant_shrinks_the_group_and_releases_the_rest(new_world: NewW
     world.form()
     world.deliver_all()
     assert world.state.members == (0, 1) and world.state.steps_lost == 0
-    assert sorted(c.index for c in world.commands if isinstance(c, KillProcess)) == [2, 3]
+    assert sorted(c.index for c in world.commands if isinstance(c, KillWorker)) == [2, 3]
     assert len(world.events("worker.released")) == 2
 
 
@@ -89,7 +89,7 @@ def test_death_on_the_way_to_the_boundary_is_an_ordinary_incident(new_world: New
     world.run(1)
     assert world.state.stage is Stage.RUNNING and world.state.members == (0, 2)
     [incident] = world.incidents()
-    assert incident.cause is IncidentCause.SHARD_DIED and incident.steps_lost == 2
+    assert incident.cause is IncidentCause.WORKER_DIED and incident.steps_lost == 2
 
 
 def test_death_after_only_some_have_yielded(new_world: NewWorld) -> None:
@@ -209,8 +209,8 @@ def test_a_member_that_never_follows_the_others_out_of_the_last_step_is_not_wait
     world.train(1)
     world.deliver("exit-0")
     world.pending.pop("exit-1")
-    world.processes[1].run = world.processes[1].run or _last_run(world, 1)
-    world.processes[1].is_stuck = True
+    world.workers[1].run = world.workers[1].run or _last_run(world, 1)
+    world.workers[1].is_stuck = True
     assert world.state.stage is Stage.SWITCHING
     world.pass_time(40.1)
     world.pass_time(5.1)
@@ -222,7 +222,7 @@ def _last_run(world: Any, index: int) -> Any:
 
 
 def test_nobody_who_has_left_is_asked_to_stop(new_world: NewWorld) -> None:
-    """The first has finished and the grant shrinks before the others are heard of: they are about to finish too."""
+    """The first has finished and the grant shrinks before the others are acknowledged of: they are about to finish too."""
     world = new_world(workers=3).open(then=11)
     world.train(1)
     world.deliver("exit-0")
@@ -271,13 +271,13 @@ def test_a_pause_without_a_group_ends_the_attempt_at_once(new_world: NewWorld, s
         world.form()
         world.deliver_all()
     assert world.state.stage is stage
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     assert world.end.reason is EndReason.PAUSED
 
 
 def test_a_pause_of_a_running_group_keeps_every_step(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     assert world.state.stage is Stage.SWITCHING and job_state(world.state) is JobState.PAUSING
     world.run(1)
     assert world.end.reason is EndReason.PAUSED
@@ -287,7 +287,7 @@ def test_a_pause_of_a_running_group_keeps_every_step(new_world: NewWorld) -> Non
 def test_a_pause_while_the_group_forms_waits_for_its_first_boundary(new_world: NewWorld) -> None:
     world = new_world(workers=2).open()
     world.start_all()
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     assert world.state.stage is Stage.FORMING
     world.form()
     world.deliver_all()
@@ -300,7 +300,7 @@ def test_a_pause_while_survivors_are_woken_ends_once_they_are(new_world: NewWorl
     world = new_world(workers=3).open(then=5)
     world.die(1)
     world.deliver_all()
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     assert world.state.stage is Stage.QUIESCING
     world.obey_interrupts()
     world.deliver_all()
@@ -311,7 +311,7 @@ def test_a_pause_while_the_commit_is_in_flight_waits_for_it(new_world: NewWorld)
     world = grown(new_world(workers=2).open(then=5))
     world.train(1)
     world.deliver_all()
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     assert world.state.stage is Stage.COMMITTING
     world.answer_storage()
     world.deliver_all()
@@ -320,8 +320,8 @@ def test_a_pause_while_the_commit_is_in_flight_waits_for_it(new_world: NewWorld)
 
 def test_a_pause_that_is_taken_back_goes_on_training(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    world.feed(WantedChanged(Wanted.PAUSE))
-    world.feed(WantedChanged(Wanted.RUN))
+    world.feed(DesiredChanged(Desired.PAUSE))
+    world.feed(DesiredChanged(Desired.RUN))
     world.run(1)
     assert world.state.stage is Stage.FORMING
     world.form()
@@ -331,7 +331,7 @@ def test_a_pause_that_is_taken_back_goes_on_training(new_world: NewWorld) -> Non
 
 def test_a_pause_in_the_last_step_finishes_instead(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=11)
-    world.feed(WantedChanged(Wanted.PAUSE))
+    world.feed(DesiredChanged(Desired.PAUSE))
     world.run(1)
     assert world.end.reason is EndReason.FINISHED
 
@@ -339,9 +339,9 @@ def test_a_pause_in_the_last_step_finishes_instead(new_world: NewWorld) -> None:
 @pytest.mark.parametrize("steps", [None, 0, 5])
 def test_a_cancel_kills_everything_at_once(new_world: NewWorld, steps: int | None) -> None:
     world = new_world(workers=3).open(then=steps)
-    world.feed(WantedChanged(Wanted.CANCEL))
+    world.feed(DesiredChanged(Desired.CANCEL))
     assert world.end.reason is EndReason.CANCELLED
-    assert world.count(KillProcess) == 3
+    assert world.count(KillWorker) == 3
 
 
 def test_finishing_waits_for_the_commit_of_the_last_step(new_world: NewWorld) -> None:

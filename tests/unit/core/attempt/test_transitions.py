@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.state import TRANSITIONS, Stage
-from shoal_service.core.attempt.status import job_state
+from shoal_service.core.attempt.state.attempt import TRANSITIONS, Stage
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.supervisor.status import job_state
 from shoal_workers.contract.job import JobState
 
 NewWorld = Callable[..., Any]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import StartProcess
+from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.events import ElasticityChanged
-from shoal_service.core.attempt.state import Stage
-from shoal_service.core.attempt.status import Readings, status_of
+from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.supervisor.status import Readings, status_of
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.spec import ElasticitySpec
 
@@ -36,7 +36,7 @@ def test_it_says_what_it_waits_for_and_until_when(new_world: NewWorld) -> None:
 
 def test_it_asks_for_a_replacement_and_resumes_once_it_is_warm(new_world: NewWorld) -> None:
     world = waiting(new_world)
-    assert world.count(StartProcess) == 4
+    assert world.count(StartWorker) == 4
     world.pass_time(20.0)
     world.start_all()
     world.form()
@@ -65,6 +65,6 @@ def test_survivors_that_die_while_it_waits_are_replaced_too(new_world: NewWorld)
     world = waiting(new_world)
     world.die(0)
     world.deliver_all()
-    assert world.state.stage is Stage.WAITING and world.count(StartProcess) == 5
+    assert world.state.stage is Stage.WAITING and world.count(StartWorker) == 5
     world.start_all()
     assert world.state.stage is Stage.FORMING and world.state.members == (3, 4, 2)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal_service.core.planner.collectives import group, send_s
-from shoal_service.core.planner.profile import Link
+from shoal_service.core.hardware_profile import Link
+from shoal_service.planner.collectives import group, send_s
 
 
 def _group(profile: Any, size: int, stride: int) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.planner.cuts import balanced, cut
-from shoal_service.core.planner.shape import shape_of
+from shoal_service.planner.cuts import balanced, cut
+from shoal_service.planner.shape import shape_of
 
 
 def test_a_head_that_costs_as_much_as_a_block_takes_a_blocks_place() -> None:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates
-from shoal_service.core.planner.cuts import cut
-from shoal_service.core.planner.gpus import PROFILES
-from shoal_service.core.planner.memory import BytesPart, Work, in_flight, memory
-from shoal_service.core.planner.shape import shape_of
+from shoal_service.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates
+from shoal_service.planner.cuts import cut
+from shoal_service.planner.gpus import PROFILES
+from shoal_service.planner.memory import BytesPart, Work, in_flight, memory
+from shoal_service.planner.shape import shape_of
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
-from shoal_workers.contract.spec_errors import parse_spec
 
 MODEL: dict[str, Any] = {
     "dim": 8, "num_heads": 2, "hidden_dim": 32, "num_layers": 3, "seq_len": 16, "vocab_size": 300,

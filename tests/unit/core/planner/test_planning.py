@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.planner import plan, plan_ahead, plans
-from shoal_service.core.planner.gpus import PROFILES
-from shoal_service.core.planner.planning import _remembered
+from shoal_service.planner import plan, plan_ahead, plans
+from shoal_service.planner.gpus import PROFILES
+from shoal_service.planner.planning import _remembered
+from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, Recompute, Schedule, ShardLevel
-from shoal_workers.contract.legality import violations
-from shoal_workers.contract.plan_of import plan_of
+from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
-from shoal_workers.contract.spec_errors import parse_spec
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
@@ -27,7 +27,7 @@ def test_a_cpu_job_stays_fully_on_the_sharded_axis(job: Any, world: int) -> None
 
 
 def test_filler_is_counted(job: Any) -> None:
-    assert "3 each, 1 of them zero-weight filler" in plan(job(elasticity={"max_workers": 8}), 3).reason
+    assert "3 each, 1 of them zero-weight padding" in plan(job(elasticity={"max_workers": 8}), 3).reason
 
 
 def test_zero_1_gives_way_to_what_fits(job: Any) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal_service.core.planner import rank, refusal
-from shoal_service.core.planner.gpus import PROFILES
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_service.planner import rank, refusal
+from shoal_service.planner.gpus import PROFILES
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 

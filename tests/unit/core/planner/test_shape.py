@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from shoal_service.core.planner.shape import shape_of
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_service.planner.shape import shape_of
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal_service.core.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates
-from shoal_service.core.planner.cuts import cut
-from shoal_service.core.planner.memory import Work
-from shoal_service.core.planner.shape import shape_of
-from shoal_service.core.planner.step_time import SecondsPart, step_time
+from shoal_service.planner.candidates import LEVELS, RECOMPUTES, SCHEDULES, Candidates
+from shoal_service.planner.cuts import cut
+from shoal_service.planner.memory import Work
+from shoal_service.planner.shape import shape_of
+from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
 from shoal_workers.contract.spec import Precision
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.engine.parallel.context import attend, shard_batch
 from shoal_workers.engine.parallel.head_tail import in_order, own_part
 

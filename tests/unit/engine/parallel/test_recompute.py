@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shoal_workers.contract.layout import Recompute
-from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute, is_recomputing
 
 PLAN = ParallelPlan(blocks="inner.blocks", num_blocks=3)
@@ -185,11 +185,11 @@ def test_a_backward_pass_in_two_parts_as_zero_bubble_schedules_run_it_is_right(m
     model = copy.deepcopy(plain)
     apply_recompute(nn.ModuleDict({"inner": nn.ModuleDict({"blocks": model})}), PLAN, mode)
     x, upstream = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
-    wanted = torch.autograd.grad(plain(x), [x, *plain.parameters()], upstream)
+    desired = torch.autograd.grad(plain(x), [x, *plain.parameters()], upstream)
     inputs, groups = stage_backward_input([model(x)], [upstream], [x], model.parameters())
     stage_backward_weight(model.parameters(), groups)
     found = [inputs[0], *(parameter.grad for parameter in model.parameters())]
-    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(desired, found, strict=True))
 
 
 @pytest.mark.parametrize("plan", [ParallelPlan(), ParallelPlan(blocks="inner.layers")])

@@ -11,7 +11,7 @@ from shoal_service.core import goodput
 from shoal_service.core.goodput import Category, Ledger
 from shoal_workers.contract.job import IncidentCause
 
-DIED = goodput.recovering(IncidentCause.SHARD_DIED)
+DIED = goodput.recovering(IncidentCause.WORKER_DIED)
 
 
 def running(**changes: Any) -> Ledger:
@@ -54,7 +54,7 @@ def test_an_incident_takes_what_was_spent_since_the_last_completed_step() -> Non
     ledger = settle(train(running(), 101.0), 1)
     ledger = goodput.discard(train(ledger, 101.5), DIED)
     assert seconds(ledger) == {"productive": 4.0, "recovering": 2.0}
-    assert goodput.show(ledger).recovering == {"shard_died": 2.0}
+    assert goodput.show(ledger).recovering == {"worker_died": 2.0}
 
 
 def test_a_step_that_was_complete_before_its_group_was_lost_is_productive_though_it_was_told_late() -> None:

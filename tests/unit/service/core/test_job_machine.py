@@ -16,10 +16,10 @@ from shoal_service.core.job_machine import (
     AttemptEnded,
     FinishedWithoutAttempt,
     JobInput,
+    JobStanding,
     Reported,
     Requested,
     Requeued,
-    Standing,
     step,
 )
 from shoal_workers.contract.job import EndReason, JobState
@@ -32,11 +32,11 @@ INPUTS: list[JobInput] = [
     Requeued(),
     *(FinishedWithoutAttempt(state) for state in JobState),
 ]
-STANDINGS = [Standing(state, desired) for state, desired in product(JobState, Desired)]
+STANDINGS = [JobStanding(state, desired) for state, desired in product(JobState, Desired)]
 
 
-def _reachable() -> set[Standing]:
-    start = Standing(JobState.QUEUED, Desired.RUN)
+def _reachable() -> set[JobStanding]:
+    start = JobStanding(JobState.QUEUED, Desired.RUN)
     found, left = {start}, [start]
     while left:
         standing = left.pop()
@@ -51,7 +51,7 @@ def _reachable() -> set[Standing]:
 def test_every_input_has_an_answer_in_every_standing() -> None:
     for standing, event in product(STANDINGS, INPUTS):
         after = step(standing, event)
-        assert after is None or isinstance(after, Standing)
+        assert after is None or isinstance(after, JobStanding)
 
 
 def test_every_state_can_be_reached_and_every_job_can_still_end() -> None:
@@ -100,7 +100,7 @@ def test_only_a_queued_job_can_begin_an_attempt() -> None:
 
 @pytest.mark.parametrize("reason", list(EndReason))
 def test_without_a_retry_an_attempt_ends_as_its_reason_says(reason: EndReason) -> None:
-    after = step(Standing(JobState.RUNNING, Desired.RUN), AttemptEnded(reason, again=False))
+    after = step(JobStanding(JobState.RUNNING, Desired.RUN), AttemptEnded(reason, again=False))
     expected = ENDINGS[reason].state
     assert after is not None
     assert after.state is (JobState.QUEUED if expected is JobState.PAUSED else expected)
@@ -108,21 +108,23 @@ def test_without_a_retry_an_attempt_ends_as_its_reason_says(reason: EndReason) -
 
 def test_a_retry_goes_where_the_user_wants_the_job() -> None:
     ended = AttemptEnded(EndReason.INTERNAL, again=True)
-    assert step(Standing(JobState.RUNNING, Desired.RUN), ended) == Standing(JobState.QUEUED, Desired.RUN)
-    assert step(Standing(JobState.PAUSING, Desired.PAUSE), ended) == Standing(JobState.PAUSED, Desired.PAUSE)
-    assert step(Standing(JobState.CANCELLING, Desired.CANCEL), ended) == Standing(JobState.CANCELLED, Desired.CANCEL)
+    assert step(JobStanding(JobState.RUNNING, Desired.RUN), ended) == JobStanding(JobState.QUEUED, Desired.RUN)
+    assert step(JobStanding(JobState.PAUSING, Desired.PAUSE), ended) == JobStanding(JobState.PAUSED, Desired.PAUSE)
+    assert step(JobStanding(JobState.CANCELLING, Desired.CANCEL), ended) == JobStanding(
+        JobState.CANCELLED, Desired.CANCEL
+    )
 
 
 def test_a_resume_overtakes_a_pause_that_is_being_carried_out() -> None:
-    standing = _run([Requested(Desired.PAUSE), Requested(Desired.RUN)], Standing(JobState.RUNNING, Desired.RUN))
-    assert standing == Standing(JobState.PAUSING, Desired.RUN)
-    assert step(standing, AttemptEnded(EndReason.PAUSED, again=False)) == Standing(JobState.QUEUED, Desired.RUN)
-    assert step(standing, Reported(JobState.RUNNING)) == Standing(JobState.RUNNING, Desired.RUN)
+    standing = _run([Requested(Desired.PAUSE), Requested(Desired.RUN)], JobStanding(JobState.RUNNING, Desired.RUN))
+    assert standing == JobStanding(JobState.PAUSING, Desired.RUN)
+    assert step(standing, AttemptEnded(EndReason.PAUSED, again=False)) == JobStanding(JobState.QUEUED, Desired.RUN)
+    assert step(standing, Reported(JobState.RUNNING)) == JobStanding(JobState.RUNNING, Desired.RUN)
 
 
 @given(st.lists(st.sampled_from(INPUTS), max_size=30))
 def test_a_cancel_is_never_forgotten(inputs: list[JobInput]) -> None:
-    standing = _run(inputs, Standing(JobState.QUEUED, Desired.RUN))
+    standing = _run(inputs, JobStanding(JobState.QUEUED, Desired.RUN))
     cancelled = step(standing, Requested(Desired.CANCEL))
     if cancelled is None:
         assert standing.state.ended
@@ -134,14 +136,14 @@ def test_a_cancel_is_never_forgotten(inputs: list[JobInput]) -> None:
 
 @given(st.lists(st.sampled_from(INPUTS), max_size=40))
 def test_repeating_a_request_changes_nothing(inputs: list[JobInput]) -> None:
-    standing = _run(inputs, Standing(JobState.QUEUED, Desired.RUN))
+    standing = _run(inputs, JobStanding(JobState.QUEUED, Desired.RUN))
     for desired in Desired:
         once = step(standing, Requested(desired))
         if once is not None:
             assert step(once, Requested(desired)) == once
 
 
-def _run(inputs: Iterable[JobInput], standing: Standing) -> Standing:
+def _run(inputs: Iterable[JobInput], standing: JobStanding) -> JobStanding:
     for event in inputs:
         standing = step(standing, event) or standing
     return standing

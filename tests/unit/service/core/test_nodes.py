@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from shoal_service.core.attempt.state import AvoidedNode
+from shoal_service.core.attempt.state.attempt import AvoidedNode
 from shoal_service.core.nodes import (
     MAX_TEST_DELAY_S,
-    Doubt,
+    NodeSuspicion,
     avoided,
     described,
     next_test_delay_s,
@@ -14,7 +14,7 @@ from shoal_service.core.nodes import (
 from shoal_service.views import DrainView, NodeView
 
 DRAIN = DrainView(reason="new disks", requested_at=1.0, deadline=60.0, source="api")
-DOUBT = Doubt(reason="computes wrong", since=2.0, next_test_at=602.0)
+DOUBT = NodeSuspicion(reason="computes wrong", since=2.0, next_test_at=602.0)
 
 
 def node(name: str, *, alive: bool = True, cpus: float = 4.0, drain: DrainView | None = None) -> NodeView:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal_service.core.parity import compare, differences
 from shoal_service.views import ParityView
-from shoal_workers.contract.spec_errors import parse_spec
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 NAN, INF = math.nan, math.inf
 

@@ -19,19 +19,19 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from shoal_workers.contract.layout import Recompute
+from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.pipeline_feed import num_stages
-from shoal_workers.contract.plan import ParallelPlan
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.assembly import Assembly
-from shoal_workers.engine.mesh import Meshes
+from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.model.assembly import Assembly
 from shoal_workers.engine.parallel.compression import mixed_precision
 from shoal_workers.engine.parallel.context import apply_context
 from shoal_workers.engine.parallel.experts import apply_experts
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.engine.parallel.recompute import apply_compile, apply_recompute
+from shoal_workers.engine.parallel.sharding import shard_model
 from shoal_workers.engine.parallel.stages import Stage, split_into_stages
 from shoal_workers.engine.parallel.tensor import apply_tensor
-from shoal_workers.engine.sharding import shard_model
 
 
 def assemble(
@@ -83,11 +83,11 @@ def _apply(module: nn.Module, plan: ParallelPlan, meshes: Meshes, *, compiles: b
 
 def _owners(stages: Sequence[Stage], parameters: Sequence[nn.Parameter]) -> tuple[tuple[nn.Module, str], ...]:
     """Where parameters are to be found once FSDP has put others in their place."""
-    wanted = {id(parameter) for parameter in parameters}
+    desired = {id(parameter) for parameter in parameters}
     return tuple(
         (module, name)
         for stage in stages
         for module in stage.module.modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if id(parameter) in wanted
+        if id(parameter) in desired
     )

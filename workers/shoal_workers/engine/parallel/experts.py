@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.engine.parallel.cutting import cut, local
 from shoal_workers.engine.parallel.exchange import copy, exchange_rows, gather_same, sum_scatter, swap, total
 from shoal_workers.engine.parallel.head_tail import in_order, own_part
@@ -46,7 +46,7 @@ def apply_experts(
     - without, it is one of style `whole`: terms are added up where they leave the experts.
     Experts without `hidden_dims`, {parameter: its dim that is as wide as an expert}, are whole on every rank of tp.
 
-    A router next to it may have `num_copies` and `census`: see the built-in model's.
+    A router next to it may have `num_copies` and `token_counts`: see the built-in model's.
 
     Returns:
         Parameters that are whole on every rank of tp with a term of their gradient on each: it has to be summed over
@@ -72,8 +72,8 @@ def apply_experts(
             _replace(module, _ExpertsForward(module, ep, split))
         if cp is not None:
             for part in owner.modules():
-                if isinstance(census := getattr(part, "census", None), nn.Module):
-                    _replace(census, _WholeCensus(census, cp))
+                if isinstance(token_counts := getattr(part, "token_counts", None), nn.Module):
+                    _replace(token_counts, _WholeTokenCounts(token_counts, cp))
     return terms
 
 
@@ -116,11 +116,11 @@ class _ExpertsForward:
         return out
 
 
-class _WholeCensus:
+class _WholeTokenCounts:
     """Asks about the whole sequence, of which the ranks of cp hold parts: chosen experts (..., T / cp, k)."""
 
-    def __init__(self, census: nn.Module, cp: DeviceMesh) -> None:
-        self._ask: Callable[[Tensor], tuple[Tensor, Tensor]] = census.forward
+    def __init__(self, token_counts: nn.Module, cp: DeviceMesh) -> None:
+        self._ask: Callable[[Tensor], tuple[Tensor, Tensor]] = token_counts.forward
         self._cp = cp
 
     def __call__(self, experts: Tensor) -> tuple[Tensor, Tensor]:

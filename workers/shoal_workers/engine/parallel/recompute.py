@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 )
 
 from shoal_workers.contract.layout import Recompute
-from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.model.plan import ParallelPlan
 
 _aten = torch.ops.aten
 _KEPT = frozenset(

@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.plan import ParallelPlan
+from shoal_workers.contract.model.plan import ParallelPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from shoal_workers.contract.plan import ParallelPlan, TensorStyle
+from shoal_workers.contract.model.plan import ParallelPlan, TensorStyle
 from shoal_workers.engine.parallel.cutting import cut, local
 from shoal_workers.engine.parallel.exchange import copy, gather_same, gather_sum, own_part, sum_scatter, total
 from shoal_workers.engine.parallel.names import matching

@@ -1,0 +1,109 @@
+"""What the planner found, for a terminal. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text
+
+from shoal_api.cli.render.tables import new_table
+from shoal_service.control.planning_request import PlanAnswer
+from shoal_service.core.hardware_profile import GIB
+from shoal_service.planner import HardwareProfile, Prediction
+from shoal_service.planner.memory import BytesPart
+from shoal_service.planner.step_time import SecondsPart
+
+_SHORT_BYTES = {
+    BytesPart.PARAMETERS: "par", BytesPart.OPTIMIZER: "opt", BytesPart.GRADIENTS: "grad", BytesPart.GATHERED: "gath",
+    BytesPart.ACTIVATIONS: "act", BytesPart.LOGITS: "log", BytesPart.EXCHANGE: "exch", BytesPart.RESERVED: "res",
+}  # fmt: skip
+_LEAST_SHARE = 0.01
+"""Parts below it are not worth a word."""
+
+
+def plan_page(answer: PlanAnswer) -> list[Any]:
+    ranking, choice = answer.ranking, answer.choice
+    lines: list[Any] = [_head(answer)]
+    if ranking.predictions:
+        lines += [_summary(answer), _table(ranking.predictions)]
+    if ranking.note:
+        lines.append(Text(ranking.note, style="yellow"))
+    chosen = Text.assemble("choice: ", (choice.name, "bold"))
+    if choice.num_idle:
+        chosen.append(f", {choice.num_idle} of {ranking.world_size} ranks idle", style="yellow")
+    lines.append(chosen)
+    lines += [Text(f"  {reason}", style="dim") for reason in choice.reason.split("; ")]
+    return lines
+
+
+def profile_page(profile: HardwareProfile, path: str) -> list[Any]:
+    table = new_table("what", ">measured")
+    for precision, rate in profile.peak_flops.items():
+        table.add_row(f"{precision} matrix products", f"{rate * profile.matmul_efficiency / 1e9:,.1f} GFLOP/s")
+    table.add_row("memory", f"{profile.memory_bytes / GIB:,.1f} GiB")
+    table.add_row("element-wise", f"{profile.memory_bandwidth / 1e9:,.1f} GB/s")
+    table.add_row("between processes", f"{profile.inside.bandwidth / 1e9:,.2f} GB/s")
+    for size, latency_s in sorted(profile.inside.latency_s.items()):
+        table.add_row(f"a collective of {size}", f"{1e3 * latency_s:,.3f} ms")
+    return [Text.assemble((profile.name, "bold"), f"  {path}"), table]
+
+
+def _head(answer: PlanAnswer) -> Text:
+    ranking = answer.ranking
+    text = Text.assemble((answer.name, "bold"), f"  {ranking.world_size:,} ranks of {ranking.profile}")
+    if ranking.num_params:
+        text.append(f", {ranking.num_params / 1e9:,.3g} B parameters")
+    if ranking.num_active_params != ranking.num_params:
+        text.append(f" ({ranking.num_active_params / 1e9:,.3g} B active)")
+    batch = f", {answer.num_micro_batches:,} micro-batches of {answer.micro_size} a step"
+    text.append(batch + (f" = {answer.tokens_per_step:,} tokens" if answer.tokens_per_step else ""))
+    return text
+
+
+def _summary(answer: PlanAnswer) -> Text:
+    ranking = answer.ranking
+    return Text(
+        f"{ranking.num_layouts:,} legal layouts, {ranking.num_fitting:,} fit into {ranking.usable_bytes / GIB:,.1f} "
+        "GiB; the best of each product of degrees:",
+        style="dim",
+    )
+
+
+def _table(predictions: tuple[Prediction, ...]) -> Any:
+    columns = ("layout", "shard", "schedule", "recompute", ">micro", ">GiB", "of which", ">step s", ">tokens/s", ">MFU",
+               ">bubble", "the rest of the step")  # fmt: skip
+    table = new_table(*columns)
+    for p in predictions:
+        memory = Text(f"{p.memory_bytes / GIB:.1f}", style="" if p.fits else "red")
+        table.add_row(
+            p.name,
+            p.layout.shard if p.layout.dp_shard * p.layout.cp > 1 else "-",
+            f"{p.layout.schedule}/{len(p.layout.stages)}" if p.layout.pp > 1 else "-",
+            p.layout.recompute,
+            str(p.micro_batches_per_rank),
+            memory,
+            Text(_bytes(p), style="dim"),
+            f"{p.step_s:.3g}",
+            f"{p.tokens_per_s:,.0f}",
+            f"{p.mfu:.1%}",
+            f"{p.bubble:.1%}" if p.layout.pp > 1 else "-",
+            Text(_seconds(p), style="dim"),
+        )
+    return table
+
+
+def _bytes(prediction: Prediction) -> str:
+    largest = sorted(prediction.bytes.items(), key=lambda item: -item[1])
+    shown = [(part, size) for part, size in largest if size >= 5 * _LEAST_SHARE * prediction.memory_bytes]
+    return " ".join(f"{_SHORT_BYTES[part]} {size / GIB:.1f}" for part, size in shown)
+
+
+def _seconds(prediction: Prediction) -> str:
+    largest = sorted(prediction.seconds.items(), key=lambda item: -item[1])
+    shown = [
+        (part, share)
+        for part, seconds in largest
+        if part not in (SecondsPart.COMPUTE, SecondsPart.BUBBLE)
+        and (share := seconds / prediction.step_s) >= _LEAST_SHARE
+    ]
+    return " ".join(f"{part} {share:.0%}" for part, share in shown)

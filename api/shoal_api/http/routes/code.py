@@ -1,0 +1,69 @@
+"""Routes around what a job is made of before it is one: code archives, and specs that are only checked."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from shoal_api.answers import CodeStored, SpecCheck
+from shoal_api.http.context import Context
+from shoal_api.http.documents import JSON_TYPES, YAML_TYPES, read_body, read_spec, require_media_type
+from shoal_api.http.openapi import body_of
+from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import ProblemError
+from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES, CodeArchiveError, check
+from shoal_workers.contract.checks.spec_errors import SpecError
+from shoal_workers.contract.spec import JobSpec
+
+_ZIP_TYPES = ("application/zip", "application/octet-stream")
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_ZIP_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(_ZIP_TYPES, _BINARY)}}
+Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="Hexadecimal sha256 of the body.")]
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["specs"])
+
+    @router.put(
+        "/code/{sha256}",
+        status_code=201,
+        response_model=CodeStored,
+        summary="Upload a code archive",
+        openapi_extra=_ZIP_BODY,
+    )
+    async def put_code(request: Request, sha256: Sha256) -> Response:
+        """A zip of the user's modules, stored under its sha256; a spec names it as `code.archive`. Repeatable."""
+        require_media_type(request, _ZIP_TYPES)
+        data = await read_body(request, MAX_ARCHIVE_BYTES)
+        try:
+            await run_in_threadpool(check, sha256, data)
+        except CodeArchiveError as error:
+            raise ProblemError(Kind.CODE_MISMATCH, str(error)) from None
+        await run_in_threadpool(context.store.put_code, sha256, data, context.clock())
+        stored = CodeStored(sha256=sha256, bytes=len(data))
+        return Response(stored.model_dump_json(), status_code=201, media_type="application/json")
+
+    @router.post(
+        "/specs/validate",
+        response_model=SpecCheck,
+        summary="Check a job spec without submitting it",
+        openapi_extra=body_of("JobSpec", (*JSON_TYPES, *YAML_TYPES[:1])),
+    )
+    async def validate_spec(request: Request) -> Response:
+        """Everything that is wrong with it, at once. A spec that is invalid is a 200 with `valid: false`."""
+        try:
+            await read_spec(request)
+            found = SpecCheck(valid=True)
+        except SpecError as error:
+            found = SpecCheck(valid=False, errors=error.problems)
+        return Response(found.model_dump_json(), media_type="application/json")
+
+    @router.get("/spec-schema", response_model=dict[str, Any], summary="JSON Schema of a job spec")
+    async def spec_schema() -> dict[str, Any]:
+        """For editors and generators."""
+        return JobSpec.model_json_schema()
+
+    return router

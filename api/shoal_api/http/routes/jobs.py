@@ -1,0 +1,145 @@
+"""Routes that submit, list, show, change, pause, resume and cancel jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from shoal_api.http.conditional import entity_tag, is_unchanged, spec_tags
+from shoal_api.http.context import Context, JobId, wants_events
+from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_json, read_spec
+from shoal_api.http.followers import JobFollower, JobListFollower
+from shoal_api.http.openapi import body_of
+from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import ProblemError
+from shoal_api.http.streams import sse_response
+from shoal_service.control.submission import submit
+from shoal_service.core.desired import Desired
+from shoal_service.views import JobPatch, JobSummary, JobView, Page
+from shoal_workers.contract.checks.spec_errors import SpecProblem
+from shoal_workers.contract.job import JobState
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern=r"^[\x21-\x7e]+$",
+        description="A repeated request with the same key gives the job that the first one made.",
+    ),
+]
+
+IfMatch = Annotated[
+    str | None,
+    Header(alias="If-Match", max_length=1024, description="The ETag that the job's spec must still have."),
+]
+IfNoneMatch = Annotated[
+    str | None,
+    Header(alias="If-None-Match", max_length=1024, description="ETags that the client has; 304 if it is one of them."),
+]
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    store = context.store
+
+    @router.post(
+        "",
+        status_code=201,
+        response_model=JobView,
+        summary="Submit a job",
+        openapi_extra=body_of("JobSpec", (*JSON_TYPES, *YAML_TYPES[:1])),
+        responses={200: {"model": JobView, "description": "This Idempotency-Key made this job before."}},
+    )
+    async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
+        """The body is a job spec. Answers with the job, its address in `Location` and its `ETag`."""
+        spec = await read_spec(request)
+        job, created = await run_in_threadpool(submit, store, spec, idempotency_key, context.clock())
+        return _job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
+
+    @router.get("", response_model=Page[JobSummary], summary="List jobs")
+    async def list_jobs(
+        request: Request,
+        state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
+        limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
+        cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
+    ) -> Response:
+        """Newest first. With `Accept: text/event-stream`: this page, now and after every change."""
+        states = tuple(state)
+        if wants_events(request):
+            follower = JobListFollower(store, states, limit, cursor)
+            return sse_response(context.changes, None, follower, context.pace, min_gap_s=context.pace.refresh_s)
+        page = await run_in_threadpool(store.list_jobs, states=states, limit=limit, cursor=cursor)
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    @router.get(
+        "/{job_id}",
+        response_model=JobView,
+        summary="Show a job",
+        responses={304: {"description": "If-None-Match names its present ETag."}},
+    )
+    async def show_job(request: Request, job_id: JobId, if_none_match: IfNoneMatch = None) -> Response:
+        """Spec and status. With `Accept: text/event-stream`: the job, now and after every change, until its end."""
+        job = await run_in_threadpool(store.get_job, job_id)
+        if wants_events(request):
+            follower = JobFollower(store, job_id)
+            return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
+        response = _job_response(job, 200)
+        if if_none_match is not None and is_unchanged(if_none_match, response.headers["ETag"]):
+            return Response(status_code=304, headers={"ETag": response.headers["ETag"], "Cache-Control": "no-cache"})
+        return response
+
+    @router.patch(
+        "/{job_id}",
+        response_model=JobView,
+        summary="Change a job's elasticity or priority",
+        openapi_extra=body_of("JobPatch", PATCH_TYPES),
+    )
+    async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
+        """Absent keys stay as they are. With `If-Match`, only if the job still has this ETag."""
+        patch = _parse_patch(await read_json(request, PATCH_TYPES))
+        tags = spec_tags(if_match)
+        job = await run_in_threadpool(store.patch_job, job_id, patch, if_match=tags, now=context.clock())
+        return _job_response(job, 200)
+
+    def add_request(verb: str, desired: Desired, summary: str, description: str) -> None:
+        async def request_job(job_id: JobId) -> Response:
+            job = await run_in_threadpool(store.request, job_id, desired, now=context.clock())
+            return _job_response(job, 202)
+
+        router.add_api_route(
+            f"/{{job_id}}/{verb}",
+            request_job,
+            methods=["POST"],
+            status_code=202,
+            response_model=JobView,
+            name=f"{verb}_job",
+            summary=summary,
+            description=description,
+        )
+
+    add_request("cancel", Desired.CANCEL, "Cancel a job", "Cannot be taken back. Checkpoints stay.")
+    add_request("pause", Desired.PAUSE, "Pause a job", "It writes a checkpoint and gives its workers back.")
+    add_request("resume", Desired.RUN, "Resume a paused job", "It goes back to the queue and on from its checkpoint.")
+    return router
+
+
+def _job_response(job: JobView, status: int, headers: dict[str, str] | None = None) -> Response:
+    body = job.model_dump_json().encode()
+    always = {"ETag": entity_tag(job.etag, body), "Cache-Control": "no-cache"}
+    return Response(body, status_code=status, media_type="application/json", headers=always | (headers or {}))
+
+
+def _parse_patch(data: object) -> JobPatch:
+    try:
+        return JobPatch.model_validate(data)
+    except ValidationError as error:
+        problems = tuple(
+            SpecProblem(path=".".join(map(str, e["loc"])), message=e["msg"]) for e in error.errors(include_url=False)
+        )
+        raise ProblemError(Kind.INVALID_PATCH, "The change is not valid; see errors.", problems) from None

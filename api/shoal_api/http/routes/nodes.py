@@ -1,0 +1,102 @@
+"""Routes for the nodes of the cluster: list, show, drain, undo a drain.
+
+Drains lie in the store, so they outlive this process; the control loop carries them to the scheduler and to every
+supervisor within a second or two.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from shoal_api.http.context import Context
+from shoal_api.http.documents import JSON_TYPES, read_body, read_json
+from shoal_api.http.openapi import body_of
+from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import ProblemError
+from shoal_service.core.nodes import with_drains
+from shoal_service.views import DrainRequest, NodeView, Page
+from shoal_workers.contract.checks.spec_errors import SpecProblem
+
+NodeId = Annotated[
+    str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Ray's id of the node, whole, as GET /v1/nodes shows it.")
+]
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1/nodes", tags=["operations"])
+    store = context.store
+
+    @router.get("", response_model=Page[NodeView], summary="List the nodes of the cluster")
+    async def list_nodes() -> Response:
+        """All of them, dead ones too, with what they have, and whether they are being drained or on probation."""
+        page = Page[NodeView](items=await run_in_threadpool(_nodes, context))
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    @router.get("/{node_id}", response_model=NodeView, summary="Show a node")
+    async def show_node(node_id: NodeId) -> Response:
+        """One node of the cluster."""
+        return _node_response(await run_in_threadpool(_node, context, node_id))
+
+    @router.post(
+        "/{node_id}/drain",
+        status_code=202,
+        response_model=NodeView,
+        summary="Drain a node",
+        openapi_extra=body_of("DrainRequest", JSON_TYPES, required=False),
+    )
+    async def drain_node(request: Request, node_id: NodeId) -> Response:
+        """Jobs leave the node at their next step boundary, without losing a step, and nothing new is placed there; with
+        `deadline_s`, in time before it goes away. Asking again changes reason and deadline."""
+        asked = await _asked(request)
+        node = await run_in_threadpool(_node, context, node_id)
+        if not node.alive:
+            raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is dead: there is nothing to drain.")
+        now = context.clock()
+        deadline = None if asked.deadline_s is None else now + asked.deadline_s
+        await run_in_threadpool(store.drain_node, node_id, reason=asked.reason, deadline=deadline, now=now)
+        return _node_response(await run_in_threadpool(_node, context, node_id), 202)
+
+    @router.delete("/{node_id}/drain", response_model=NodeView, summary="Use a drained node again")
+    async def undo_drain(node_id: NodeId) -> Response:
+        """Does nothing to a node that is not drained. A drain that Ray announced cannot be undone."""
+        node = await run_in_threadpool(_node, context, node_id)
+        if node.drain is not None and node.drain.source != "api":
+            raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is drained by Ray, which cannot be undone here.")
+        await run_in_threadpool(store.undo_drain, node_id)
+        return _node_response(await run_in_threadpool(_node, context, node_id))
+
+    return router
+
+
+def _nodes(context: Context) -> tuple[NodeView, ...]:
+    """As the control loop saw them last, with the drains as they are now."""
+    return with_drains(context.cluster.snapshot().nodes, context.store.drains())
+
+
+def _node(context: Context, node_id: str) -> NodeView:
+    for node in _nodes(context):
+        if node.node_id == node_id:
+            return node
+    raise ProblemError(Kind.NODE_NOT_FOUND, f"There is no node {node_id}; GET /v1/nodes lists them.")
+
+
+async def _asked(request: Request) -> DrainRequest:
+    if "content-type" not in request.headers:
+        await read_body(request, 0)
+        return DrainRequest()
+    try:
+        return DrainRequest.model_validate(await read_json(request, JSON_TYPES))
+    except ValidationError as error:
+        problems = tuple(
+            SpecProblem(path=".".join(map(str, e["loc"])), message=e["msg"]) for e in error.errors(include_url=False)
+        )
+        raise ProblemError(Kind.INVALID_REQUEST, "The drain request is not valid; see errors.", problems) from None
+
+
+def _node_response(node: NodeView, status: int = 200) -> Response:
+    return Response(node.model_dump_json(), status, media_type="application/json")

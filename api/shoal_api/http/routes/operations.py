@@ -1,0 +1,87 @@
+"""Routes for whoever runs the service: cluster, health, readiness, metrics, the catalogue of problems."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from shoal_api.answers import Health, ProblemType, Readiness
+from shoal_api.http.context import Context
+from shoal_api.http.problem_types import BY_CODE, Kind
+from shoal_api.http.problems import ProblemError
+from shoal_service.store.errors import StoreUnavailable
+from shoal_service.views import ClusterView
+from shoal_workers.contract.checks.spec_errors import SpecProblem
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/v1/cluster", response_model=ClusterView, summary="What the scheduler sees")
+    async def cluster() -> Response:
+        """Nodes, free capacity, and which control plane owns the jobs."""
+        view = await run_in_threadpool(context.cluster.snapshot)
+        return Response(view.model_dump_json(), media_type="application/json")
+
+    @router.get("/healthz", summary="The process is alive")
+    async def healthz() -> Health:
+        """Asks nobody else. Restart the process when this does not answer."""
+        return Health(version=context.version)
+
+    @router.get("/readyz", response_model=Readiness, summary="The service can accept and run jobs")
+    async def readyz() -> Readiness:
+        """The store answers and the cluster is connected; says who holds the lease, and which of its nodes are away."""
+        return await run_in_threadpool(_readiness, context)
+
+    @router.get(
+        "/metrics",
+        summary="Metrics for Prometheus",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics() -> Response:
+        """Text exposition format; read from the store at the time of the scrape."""
+        body = await run_in_threadpool(generate_latest, context.registry)
+        return Response(body, media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/problems", summary="Every kind of error that this API answers")
+    async def problems() -> list[ProblemType]:
+        """`type` of a problem document is one of these."""
+        return [kind.described() for kind in Kind]
+
+    @router.get("/problems/{code}", summary="One kind of error")
+    async def problem(
+        code: Annotated[str, Path(max_length=64, description="The last part of a `type`.")],
+    ) -> ProblemType:
+        """What the `type` of a problem document points to."""
+        if code not in BY_CODE:
+            raise ProblemError(Kind.NOT_FOUND, f"There is no problem type {code[:64]!r}; GET /problems lists them.")
+        return BY_CODE[code].described()
+
+    return router
+
+
+def _readiness(context: Context) -> Readiness:
+    wrong = []
+    lease = None
+    try:
+        context.store.ping()
+        lease = context.store.current_lease()
+    except StoreUnavailable as error:
+        wrong.append(SpecProblem(path="store", message=str(error)))
+    view = context.cluster.snapshot()
+    if not view.connected:
+        wrong.append(SpecProblem(path="cluster", message=f"The cluster at {view.address!r} is not connected."))
+    if wrong:
+        raise ProblemError(Kind.NOT_READY, "Not ready; see errors.", tuple(wrong))
+    return Readiness(
+        store="ok",
+        cluster=view.address,
+        owner=lease.owner if lease else "",
+        epoch=lease.epoch if lease else 0,
+        warnings=context.warnings(),
+    )

@@ -1,0 +1,306 @@
+"""EmbeddedCluster: a local Ray cluster that `shoal serve` starts when it is given none, and keeps alive.
+
+Its processes lead sessions of their own, so they outlive a control plane that is killed; the next control plane finds
+them by the note in the state directory. A control plane that stops in an orderly way stops them, by session.
+
+    one node        head and workers are one: `ray start --head` with all the CPUs
+    several nodes   a head without CPUs, and so many raylets at 127.0.0.2, 127.0.0.3, ...
+
+`start` returns when every node is registered and its raylet runs. One that does not come up is started again, a few
+times; one that stays away is named in the log and in `away`, and the cluster goes on without it.
+
+`heal` starts the head again when it has died. Its tables (GCS) lie on disk: actors live on while it is away, and it
+finds them again. If only its GCS process has died, only that is started, beside the running rest of the head.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shoal_service.cluster.embedded_node import (
+    GCS,
+    HEAD,
+    RAYLET,
+    EmbeddedNode,
+    EmbeddedNote,
+    gcs_environment,
+    raylets_of,
+    start_command,
+    start_environment,
+)
+from shoal_service.cluster.process_sessions import (
+    SessionsRemain,
+    command_of,
+    end_session,
+    free_port,
+    listens,
+    session_members,
+)
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+
+_log = logging.getLogger(__name__)
+_START_TIMEOUT_S = 120.0
+_MAX_STARTS = 3
+"""Of one node, before the cluster goes on without it."""
+_LOOK_S = 0.1
+
+
+class EmbeddedClusterFailed(Exception):
+    """Ray did not start; the message holds the end of what it printed."""
+
+
+class EmbeddedCluster:
+    """`num_cpus` and `num_gpus` are those of all nodes together. Thread-safe: one call waits for another."""
+
+    def __init__(self, state_dir: Path, *, num_cpus: int, num_gpus: int = 0, num_nodes: int = 1) -> None:
+        self._state_dir = state_dir
+        self._note_path = state_dir / "embedded-cluster.json"
+        self.token_path = state_dir / "ray-token"
+        self._num_cpus = num_cpus // num_nodes
+        self._num_gpus = num_gpus // num_nodes
+        self._num_nodes = num_nodes
+        self.address = ""
+        self._note = EmbeddedNote(address="", pids=(), temp_dir="")
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        """Also read by a start that is under way, which then gives up."""
+        self._away: tuple[str, ...] = ()
+        self.adopted = False
+        """True: the cluster was already running."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a driver's environment must hold *before* it imports ray, which reads it once.
+
+        Token authentication; and loopback, since Ray otherwise replaces 127.0.0.1 by the host's own address.
+        """
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_path),
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            **CLUSTER_ENVIRONMENT,
+        }
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """Addresses of the nodes without a living raylet, as `start` and `heal` saw them last. From any thread."""
+        return self._away
+
+    def start(self) -> str:
+        """Adopt the cluster that an earlier control plane left behind, or start one. Returns its address.
+
+        Raises:
+            EmbeddedClusterFailed: the head, or not a single other node, came up; or `stop` was called meanwhile.
+        """
+        with self._lock:
+            self._is_stopped = False
+            try:
+                return self._start()
+            finally:
+                self._look()
+
+    def heal(self) -> bool:
+        """Start the head again if it has died, and the nodes if all of them have; True: something was started.
+
+        One dead node of several stays dead, as a machine would. Only after `start`; does nothing after `stop`.
+        """
+        with self._lock:
+            if self._is_stopped:
+                return False
+            try:
+                return self._heal()
+            finally:
+                self._look()
+
+    def stop(self) -> None:
+        """End the processes of the note and all that they started, and remove their temporary files.
+
+        By SIGKILL: nothing here is worth saving, and Ray takes ten seconds and more over a SIGTERM.
+        """
+        self._is_stopped = True
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> str:
+        self._state_dir.mkdir(parents=True, exist_ok=True)
+        note = self._read_note()
+        if note is not None and any(node.runs(RAYLET) for node in note.nodes):
+            self._note, self.address, self.adopted = note, note.address, True
+            self._heal()
+            self._start_nodes(node.number for node in self._note.nodes if not node.has_been_up)
+            return self.address
+        self._stop()
+        if not self.token_path.exists():
+            self.token_path.touch(mode=0o600)
+            self.token_path.write_text(secrets.token_hex(32))
+        self.address = f"127.0.0.1:{free_port()}"
+        temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")  # short: Ray puts Unix sockets below it
+        nodes = tuple(EmbeddedNode(number=n) for n in range(1 if self._num_nodes == 1 else self._num_nodes + 1))
+        self._note = EmbeddedNote(
+            address=self.address, pids=(), temp_dir=temp_dir, client_port=free_port(), nodes=nodes
+        )
+        self._start_nodes(range(len(nodes)))
+        return self.address
+
+    def _heal(self) -> bool:
+        nodes = self._note.nodes
+        dead = [node.number for node in nodes if not node.runs(RAYLET)]
+        has_workers = not set(range(1, len(nodes))) <= set(dead) or (len(nodes) > 1 and self._is_joined_by_others())
+        revived = [number for number in dead if number == HEAD or not has_workers]
+        is_headless = not nodes[HEAD].runs(GCS)
+        if not revived and not is_headless:
+            return False
+        _log.warning("the embedded Ray cluster is healed", extra={"nodes": revived, "is_headless": is_headless})
+        if is_headless and HEAD not in revived:
+            self._start_gcs()
+        self._start_nodes(revived)
+        return True
+
+    def _is_joined_by_others(self) -> bool:
+        """Somebody else has started nodes that belong to this cluster: it can train without those of the note."""
+        return bool(set(raylets_of(self.address)) - set(self._note.nodes[HEAD].pids_of(RAYLET)))
+
+    def _stop(self) -> None:
+        note = self._read_note()
+        if note is None:
+            return
+        for leader in reversed(note.pids):
+            if _is_ray(leader):
+                _end(leader)
+        shutil.rmtree(note.temp_dir, ignore_errors=True)
+        self._note_path.unlink(missing_ok=True)
+
+    def _look(self) -> None:
+        """Notice who is away; say so when it changes."""
+        away = tuple(node.ip for node in self._note.nodes if not node.runs(RAYLET))
+        if away and away != self._away and not self._is_stopped:
+            _log.warning(
+                "nodes of the embedded Ray cluster are away: %s (%d of %d run)",
+                *(", ".join(away), len(self._note.nodes) - len(away), len(self._note.nodes)),
+            )
+        self._away = away
+
+    def _start_nodes(self, numbers: Iterable[int]) -> None:
+        """The head before all others, which then start side by side; those that run already are left alone."""
+        pending = [number for number in numbers if not self._note.nodes[number].runs(RAYLET)]
+        if HEAD in pending:
+            self._start_side_by_side([HEAD])
+            self._check_up([HEAD])
+            gcs = next(self._note.nodes[HEAD].pids_of(GCS))
+            self._note = self._note.model_copy(update={"gcs_command": command_of(gcs)})
+            self._write_note()
+            pending.remove(HEAD)
+        desired = list(pending)
+        for attempt in range(1, _MAX_STARTS + 1):
+            self._start_side_by_side(pending)
+            pending = [number for number in desired if not self._note.nodes[number].runs(RAYLET)]
+            if not pending or self._is_stopped:
+                break
+            _log.warning(
+                "start %d of %d failed for these nodes of the embedded Ray cluster: %s",
+                *(attempt, _MAX_STARTS, ", ".join(self._note.nodes[number].ip for number in pending)),
+            )
+        if desired:
+            self._check_up(desired)
+
+    def _start_side_by_side(self, numbers: list[int]) -> None:
+        """Until each has come up, or failed to. `ray start` ends well once its node is registered with the head; but
+        it waits for 30 s for a raylet that has died, and is not waited for."""
+        launched = {number: self._launch(number) for number in numbers}
+        starting = dict(launched)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while starting and not self._is_stopped and time.monotonic() < deadline:
+            for number, process in list(starting.items()):
+                node, status = self._note.nodes[number], process.poll()
+                if status == 0 and node.runs(RAYLET):
+                    self._note = self._note.with_node(node.model_copy(update={"has_been_up": True}))
+                if status is not None or node.has_lost(RAYLET):
+                    del starting[number]
+            time.sleep(_LOOK_S)  # a process of a process: there is nothing to wait for
+        self._write_note()
+        for number, process in launched.items():
+            if not self._note.nodes[number].has_been_up:
+                self._end_sessions(self._note.nodes[number])
+            process.wait()
+
+    def _launch(self, number: int) -> subprocess.Popen[bytes]:
+        """One `ray start`, the leader of its own session."""
+        node = self._note.nodes[number].model_copy(update={"has_been_up": False})
+        self._note = self._note.with_node(node)
+        self._end_sessions(node)  # what may be left of its last life
+        cpus, gpus = (0, 0) if number == HEAD and self._num_nodes > 1 else (self._num_cpus, self._num_gpus)
+        command = start_command(self._note, node, num_cpus=cpus, num_gpus=gpus)
+        return self._spawn(number, command, start_environment(self._note, node), self._log_path(number))
+
+    def _check_up(self, numbers: list[int]) -> None:
+        """Raises EmbeddedClusterFailed if none of them runs."""
+        if self._is_stopped:
+            raise EmbeddedClusterFailed("stopped before it was up")
+        if not any(self._note.nodes[number].runs(RAYLET) for number in numbers):
+            path = self._log_path(numbers[0])
+            tail = path.read_text(errors="replace")[-2000:]
+            raise EmbeddedClusterFailed(f"`ray start` did not come up; {path} ends with:\n{tail}")
+
+    def _start_gcs(self) -> None:
+        command = list(self._note.gcs_command)
+        self._spawn(HEAD, command, gcs_environment(self._note), self._state_dir / "ray-gcs.log")
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not listens(self.address):
+            if time.monotonic() > deadline:
+                raise EmbeddedClusterFailed(f"the GCS does not listen at {self.address}")
+            time.sleep(0.05)  # another process's socket: there is nothing to wait for
+
+    def _spawn(
+        self, number: int, command: list[str], environment: dict[str, str], log_path: Path
+    ) -> subprocess.Popen[bytes]:
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                start_new_session=True, env={**os.environ, **self.environment, **environment},
+            )  # fmt: skip
+        node = self._note.nodes[number]
+        sessions = (*(session for session in node.sessions if session_members(session)), process.pid)
+        self._note = self._note.with_node(node.model_copy(update={"sessions": sessions}))
+        self._write_note()  # at once: a control plane that is killed in mid-start leaves nothing unknown behind
+        return process
+
+    def _end_sessions(self, node: EmbeddedNode) -> None:
+        for leader in node.sessions:
+            _end(leader)
+
+    def _log_path(self, number: int) -> Path:
+        return self._state_dir / f"ray-node-{number}.log"
+
+    def _read_note(self) -> EmbeddedNote | None:
+        try:
+            return EmbeddedNote.model_validate_json(self._note_path.read_text())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def _write_note(self) -> None:
+        temporary = self._note_path.with_suffix(".tmp")
+        temporary.write_text(self._note.model_dump_json())
+        temporary.replace(self._note_path)
+
+
+def _is_ray(leader: int) -> bool:
+    """The number may have been given to somebody else's session since the note was written."""
+    return any("ray" in part for pid in session_members(leader) for part in command_of(pid)[:3])
+
+
+def _end(leader: int) -> None:
+    try:
+        end_session(leader)
+    except SessionsRemain as error:
+        raise EmbeddedClusterFailed(str(error)) from error

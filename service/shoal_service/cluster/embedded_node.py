@@ -1,0 +1,130 @@
+"""The nodes of the embedded cluster: what is noted of each, its `ray start`, and whether its processes run.
+
+Pure but for the look at /proc. `EmbeddedCluster` starts and ends them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal_service.cluster.process_sessions import command_of, died_in_session, session_members
+from shoal_workers.contract.base import Frozen
+
+GCS = "/gcs_server"
+RAYLET = "/raylet/raylet"
+HEAD = 0
+_OBJECT_STORE_BYTES = 100 << 20
+"""Small: Shoal moves no tensors through Ray's object store."""
+
+
+class EmbeddedNode(Frozen):
+    """One `ray start`. Number 0 is the head."""
+
+    number: int
+    sessions: tuple[int, ...] = ()
+    """Every session that was started for it."""
+    has_been_up: bool = False
+    """It has belonged to the cluster: from now on it may die as a machine would, and is not started again."""
+
+    @property
+    def ip(self) -> str:
+        return f"127.0.0.{self.number + 1}"
+
+    def runs(self, program: str) -> bool:
+        return next(self.pids_of(program), None) is not None
+
+    def has_lost(self, program: str) -> bool:
+        """One died, and the `ray start` that started it still waits for it."""
+        return any(program.endswith(f"/{name}") for session in self.sessions for name in died_in_session(session))
+
+    def pids_of(self, program: str) -> Iterator[int]:
+        """Of its processes that run this program."""
+        for session in self.sessions:
+            for pid in session_members(session):
+                if command_of(pid)[:1] and command_of(pid)[0].endswith(program):
+                    yield pid
+
+
+class EmbeddedNote(Frozen):
+    """What the next control plane must know of the cluster."""
+
+    address: str
+    pids: tuple[int, ...]
+    """Leaders of all sessions, the head's first."""
+    temp_dir: str
+    client_port: int = 0
+    nodes: tuple[EmbeddedNode, ...] = ()
+    gcs_command: tuple[str, ...] = ()
+    """How the head's GCS process was started."""
+
+    def with_node(self, changed: EmbeddedNode) -> EmbeddedNote:
+        nodes = tuple(changed if node.number == changed.number else node for node in self.nodes)
+        pids = tuple(session for node in nodes for session in node.sessions)
+        return self.model_copy(update={"nodes": nodes, "pids": pids})
+
+
+def start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_gpus: int) -> list[str]:
+    """`ray start` of a node. It ends when its node is up; its children stay behind: with `--block` it would end them
+    all when one of them dies, and the GCS could not be started again alone."""
+    return [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start"),
+        f"--node-ip-address={node.ip}",
+        f"--num-cpus={num_cpus}",
+        f"--num-gpus={num_gpus}",
+        f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        f"--temp-dir={_temp_dir(note, node)}",
+        "--dashboard-agent-listen-port=0",
+        "--include-log-monitor=false",
+        "--disable-usage-stats",
+        *(_head_arguments(note) if node.number == HEAD else _join_arguments(note)),
+    ]
+
+
+def raylets_of(address: str) -> list[int]:
+    """Pids of all raylets of the cluster on this machine, whoever started them. Looks at every process."""
+    port = address.rpartition(":")[2]
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit()
+        and (command := command_of(int(entry.name)))
+        and command[0].endswith(RAYLET)
+        and any(part.startswith("--gcs-address=") and part.endswith(f":{port}") for part in command)
+    ]
+
+
+def start_environment(note: EmbeddedNote, node: EmbeddedNode) -> dict[str, str]:
+    """What a node's processes need besides what every process of the cluster does."""
+    return gcs_environment(note) if node.number == HEAD else _JOIN_ENVIRONMENT
+
+
+def gcs_environment(note: EmbeddedNote) -> dict[str, str]:
+    """The head's tables on disk, so that a head that dies alone can come back to living actors."""
+    return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{note.temp_dir}/gcs"}
+
+
+_JOIN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+"""Without it Ray refuses a second node on loopback."""
+
+
+def _temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
+    """A directory of its own for each node. In a shared one Ray names a raylet's socket by the first number that no
+    file has yet, and binds it seconds later: of two nodes that start side by side one died of `Address already in use`.
+    """
+    return note.temp_dir if node.number == HEAD else f"{note.temp_dir}/{node.number}"
+
+
+def _head_arguments(note: EmbeddedNote) -> tuple[str, ...]:
+    port = note.address.rpartition(":")[2]
+    return (
+        # its autoscaler has nothing to scale, and would compete for the processor with the raylet that it starts beside
+        *("--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"),
+        f"--ray-client-server-port={note.client_port}",
+    )
+
+
+def _join_arguments(note: EmbeddedNote) -> tuple[str, ...]:
+    """The head's address as IPv6: Ray replaces the IPv4 one by the host's own, where the head does not listen."""
+    return (f"--address=[::ffff:127.0.0.1]:{note.address.rpartition(':')[2]}",)

@@ -1,0 +1,117 @@
+"""A question to the planner from outside, and its answer: for `POST /v1/plans` and `shoal plan`, which say the same.
+
+The workers asked about are those of the question, not those of the spec's `elasticity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from shoal_service.control.profile_store import measured_profile
+from shoal_service.planner import HardwareProfile, Ranking, plan, rank
+from shoal_service.planner.gpus import DEFAULT_GPU
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.spec import JobSpec
+
+MAX_RANKS = 65_536
+
+
+class PlanRequest(Frozen):
+    """Exactly one of `workers` and `gpus`."""
+
+    spec: dict[str, Any]
+    """A job spec."""
+    workers: int | None = Field(None, ge=1, le=MAX_RANKS)
+    """So many workers as the spec describes them."""
+    gpus: int | None = Field(None, ge=1, le=MAX_RANKS)
+    """So many workers with a GPU each, whatever the spec says."""
+    gpu: str | None = Field(None, max_length=64)
+    """Which GPU: the name of a hardware profile."""
+    top: int = Field(10, ge=1, le=100)
+    """Layouts in the answer."""
+
+
+class Choice(Frozen):
+    """What a job would run with."""
+
+    layout: Layout
+    name: str
+    num_idle: int
+    """Ranks that the layout leaves out."""
+    reason: str
+
+
+class PlanAnswer(Frozen):
+    """What the planner makes of it."""
+
+    name: str
+    """The spec's."""
+    tokens_per_step: int
+    """0: the task has no tokens that the planner knows of."""
+    num_micro_batches: int
+    micro_size: int
+    choice: Choice
+    ranking: Ranking
+
+
+def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> PlanAnswer:
+    """Pure.
+
+    Raises:
+        SpecError: the spec or the question is not valid.
+    """
+    if (request.workers is None) == (request.gpus is None):
+        raise _problem("", "Give exactly one of workers and gpus.")
+    if request.gpu is not None and request.gpus is None:
+        raise _problem("gpu", f"gpu {request.gpu!r} needs gpus: how many of them?")
+    world_size = request.workers or request.gpus or 1
+    spec = _spec(request.spec, world_size)
+    if request.gpus is not None:
+        spec = spec.model_copy(update={"worker": spec.worker.model_copy(update={"gpus": 1})})
+    profile = _profile(spec.worker.gpus > 0, request.gpu, profiles)
+    ranking = rank(spec, world_size, profile, request.top)
+    planned = plan(spec, world_size, profile)
+    layout = planned.layout
+    sequence = ranking.predictions[0].tokens_per_s * ranking.predictions[0].step_s if ranking.predictions else 0
+    return PlanAnswer(
+        name=spec.name,
+        tokens_per_step=round(sequence),
+        num_micro_batches=spec.batch.num_micro_batches,
+        micro_size=spec.batch.micro_size,
+        choice=Choice(
+            layout=layout,
+            name=layout.describe(),
+            num_idle=world_size - layout.world_size,
+            reason=planned.reason,
+        ),
+        ranking=ranking,
+    )
+
+
+def _spec(document: dict[str, Any], world_size: int) -> JobSpec:
+    """With so many workers. A world that has no layout is fine here: some of its ranks idle, and the answer says so."""
+    try:
+        return parse_spec({**document, "elasticity": {"min_workers": world_size, "max_workers": world_size}})
+    except SpecError as error:
+        if {problem.path for problem in error.problems} != {"elasticity.max_workers"}:
+            raise
+    return parse_spec({**document, "elasticity": {}})
+
+
+def _profile(has_gpu: bool, name: str | None, profiles: Mapping[str, HardwareProfile]) -> HardwareProfile:
+    desired = name or (DEFAULT_GPU if has_gpu else "cpu")
+    if name is None:  # a measured one of this machine first
+        measured = measured_profile(profiles.values(), has_gpu=has_gpu)
+        desired = measured.name if measured is not None else desired
+    if desired not in profiles:
+        raise _problem("gpu", f"gpu {desired!r} has no profile; there are: {', '.join(sorted(profiles))}.")
+    return profiles[desired]
+
+
+def _problem(path: str, message: str) -> SpecError:
+    return SpecError((SpecProblem(path=path, message=message),))

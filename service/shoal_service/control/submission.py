@@ -1,0 +1,53 @@
+"""What happens to a valid spec before the store takes it: its model has to fit somewhere, and its code is made
+immutable. Called by the HTTP edge.
+
+The default of `checkpoint.url` is not filled in here: it holds the job's id, which does not exist yet.
+"""
+
+from __future__ import annotations
+
+from shoal_service.control.code_archive import CodeArchiveError, pack
+from shoal_service.planner import refusal
+from shoal_service.store import Store
+from shoal_service.views import JobView
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
+from shoal_workers.contract.spec import JobSpec
+
+
+class CodeUnknown(ValueError):
+    """The spec names a code archive that nobody has uploaded."""
+
+    code = "code_unknown"
+
+    def __init__(self, sha256: str) -> None:
+        super().__init__(sha256)
+        self.sha256 = sha256
+
+    def __str__(self) -> str:
+        return f"code.archive {self.sha256} is not stored here; PUT /v1/code/{self.sha256} first."
+
+
+def submit(store: Store, spec: JobSpec, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
+    """Create a job, or find the one that this key made before; then the second value is False.
+
+    A `code.working_dir` without an archive is a directory of this machine: it is packed and stored now.
+
+    Raises:
+        SpecError: the directory cannot be packed, or the model is too large for every layout.
+        CodeUnknown, IdempotencyConflict
+    """
+    too_large = refusal(spec)
+    if too_large:
+        raise SpecError((SpecProblem(path="model", message=too_large),))
+    code = spec.code
+    if code.archive is not None:
+        if not store.has_code(code.archive):
+            raise CodeUnknown(code.archive)
+    elif code.working_dir is not None:
+        try:
+            archive = pack(code.working_dir)
+        except CodeArchiveError as error:
+            raise SpecError((SpecProblem(path="code.working_dir", message=str(error)),)) from error
+        store.put_code(archive.sha256, archive.data, now)
+        spec = spec.model_copy(update={"code": code.model_copy(update={"archive": archive.sha256})})
+    return store.create_job(spec, idempotency_key=idempotency_key, now=now)

@@ -1,0 +1,32 @@
+"""Steps that are not finite, and ranks that compute wrong: the state in memory is not what it should be.
+
+loss or gradient not finite   health.non_finite: stop; skip (the engine does it); roll back to the newest durable
+                              checkpoint and leave that step out on the way
+replay differs                the rank is killed, its node suspected, and the group goes back to what is durable:
+                              the snapshots in memory were taken after it had begun to compute wrong
+"""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt.group import leaving
+from shoal_service.core.attempt.turn import Turn
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import StepSkipped, SuspectNamed
+
+
+def step_skipped(turn: Turn, item: StepSkipped) -> None:
+    """It counts as a step: its samples are used up."""
+    turn.set(step=max(turn.state.step, item.step), progressed_at=turn.now, num_skipped=turn.state.num_skipped + 1)
+    turn.emit("step.skipped", step=item.step, loss=item.loss, grad_norm=item.grad_norm)
+
+
+def suspect_named(turn: Turn, item: SuspectNamed) -> None:
+    state = turn.state
+    if not 0 <= item.rank < len(state.members) or not state.group_active:
+        return
+    message = (
+        f"rank {item.rank} computes wrong: {item.message}; snapshots in memory may carry its errors, so the state "
+        "comes from the newest durable checkpoint"
+    )
+    turn.set(oldest_snapshot=state.generation + 1)
+    leaving.evict(turn, state.members[item.rank], IncidentCause.CORRUPTED, "replay", message)

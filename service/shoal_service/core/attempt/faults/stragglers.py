@@ -1,0 +1,77 @@
+"""Stragglers: a rank that computes much longer than the others, step after step, holds all of them up.
+
+    compute_s > health.straggler_factor x median of the others, for health.straggler_steps steps in a row
+        -> told; replaced at a step boundary by a warm spare, or by an extra worker once it is warm; else kept
+
+Time spent waiting for others is not in `compute_s`, so it is the slow one that is seen, and not its victims.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from shoal_service.core.attempt.faults import suspicion
+from shoal_service.core.attempt.state.attempt import Worker
+from shoal_service.core.attempt.turn import Turn
+from shoal_workers.contract.messages import StepReport
+
+_PAUSE = 10
+"""After one was named, nobody is for so many times health.straggler_steps."""
+
+
+def step_done(turn: Turn, report: StepReport) -> None:
+    """Count, and name the slowest once it has been slow for long enough."""
+    state, health = turn.state, turn.state.spec.health
+    if health.straggler_factor is None or len(report.compute_s) != len(state.members) or len(state.members) < 2:
+        return
+    slow: dict[int, int] = {}
+    for rank, index in enumerate(state.members):
+        median = _median_of_others(report, rank)
+        if report.compute_s[rank] > health.straggler_factor * median:
+            slow[index] = state.slow.get(index, 0) + 1
+    turn.set(slow=slow)
+    named = [index for index, steps in slow.items() if steps >= health.straggler_steps]
+    if named and report.step >= state.no_straggler_before:
+        _name(turn, max(named, key=lambda i: report.compute_s[state.members.index(i)]), report)
+
+
+def keep_the_irreplaceable(turn: Turn) -> None:
+    """Nobody came in time: a slow member is better than none."""
+    for worker in turn.state.workers:
+        if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.state.members:
+            turn.update_worker(worker.index, slow_until=None)
+            turn.emit(
+                "worker.straggler_kept", worker_id=worker.worker_id, rank=turn.state.rank_of(worker.index),
+                message=f"no other worker became warm within {turn.state.timeouts.start_s:g} s",
+            )  # fmt: skip
+
+
+def _name(turn: Turn, index: int, report: StepReport) -> None:
+    state = turn.state
+    worker = state.worker(index)
+    if worker is None or worker.info is None or worker.slow_until is not None:
+        return
+    rank = state.members.index(index)
+    node_id = worker.info.node_id
+    turn.set(no_straggler_before=report.step + _PAUSE * state.spec.health.straggler_steps, slow={})
+    turn.emit(
+        "worker.straggler",
+        worker_id=worker.worker_id,
+        rank=rank,
+        node_id=node_id,
+        compute_s=report.compute_s[rank],
+        median_s=_median_of_others(report, rank),
+        step=report.step,
+        action="replaced by a spare" if _has_spare(turn, worker) else "an extra worker is started",
+    )
+    turn.update_worker(index, slow_until=turn.now + state.timeouts.start_s)
+    if suspicion.is_alone(state, node_id, besides=index):
+        suspicion.suspect(turn, node_id, "its only worker computes too slowly for the others")
+
+
+def _median_of_others(report: StepReport, rank: int) -> float:
+    return statistics.median(seconds for other, seconds in enumerate(report.compute_s) if other != rank)
+
+
+def _has_spare(turn: Turn, slow: Worker) -> bool:
+    return any(p.index not in turn.state.members and p.slow_until is None for p in turn.state.usable if p != slow)

@@ -1,0 +1,43 @@
+"""Who keeps a copy of whose snapshots: always somebody on another node, and everybody about as many. Pure.
+
+node A   node B   node C          ranks 0 1 | 2 | 3
+0 1      2        3               0 -> 2    1 -> 3    2 -> 0    3 -> 1
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract.snapshots import Endpoint
+
+
+def buddies(members: Sequence[WorkerInfo]) -> tuple[Endpoint | None, ...]:
+    """By rank: the buddy's endpoint; None where no other node has a worker that keeps snapshots.
+
+    The ranks of the fullest nodes choose first, each the member with the fewest copies; of equal ones the next along
+    the ring of nodes.
+    """
+    ring = list(dict.fromkeys(info.node_id for info in members))
+    crowd = Counter(info.node_id for info in members)
+    copies: Counter[int] = Counter()
+    chosen: list[Endpoint | None] = [None] * len(members)
+    for rank in sorted(range(len(members)), key=lambda r: (-crowd[members[r].node_id], r)):
+        here = ring.index(members[rank].node_id)
+
+        def rank_of_choice(other: int, here: int = here) -> tuple[int, int, int]:
+            distance = (ring.index(members[other].node_id) - here) % len(ring)
+            return copies[other], distance, other
+
+        others = [
+            other
+            for other, info in enumerate(members)
+            if info.node_id != members[rank].node_id and info.memory_port != 0
+        ]
+        if others:
+            other = min(others, key=rank_of_choice)
+            copies[other] += 1
+            info = members[other]
+            chosen[rank] = Endpoint(node_id=info.node_id, host=info.node_ip, port=info.memory_port)
+    return tuple(chosen)

@@ -1,0 +1,43 @@
+"""What lies in the memory of nodes: members tell when they leave `run`; the other workers are asked."""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt.commands import AskHoldings
+from shoal_service.core.attempt.group.source import best_source
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.turn import Turn
+from shoal_workers.contract.snapshots import Holding
+
+
+def ask(turn: Turn, *indexes: int) -> None:
+    """The answer is waited for, but never longer than Timeouts.quiesce_s, and only while it could still help."""
+    state = turn.state
+    if not state.keeps_snapshots:
+        return
+    asked = [i for i in indexes if any(p.index == i and p.info and p.info.memory_port for p in state.usable)]
+    turn.set(asked={**state.asked, **dict.fromkeys(asked, turn.now)})
+    turn.do(*(AskHoldings(index) for index in asked))
+
+
+def ask_the_others(turn: Turn) -> None:
+    """The group is lost: warm workers that are no members may hold what a dead member's node cannot tell any more."""
+    turn.set(told={}, asked={})
+    ask(turn, *(p.index for p in turn.state.warm if p.index not in turn.state.members))
+
+
+def told(turn: Turn, index: int, holdings: tuple[Holding, ...]) -> None:
+    state = turn.state
+    if index in state.asked:
+        turn.set(
+            asked={i: since for i, since in state.asked.items() if i != index},
+            told={**state.told, index: holdings},
+        )
+
+
+def awaited(state: Attempt, now: float) -> bool:
+    """Whether somebody may still tell of something better than what is known."""
+    alive = {p.index for p in state.usable}
+    if not any(i in alive and now < since + state.timeouts.quiesce_s for i, since in state.asked.items()):
+        return False
+    known = best_source(state)
+    return known is None or known.step < state.step

@@ -1,0 +1,41 @@
+"""Who forms the next group, and in which rank. Pure; asked by `forming` and by the deadlines of waiting stages.
+
+A member keeps its place where it can, so that its state stays where it is: a dead rank's place goes to a warm spare,
+and only where there is none do the others close up, in order.
+
+    0 1 2 3  rank 1 dies   a spare 4: 0 4 2 3     no spare: 0 2 3
+"""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt import nodes
+from shoal_service.core.attempt.state.attempt import Attempt, Worker
+
+
+def next_members(state: Attempt, now: float) -> tuple[Worker, ...]:
+    """Usable workers up to the grant, in rank order. Stragglers only where nobody else fills the group. Those that
+    are to leave their node or are about to go only where elasticity.min_workers cannot be had without them; and not at
+    all once their time has come."""
+    order = {index: rank for rank, index in enumerate(state.members)}
+    usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
+    staying = [p for p in usable if nodes.leave_of(state, p) is None]
+    chosen = [p for p in staying if p.slow_until is None]
+    if len(chosen) < state.granted:
+        chosen += [p for p in staying if p.slow_until is not None][: state.granted - len(chosen)]
+    missing = min(state.min_workers, state.granted) - len(chosen)
+    if missing > 0:
+        chosen += [p for p in usable if p not in staying and not nodes.is_due(state, p, now)][:missing]
+    return _in_order(state, {p.index: p for p in chosen})
+
+
+def _in_order(state: Attempt, available: dict[int, Worker]) -> tuple[Worker, ...]:
+    size = min(state.granted, len(available))
+    members = [index for index in state.members if index in available][:size]
+    spares = sorted(index for index in available if index not in state.members)[: size - len(members)]
+    order = []
+    for index in state.members:
+        if index in members:
+            order.append(index)
+        elif spares and index not in available:
+            order.append(spares.pop(0))
+    return tuple(available[index] for index in [*order, *spares])

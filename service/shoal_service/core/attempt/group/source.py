@@ -1,0 +1,120 @@
+"""Where the state of the next group comes from: the cheapest whole source. Pure; asked by `forming` and `judging`.
+
+    newest whole snapshot in memory     lost: nothing, or the one step that was not complete
+    newest durable checkpoint           if it is newer, or no snapshot is whole
+    the seed
+
+A snapshot is whole when the parts of all its ranks lie on nodes where a living worker of ours serves them. Who wrote
+them does not matter: shared memory outlives its writer, and a buddy's copy is as good as the original.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shoal_service.core.attempt.state.attempt import Attempt, Worker
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.snapshots import Endpoint, Holding, MemorySource
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """One that is whole; `nodes` by rank: where its part may be read."""
+
+    step: int
+    generation: int
+    world_size: int
+    nodes: tuple[tuple[str, ...], ...]
+
+
+def best_source(state: Attempt, members: Sequence[Worker] = ()) -> MemorySource | None:
+    """The snapshot to restore from, read from workers that stay in the group where possible; None: storage is as
+    new, or no snapshot is whole."""
+    snapshot = max(_whole(state), key=lambda s: (s.step, s.generation), default=None)
+    if snapshot is None or snapshot.step < durable_step(state):
+        return None
+    return MemorySource(
+        generation=snapshot.generation,
+        world_size=snapshot.world_size,
+        step=snapshot.step,
+        parts=_parts(snapshot, _servers(state, members), [p.info.node_id for p in members if p.info]),
+    )
+
+
+def is_whole(state: Attempt, generation: int, step: int) -> bool:
+    """Whether that very snapshot can be restored from memory."""
+    return any((s.generation, s.step) == (generation, step) for s in _whole(state))
+
+
+def newest_kept(state: Attempt) -> int | None:
+    """Step of the newest snapshot that anybody told a part of, whole or not; None: nobody told of any."""
+    trusted = (h.step for h in _holdings(state) if _is_trusted(state, h.generation, h.step))
+    return max(trusted, default=None)
+
+
+def is_served(state: Attempt, source: MemorySource) -> bool:
+    """Whether everybody who was to serve the source still can: if so, a part that could not be read is the source's own
+    fault."""
+    alive = {_endpoint(p) for p in _serving(state)}
+    return set(source.parts) <= alive
+
+
+def durable_step(state: Attempt) -> int:
+    """Of the newest committed checkpoint; 0: there is none."""
+    newest = CheckpointName.parse(state.newest) if state.newest else None
+    return newest.step if newest else 0
+
+
+def _whole(state: Attempt) -> Iterator[_Snapshot]:
+    servers = {p.info.node_id for p in _serving(state) if p.info}
+    found: dict[tuple[int, int, int], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for holding in _holdings(state):
+        if holding.node_id in servers:
+            key = (holding.step, holding.generation, holding.world_size)
+            found[key][holding.rank].add(holding.node_id)
+    for (step, generation, world_size), by_rank in found.items():
+        if _is_trusted(state, generation, step) and set(by_rank) >= set(range(world_size)):
+            nodes = tuple(tuple(sorted(by_rank[rank])) for rank in range(world_size))
+            yield _Snapshot(step, generation, world_size, nodes)
+
+
+def _is_trusted(state: Attempt, generation: int, step: int) -> bool:
+    return generation >= state.oldest_snapshot and (generation, step) not in state.unreadable
+
+
+def _holdings(state: Attempt) -> Iterator[Holding]:
+    for worker_exit in state.exits.values():
+        yield from worker_exit.holdings
+    for holdings in state.told.values():
+        yield from holdings
+
+
+def _serving(state: Attempt) -> list[Worker]:
+    return [p for p in state.usable if p.info is not None and p.info.memory_port != 0]
+
+
+def _servers(state: Attempt, members: Sequence[Worker]) -> dict[str, Worker]:
+    """By node: the worker to ask, one that stays in the group if there is one."""
+    chosen = {p.index for p in members}
+    best = sorted(_serving(state), key=lambda p: (p.index not in chosen, p.index))
+    return {p.info.node_id: p for p in reversed(best) if p.info}
+
+
+def _parts(snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]) -> tuple[Endpoint, ...]:
+    """One worker per part: on the node of the new rank that needs most of it, else the one that serves fewest."""
+    served: Counter[str] = Counter()
+    parts = []
+    for rank, nodes in enumerate(snapshot.nodes):
+        near = new_nodes[rank * len(new_nodes) // snapshot.world_size] if new_nodes else ""
+        node = min(nodes, key=lambda n: (n != near, n not in new_nodes, served[n], n))
+        served[node] += 1
+        parts.append(_endpoint(servers[node]))
+    return tuple(parts)
+
+
+def _endpoint(worker: Worker) -> Endpoint:
+    info = worker.info
+    assert info is not None
+    return Endpoint(node_id=info.node_id, host=info.node_ip, port=info.memory_port)

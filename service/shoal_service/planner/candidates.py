@@ -1,0 +1,212 @@
+"""All legal layouts of a world, as columns: one array for each axis and choice, one entry for each layout. Pure.
+
+A world of 16,384 has several hundred thousand layouts. They are not made one by one: the degrees are (a few thousand
+tuples), and crossed with the other choices by repeating arrays. What comes out breaks no rule of
+`shoal_workers.contract.checks.legality`; a test asks it about each.
+
+Left out, because the engine does the same for them: shard levels where nothing is cut (dp_shard x cp is 1) or with a
+pipeline, which keeps parameters and gradients whole until the end of a step; schedules without a pipeline; context
+methods without cp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from itertools import product
+
+import numpy as np
+
+from shoal_service.planner.collectives import Ints
+from shoal_service.planner.cuts import Cut, cut
+from shoal_service.planner.shape import ModelShape
+from shoal_workers.contract.checks.feasibility import LegalDegrees
+from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.pipeline_feed import MAX_PADDING
+from shoal_workers.contract.spec import ParallelismSpec
+
+LEVELS, SCHEDULES, RECOMPUTES, CONTEXTS = (
+    tuple(ShardLevel), tuple(Schedule), tuple(Recompute), tuple(ContextMethod)
+)  # fmt: skip
+_PIPELINES = (
+    (Schedule.GPIPE, 1), (Schedule.ONE_F_ONE_B, 1), (Schedule.INTERLEAVED, 2), (Schedule.INTERLEAVED, 4),
+    (Schedule.ZERO_BUBBLE_V, 2), (Schedule.DUAL_PIPE_V, 2),
+)  # fmt: skip
+"""Schedules, each with the stages on one rank."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Columns of equal length. `level`, `schedule`, `recompute` and `context` are places in the tuples above."""
+
+    pp: Ints
+    dp_replicate: Ints
+    dp_shard: Ints
+    cp: Ints
+    tp: Ints
+    ep: Ints
+    level: Ints
+    schedule: Ints
+    per_rank: Ints
+    """Pipeline stages on each rank."""
+    recompute: Ints
+    context: Ints
+    cut: Ints
+    """Place in `cuts`."""
+    fed: Ints
+    """Micro-batches that each rank runs in a step, padding included."""
+    cuts: tuple[Cut, ...]
+    offload: bool = False
+
+    def __len__(self) -> int:
+        return len(self.pp)
+
+    @property
+    def shards(self) -> Ints:
+        """Ways that parameters are cut: the engine folds cp into the mesh of shards."""
+        return self.dp_shard * self.cp
+
+    @property
+    def world_size(self) -> Ints:
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    def is_schedule(self, *schedules: Schedule) -> np.ndarray:
+        return np.isin(self.schedule, [SCHEDULES.index(schedule) for schedule in schedules])
+
+    def layout(self, index: int) -> Layout:
+        """One of them as the value that the engine obeys."""
+        pp = int(self.pp[index])
+        return Layout(
+            pp=pp,
+            dp_replicate=int(self.dp_replicate[index]),
+            dp_shard=int(self.dp_shard[index]),
+            cp=int(self.cp[index]),
+            tp=int(self.tp[index]),
+            ep=int(self.ep[index]),
+            shard=LEVELS[self.level[index]],
+            schedule=SCHEDULES[self.schedule[index]],
+            stages=self.cuts[self.cut[index]].stages,
+            context=CONTEXTS[self.context[index]],
+            recompute=RECOMPUTES[self.recompute[index]],
+            offload=self.offload,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What narrows the choice down."""
+
+    degrees: LegalDegrees
+    num_micro_batches: int
+    max_tp: int
+    """Ranks of a node: tp talks in every layer."""
+    fixed: ParallelismSpec | None = None
+    """Degrees and choices that the user has taken."""
+
+
+def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offload: bool = False) -> Candidates:
+    """Every legal layout of each world; may be none."""
+    degrees = np.array(sorted({d for world in worlds for d in _degrees(limits, world)}), np.int64).reshape(-1, 6)
+    crossed = [_cross(degrees[(degrees[:, 0] > 1) == has_pp][:, :], has_pp, limits.fixed) for has_pp in (False, True)]
+    table = np.concatenate(crossed)
+    pp, replicate, shard, cp, tp, ep, level, schedule, per_rank, recompute, context = table.T
+    share = -(-limits.num_micro_batches // (replicate * shard))
+    fed = _fed(schedule, pp, per_rank, share)
+    legal = (pp * per_rank <= shape.num_blocks) & (fed <= MAX_PADDING * share)
+    legal &= (context == CONTEXTS.index(ContextMethod.ALL_GATHER)) | ((shape.num_heads // tp) % cp == 0) & (cp > 1)
+    legal &= (level == LEVELS.index(ShardLevel.OPTIMIZER)) | (shard * cp > 1) | _is_fixed(limits.fixed, "shard")
+    cuts, places = _cuts(shape, pp[legal], per_rank[legal], schedule[legal])
+    columns = Candidates(
+        pp, replicate, shard, cp, tp, ep, level, schedule, per_rank, recompute, context, np.zeros_like(pp), fed, (),
+        offload,
+    )  # fmt: skip
+    return replace(_taken(columns, legal), cut=places, cuts=cuts)
+
+
+def taken(columns: Candidates, chosen: np.ndarray) -> Candidates:
+    """Some of the rows: by a mask, or by their places."""
+    return _taken(columns, chosen)
+
+
+def _taken(columns: Candidates, chosen: np.ndarray) -> Candidates:
+    arrays = {f.name: getattr(columns, f.name) for f in fields(columns)}
+    return replace(columns, **{name: a[chosen] for name, a in arrays.items() if isinstance(a, np.ndarray)})
+
+
+def _degrees(limits: Limits, world: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(pp, dp_replicate, dp_shard, cp, tp, ep) that multiply to `world`."""
+    legal, fixed = limits.degrees, limits.fixed
+    for tp, cp, pp in product(_of(legal.tp, fixed, "tp"), _of(legal.cp, fixed, "cp"), _of(legal.pp, fixed, "pp")):
+        ranks, left = divmod(world, tp * cp * pp)
+        if left or not 1 <= ranks <= limits.num_micro_batches or tp > limits.max_tp or not legal.together(tp, cp):
+            continue
+        for shard in _divisors(ranks):
+            if fixed is not None and (fixed.dp_replicate != ranks // shard or fixed.dp_shard not in ("auto", shard)):
+                continue
+            for ep in _of(legal.ep, fixed, "ep"):
+                if shard % ep == 0:
+                    yield pp, ranks // shard, shard, cp, tp, ep
+
+
+def _of(legal: tuple[int, ...], fixed: ParallelismSpec | None, axis: str) -> tuple[int, ...]:
+    if fixed is None:
+        return legal
+    degree = getattr(fixed, axis)
+    return (degree,) if degree in legal else ()
+
+
+def _divisors(size: int) -> list[int]:
+    small = [n for n in range(1, int(size**0.5) + 1) if size % n == 0]
+    return sorted({*small, *(size // n for n in small)})
+
+
+def _cross(degrees: Ints, has_pp: bool, fixed: ParallelismSpec | None) -> Ints:
+    """Each row of degrees with each choice of the other things."""
+    pipelines = [
+        (SCHEDULES.index(schedule), per_rank)
+        for schedule, per_rank in (_PIPELINES if has_pp else ((Schedule.ONE_F_ONE_B, 1),))
+        if not has_pp or not _is_fixed(fixed, "schedule") or schedule is fixed.schedule  # type: ignore[union-attr]
+    ]
+    levels = [LEVELS.index(ShardLevel.OPTIMIZER)] if has_pp and not _is_fixed(fixed, "shard") else None
+    options = [
+        (level, schedule, per_rank, recompute, context)
+        for level in (levels or _places(LEVELS, fixed, "shard"))
+        for schedule, per_rank in pipelines
+        for recompute in _places(RECOMPUTES, fixed, "recompute")
+        for context in range(len(CONTEXTS))
+    ]
+    choices = np.array(options, np.int64).reshape(-1, 5)
+    rows = np.hstack([np.repeat(degrees, len(choices), axis=0), np.tile(choices, (len(degrees), 1))])
+    if not _is_fixed(fixed, "context"):
+        return rows
+    desired = CONTEXTS.index(fixed.context)  # type: ignore[union-attr]
+    chosen: Ints = rows[(rows[:, -1] == desired) | ((rows[:, 3] == 1) & (rows[:, -1] == 0))]
+    return chosen
+
+
+def _places(values: tuple[object, ...], fixed: ParallelismSpec | None, name: str) -> list[int]:
+    return [values.index(getattr(fixed, name))] if _is_fixed(fixed, name) else list(range(len(values)))
+
+
+def _is_fixed(fixed: ParallelismSpec | None, name: str) -> bool:
+    return fixed is not None and getattr(fixed, name) != "auto"
+
+
+def _fed(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
+    """`shoal_workers.contract.pipeline_feed.fed`, for columns; a test holds the two together."""
+    rounds = np.maximum(1, share // pp)
+    interleaved = np.minimum(-(-share // rounds) * rounds, np.maximum(share, (rounds + 1) * pp))
+    fills_up = np.isin(schedule, [SCHEDULES.index(s) for s in (Schedule.ONE_F_ONE_B, Schedule.DUAL_PIPE_V)])
+    fed = np.where(fills_up, np.maximum(share, pp * per_rank), share)
+    fed = np.where(schedule == SCHEDULES.index(Schedule.INTERLEAVED), interleaved, fed)
+    return np.where(pp > 1, fed, share)
+
+
+def _cuts(shape: ModelShape, pp: Ints, per_rank: Ints, schedule: Ints) -> tuple[tuple[Cut, ...], Ints]:
+    is_v = np.isin(schedule, [SCHEDULES.index(s) for s in SCHEDULES if s.is_v_shaped]).astype(np.int64)
+    keys, first, places = np.unique(
+        (pp * (per_rank.max(initial=0) + 1) + per_rank) * 2 + is_v, return_index=True, return_inverse=True
+    )
+    cuts = tuple(cut(shape, int(pp[i]), int(per_rank[i]), is_v_shaped=bool(is_v[i])) for i in first)
+    assert len(cuts) == len(keys)
+    return cuts, places.reshape(-1)

@@ -1,0 +1,72 @@
+"""What would fit: the words for a model that is too large for every layout. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shoal_service.core.hardware_profile import GIB, DeviceKind
+from shoal_service.planner.prediction import Prediction
+from shoal_service.planner.ranking import Field, Task, field
+
+_MOST_RANKS = 65_536
+
+
+def too_large(task: Task, world_size: int, tried: Field) -> str:
+    """A sentence with the least that any layout needs, what it is for, and the ways out: more ranks, or a technique."""
+    is_gpu = task.profile.kind is DeviceKind.GPU
+    usable = task.profile.usable_bytes / GIB
+    least = tried.least_memory()
+    have = task.profile.memory_bytes / GIB
+    tries = (_more_ranks(task, world_size, is_gpu), _smaller_batch(task, world_size), _offload(task, world_size))
+    ways = [way for way in tries if way]
+    return (
+        f"{task.shape.params / 1e9:,.3g} B parameters do not fit on {_ranks(world_size, is_gpu)} of {have:,.3g} GiB, "
+        f"of which {usable:,.1f} may be planned for: of {len(tried):,} layouts {least.name} ({least.layout.shard}, "
+        f"recompute {least.layout.recompute}) needs least, {least.memory_bytes / GIB:,.1f} GiB: {_parts(least)}. "
+        + (f"What would fit: {'; or '.join(ways)}." if ways else "Nothing that the planner knows would fit.")
+    )
+
+
+def _ranks(count: int, is_gpu: bool) -> str:
+    return f"{count:,} {'GPU' if is_gpu else 'worker'}{'s' if count > 1 else ''}"
+
+
+def _parts(prediction: Prediction) -> str:
+    largest = sorted(prediction.bytes.items(), key=lambda item: -item[1])[:4]
+    return ", ".join(f"{part} {size / GIB:,.1f}" for part, size in largest if size)
+
+
+def _more_ranks(task: Task, world_size: int, is_gpu: bool) -> str:
+    if task.fixed is not None and task.fixed.dp_shard != "auto":
+        return ""
+    world, step = world_size, 1
+    while world < _MOST_RANKS:
+        step = max(1, min(world, task.profile.ranks_per_node))
+        world = (2 * world) // step * step
+        found = field(task, [world])
+        if len(found) and found.num_fitting:
+            return f"{_ranks(world, is_gpu)} ({found.best(1)[0].name})"
+    return ""
+
+
+def _smaller_batch(task: Task, world_size: int) -> str:
+    batch = task.spec.batch
+    if batch.micro_size == 1:
+        return ""
+    spec = task.spec.model_copy(update={"batch": batch.model_copy(update={"micro_size": 1})})
+    found = field(replace(task, spec=spec), [world_size])
+    if not len(found) or not found.num_fitting:
+        return ""
+    return f"batch.micro_size 1 ({found.best(1)[0].memory_bytes / GIB:,.1f} GiB with {found.best(1)[0].name})"
+
+
+def _offload(task: Task, world_size: int) -> str:
+    if task.profile.kind is not DeviceKind.GPU:
+        return ""
+    found = field(task, [world_size], offload=True)
+    if not len(found) or not found.num_fitting:
+        return ""
+    best = found.best(1)[0]
+    return (
+        f"parallelism.offload: true ({best.memory_bytes / GIB:,.1f} GiB with {best.name}, {best.step_s:,.1f} s a step)"
+    )

@@ -1,0 +1,146 @@
+"""rank(...) -> the best layouts of a world, predicted and ordered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal_service.core.hardware_profile import HardwareProfile
+from shoal_service.planner.candidates import Candidates, Limits, candidates, taken
+from shoal_service.planner.collectives import Floats
+from shoal_service.planner.memory import BytesPart, Work, memory
+from shoal_service.planner.prediction import Prediction
+from shoal_service.planner.preferences import reasons
+from shoal_service.planner.shape import ModelShape
+from shoal_service.planner.step_time import SecondsPart, step_time
+from shoal_workers.contract.checks.feasibility import legal_degrees
+from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec, Precision
+
+_EQUAL = 0.01
+"""Predictions are no better than that: among layouts so close the simpler one wins."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is planned for: a job on one kind of hardware."""
+
+    spec: JobSpec
+    shape: ModelShape
+    profile: HardwareProfile
+    fixed: ParallelismSpec | None = None
+
+    @property
+    def work(self) -> Work:
+        batch = self.spec.batch
+        size = 4 if self.spec.precision is Precision.FP32 else 2
+        return Work(batch.micro_size, batch.num_micro_batches, size)
+
+    def limits(self) -> Limits:
+        degrees = legal_degrees(self.spec, plan_of(self.spec))
+        return Limits(degrees, self.spec.batch.num_micro_batches, self.profile.ranks_per_node, self.fixed)
+
+
+@dataclass(frozen=True)
+class Field:
+    """All layouts of some worlds with what is predicted of them, best first."""
+
+    task: Task
+    columns: Candidates
+    step_s: Floats
+    memory_bytes: Floats
+    order: np.ndarray
+    """Places of the columns, best first."""
+    seconds: dict[SecondsPart, Floats]
+    bytes: dict[BytesPart, Floats]
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @property
+    def num_fitting(self) -> int:
+        return int(np.sum(self.memory_bytes <= self.task.profile.usable_bytes))
+
+    def best(self, count: int) -> tuple[Prediction, ...]:
+        """The best layout of each product of degrees, `count` of them."""
+        columns, found, seen = self.columns, [], set()
+        for place in self.order:
+            degrees = tuple(
+                int(getattr(columns, axis)[place]) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+            )
+            if degrees not in seen:
+                seen.add(degrees)
+                found.append(self._prediction(int(place)))
+            if len(found) == count:
+                break
+        return tuple(found)
+
+    def least_memory(self) -> Prediction:
+        """Whatever its speed."""
+        return self._prediction(int(np.lexsort((self.step_s, self.memory_bytes))[0]))
+
+    def _prediction(self, place: int) -> Prediction:
+        task, layout = self.task, self.columns.layout(place)
+        step_s, num_bytes = float(self.step_s[place]), round(float(self.memory_bytes[place]))
+        seconds = {part: float(values[place]) for part, values in self.seconds.items()}
+        parts = {part: round(float(values[place])) for part, values in self.bytes.items()}
+        tokens = task.spec.batch.global_size * task.shape.seq_len
+        peak = (
+            task.profile.peak_flops[task.spec.precision] * layout.world_size / task.profile.sharing(layout.world_size)
+        )
+        fed = int(self.columns.fed[place])
+        return Prediction(
+            layout=layout,
+            name=layout.describe(),
+            micro_batches_per_rank=fed,
+            step_s=step_s,
+            seconds=seconds,
+            memory_bytes=num_bytes,
+            bytes=parts,
+            fits=num_bytes <= task.profile.usable_bytes,
+            tokens_per_s=tokens / step_s,
+            mfu=task.shape.flops_per_token * tokens / step_s / peak,
+            reasons=reasons(layout, task.profile, seconds, parts, partitioned(task.spec, layout.num_data_ranks, fed)),
+        )
+
+
+def field(task: Task, worlds: Sequence[int], *, offload: bool = False) -> Field:
+    """Predict every legal layout of every world in `worlds`."""
+    columns = candidates(task.shape, task.limits(), worlds, offload=offload)
+    return _predicted(task, columns)
+
+
+def only(whole: Field, chosen: np.ndarray) -> Field:
+    """Part of a field, by a mask."""
+    return _predicted(whole.task, taken(whole.columns, chosen))
+
+
+def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
+    """How the batch is partitioned."""
+    micro_batches = spec.batch.num_micro_batches
+    padding = fed * num_data_ranks - micro_batches
+    text = f"{micro_batches} micro-batches over {num_data_ranks} ranks: {fed} each"
+    return text + (f", {padding} of them zero-weight padding" if padding else "")
+
+
+def _predicted(task: Task, columns: Candidates) -> Field:
+    num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
+    step_s, seconds = step_time(task.shape, task.work, task.spec.precision, task.profile, columns)
+    order = _order(columns, step_s, num_bytes, task.profile.usable_bytes)
+    return Field(task, columns, step_s, num_bytes, order, seconds, byte_parts)
+
+
+def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, usable: float) -> np.ndarray:
+    """FITS_FIRST, FASTEST, SIMPLEST_OF_EQUALS; what is still equal by the degrees, so that the answer never changes."""
+    if not len(columns):
+        return np.zeros(0, np.int64)
+    fits = num_bytes <= usable
+    axes = sum((getattr(columns, axis) > 1).astype(np.int64) for axis in ("pp", "dp_replicate", "cp", "tp", "ep"))
+    coarse = np.floor(np.log(step_s) / np.log1p(_EQUAL))
+    most_urgent_last = (
+        columns.schedule, columns.recompute, columns.context, columns.ep, columns.tp, columns.cp, columns.pp,
+        step_s, num_bytes, columns.level, axes, np.where(fits, coarse, num_bytes), ~fits,
+    )  # fmt: skip
+    return np.lexsort(most_urgent_last)

@@ -1,0 +1,209 @@
+"""ModelShape: what the planner has to know of a model: parameters, arithmetic and activations of each kind of block.
+
+Made from the built-in language model's settings, without torch. The counts follow the modules of
+`shoal_workers.tasks.transformer`, tensor by tensor: what autograd keeps of a block is listed in `_kept`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal_workers.contract.model.hf import as_language_model, hugging_face_of
+from shoal_workers.contract.model.lm import LanguageModelConfig
+from shoal_workers.contract.model.plan_of import expert_dim, feed_forward_dim, language_model_of, num_expert_layers
+from shoal_workers.contract.spec import JobSpec
+
+_BYTES_VOCABULARY = 257
+_TOKENIZER_VOCABULARY = 65_536
+"""Of a tokenizer file that the planner cannot read, where model.vocab_size does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Numbers kept for the backward pass per token, by how they are stored and cut.
+
+    `split` are cut by tp, `whole` are not (the gathered inputs of column layers); both in the compute dtype.
+    `split_fp32` are cut by tp and always 4 bytes (inputs of norms).
+    """
+
+    split: int
+    whole: int
+    split_fp32: int = 0
+    whole_fp32: int = 0
+    whole_cast: int = 0
+    """4 bytes each, but only where the compute dtype is shorter: it is the same tensor otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """One kind of block."""
+
+    split_params: int
+    """Cut by tp: attention, dense feed-forward, shared experts."""
+    whole_params: int
+    """Norms and router: on every tp rank."""
+    expert_params: int
+    """Routed experts, all of them; cut by ep and tp."""
+    dense_flops: float
+    """Per token, forward: 2 for each parameter of a matrix product, but not those of routed experts."""
+    expert_flops: float
+    """Per token, forward, in top_k routed experts."""
+    attention_flops: float
+    """Per token, forward: scores and their product with values, the causal half."""
+    kept: Kept
+    kept_selective: Kept
+    kept_full: Kept
+
+    @property
+    def params(self) -> int:
+        return self.split_params + self.whole_params + self.expert_params
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder: `num_dense` blocks, then `num_moe` ones with experts."""
+
+    dim: int
+    seq_len: int
+    vocab_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_dense: int
+    num_moe: int
+    dense: BlockShape
+    moe: BlockShape
+    narrowest: int
+    """Smallest width of a dense matrix product that tp splits."""
+    num_experts: int
+    top_k: int
+    expert_width: int
+    tied: bool
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_dense + self.num_moe
+
+    @property
+    def table_params(self) -> int:
+        """The embedding, and as many again in a head of its own."""
+        return self.vocab_size * self.dim
+
+    @property
+    def params(self) -> int:
+        blocks = self.num_dense * self.dense.params + self.num_moe * self.moe.params
+        return blocks + self.table_params * (1 if self.tied else 2) + self.dim
+
+    @property
+    def active_params(self) -> int:
+        """Of which each token uses so many."""
+        idle = self.num_moe * self.moe.expert_params * (1 - self.top_k / self.num_experts) if self.num_moe else 0
+        return round(self.params - idle)
+
+    @property
+    def head_flops(self) -> float:
+        """Per token, forward."""
+        return 2.0 * self.table_params
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward and backward, nothing recomputed: what MFU counts (Chowdhery et al. 2022, appendix B)."""
+        return 3 * (self.head_flops + self.num_dense * _flops(self.dense) + self.num_moe * _flops(self.moe))
+
+
+def shape_of(spec: JobSpec) -> ModelShape | None:
+    """None: a task of the user's, whose sizes nobody knows before it is built."""
+    config = language_model_of(spec)
+    if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
+        config = as_language_model(hugging_face)
+    if config is None:
+        return None
+    tokenizer = spec.data.get("tokenizer", "bytes")
+    vocab_size = _BYTES_VOCABULARY if tokenizer == "bytes" else _TOKENIZER_VOCABULARY
+    return shape_of_language_model(config, vocab_size, on_gpu=spec.worker.gpus > 0)
+
+
+def shape_of_language_model(
+    config: LanguageModelConfig, vocab_size: int = _BYTES_VOCABULARY, *, on_gpu: bool = False
+) -> ModelShape:
+    """`vocab_size` is the tokenizer's; the settings' own wins. `on_gpu`: fused norms keep less."""
+    head_dim = config.head_dim or config.dim // config.num_heads
+    num_moe = num_expert_layers(config)
+    widths = [config.num_heads * head_dim]
+    if num_moe < config.num_layers:
+        widths.append(feed_forward_dim(config))
+    if num_moe and config.num_shared_experts:
+        widths.append(config.num_shared_experts * expert_dim(config))
+    return ModelShape(
+        dim=config.dim,
+        seq_len=config.seq_len,
+        vocab_size=config.vocab_size or vocab_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads or config.num_heads,
+        head_dim=head_dim,
+        num_dense=config.num_layers - num_moe,
+        num_moe=num_moe,
+        dense=_block(config, head_dim, on_gpu, has_experts=False),
+        moe=_block(config, head_dim, on_gpu, has_experts=True),
+        narrowest=min(widths),
+        num_experts=config.num_experts,
+        top_k=config.top_k,
+        expert_width=expert_dim(config),
+        tied=config.tied_head,
+    )
+
+
+def _block(config: LanguageModelConfig, head_dim: int, on_gpu: bool, *, has_experts: bool) -> BlockShape:
+    dim = config.dim
+    queries = config.num_heads * head_dim
+    keys = (config.num_kv_heads or config.num_heads) * head_dim
+    attention = 2 * dim * queries + 2 * dim * keys
+    expert = expert_dim(config)
+    dense = config.num_shared_experts * expert if has_experts else feed_forward_dim(config)
+    router = dim * config.num_experts if has_experts else 0
+    split = attention + 3 * dim * dense
+    return BlockShape(
+        split_params=split,
+        whole_params=2 * dim + router,
+        expert_params=3 * dim * expert * config.num_experts if has_experts else 0,
+        dense_flops=2.0 * (split + router),
+        expert_flops=2.0 * 3 * dim * expert * config.top_k if has_experts else 0.0,
+        attention_flops=2.0 * config.seq_len * queries,
+        kept=_kept(config, queries, keys, dense, has_experts=has_experts, is_fused=on_gpu),
+        kept_selective=_kept_selective(config, queries, keys, dense, has_experts=has_experts),
+        kept_full=Kept(split=dim, whole=0),
+    )
+
+
+def _kept(
+    config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool, is_fused: bool
+) -> Kept:
+    """Without recomputation; tests/dist/test_kept.py counts what autograd really saves.
+
+    attention: the norm's input (fp32; without a fused kernel also its normalised one); its output, which query, key
+    and value share; rotated queries and keys; values; what attention returns, and, where its kernel returns heads
+    first, the copy that `out` reads. Feed-forward: the norm's input; its output, which gate and up share; gate,
+    silu(gate), up, and their product.
+    Experts: the router's input in fp32 and its scores; the copies of each token that go in, what comes out, sorted and
+    unsorted; and the same four of a SwiGLU for each copy.
+    """
+    norms, results = (2, 1) if is_fused else (4, 2)
+    split, whole, whole_fp32, whole_cast = (1 + results) * queries + 2 * keys + 4 * dense, 2 * config.dim, 0, 0
+    if has_experts:
+        split += 4 * config.top_k * expert_dim(config)
+        whole += 3 * config.top_k * config.dim
+        whole_fp32, whole_cast = config.num_experts, config.dim
+    return Kept(split, whole, split_fp32=norms * config.dim, whole_fp32=whole_fp32, whole_cast=whole_cast)
+
+
+def _kept_selective(config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool) -> Kept:
+    """The block's input, what attention returns, and the output of every matrix product."""
+    split, whole = 2 * queries + 2 * keys + 2 * dense + config.dim, 2 * config.dim
+    if has_experts:
+        split += 2 * config.top_k * expert_dim(config)
+        whole += config.top_k * config.dim
+    return Kept(split=split, whole=whole)
+
+
+def _flops(block: BlockShape) -> float:
+    return block.dense_flops + block.expert_flops + block.attention_flops

@@ -1,0 +1,257 @@
+"""Seconds of one optimizer step, by what they are spent on. Pure; columns in, columns out.
+
+The slowest pipeline rank's micro-batch takes
+
+    t = compute + recompute + tp + cp + ep + pp + dp (what is gathered and reduced each time)
+
+and a step takes
+
+    fed x t + bubble + dp (what is gathered and reduced once) + update + overhead
+
+of which (fed - num_micro_batches / data ranks) x t is padding: the uneven batch_partition, and what a pipeline is filled up with.
+
+Communication along tp, cp and ep is in the way of the computation; that along pp and the data axes hides behind it as
+far as the profile's `overlap` says, and never behind more computation than there is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from shoal_service.core.hardware_profile import HardwareProfile
+from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates
+from shoal_service.planner.collectives import Floats, Group, Ints, group, send_s
+from shoal_service.planner.memory import Held, Work, held, kept_bytes, rank_params
+from shoal_service.planner.shape import BlockShape, ModelShape
+from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
+from shoal_workers.contract.spec import Precision
+
+_FP32 = 4
+_IMBALANCE = 1.1
+"""The busiest expert's rank against the mean, with a balanced router."""
+_SPLIT_BACKWARD = 1.08
+"""zbv and dualpipev run the backward pass in two halves, and cannot be compiled (torch 2.13)."""
+_UPDATE_BYTES = 44
+"""Moved per parameter by AdamW and the clipping before it: foreach reads and writes parameter, gradient, two moments
+and a temporary."""
+
+
+class SecondsPart(StrEnum):
+    COMPUTE = "compute"
+    RECOMPUTE = "recompute"
+    TP = "tp"
+    CP = "cp"
+    EP = "ep"
+    PP = "pp"
+    DP = "dp"
+    BUBBLE = "bubble"
+    PADDING = "padding"
+    UPDATE = "update"
+    OVERHEAD = "overhead"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Seconds of one micro-batch on the slowest rank."""
+
+    forward: Floats
+    backward: Floats
+    recompute: Floats
+
+
+def step_time(
+    shape: ModelShape, work: Work, precision: Precision, profile: HardwareProfile, columns: Candidates
+) -> tuple[Floats, dict[SecondsPart, Floats]]:
+    """Seconds of a step, and its parts, which add up to them."""
+    content = held(columns, "slowest")
+    passes = _compute(shape, work, precision, profile, columns, content)
+    compute = passes.forward + passes.backward
+    tp = _tensor(shape, work, profile, columns, content)
+    cp = _context(shape, work, profile, columns, content)
+    ep = _experts(shape, work, profile, columns, content)
+    pp = _pipeline(shape, work, profile, columns)
+    each, once = _data(shape, work, profile, columns, content, compute)
+    one = compute + passes.recompute + tp + cp + ep + pp + each
+    share = work.num_micro_batches / (columns.dp_replicate * columns.dp_shard)
+    bubble = _bubble(columns, one)
+    dense, experts = rank_params(shape, columns, content)
+    state = dense / columns.shards + experts * columns.ep / columns.shards
+    sharing = _sharing(profile, columns)
+    update = state * _UPDATE_BYTES / (profile.host_bandwidth if columns.offload else profile.memory_bandwidth) * sharing
+    overhead = np.full(len(columns), profile.step_overhead_s) * sharing
+    parts = {
+        SecondsPart.COMPUTE: share * compute,
+        SecondsPart.RECOMPUTE: share * passes.recompute,
+        SecondsPart.TP: share * tp,
+        SecondsPart.CP: share * cp,
+        SecondsPart.EP: share * ep,
+        SecondsPart.PP: share * pp,
+        SecondsPart.DP: share * each + once,
+        SecondsPart.BUBBLE: bubble,
+        SecondsPart.PADDING: (columns.fed - share) * one,
+        SecondsPart.UPDATE: update,
+        SecondsPart.OVERHEAD: overhead,
+    }
+    return np.sum(list(parts.values()), axis=0), parts
+
+
+def _sharing(profile: HardwareProfile, columns: Candidates) -> Floats:
+    worlds, places = np.unique(columns.world_size, return_inverse=True)
+    return np.array([profile.sharing(int(world)) for world in worlds])[places]
+
+
+def _tokens(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
+    """Of one micro-batch in one tp group."""
+    return work.micro_size * shape.seq_len / columns.cp
+
+
+def _compute(
+    shape: ModelShape, work: Work, precision: Precision, profile: HardwareProfile, columns: Candidates, content: Held
+) -> _Pass:
+    tokens, sharing = _tokens(shape, work, columns), _sharing(profile, columns)
+    peak = profile.peak_flops[precision] / sharing
+    rate = peak * profile.matmul_efficiency
+    memory_rate = profile.memory_bandwidth / sharing
+    per_expert = tokens * columns.ep * shape.top_k / max(1, shape.num_experts)
+    dense_rate = rate * _narrowing(np.minimum(shape.narrowest / columns.tp, tokens), profile)
+    expert_rate = rate * _narrowing(np.minimum(shape.expert_width / columns.tp, per_expert), profile) / _IMBALANCE
+
+    def block(kind: BlockShape) -> tuple[Floats, Floats, Floats]:
+        """Seconds of (matrix products, attention, everything else), forward."""
+        products = kind.dense_flops / dense_rate + kind.expert_flops / expert_rate
+        attention = kind.attention_flops / (peak * profile.attention_efficiency)
+        rest = 1.5 * kept_bytes(kind.kept, columns.tp, work.compute_bytes) / memory_rate
+        return tokens / columns.tp * products, tokens / columns.tp * attention, tokens * rest
+
+    parts = [
+        content.num_dense * dense + content.num_moe * moe
+        for dense, moe in zip(block(shape.dense), block(shape.moe), strict=True)
+    ]
+    products, attention, rest = parts
+    head = content.has_head * tokens / columns.tp * (
+        shape.head_flops / dense_rate + shape.vocab_size * 2 * _FP32 / memory_rate
+    )  # fmt: skip
+    launch = (content.num_dense + content.num_moe) * profile.block_overhead_s * sharing
+    forward = products + attention + rest + head + launch / 3
+    backward = 2 * products + 2.5 * attention + 2 * rest + 2 * head + launch * 2 / 3
+    is_split = columns.is_schedule(Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V) & (columns.pp > 1)
+    again = np.choose(columns.recompute, _by_mode(np.zeros(len(columns)), rest, products + attention + rest))
+    return _Pass(forward, backward * np.where(is_split, _SPLIT_BACKWARD, 1.0), again)
+
+
+def _by_mode(none: Floats, selective: Floats, full: Floats) -> list[Floats]:
+    choices = {Recompute.NONE: none, Recompute.SELECTIVE: selective, Recompute.FULL: full}
+    return [choices[mode] for mode in RECOMPUTES]
+
+
+def _narrowing(width: Floats, profile: HardwareProfile) -> Floats:
+    return width / (width + profile.half_width)
+
+
+def _tensor(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
+    """Sequence parallel (Korthikanti et al. 2022): a gather into and a reduce-scatter out of attention and of the
+    feed-forward layer, in both directions; recomputation repeats the forward ones, selective only the gathers."""
+    tensor_group = group(profile, columns.tp, np.ones_like(columns.tp), _sharing(profile, columns))
+    one = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * work.compute_bytes)
+    per_block = np.choose(columns.recompute, _by_mode(np.full(len(columns), 8.0), np.full(len(columns), 10.0),
+                                                      np.full(len(columns), 12.0)))  # fmt: skip
+    ends = 2 * (content.has_embedding + content.has_head)
+    return one * ((content.num_dense + content.num_moe) * per_block + ends)
+
+
+def _context(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
+    """Keys and values are gathered in the forward and their gradients reduced in the backward pass; or queries, keys,
+    values and results are exchanged in both (Jacobs et al. 2023)."""
+    context_group = group(profile, columns.cp, columns.tp, _sharing(profile, columns))
+    size, tokens = work.compute_bytes, _tokens(shape, work, columns)
+    keys = 2 * shape.num_kv_heads * shape.head_dim / columns.tp
+    gather = context_group.gather_s(tokens * columns.cp * keys * size)
+    heads_left = np.maximum(1, shape.num_kv_heads // columns.tp)
+    copies = np.lcm(heads_left, columns.cp) / heads_left  # keys and values are copied until cp divides their heads
+    queries = 2 * shape.num_heads * shape.head_dim / columns.tp
+    exchange = 2 * context_group.exchange_s(tokens * (queries + keys * copies) * size / 2)
+    one: Floats = np.where(columns.context == CONTEXTS.index(ContextMethod.ULYSSES), exchange, gather)
+    times: Floats = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 2.0, 3.0)
+    blocks: Ints = content.num_dense + content.num_moe
+    return blocks * times * one
+
+
+def _experts(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
+    """Each token goes to top_k experts and comes back, in both directions; every tp rank sends all of them."""
+    expert_group = group(profile, columns.ep, columns.tp, _sharing(profile, columns))
+    sent = _tokens(shape, work, columns) * shape.top_k * shape.dim * work.compute_bytes
+    times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 4.0, 6.0)
+    return content.num_moe * times * expert_group.exchange_s(sent)
+
+
+def _pipeline(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates) -> Floats:
+    """What a stage hands on and gets back, for each of its micro-batches."""
+    stride = columns.world_size // columns.pp
+    num_bytes = _tokens(shape, work, columns) * shape.dim * work.compute_bytes / columns.tp
+    sends = 2 * columns.per_rank * send_s(profile, num_bytes, stride) * (1 - profile.overlap)
+    sends = sends * _sharing(profile, columns)
+    return np.where(columns.pp > 1, sends, 0.0)
+
+
+def _data(
+    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held, compute: Floats
+) -> tuple[Floats, Floats]:
+    """Seconds that are not hidden: (for each micro-batch, once a step)."""
+    dense, experts = rank_params(shape, columns, content)
+    shards, sharing = columns.shards, _sharing(profile, columns)
+    dense_group = group(profile, shards, columns.tp, sharing)
+    expert_group = group(profile, shards // columns.ep, columns.tp * columns.ep, sharing)
+    replicas = group(profile, columns.dp_replicate, columns.tp * shards, sharing)
+    units = content.num_dense + content.num_moe
+
+    def moved(size: int) -> Floats:
+        """Gather to, or reduce from, everything that the rank computes with."""
+        cost = _in_units(dense_group, dense * size, units)
+        return cost + np.where(experts > 0, _in_units(expert_group, experts * size, content.num_moe), 0.0)
+
+    gather, reduce = moved(work.compute_bytes), moved(_FP32)
+    state = dense / shards + experts * columns.ep / shards
+    across = replicas.reduce_s(state * _FP32)
+    is_full = (columns.level == LEVELS.index(ShardLevel.FULL)) & (columns.pp == 1)
+    reduces_each = (columns.level != LEVELS.index(ShardLevel.OPTIMIZER)) & (columns.pp == 1)
+    each = np.where(is_full, 2 * gather, 0.0) + np.where(reduces_each, reduce, 0.0)
+    once = np.where(is_full, 0.0, gather) + np.where(reduces_each, 0.0, reduce) + across
+    if columns.offload:
+        once = once + 2 * state * _FP32 / profile.host_bandwidth
+    return _exposed(each, compute, profile), _exposed(once, compute, profile)
+
+
+def _in_units(cut_group: Group, num_bytes: Floats, units: Ints) -> Floats:
+    """One collective for each unit and one for the root: the latency as many times."""
+    return cut_group.gather_s(num_bytes) + np.where(cut_group.size > 1, units * cut_group.latency_s, 0.0)
+
+
+def _exposed(communication: Floats, compute: Floats, profile: HardwareProfile) -> Floats:
+    return communication - np.minimum(profile.overlap * communication, compute)
+
+
+def _bubble(columns: Candidates, one: Floats) -> Floats:
+    """Seconds that the slowest rank waits while the pipeline fills and drains.
+
+    (pp - 1) micro-batches for GPipe and 1F1B (Narayanan et al. 2021), divided by the stages per rank when interleaved.
+    zbv fills it with the gradients of weights if there are 2 pp - 1 micro-batches (Qi et al. 2024); what unequal passes
+    leave is taken as a sixth of 1F1B's. dualpipev: (pp - 1) x 2/9 (DeepSeek-AI 2024, table 2, with B = 2 F and W = F).
+    With recomputation the engine does not split the backward pass, and nothing fills these two: as interleaved.
+    """
+    pp = columns.pp
+    missing = np.maximum(0, 2 * pp - 1 - columns.fed) / 3
+    share = np.select(
+        [
+            columns.is_schedule(Schedule.INTERLEAVED)
+            | (columns.recompute != RECOMPUTES.index(Recompute.NONE))
+            & columns.is_schedule(Schedule.ZERO_BUBBLE_V, Schedule.DUAL_PIPE_V),
+            columns.is_schedule(Schedule.ZERO_BUBBLE_V),
+            columns.is_schedule(Schedule.DUAL_PIPE_V),
+        ],
+        [(pp - 1) / columns.per_rank, np.minimum(pp - 1, (pp - 1) / 6 + missing), (pp - 1) * 2 / 9],
+        pp - 1,
+    )
+    return np.where(pp > 1, share * one, 0.0)

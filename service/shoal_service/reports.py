@@ -1,0 +1,69 @@
+"""What a supervisor tells the control plane, which writes it down. Pure data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, UserFailure, WorkerView
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.job import EndReason
+
+
+class PendingEvent(Frozen):
+    """An event that the store has not numbered yet."""
+
+    at: float
+    type: str
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class PendingLog(Frozen):
+    at: float
+    rank: int | None
+    worker_id: str
+    stream: str
+    text: str
+
+
+class SuspectedNode(Frozen):
+    """A process on this node was at fault, and it may have been the node's."""
+
+    at: float
+    node_id: str
+    reason: str
+
+
+class AttemptEnd(Frozen):
+    """How an attempt ended; the last thing that a supervisor says."""
+
+    reason: EndReason
+    message: str
+    step: int
+    failure: UserFailure | None = None
+
+
+class SupervisorReports(Frozen):
+    """Answer of a supervisor's `pull`: everything after a sequence number, to be stored in one transaction.
+
+    `pull(after=n)` also acknowledges everything up to n: the supervisor may forget it.
+    """
+
+    attempt: int
+    seq: int
+    """Number of the last item in here; stored with the items, so each is applied exactly once."""
+    events: tuple[PendingEvent, ...] = ()
+    incidents: tuple[IncidentView, ...] = ()
+    """New or changed ones, whole; stored by id."""
+    checkpoints: tuple[CheckpointView, ...] = ()
+    """New or changed ones, whole; stored by (step, attempt, generation)."""
+    series: tuple[SeriesPoint, ...] = ()
+    """Stored by step: a step that is done again after a rollback overwrites itself."""
+    logs: tuple[PendingLog, ...] = ()
+    suspects: tuple[SuspectedNode, ...] = ()
+    """Nodes that go on probation."""
+    status: JobStatus
+    """The newest status, whole."""
+    workers: tuple[WorkerView, ...] = ()
+    end: AttemptEnd | None = None

@@ -1,0 +1,162 @@
+"""What the metrics show, read in a handful of statements whose answers are small however many jobs there are.
+
+Counting is done by the database: jobs over an index, recoveries and checkpoints into buckets. Only jobs that have an
+attempt are read one by one; queued, paused and ended ones appear in the counts alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Connection, Row, case, func, select
+
+from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.store import lease as leases
+from shoal_service.store.lease import Lease
+from shoal_service.store.tables import checkpoints, incidents, jobs
+from shoal_service.telemetry.metric_names import (
+    CHECKPOINT_SECONDS,
+    INCIDENT_BYTES_MOVED,
+    INCIDENT_STEPS_LOST,
+    RECOVERY_SECONDS,
+    Metric,
+    RecoveryPhase,
+)
+from shoal_workers.contract.job import IncidentCause, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Observations counted at or under each bound (cumulative), and all of them."""
+
+    counts: tuple[int, ...]
+    count: int
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job that has an attempt."""
+
+    job_id: str
+    workers: int
+    desired_workers: int
+    step: int
+    loss: float | None
+    tokens_per_s: float | None
+    steps_lost: int
+    checkpoint_bytes: int | None
+    goodput_seconds: dict[str, float]
+    """By category."""
+    goodput_ratio: float | None
+    snapshot_share: float | None
+    snapshot_every_steps: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    jobs_by_state: dict[JobState, int]
+    live: tuple[LiveJob, ...]
+    incidents_by_cause: dict[IncidentCause, int]
+    recoveries: dict[tuple[IncidentCause, RecoveryPhase], Histogram]
+    steps_lost: dict[IncidentCause, Histogram]
+    bytes_moved: dict[IncidentCause, Histogram]
+    checkpoints: Histogram
+    lease: Lease | None
+
+
+def read(connection: Connection) -> Snapshot:
+    counted = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
+    caused = connection.execute(select(incidents.c.cause, func.count()).group_by(incidents.c.cause)).all()
+    return Snapshot(
+        jobs_by_state={JobState(state): count for state, count in counted},
+        live=_live(connection),
+        incidents_by_cause={IncidentCause(cause): count for cause, count in caused},
+        recoveries=_recoveries(connection),
+        steps_lost=_by_cause(connection, incidents.c.steps_lost, INCIDENT_STEPS_LOST),
+        bytes_moved=_by_cause(connection, incidents.c.bytes_moved, INCIDENT_BYTES_MOVED),
+        checkpoints=_checkpoints(connection),
+        lease=leases.current(connection),
+    )
+
+
+def _live(connection: Connection) -> tuple[LiveJob, ...]:
+    newest = (
+        select(checkpoints.c.bytes)
+        .where(checkpoints.c.job_num == jobs.c.num, checkpoints.c.state == "committed")
+        .order_by(checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    states = sorted(state.value for state in ATTEMPT_STATES)
+    query = (
+        select(jobs.c.id, jobs.c.granted_workers, jobs.c.status, newest.label("bytes"))
+        .where(jobs.c.state.in_(states))
+        .order_by(jobs.c.num)
+    )
+    return tuple(_live_job(row) for row in connection.execute(query))
+
+
+def _live_job(row: Row[*tuple[Any, ...]]) -> LiveJob:
+    status = json.loads(row.status)
+    goodput = status.get("goodput") or {}
+    return LiveJob(
+        job_id=row.id,
+        workers=status.get("workers", 0),
+        desired_workers=row.granted_workers,
+        step=status.get("step", 0),
+        loss=status.get("loss"),
+        tokens_per_s=status.get("tokens_per_s"),
+        steps_lost=status.get("steps_lost", 0),
+        checkpoint_bytes=row.bytes,
+        goodput_seconds=goodput.get("seconds", {}),
+        goodput_ratio=goodput.get("ratio"),
+        snapshot_share=status.get("snapshot_share"),
+        snapshot_every_steps=status.get("snapshot_every_steps"),
+    )
+
+
+def _recoveries(connection: Connection) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:
+    bounds = RECOVERY_SECONDS.buckets
+    phases = list(RecoveryPhase)
+    buckets = [part for phase in phases for part in _buckets(incidents.c[f"{phase.value}_s"], bounds)]
+    query = select(incidents.c.cause, *buckets).where(incidents.c.closed).group_by(incidents.c.cause)
+    found: dict[tuple[IncidentCause, RecoveryPhase], Histogram] = {}
+    width = len(bounds) + 2
+    for cause, *values in connection.execute(query):
+        for i, phase in enumerate(phases):
+            histogram = _histogram(values[i * width : (i + 1) * width])
+            if histogram.count:
+                found[IncidentCause(cause), phase] = histogram
+    return found
+
+
+def _by_cause(connection: Connection, column: Column[Any], metric: Metric) -> dict[IncidentCause, Histogram]:
+    """Of closed incidents that say it."""
+    query = select(incidents.c.cause, *_buckets(column, metric.buckets)).where(incidents.c.closed)
+    found = {
+        IncidentCause(cause): _histogram(values)
+        for cause, *values in connection.execute(query.group_by(incidents.c.cause))
+    }
+    return {cause: histogram for cause, histogram in found.items() if histogram.count}
+
+
+def _checkpoints(connection: Connection) -> Histogram:
+    query = select(*_buckets(checkpoints.c.seconds, CHECKPOINT_SECONDS.buckets)).where(
+        checkpoints.c.committed_at.is_not(None)
+    )
+    return _histogram(list(connection.execute(query).one()))
+
+
+def _buckets(column: Column[Any], bounds: Sequence[float]) -> list[ColumnElement[Any]]:
+    """For each bound how many values are at or under it, then the number and the sum of all that there are."""
+    under = [func.coalesce(func.sum(case((column <= bound, 1), else_=0)), 0) for bound in bounds]
+    return [*under, func.count(column), func.coalesce(func.sum(column), 0.0)]
+
+
+def _histogram(values: Sequence[Any]) -> Histogram:
+    *under, count, total = values
+    return Histogram(tuple(int(n) for n in under), int(count), float(total))

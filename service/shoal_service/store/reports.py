@@ -1,0 +1,200 @@
+"""Applies what a supervisor has said since it was last asked: one transaction, each item exactly once.
+
+News of another attempt than the current one, or of a job that has none, is dropped whole. News that was applied before
+(its number is not above the stored one) only refreshes status and workers. Never decides: states follow from
+`core.job_machine`, retries from `core.endings`.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import insert as plain_insert
+
+from shoal_service.core.endings import FailureRecord, decide_retry
+from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
+from shoal_service.reports import AttemptEnd, PendingLog, SupervisorReports
+from shoal_service.store import nodes
+from shoal_service.store.database import upsert
+from shoal_service.store.edit import JobEdit
+from shoal_service.store.ledgers import newest
+from shoal_service.store.nodes import Suspicion
+from shoal_service.store.records import load, load_spec, plain_text, workers_document
+from shoal_service.store.tables import checkpoints, incidents, logs, series
+from shoal_service.views import CheckpointView, IncidentView, SeriesPoint
+
+MAX_LOG_LINES = 20_000
+"""Newest lines that are kept of a job."""
+MAX_LOG_LINE_CHARS = 16_384
+MAX_TRACEBACK_CHARS = 65_536
+
+
+class Dropped(StrEnum):
+    """Why something that a supervisor said was not stored."""
+
+    STALE_ATTEMPT = "stale_attempt"
+    DUPLICATE = "duplicate"
+    REFUSED_STATE = "refused_state"
+
+
+def apply(connection: Connection, job_id: str, news: SupervisorReports, *, now: float) -> tuple[list[Dropped], bool]:
+    """What was dropped, and whether anything was stored. Raises JobNotFound."""
+    job = load(connection, job_id, lock=True)
+    if news.attempt != job.attempt or job.state not in ATTEMPT_STATES:
+        return [Dropped.STALE_ATTEMPT], False
+    dropped: list[Dropped] = []
+    edit = JobEdit(connection, job, now)
+    if news.seq > job.pulled_seq:
+        _store_items(edit, news)
+    elif news.events or news.incidents or news.checkpoints or news.series or news.logs:
+        dropped.append(Dropped.DUPLICATE)
+    if not _follow_status(edit, news):
+        dropped.append(Dropped.REFUSED_STATE)
+    if news.end is not None:
+        _end_attempt(edit, news.end)
+    return dropped, edit.save()
+
+
+def _store_items(edit: JobEdit, news: SupervisorReports) -> None:
+    connection, job = edit.connection, edit.job
+    edit.set(pulled_seq=news.seq)
+    for event in news.events:
+        edit.event(event.type, event.data, at=event.at)
+    told = [incident.model_copy(update={"attempt": news.attempt}) for incident in news.incidents]
+    upsert(connection, incidents, [_incident_row(job.num, incident) for incident in told])
+    upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in news.checkpoints])
+    upsert(connection, series, [_series_row(job.num, point) for point in news.series])
+    if news.suspects:
+        _suspect(edit, news)
+    if news.logs:
+        last = job.log_seq + len(news.logs)
+        kept = news.logs[-MAX_LOG_LINES:]
+        first = last - len(kept) + 1
+        connection.execute(plain_insert(logs), [_log_row(job.num, first + i, line) for i, line in enumerate(kept)])
+        connection.execute(delete(logs).where(logs.c.job_num == job.num, logs.c.seq <= last - MAX_LOG_LINES))
+        edit.set(log_seq=last)
+
+
+def _suspect(edit: JobEdit, news: SupervisorReports) -> None:
+    """These nodes go on probation, for as long as the job that named them says."""
+    job = edit.job
+    probation_s = load_spec(edit.connection, job.num, job.spec_version).health.probation_s
+    for suspect in news.suspects:
+        nodes.suspect(
+            edit.connection,
+            Suspicion(
+                node_id=suspect.node_id, reason=suspect.reason, since=suspect.at, job_id=job.id, attempt=news.attempt,
+                probation_s=probation_s, next_test_at=edit.now + probation_s, num_tests=0,
+            ),
+        )  # fmt: skip
+
+
+def _follow_status(edit: JobEdit, news: SupervisorReports) -> bool:
+    """Takes over the supervisor's status; False: its state makes no sense and was left out."""
+    job, said = edit.job, news.status
+    num_incidents, steps_lost = _incident_totals(edit.connection, job.num) if news.incidents else (0, 0)
+    edit.status = said.model_copy(
+        update={
+            "observed_generation": max(said.observed_generation, job.status.observed_generation),
+            "incidents": max(num_incidents, said.incidents, job.status.incidents),  # over all attempts
+            "steps_lost": max(steps_lost, said.steps_lost, job.status.steps_lost),
+            "goodput": newest(job.status.goodput, said.goodput),
+            "reason": job.status.reason,
+            "message": job.status.message,
+            "deadline": None,
+        }
+    )
+    workers = workers_document(news.workers)
+    if workers != job.workers_document:
+        edit.set(workers=workers)
+    standing = step(edit.standing, Reported(said.state))
+    if standing is None:
+        return False
+    edit.move(standing, said.reason, said.message, attempt=job.attempt)
+    if standing.state is said.state:  # else it spoke before it heard of a request, and its words are out of date too
+        edit.describe(reason=said.reason, message=said.message, deadline=said.deadline)
+    return True
+
+
+def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
+    job = edit.job
+    spec = load_spec(edit.connection, job.num, job.spec_version)
+    decision = decide_retry(
+        end.reason, end.step, FailureRecord(job.failures, job.failure_step, spec.retry.max_failures)
+    )
+    standing = step(edit.standing, AttemptEnded(end.reason, decision.again))
+    assert standing is not None, "an attempt in ATTEMPT_STATES can always end"
+    if decision.charged:
+        edit.set(failures=job.failures + 1, failure_step=end.step)
+    if end.failure is not None:
+        traceback = end.failure.traceback[-MAX_TRACEBACK_CHARS:]
+        edit.set(failure=end.failure.model_copy(update={"traceback": traceback}).model_dump_json())
+    edit.describe(step=max(end.step, edit.status.step))
+    words = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
+    message = " ".join(part for part in words if part)
+    edit.move(standing, end.reason.value, message, attempt=job.attempt, step=end.step)
+
+
+def _incident_totals(connection: Connection, job_num: int) -> tuple[int, int]:
+    query = select(func.count(), func.coalesce(func.sum(incidents.c.steps_lost), 0)).where(
+        incidents.c.job_num == job_num
+    )
+    count, lost = connection.execute(query).one()
+    return int(count), int(lost)
+
+
+def _incident_row(job_num: int, incident: IncidentView) -> dict[str, Any]:
+    return {
+        "job_num": job_num,
+        "attempt": incident.attempt,
+        "id": incident.id,
+        "cause": incident.cause.value,
+        "closed": incident.closed,
+        "steps_lost": incident.steps_lost,
+        "detect_s": incident.detect_s,
+        "quiesce_s": incident.quiesce_s,
+        "plan_s": incident.plan_s,
+        "form_s": incident.form_s,
+        "restore_s": incident.restore_s,
+        "first_step_s": incident.first_step_s,
+        "recovery_s": incident.recovery_s,
+        "bytes_moved": incident.bytes_moved,
+        "document": incident.model_dump_json(),
+    }
+
+
+def _checkpoint_row(job_num: int, checkpoint: CheckpointView) -> dict[str, Any]:
+    return {
+        "job_num": job_num,
+        "step": checkpoint.step,
+        "attempt": checkpoint.attempt,
+        "generation": checkpoint.generation,
+        "state": plain_text(checkpoint.state)[:16],
+        "bytes": checkpoint.bytes,
+        "seconds": checkpoint.seconds,
+        "committed_at": checkpoint.committed_at,
+        "document": checkpoint.model_dump_json(),
+    }
+
+
+def _series_row(job_num: int, point: SeriesPoint) -> dict[str, Any]:
+    row: dict[str, Any] = {"job_num": job_num, **point.model_dump()}
+    for name in ("loss", "grad_norm", "val_loss"):
+        if row[name] is not None and math.isnan(row[name]):
+            row[name] = None
+    return row
+
+
+def _log_row(job_num: int, seq: int, line: PendingLog) -> dict[str, Any]:
+    return {
+        "job_num": job_num,
+        "seq": seq,
+        "at": line.at,
+        "rank": line.rank,
+        "worker_id": plain_text(line.worker_id)[:128],
+        "stream": plain_text(line.stream)[:16],
+        "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
+    }

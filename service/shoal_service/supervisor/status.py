@@ -1,0 +1,177 @@
+"""What an attempt looks like from outside: JobStatus and WorkerView from state and last readings. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shoal_service.core import goodput
+from shoal_service.core.attempt import nodes
+from shoal_service.core.attempt.state.attempt import Attempt, Desired, Stage, Worker
+from shoal_service.views import Condition, JobStatus, WorkerView
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import Phase, Progress, SnapshotCost, StepReport, ValidationReport
+
+_EMA = 0.1
+
+
+@dataclass(slots=True)
+class Readings:
+    """The last that was measured; kept by the executor, never decided upon."""
+
+    step: StepReport | None = None
+    validation: ValidationReport | None = None
+    step_s: float | None = None
+    """Moving average of the seconds of a step at the current world size."""
+    num_parameters: int | None = None
+    layout: str = ""
+    progress: dict[int, Progress] = field(default_factory=dict)
+    snapshots: SnapshotCost | None = None
+    checkpoint_error: str | None = None
+    checkpoint_error_since: float = 0.0
+
+    def add(self, report: StepReport) -> None:
+        fresh = self.step is None or self.step.generation != report.generation or self.step_s is None
+        self.step_s = report.step_s if fresh else (1 - _EMA) * (self.step_s or 0.0) + _EMA * report.step_s
+        self.step = report
+
+
+def status_of(state: Attempt, readings: Readings, *, spec_version: int) -> JobStatus:
+    report, validation = readings.step, readings.validation
+    left = None if state.total_steps is None else max(0, state.total_steps - state.step)
+    newest = CheckpointName.parse(state.newest) if state.newest else None
+    return JobStatus(
+        state=job_state(state),
+        reason=_reason(state),
+        message=_message(state),
+        deadline=state.since + state.spec.elasticity.wait_s if state.stage is Stage.WAITING else None,
+        observed_generation=spec_version,
+        attempt=state.attempt,
+        generation=state.generation,
+        workers=len(state.members) if state.group_active else 0,
+        desired_workers=state.granted,
+        layout=readings.layout,
+        step=state.step,
+        total_steps=state.total_steps,
+        loss=report.loss if report else None,
+        val_loss=validation.loss if validation else None,
+        val_bits_per_byte=validation.bits_per_byte if validation else None,
+        tokens_per_s=report.tokens / readings.step_s if report and readings.step_s else None,
+        tokens=report.tokens * state.step if report else 0,
+        steps_lost=state.steps_lost,
+        incidents=state.num_incidents,
+        checkpoint_step=newest.step if newest else None,
+        num_parameters=readings.num_parameters,
+        eta_s=left * readings.step_s if left is not None and readings.step_s else None,
+        note=_note(state, readings),
+        conditions=_conditions(state, readings),
+        goodput=goodput.show(state.ledger),
+        snapshot_every_steps=readings.snapshots.every_steps if readings.snapshots else None,
+        snapshot_share=readings.snapshots.share if readings.snapshots else None,
+    )
+
+
+def job_state(state: Attempt) -> JobState:
+    """The job state that a user sees, from the stage of the attempt."""
+    if state.desired is Desired.PAUSE and state.stage is not Stage.ENDED:
+        return JobState.PAUSING
+    match state.stage:
+        case Stage.WAITING if state.recall_until is not None:
+            return JobState.RECOVERING
+        case Stage.WAITING if state.formed_once:
+            return JobState.WAITING
+        case Stage.OPENING | Stage.STARTING | Stage.WAITING:
+            return JobState.STARTING
+        case Stage.QUIESCING | Stage.FALLING_BACK:
+            return JobState.RECOVERING
+        case Stage.SWITCHING | Stage.COMMITTING:
+            return JobState.RESIZING if state.desired is Desired.RUN and not _finishing(state) else JobState.RUNNING
+        case Stage.FORMING if state.incident is not None:
+            return JobState.RECOVERING
+        case Stage.FORMING:
+            return JobState.RESIZING if state.formed_once else JobState.STARTING
+        case Stage.RUNNING | Stage.ENDED:
+            return JobState.RUNNING
+
+
+def workers_of(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
+    return tuple(_worker(state, readings, worker) for worker in state.workers)
+
+
+def _worker(state: Attempt, readings: Readings, worker: Worker) -> WorkerView:
+    progress = readings.progress.get(worker.index)
+    info = worker.info
+    return WorkerView(
+        worker_id=worker.worker_id,
+        rank=state.rank_of(worker.index) if state.group_active else None,
+        state=_worker_state(state, worker),
+        node_id=info.node_id if info else "",
+        node_ip=info.node_ip if info else "",
+        pid=info.pid if info else 0,
+        generation=state.generation if worker.in_run else 0,
+        phase=progress.phase if progress else Phase.IDLE,
+        step=progress.step if progress else 0,
+    )
+
+
+def _worker_state(state: Attempt, worker: Worker) -> str:
+    if worker.in_run:
+        return "training"
+    if not worker.warm:
+        return "starting"
+    return "stopping" if nodes.leave_of(state, worker) is not None else "warm"
+
+
+def _finishing(state: Attempt) -> bool:
+    return state.total_steps is not None and state.step >= state.total_steps
+
+
+def _reason(state: Attempt) -> str:
+    match state.stage:
+        case Stage.WAITING if state.recall_until is None:
+            return "min_workers_unreachable" if state.num_usable < state.min_workers else "backing_off"
+        case _:
+            return str(state.incident.cause) if state.incident else ""
+
+
+def _message(state: Attempt) -> str:
+    warm = state.num_usable
+    match state.stage:
+        case Stage.STARTING:
+            return f"{warm} of {state.granted} workers are ready (at least {state.min_workers} needed)"
+        case Stage.WAITING if state.recall_until is not None:
+            return "starts workers on the nodes whose memory holds the newest steps"
+        case Stage.WAITING if warm >= state.min_workers:
+            return "waits for a while before it tries again"
+        case Stage.WAITING:
+            return f"{warm} of at least {state.min_workers} workers are ready; waiting for capacity"
+        case _:
+            return state.incident.message if state.incident else ""
+
+
+def _note(state: Attempt, readings: Readings) -> str:
+    """What the slowest worker is busy with, while nothing trains yet."""
+    if state.stage not in (Stage.STARTING, Stage.WAITING, Stage.FORMING):
+        return ""
+    notes = [p.note for index, p in readings.progress.items() if p.note and state.worker(index) is not None]
+    return notes[0] if notes else ""
+
+
+def _conditions(state: Attempt, readings: Readings) -> tuple[Condition, ...]:
+    have = len(state.members) if state.group_active else 0
+    return (
+        Condition(
+            type="WorkersReady",
+            status=have >= state.granted,
+            reason="AllWorkers" if have >= state.granted else "FewerThanGranted",
+            message=f"{have} of {state.granted} granted workers are in the group",
+            since=state.since,
+        ),
+        Condition(
+            type="CheckpointHealthy",
+            status=readings.checkpoint_error is None,
+            reason="Saving" if readings.checkpoint_error is None else "SaveFailed",
+            message=readings.checkpoint_error or "",
+            since=readings.checkpoint_error_since,
+        ),
+    )

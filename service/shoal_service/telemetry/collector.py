@@ -1,0 +1,159 @@
+"""Prometheus metrics, made at scrape time from one snapshot of the store: an ended job's series vanish by themselves.
+
+Nothing is kept between scrapes but the last snapshot, for a second, so that several scrapers cost one read. If the
+store does not answer, the scrape fails (and Prometheus says `up 0`): old numbers are never shown as new ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import (
+    Metric as Family,
+)
+from prometheus_client.registry import Collector
+
+from shoal_service.store import Store
+from shoal_service.store.reads.metrics_snapshot import LiveJob, Snapshot
+from shoal_service.store.reports import Dropped
+from shoal_service.telemetry import metric_names as names
+from shoal_service.telemetry.metric_names import Kind, Metric
+from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_workers.contract.job import IncidentCause, JobState
+
+_CACHE_S = 1.0
+_Labels = tuple[str, ...]
+
+
+def build_registry(store: Store, *, owner: str, requests: RequestMetrics) -> CollectorRegistry:
+    """A registry of its own (never the global one) with everything that /metrics shows.
+
+    `owner` is the name under which this control plane takes the lease.
+    """
+    registry = CollectorRegistry()
+    registry.register(ShoalCollector(store, owner=owner, requests=requests))
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class ShoalCollector(Collector):
+    def __init__(
+        self,
+        store: Store,
+        *,
+        owner: str,
+        requests: RequestMetrics,
+        clock: Callable[[], float] = time.time,
+        clock_mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._requests = requests
+        self._clock = clock
+        self._clock_mono = clock_mono
+        self._lock = threading.Lock()
+        self._cached: Snapshot | None = None
+        self._cached_mono = 0.0
+
+    def describe(self) -> Iterable[Family]:
+        """All families, empty: registering must not read the store."""
+        return [_family(metric) for metric in names.ALL]
+
+    def collect(self) -> Iterator[Family]:
+        """Raises StoreUnavailable."""
+        snapshot = self._snapshot()
+        lease = snapshot.lease
+        leads = lease is not None and lease.owner == self._owner and lease.expires_at > self._clock()
+        yield _values(names.JOBS, {(s.value,): snapshot.jobs_by_state.get(s, 0) for s in JobState})
+        yield from _job_families(snapshot.live)
+        yield _values(names.INCIDENTS, {(c.value,): snapshot.incidents_by_cause.get(c, 0) for c in IncidentCause})
+        yield _histograms(
+            names.RECOVERY_SECONDS,
+            {(c.value, p.value): (h.counts, h.count, h.total) for (c, p), h in sorted(snapshot.recoveries.items())},
+        )
+        for metric, by_cause in (
+            (names.INCIDENT_STEPS_LOST, snapshot.steps_lost),
+            (names.INCIDENT_BYTES_MOVED, snapshot.bytes_moved),
+        ):
+            yield _histograms(metric, {(c.value,): (h.counts, h.count, h.total) for c, h in sorted(by_cause.items())})
+        saved = snapshot.checkpoints
+        yield _histograms(names.CHECKPOINT_SECONDS, {(): (saved.counts, saved.count, saved.total)})
+        yield _values(names.LEASE_EPOCH, {(): lease.epoch if lease else 0})
+        yield _values(names.CONTROL_PLANE_LEADER, {(): int(leads)})
+        dropped = self._store.dropped()
+        yield _values(names.REPORTS_DROPPED, {(reason.value,): dropped.get(reason, 0) for reason in Dropped})
+        yield from self._http_families()
+
+    def _http_families(self) -> Iterator[Family]:
+        yield _values(names.HTTP_REQUESTS, dict(sorted(self._requests.requests().items())))
+        rows: dict[_Labels, tuple[Sequence[int], int, float]] = {}
+        for key, latency in sorted(self._requests.latencies().items()):
+            cumulative = [sum(latency.counts[: i + 1]) for i in range(len(latency.counts))]
+            rows[key] = (cumulative[:-1], cumulative[-1], latency.total_s)
+        yield _histograms(names.HTTP_REQUEST_SECONDS, rows)
+
+    def _snapshot(self) -> Snapshot:
+        with self._lock:  # scrapes that come at once wait for one read instead of making their own
+            now = self._clock_mono()
+            if self._cached is None or now - self._cached_mono > _CACHE_S:
+                self._cached = self._store.snapshot()
+                self._cached_mono = now
+            return self._cached
+
+
+def _job_families(live: Sequence[LiveJob]) -> Iterator[Family]:
+    columns: list[tuple[Metric, Callable[[LiveJob], float | None]]] = [
+        (names.JOB_WORKERS, lambda job: job.workers),
+        (names.JOB_DESIRED_WORKERS, lambda job: job.desired_workers),
+        (names.JOB_STEP, lambda job: job.step),
+        (names.JOB_LOSS, lambda job: job.loss),
+        (names.JOB_TOKENS_PER_SECOND, lambda job: job.tokens_per_s),
+        (names.JOB_STEPS_LOST, lambda job: job.steps_lost),
+        (names.JOB_GOODPUT_RATIO, lambda job: job.goodput_ratio),
+        (names.JOB_SNAPSHOT_SHARE, lambda job: job.snapshot_share),
+        (names.JOB_SNAPSHOT_EVERY_STEPS, lambda job: job.snapshot_every_steps),
+        (names.CHECKPOINT_BYTES, lambda job: job.checkpoint_bytes),
+    ]
+    for metric, value_of in columns:
+        values = {(job.job_id,): value_of(job) for job in live}
+        yield _values(metric, {labels: value for labels, value in values.items() if value is not None})
+    booked: dict[_Labels, float] = {
+        (job.job_id, category): amount for job in live for category, amount in job.goodput_seconds.items()
+    }
+    yield _values(names.JOB_GOODPUT_SECONDS, booked)
+
+
+def _values(metric: Metric, values: Mapping[_Labels, float]) -> Family:
+    family = _family(metric)
+    assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _histograms(metric: Metric, rows: Mapping[_Labels, tuple[Sequence[int], int, float]]) -> Family:
+    """Rows: cumulative counts per bound, number of observations, their sum."""
+    family = _family(metric)
+    assert isinstance(family, HistogramMetricFamily)
+    bounds = [str(float(bound)) for bound in metric.buckets]
+    for labels, (cumulative, count, total) in rows.items():
+        family.add_metric(labels, [*zip(bounds, cumulative, strict=True), ("+Inf", count)], total)
+    return family
+
+
+def _family(metric: Metric) -> Family:
+    match metric.kind:
+        case Kind.GAUGE:
+            return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+        case Kind.COUNTER:
+            return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+        case Kind.HISTOGRAM:
+            return HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)

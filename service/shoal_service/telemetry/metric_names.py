@@ -1,0 +1,135 @@
+"""Every metric that Shoal exports: name, kind, help, unit, labels, buckets. The one place where they are declared.
+
+Labels are `job_id` and closed sets of words, nothing else. A change here breaks people's dashboards: the snapshot in
+the tests makes sure that it is on purpose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+class RecoveryPhase(StrEnum):
+    """Parts of a recovery, and `recovery`: all of it, from detection to the first completed step."""
+
+    DETECT = "detect"
+    QUIESCE = "quiesce"
+    PLAN = "plan"
+    FORM = "form"
+    RESTORE = "restore"
+    FIRST_STEP = "first_step"
+    RECOVERY = "recovery"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram, ascending, without +Inf."""
+
+
+JOBS = Metric("shoal_jobs", Kind.GAUGE, "Jobs in each state, ended ones included.", ("state",))
+
+_JOB = ("job_id",)
+JOB_WORKERS = Metric("shoal_job_workers", Kind.GAUGE, "World size of a job that has an attempt.", _JOB)
+JOB_DESIRED_WORKERS = Metric(
+    "shoal_job_desired_workers", Kind.GAUGE, "Workers that the scheduler has granted to a job.", _JOB
+)
+JOB_STEP = Metric("shoal_job_step", Kind.GAUGE, "Optimizer steps that a job has completed.", _JOB)
+JOB_LOSS = Metric("shoal_job_loss", Kind.GAUGE, "Training loss of a job's newest step.", _JOB)
+JOB_TOKENS_PER_SECOND = Metric(
+    "shoal_job_tokens_per_second", Kind.GAUGE, "Throughput of a job in tokens (or samples) per second.", _JOB
+)
+JOB_STEPS_LOST = Metric(
+    "shoal_job_steps_lost_total", Kind.COUNTER, "Steps that a job had to do again after incidents.", _JOB
+)
+JOB_GOODPUT_SECONDS = Metric(
+    "shoal_job_goodput_seconds",
+    Kind.GAUGE,
+    "Worker-seconds that a job has asked for, by what became of them; one moves from productive to what undid it.",
+    ("job_id", "category"),
+)
+JOB_GOODPUT_RATIO = Metric(
+    "shoal_job_goodput_ratio", Kind.GAUGE, "Productive share of the worker-seconds that a job has asked for.", _JOB
+)
+JOB_SNAPSHOT_SHARE = Metric(
+    "shoal_job_snapshot_share", Kind.GAUGE, "Share of a job's step time that snapshots in memory take.", _JOB
+)
+JOB_SNAPSHOT_EVERY_STEPS = Metric(
+    "shoal_job_snapshot_every_steps", Kind.GAUGE, "Steps between two snapshots in memory of a job.", _JOB
+)
+CHECKPOINT_BYTES = Metric(
+    "shoal_checkpoint_bytes", Kind.GAUGE, "Size in bytes of a job's newest committed checkpoint.", _JOB
+)
+
+INCIDENTS = Metric("shoal_incidents_total", Kind.COUNTER, "Incidents of all jobs, by cause.", ("cause",))
+RECOVERY_SECONDS = Metric(
+    "shoal_recovery_seconds",
+    Kind.HISTOGRAM,
+    "Seconds that closed incidents took, by cause and phase; phase recovery is the whole, up to the first new step.",
+    ("cause", "phase"),
+    (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
+)
+INCIDENT_STEPS_LOST = Metric(
+    "shoal_incident_steps_lost",
+    Kind.HISTOGRAM,
+    "Steps that had to be done again after a closed incident, by cause.",
+    ("cause",),
+    (0, 1, 2, 5, 10, 25, 50, 100, 500, 1000),
+)
+INCIDENT_BYTES_MOVED = Metric(
+    "shoal_incident_bytes_moved",
+    Kind.HISTOGRAM,
+    "Bytes that all ranks together read to restore after a closed incident, by cause.",
+    ("cause",),
+    (2**20, 2**23, 2**26, 2**28, 2**30, 2**32, 2**34, 2**36, 2**38, 2**40),
+)
+CHECKPOINT_SECONDS = Metric(
+    "shoal_checkpoint_seconds",
+    Kind.HISTOGRAM,
+    "Seconds from the staging of the first rank to the commit of a checkpoint, over all jobs.",
+    (),
+    (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
+)
+
+LEASE_EPOCH = Metric("shoal_lease_epoch", Kind.GAUGE, "Epoch of the lease on the jobs; rises with each new owner.")
+CONTROL_PLANE_LEADER = Metric(
+    "shoal_control_plane_leader", Kind.GAUGE, "1 on the control plane that holds the lease, 0 on every other."
+)
+REPORTS_DROPPED = Metric(
+    "shoal_reports_dropped_total",
+    Kind.COUNTER,
+    "News of supervisors that this process did not store, by reason.",
+    ("reason",),
+)
+
+HTTP_REQUESTS = Metric(
+    "shoal_http_requests_total",
+    Kind.COUNTER,
+    "Finished requests by method, route template and class of status (2xx ...; none: no answer was begun).",
+    ("method", "route", "status"),
+)
+HTTP_REQUEST_SECONDS = Metric(
+    "shoal_http_request_seconds",
+    Kind.HISTOGRAM,
+    "Seconds per request by method and route template; streams and long polls last as long as their clients wait.",
+    ("method", "route"),
+    (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60),
+)
+
+ALL: tuple[Metric, ...] = (
+    JOBS, JOB_WORKERS, JOB_DESIRED_WORKERS, JOB_STEP, JOB_LOSS, JOB_TOKENS_PER_SECOND, JOB_STEPS_LOST,
+    JOB_GOODPUT_SECONDS, JOB_GOODPUT_RATIO, JOB_SNAPSHOT_SHARE, JOB_SNAPSHOT_EVERY_STEPS, CHECKPOINT_BYTES, INCIDENTS,
+    RECOVERY_SECONDS, INCIDENT_STEPS_LOST, INCIDENT_BYTES_MOVED, CHECKPOINT_SECONDS, LEASE_EPOCH, CONTROL_PLANE_LEADER,
+    REPORTS_DROPPED, HTTP_REQUESTS, HTTP_REQUEST_SECONDS,
+)  # fmt: skip

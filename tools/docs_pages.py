@@ -1,0 +1,201 @@
+"""Writes the generated pages: `make docs`. docs/spec.md is a table of every key of a job spec, from its own schema;
+docs/metrics.md lists every metric, from its declaration; the state diagram in docs/architecture.md is the attempt
+machine's own table of transitions.
+
+Tests compare the committed pages with what this makes, so they cannot fall behind the code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from shoal_service.core.attempt.state.attempt import TRANSITIONS, Stage
+from shoal_service.core.goodput import Category
+from shoal_service.telemetry import metric_names
+from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract.model.hf import HuggingFaceConfig
+from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.spec import JobSpec
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def main() -> None:
+    (DOCS / "spec.md").write_text(spec_page(), encoding="utf-8")
+    (DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")
+    page = DOCS / "architecture.md"
+    page.write_text(with_stage_diagram(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_stage_diagram(page: str) -> str:
+    """docs/architecture.md with its state diagram made anew; everything else is written by hand."""
+    before, rest = page.split(_DIAGRAM_BEGIN)
+    after = rest.split(_DIAGRAM_END)[1]
+    return f"{before}{_DIAGRAM_BEGIN}\n{_stage_diagram()}{_DIAGRAM_END}{after}"
+
+
+_DIAGRAM_BEGIN = (
+    "<!-- stages: made by tools/docs_pages.py from TRANSITIONS in core/attempt/state/attempt.py; run `make docs` -->"
+)
+_DIAGRAM_END = "<!-- end of stages -->"
+
+
+def _stage_diagram() -> str:
+    """Every stage can end; those arrows are left out."""
+    arrows = [
+        f"    {stage} --> {after}"
+        for stage in Stage
+        for after in Stage
+        if after in TRANSITIONS[stage] and after is not Stage.ENDED
+    ]
+    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {Stage.OPENING}", *arrows]
+    return "\n".join([*lines, f"    {Stage.COMMITTING} --> {Stage.ENDED}", f"    {Stage.ENDED} --> [*]", "```", ""])
+
+
+def metrics_page() -> str:
+    """The whole of docs/metrics.md."""
+    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for metric in metric_names.ALL:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    words = [
+        f"| `{label}` | {', '.join(f'`{value}`' for value in values)} |" for label, values in _LABEL_VALUES.items()
+    ]
+    return "\n".join(
+        [_METRICS_INTRODUCTION, *lines, "", "## Labels", "", "| label | values |", "|---|---|", *words, ""]
+    )
+
+
+_METRICS_INTRODUCTION = """# Metrics
+
+<!-- Made by tools/docs_pages.py from service/shoal_service/telemetry/metric_names.py; run `make docs`. -->
+
+`GET /metrics` is made at scrape time from the store: any control plane shows all of it, nothing is lost when one dies,
+and the series of a job that has ended vanish. Series with `job_id` are those of jobs that have an attempt. Times are
+seconds, sizes bytes. Besides these there are the usual `process_...` metrics of the control plane itself.
+[deploy/](../deploy) has a configuration for Prometheus and a dashboard for Grafana, which shows nearly all of them.
+"""
+_LABEL_VALUES: dict[str, list[str]] = {
+    "state": [state.value for state in JobState],
+    "category": [category.value for category in Category],
+    "cause": [cause.value for cause in IncidentCause],
+    "phase": [phase.value for phase in metric_names.RecoveryPhase],
+}
+"""Closed sets; the others are ids, routes and methods."""
+
+
+def spec_page() -> str:
+    """The whole of docs/spec.md."""
+    schema = JobSpec.model_json_schema()
+    sections = [(key, s) for key, field in schema["properties"].items() if (s := _section(field, schema))]
+    parts = [_INTRODUCTION, "## Top level\n", _table(schema["properties"], schema, "")]
+    for key, section in sections:
+        parts += [f"## `{key}`\n", _description(section), _table(section["properties"], schema, f"{key}.", section)]
+    tasks: tuple[tuple[str, str, type[BaseModel]], ...] = (
+        ("model", "the built-in language model", LanguageModelConfig),
+        ("data", "the built-in language model, and of Hugging Face models", TextDataConfig),
+        ("model", "Hugging Face models", HuggingFaceConfig),
+    )
+    for key, task, model in tasks:
+        task_schema = model.model_json_schema()
+        parts += [
+            f"## `{key}` of {task}\n",
+            _description(task_schema),
+            _table(task_schema["properties"], task_schema, f"{key}.", task_schema),
+        ]
+    return "\n".join(part for part in parts if part)
+
+
+_INTRODUCTION = """# The job spec
+
+<!-- Made by tools/docs_pages.py from the code; edit the docstrings there and run `make docs`. -->
+
+A job is described in YAML or JSON. Unknown keys are refused with their path and the nearest valid name, and all
+problems are told at once. Only `stop` is required (and `data`, for the built-in task). The JSON Schema is part of
+`/openapi.json`. Examples: [examples/](../examples).
+"""
+
+
+def _section(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | None:
+    for option in [field, *field.get("anyOf", ())]:
+        target = _resolved(option, schema)
+        if "properties" in target:
+            return target
+    return None
+
+
+def _table(
+    properties: dict[str, Any], schema: dict[str, Any], prefix: str, section: dict[str, Any] | None = None
+) -> str:
+    required = set((section or schema).get("required", ()))
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key, field in properties.items():
+        nested = _section(field, schema) if not prefix else None
+        name = f"[`{key}`](#{key})" if nested else f"`{prefix}{key}`"
+        default = "**required**" if key in required else _default(field, nested)
+        lines.append(f"| {name} | {_kind(field, schema)} | {default} | {_meaning(field, schema)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: dict[str, Any], nested: dict[str, Any] | None) -> str:
+    if nested and isinstance(field.get("default"), dict):
+        return "as below"
+    return f"`{json.dumps(field['default'])}`" if "default" in field else "`{}`"
+
+
+def _kind(field: dict[str, Any], schema: dict[str, Any]) -> str:
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_kind(option, schema) for option in field["anyOf"]))
+    field = _resolved(field, schema)
+    if "const" in field:
+        return f"`{json.dumps(field['const'])}`"
+    if "enum" in field:
+        return ", ".join(f"`{json.dumps(value)}`" for value in field["enum"])
+    name = _KINDS[field["type"]]
+    if field["type"] == "array":
+        return f"{name} of {_kind(field['items'], schema)}"
+    return name + _bounds(field)
+
+
+_KINDS = {
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "object",
+    "array": "list",
+    "null": "null",
+}
+
+
+def _bounds(field: dict[str, Any]) -> str:
+    words = (
+        ("minimum", ">= {:,}"), ("exclusiveMinimum", "> {:,}"),
+        ("maximum", "<= {:,}"), ("exclusiveMaximum", "< {:,}"),
+    )  # fmt: skip
+    told = [text.format(field[key]) for key, text in words if key in field and abs(field[key]) < 2**31]
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _meaning(field: dict[str, Any], schema: dict[str, Any]) -> str:
+    text = field.get("description") or _resolved(field, schema).get("description", "")
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _description(section: dict[str, Any]) -> str:
+    return section.get("description", "").strip() + "\n"
+
+
+def _resolved(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in field:
+        return field
+    target: dict[str, Any] = schema["$defs"][field["$ref"].rpartition("/")[2]]
+    return target
+
+
+if __name__ == "__main__":
+    main()

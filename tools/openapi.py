@@ -1,0 +1,31 @@
+"""Writes docs/openapi.json, the snapshot that a test compares with the live document: `python tools/openapi.py`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from shoal_api.http.app import create_app
+from shoal_service.store import Store
+from shoal_service.views import ClusterView
+
+
+class NoCluster:
+    def snapshot(self) -> ClusterView:
+        raise AssertionError("nobody asks while the document is written")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.open(f"sqlite:///{folder}/shoal.db")
+        app = create_app(store=store, cluster=NoCluster(), registry=CollectorRegistry(), version="0")
+        text = json.dumps(app.openapi(), indent=1, sort_keys=True)
+        store.close()
+    (Path(__file__).parents[1] / "docs" / "openapi.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

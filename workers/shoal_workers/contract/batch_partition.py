@@ -1,0 +1,82 @@
+"""Who computes what in a step: pure functions of step, world size and seed. No rank ever keeps a position of its own.
+
+A step's samples are a function of the step; ranks only take slices of it. The loader's position is therefore one
+integer (the step), and any world size reads exactly the same global batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MASK64 = (1 << 64) - 1
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One forward and backward pass of one rank."""
+
+    index: int
+    """Index of the micro-batch in the step's global batch, 0 .. num_micro_batches - 1."""
+    weight: float
+    """1.0; 0.0 for padding, which only keeps this rank's collectives in step with the others'."""
+
+
+def batch_partition(num_micro_batches: int, rank: int, world_size: int) -> tuple[MicroBatch, ...]:
+    """The micro-batches of one rank: a contiguous slice, every rank as many, with zero-weight padding at the end.
+
+    Over all ranks every index of 0 .. num_micro_batches - 1 appears exactly once with weight 1.
+    """
+    assert 0 <= rank < world_size
+    base, extra = divmod(num_micro_batches, world_size)
+    first = rank * base + min(rank, extra)
+    own = base + (1 if rank < extra else 0)
+    longest = base + (1 if extra else 0)
+    real = [MicroBatch(index, 1.0) for index in range(first, first + own)]
+    filler_index = real[-1].index if real else 0
+    return tuple(real + [MicroBatch(filler_index, 0.0)] * (longest - own))
+
+
+def sample_positions(step: int, micro_batch: int, *, global_size: int, micro_size: int) -> range:
+    """Global sample indices (over the whole run) that a micro-batch of a step reads; steps count from 0."""
+    first = step * global_size + micro_batch * micro_size
+    return range(first, first + micro_size)
+
+
+def sample_at(position: int, *, num_samples: int, seed: int) -> int:
+    """Which sample of the data set is read at a global position: a new permutation every epoch.
+
+    A pseudo-random permutation by a Feistel network with cycle walking (Black & Rogaway 2002), so no table is kept and
+    position -> sample costs the same for 10 samples and for 10 billion.
+    """
+    epoch, index = divmod(position, num_samples)
+    return _permute(index, num_samples, _mix(_mix(seed) ^ epoch))
+
+
+def randomness_seed(seed: int, step: int, micro_batch: int) -> int:
+    """Seed of dropout and noise in one micro-batch: by (seed, step, micro-batch), never by rank or process age."""
+    return _mix(_mix(_mix(seed) ^ step) ^ micro_batch) >> 1
+
+
+def _permute(index: int, size: int, key: int) -> int:
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    while True:
+        index = _feistel(index, half_bits, key)
+        if index < size:
+            return index
+
+
+def _feistel(value: int, half_bits: int, key: int) -> int:
+    mask = (1 << half_bits) - 1
+    left, right = value >> half_bits, value & mask
+    for round_number in range(_ROUNDS):
+        left, right = right, left ^ (_mix(key + round_number * 0x9E3779B97F4A7C15 ^ right) & mask)
+    return left << half_bits | right
+
+
+def _mix(value: int) -> int:
+    """splitmix64's finaliser (Steele, Lea & Flood 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)

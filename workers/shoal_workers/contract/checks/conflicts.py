@@ -1,0 +1,53 @@
+"""Settings that exclude each other, or that need what the model does not offer. Pure; asked at submit by
+`spec_errors.parse_spec`. What concerns the degrees of axes is in `feasibility` and `legality`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.spec import JobSpec, Precision
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A setting that cannot be obeyed."""
+
+    path: str
+    message: str
+
+
+def conflicts(spec: JobSpec) -> Iterator[Conflict]:
+    """Every setting of `spec` that another one, or the model, rules out."""
+    if spec.deterministic:
+        yield from _with_deterministic(spec)
+    plan = plan_of(spec)
+    if spec.compile and (plan is None or not plan.blocks):
+        yield Conflict(
+            "compile",
+            f"compile is true, and works block by block, but nobody knows the blocks of task {spec.task!r}'s model. "
+            "Name its nn.ModuleList of equal blocks in plan.blocks (docs/parallelism.md), or set compile to false.",
+        )
+
+
+def _with_deterministic(spec: JobSpec) -> Iterator[Conflict]:
+    if spec.optimizer.fused is True:
+        yield Conflict(
+            "optimizer.fused",
+            "optimizer.fused is true, and deterministic: true wants the same bits everywhere: the fused update rounds "
+            'in other places than the plain one. Set optimizer.fused to false or "auto", or deterministic to false.',
+        )
+    if spec.reduce_precision is not Precision.FP32:
+        yield Conflict(
+            "reduce_precision",
+            f"reduce_precision is {spec.reduce_precision}, but deterministic: true sums gradients as 64-bit integers. "
+            "Set reduce_precision to fp32, or deterministic to false.",
+        )
+    if spec.compile:
+        yield Conflict(
+            "compile",
+            "compile is true, and what torch.compile makes depends on which shapes a process has seen before, so a "
+            "worker that joins later may round otherwise. Set compile to false, or deterministic to false.",
+        )

@@ -1,0 +1,215 @@
+"""The way in for a job spec, and what a user reads when it is refused: key path, what is wrong, nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.checks.conflicts import conflicts
+from shoal_workers.contract.checks.feasibility import infeasible
+from shoal_workers.contract.json_values import json_faults, shown, shown_path
+from shoal_workers.contract.model.hf import HF_TASK, HuggingFaceConfig
+from shoal_workers.contract.model.lm import LM_TASK, LanguageModelConfig, TextDataConfig
+from shoal_workers.contract.spec import JobSpec
+
+M = TypeVar("M", bound=BaseModel)
+MAX_PROBLEMS = 50
+"""A hostile document may have a million; nobody reads them."""
+
+
+class SpecProblem(Frozen):
+    """One thing that is wrong with a spec."""
+
+    path: str
+    """Dotted path of the key, for example `batch.global_size`; empty for the spec as a whole."""
+    message: str
+
+
+class SpecError(ValueError):
+    """A spec that cannot be accepted; `problems` says everything that is wrong with it at once."""
+
+    code = "invalid_spec"
+
+    def __init__(self, problems: tuple[SpecProblem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        """One line a problem; a message that begins with its own key's path does not get it twice."""
+        lines = (p.message if p.message.startswith(p.path) else f"{p.path}: {p.message}" for p in self.problems)
+        return "\n".join(lines)
+
+
+def parse_spec(data: Any) -> JobSpec:
+    """Validate a decoded YAML or JSON document, and check that its parallelism can be had at all.
+
+    Raises:
+        SpecError: with every problem that was found, at most MAX_PROBLEMS.
+    """
+    faults = tuple(SpecProblem(path=path, message=text) for path, text in islice(json_faults(data), MAX_PROBLEMS))
+    if faults:
+        raise SpecError(faults)
+    problems: list[SpecProblem] = []
+    spec = _validate(JobSpec, data, "", problems)
+    if isinstance(data, dict) and data.get("task", LM_TASK) == LM_TASK:
+        _validate(LanguageModelConfig, data.get("model", {}), "model", problems)
+        _validate(TextDataConfig, data.get("data", {}), "data", problems)
+    if isinstance(data, dict) and data.get("task") == HF_TASK:
+        _validate(HuggingFaceConfig, data.get("model", {}), "model", problems)
+        _validate(TextDataConfig, data.get("data", {}), "data", problems)
+    if not problems and spec is not None:
+        problems.extend(SpecProblem(path=conflict.path, message=conflict.message) for conflict in conflicts(spec))
+        problems.extend(SpecProblem(path=one.path, message=one.message) for one in infeasible(spec))
+    if problems or spec is None:
+        raise SpecError(tuple(dict.fromkeys(problems))[:MAX_PROBLEMS])
+    return spec
+
+
+def _validate(model: type[M], data: Any, prefix: str, problems: list[SpecProblem]) -> M | None:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+        places = [_place(model, detail["loc"]) for detail in details]
+        for (_, inner), texts in _by_path(model, data, places, details).items():
+            path = shown_path(".".join([prefix, *inner] if prefix else inner))
+            # the key twice, at JobSpec's own level and at the built-in task's, is one problem
+            if not any(problem.path == path for problem in problems) or not prefix:
+                problems.extend(SpecProblem(path=path, message=text) for text in texts)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Branch:
+    """One alternative of a union: the object, or a plain value."""
+
+    path: tuple[str, ...]
+    is_object: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an error lies, with pydantic's names of union branches taken out of its path."""
+
+    path: tuple[str, ...]
+    owner: type[BaseModel] | None
+    """The model whose key the last part of `path` is."""
+    branches: tuple[_Branch, ...]
+    """The union branches that pydantic was in, outermost first."""
+
+
+def _place(model: type[BaseModel], loc: Iterable[int | str]) -> _Place:
+    here: type[BaseModel] | None = model
+    owner: type[BaseModel] | None = None
+    path: tuple[str, ...] = ()
+    options: list[Any] = []
+    branches: list[_Branch] = []
+    for part in map(str, loc):
+        if len(options) > 1:  # this part is no key: it names the branch that was tried
+            here = next((option for option in options if _is_model(option) and option.__name__ in part), None)
+            branches.append(_Branch(path, here is not None))
+            options = []
+            continue
+        path, owner = (*path, part), here
+        field = here.model_fields.get(part) if here else None
+        options = _options(field.annotation) if field else []
+        here = options[0] if len(options) == 1 and _is_model(options[0]) else None
+    return _Place(path, owner, tuple(branches))
+
+
+def _options(annotation: Any) -> list[Any]:
+    """What a field may hold, without None."""
+    args = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return [arg for arg in args if arg is not type(None)]
+
+
+def _is_model(option: Any) -> bool:
+    return isinstance(option, type) and issubclass(option, BaseModel)
+
+
+def _by_path(
+    model: type[BaseModel], data: Any, places: list[_Place], details: list[Any]
+) -> dict[tuple[bool, tuple[str, ...]], list[str]]:
+    """Messages by path. Of a union only the branch that the user meant: the object if an object was given."""
+    tried = {branch for place in places for branch in place.branches}
+    unmeant = {
+        branch
+        for branch in tried
+        if branch.is_object != isinstance(_value_at(data, branch.path), dict)
+        and _Branch(branch.path, not branch.is_object) in tried
+    }
+    found: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
+    for place, detail in zip(places, details, strict=True):
+        if unmeant.intersection(place.branches):
+            continue
+        either = bool(place.branches) and place.branches[-1] == _Branch(place.path, False)
+        texts = found.setdefault((either, place.path), [])
+        text = _message(model, place, detail)
+        if either and texts:  # plain alternatives, each with its own complaint about the same value
+            texts[0] = _joined(texts[0], text)
+        else:
+            texts.append(text)
+    return found
+
+
+def _joined(first: str, second: str) -> str:
+    """ "must be X (it is 3)." and "must be Y (it is 3)." -> "must be X or Y (it is 3)." """
+    return f"{first.rpartition(' (it is')[0]} or {second.removeprefix('must be ')}"
+
+
+def _value_at(data: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def _message(model: type[BaseModel], place: _Place, detail: Any) -> str:
+    text = str(detail["msg"])
+    match detail["type"]:
+        case "value_error":
+            return text.removeprefix("Value error, ")
+        case "extra_forbidden":
+            return _unknown_key(place)
+        case "model_type" if not place.path:
+            return f"a spec is an object (keys with values); this is {shown(detail['input'])}."
+        case "missing":
+            return f"this key is required{_example(place)}."
+        case "model_type":
+            owner = place.owner.model_fields[place.path[-1]].annotation if place.owner and place.path else model
+            keys = ", ".join(next(iter(m.model_fields for m in _options(owner) if _is_model(m)), ()))
+            return f"must be an object with the keys {keys} (it is {shown(detail['input'])})."
+        case _:
+            text = _PLAIN.get(detail["type"], text).replace("Input should", "must").replace("String should", "must")
+            return f"{text} (it is {shown(detail['input'])})."
+
+
+_PLAIN = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    "string_type": "must be text",
+    "dict_type": "must be an object",
+    "tuple_type": "must be a list",
+}
+"""pydantic's words, where they are Python's and not those of YAML."""
+
+
+def _example(place: _Place) -> str:
+    field = place.owner.model_fields.get(place.path[-1]) if place.owner else None
+    return f", for example {place.path[-1]}: {json.dumps(field.examples[0])}" if field and field.examples else ""
+
+
+def _unknown_key(place: _Place) -> str:
+    known = sorted(place.owner.model_fields) if place.owner else []
+    key = place.path[-1]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) if len(key) <= 64 else []
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown key {shown(key)}.{hint} Valid keys here: {', '.join(known)}."

@@ -1,0 +1,176 @@
+"""Settings of the task that trains causal language models of Hugging Face's `transformers`, and what their config.json
+says about how they may be cut. Pure: transformers itself is imported only where a model is built.
+
+The tensor plans are transformers' own (`base_model_tp_plan`), for the model types below, which share the names and the
+shape of LLaMA's decoder; tests compare every one with the installed transformers. Other model types run on the data
+axes, unless the spec declares a `plan`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.model.lm import LanguageModelConfig
+from shoal_workers.contract.model.plan import ParallelPlan, TensorStyle
+
+HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
+PREFIX = "network."
+"""Of the names of modules and parameters: the model is a child of ours, which hands out its logits."""
+CONFIG_NAME = "config.json"
+_MAX_CONFIG_BYTES = 1 << 20
+
+TIED_BY_DEFAULT = {
+    "cohere": True,
+    "cohere2": True,
+    "cwm": False,
+    "ernie4_5": True,
+    "granite": False,
+    "helium": False,
+    "hyperclovax": False,
+    "llama": False,
+    "ministral": False,
+    "ministral3": False,
+    "mistral": False,
+    "olmo": False,
+    "qwen2": False,
+    "qwen3": False,
+    "smollm3": True,
+}
+"""Model types whose modules are LLaMA's, and whether their head shares the embedding's weights if nothing is said."""
+NORMED_HEADS = frozenset({"qwen3"})
+"""... with a norm on each query and key head."""
+
+
+class HuggingFaceConfig(Frozen):
+    """A causal language model from a local directory, with its weights, or from a config, with random ones."""
+
+    path: str | None = Field(None, min_length=1, max_length=4096)
+    """Directory with config.json and *.safetensors. Every node must see it; nothing is ever downloaded."""
+    config: dict[str, Any] | None = None
+    """What config.json would hold; `model_type` names the architecture, what is left out has transformers' defaults."""
+    seq_len: int = Field(256, ge=1, le=1 << 22)
+    """Tokens per sample."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> HuggingFaceConfig:
+        if (self.path is None) == (self.config is None):
+            raise ValueError(
+                "model needs exactly one of path (a local directory) and config (a config.json's content)."
+            )
+        if self.config is not None and not isinstance(self.config.get("model_type"), str):
+            raise ValueError('model.config needs a model_type, for example {"model_type": "llama"}.')
+        return self
+
+
+class Sizes(Frozen):
+    """Of a decoder that is laid out as LLaMA's; the keys of config.json by their own names."""
+
+    model_type: str
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    head_dim: int | None = Field(None, ge=1)
+    tie_word_embeddings: bool
+    pad_token_id: int | None = None
+
+
+def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
+    """None for another task, and for settings that are refused elsewhere."""
+    if task != HF_TASK:
+        return None
+    try:
+        return HuggingFaceConfig.model_validate(model)
+    except ValidationError:
+        return None
+
+
+def sizes_of(settings: HuggingFaceConfig) -> Sizes | None:
+    """None: the config cannot be read here, lacks a size, or is of a type whose modules have other names."""
+    config = settings.config if settings.config is not None else read_config(settings.path or "")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in TIED_BY_DEFAULT or config.get("quantization_config"):
+        return None
+    known = {key: config[key] for key in Sizes.model_fields if key in config}
+    tied = known.get("tie_word_embeddings", TIED_BY_DEFAULT[model_type])
+    try:
+        return Sizes.model_validate({**known, "tie_word_embeddings": tied})
+    except ValidationError:
+        return None
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The content of a model directory's config.json; {}: there is none that can be read here."""
+    file = Path(path).expanduser() / CONFIG_NAME
+    try:
+        if not file.is_file() or file.stat().st_size > _MAX_CONFIG_BYTES:
+            return {}
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def dropout_of(settings: HuggingFaceConfig) -> tuple[str, float] | None:
+    """The config's key and value, if it drops anything."""
+    config = settings.config if settings.config is not None else read_config(settings.path or "")
+    found = ((key, value) for key, value in config.items() if "dropout" in key and isinstance(value, int | float))
+    return next((one for one in found if one[1] > 0), None)
+
+
+def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
+    """None: nothing is known, the model runs on the data axes only. Activations are never cut along the sequence, so
+    there is no context parallelism."""
+    sizes = sizes_of(settings)
+    if sizes is None:
+        return None
+    decoder = f"{PREFIX}model."
+    block = f"{decoder}layers.*."
+    tensor = {f"{block}self_attn.{name}_proj": TensorStyle.COLUMN for name in "qkv"}
+    tensor |= {f"{block}mlp.{name}_proj": TensorStyle.COLUMN for name in ("gate", "up")}
+    tensor |= {f"{block}self_attn.o_proj": TensorStyle.ROW, f"{block}mlp.down_proj": TensorStyle.ROW}
+    if sizes.model_type in NORMED_HEADS:
+        tensor |= {f"{block}self_attn.{name}_norm": TensorStyle.PARTIAL for name in "qk"}
+    if sizes.pad_token_id is None:  # its row of the embedding gets no gradient, which a split embedding does not know
+        tensor |= {f"{decoder}embed_tokens": TensorStyle.EMBEDDING, f"{PREFIX}lm_head": TensorStyle.HEAD}
+    tied = {f"{PREFIX}lm_head.weight": f"{decoder}embed_tokens.weight"} if sizes.tie_word_embeddings else {}
+    return ParallelPlan(
+        blocks=f"{decoder}layers",
+        num_blocks=sizes.num_hidden_layers,
+        first=(f"{decoder}embed_tokens",),
+        last=(f"{decoder}norm", f"{PREFIX}lm_head"),
+        tied=tied,
+        hidden_size=sizes.hidden_size,
+        tensor=tensor,
+        num_heads=sizes.num_attention_heads,
+        num_kv_heads=sizes.num_key_value_heads,
+        widths={"intermediate_size": sizes.intermediate_size},
+    )
+
+
+def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None:
+    """The built-in model of the same sizes, for whoever predicts memory and time; None: they are not known."""
+    sizes = sizes_of(settings)
+    if sizes is None:
+        return None
+    try:
+        return LanguageModelConfig(
+            dim=sizes.hidden_size,
+            num_layers=sizes.num_hidden_layers,
+            num_heads=sizes.num_attention_heads,
+            num_kv_heads=sizes.num_key_value_heads,
+            head_dim=sizes.head_dim,
+            hidden_dim=sizes.intermediate_size,
+            seq_len=settings.seq_len,
+            vocab_size=sizes.vocab_size,
+            tied_head=sizes.tie_word_embeddings,
+        )
+    except ValidationError:
+        return None

@@ -1,0 +1,183 @@
+"""Gradients of deterministic mode: summed over micro-batches and ranks in integers, so that no order can be seen.
+
+    micro-batch   backward; each parameter's whole gradient, which is the same bits on any rank
+                  times a power of two, rounded to int64, added to this rank's accumulator, dropped
+    step          all-to-all of the accumulators, sum, back to floating point: the shards of FSDP's own layout
+
+Integer addition is associative: which rank ran which micro-batch, how many ranks there are, and which of them died
+before, cannot be told from the sum. Filler of weight zero is not added at all. FSDP itself reduces nothing here.
+
+The price in memory: 8 bytes for each parameter of the whole model on every rank, and as much for the largest unit and
+the largest parameter. One instance for each model and generation, made by GradientPass; training thread only.
+docs/determinism.md has the arithmetic and the measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+
+from shoal_workers.engine.deterministic.integer_sum import NUM_DIGITS, digits_of, row_squares, split_finite, value_of
+from shoal_workers.engine.deterministic.scale import NUM_RUNGS, rung_of, scale_of
+from shoal_workers.engine.deterministic.units import Slot, Unit, units_of
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSums:
+    """A step's totals over all ranks, the same on each; nan: something was not finite."""
+
+    loss: float
+    squared_norm: float
+
+
+class ExactGradients:
+    """Collects the gradients of a sharded model's micro-batches, and reduces them once per step.
+
+    Args:
+        model: sharded by FSDP2 along dim 0 over one mesh axis; its gradient synchronisation must be off.
+        num_micro_batches: of a step over all ranks; losses come with a weight of 1 / num_micro_batches.
+    """
+
+    def __init__(self, model: nn.Module, num_micro_batches: int) -> None:
+        self._num_micro_batches = num_micro_batches
+        self._units = units_of(model)
+        self._slots = [slot for unit in self._units for slot in unit.slots]
+        assert self._slots, "a model without trainable parameters cannot be trained"
+        self._device = self._units[0].sums.device
+        self._world_size = self._units[0].sums.shape[0]
+        # Made once: fresh pages cost more than the arithmetic that is done in them.
+        self._integers = self._zeros(max(slot.shard.numel() for slot in self._slots))
+        largest_unit = max(unit.sums.numel() for unit in self._units)
+        self._incoming = self._zeros(largest_unit if self._world_size > 1 else 0)
+        self._extremes: list[Tensor] = []
+        self._rung = 0
+
+    def begin(self) -> None:
+        """Before the first micro-batch of a pass: forget what an earlier one has left, whether it ended or not."""
+        self._extremes = []
+        for unit in self._units:
+            unit.sums.zero_()
+            for slot in unit.slots:
+                slot.was_touched = False
+
+    @contextmanager
+    def collecting(self, *, is_padding: bool) -> Iterator[None]:
+        """Around the forward and backward pass of one micro-batch: takes each gradient as soon as it is whole.
+
+        However the pass ends, no hook stays on the model. Filler's gradients are dropped.
+        """
+        handles: list[RemovableHandle] = []
+        waiting = {unit.module: unit for unit in self._units}
+
+        def watch(module: nn.Module, _: object) -> None:
+            # FSDP's own hook has run: the attributes are the gathered parameters now, autograd's leaves.
+            unit = waiting.pop(module, None)
+            for slot in () if unit is None else unit.slots:
+                whole = getattr(slot.owner, slot.name)
+                assert not isinstance(whole, DTensor), f"{slot.name} is not gathered while its unit runs forward"
+                handles.append(whole.register_post_accumulate_grad_hook(self._taker(slot, is_padding=is_padding)))
+
+        handles.extend(unit.module.register_forward_pre_hook(watch) for unit in self._units)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def reduce(self, weighted_losses: Sequence[Tensor]) -> ExactSums | None:
+        """After the last micro-batch, all ranks: sets `grad` of every shard that any micro-batch had a gradient for.
+
+        Args:
+            weighted_losses: scalars, of this rank's real micro-batches.
+
+        Returns:
+            None: the gradients need another scale, which the next pass will use. Nothing was set; run the pass again.
+        """
+        shards = [shard for unit in self._units for shard in self._received(unit)]
+        own_rung = rung_of(self._largest())
+        squares = torch.cat([row_squares(shard) for shard in shards])
+        loss, num_bad_losses = split_finite(self._stacked(weighted_losses))
+        norm, num_bad_norms = split_finite(squares)
+        bad = torch.stack([num_bad_losses, num_bad_norms + (own_rung is None)])
+        flags = [*(index == own_rung for index in range(NUM_RUNGS)), *(slot.was_touched for slot in self._slots)]
+        box = torch.cat([bad, digits_of(loss), digits_of(norm), torch.tensor(flags, device=self._device)])
+        dist.all_reduce(box)
+        sizes = [1, 1, NUM_DIGITS, NUM_DIGITS, NUM_RUNGS, len(shards)]
+        [bad_loss], [bad_norm], loss_digits, norm_digits, rungs, touched = (t.tolist() for t in torch.split(box, sizes))
+        needed = max((rung for rung, num_ranks in enumerate(rungs) if num_ranks), default=0)
+        if not bad_norm and needed != self._rung:
+            self._rung = needed
+            return None
+        for slot, shard, num_ranks in zip(self._slots, shards, touched, strict=True):
+            slot.shard.grad = _as_shard_of(slot.shard, shard) if num_ranks else None
+        return ExactSums(
+            loss=math.nan if bad_loss else value_of(loss_digits),
+            squared_norm=math.nan if bad_norm else value_of(norm_digits),
+        )
+
+    def _taker(self, slot: Slot, *, is_padding: bool) -> Callable[[Tensor], None]:
+        def take(whole: Tensor) -> None:
+            gradient, whole.grad = whole.grad, None
+            if gradient is not None and not is_padding:
+                self._add(slot, gradient)
+
+        return take
+
+    @torch.no_grad()
+    def _add(self, slot: Slot, gradient: Tensor) -> None:
+        """Consumes `gradient`."""
+        flat = gradient.reshape(-1)
+        if flat.dtype == torch.float16:  # cannot hold the scaled values, as every other type can
+            flat = flat.float()
+        smallest, largest = torch.aminmax(flat)
+        self._extremes.append(torch.maximum(-smallest, largest).to(torch.float64))
+        integers = self._integers[: flat.numel()]
+        integers.copy_(flat.mul_(scale_of(self._rung)).round_())  # the product is exact: a power of two
+        slot.add(integers)
+
+    @torch.no_grad()
+    def _received(self, unit: Unit) -> list[Tensor]:
+        """A collective. This rank's shard of each of the unit's gradients, in the parameters' type."""
+        sums = unit.sums[0]
+        if self._world_size > 1:
+            incoming = self._incoming[: unit.sums.numel()].view_as(unit.sums)
+            group = unit.slots[0].shard.device_mesh.get_group()
+            dist.all_to_all_single(incoming, unit.sums, group=group)
+            sums = incoming.sum(0)
+        shards = []
+        for slot, column in zip(
+            unit.slots, torch.split(sums, [slot.sums.shape[1] for slot in unit.slots]), strict=True
+        ):
+            local = slot.shard.to_local()
+            values = column[: local.numel()].to(torch.float64).mul_(1.0 / scale_of(self._rung))
+            shards.append(values.to(local.dtype).view(local.shape))
+        return shards
+
+    def _largest(self) -> float:
+        """Of this rank's gradient elements in this pass, as if the micro-batch were the only one; nan if one is."""
+        return float(self._stacked(self._extremes).max()) * self._num_micro_batches if self._extremes else 0.0
+
+    def _stacked(self, scalars: Sequence[Tensor]) -> Tensor:
+        return torch.stack([s.detach().double().reshape(()) for s in scalars]) if scalars else self._zeros(0).double()
+
+    def _zeros(self, num: int) -> Tensor:
+        return torch.zeros(num, dtype=torch.int64, device=self._device)
+
+
+def _as_shard_of(parameter: DTensor, local: Tensor) -> DTensor:
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

@@ -1,0 +1,141 @@
+"""The contract between Shoal and a task, and its defaults. docs/tasks.md explains it to users.
+
+A task is a plain class that imports nothing of ours. Only five things are asked of it; everything else has a default.
+Whatever it raises becomes a TaskFailed that carries the user's own traceback, without the engine's frames.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from shoal_workers.contract.spec import JobSpec, OptimizerSpec
+from shoal_workers.engine.model.assembly import Assembly
+from shoal_workers.engine.parallel.fsdp_units import default_shard_units
+from shoal_workers.engine.step.randomness import seed_everything
+from shoal_workers.engine.step.update import Update, default_update
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Map-style: a length and random access. A sample is a tensor, or a dict or tuple of tensors."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Task(Protocol):
+    """What a task must have. Constructed once per process as `Task(model=..., data=..., seed=...)`.
+
+    Optional members, looked up by name:
+
+        prepare(progress: Callable[[str], None]) -> None
+            Once per process, before anything else: download, tokenise. Must be idempotent, and safe when several
+            processes of one node do it at the same time. `progress("...")` shows a note to people.
+        build_optimizer(model: nn.Module, settings: dict) -> torch.optim.Optimizer
+            Default: AdamW. `settings` is the spec's `optimizer` section. The parameters are DTensors by then.
+        collate(samples: list) -> batch
+            Default: torch.utils.data.default_collate.
+        shard_units(model: nn.Module) -> Iterable[nn.Module]
+            The modules whose parameters are gathered and freed together. Default: `default_shard_units`.
+        export_config(model: nn.Module) -> dict
+            What `shoal export` needs to know, as JSON: {"config": what config.json shall hold, "renames": [[regular
+            expression, replacement], ...], applied in this order to each parameter's name}. Default: names stay.
+        tokens_per_sample: int = 1
+        bytes_per_token: float | None = None
+            With it, validation also reports bits per byte: loss / ln 2 / bytes_per_token.
+    """
+
+    def __init__(self, *, model: dict[str, Any], data: dict[str, Any], seed: int) -> None: ...
+
+    def build_model(self) -> nn.Module:
+        """On the CPU, with torch's RNG seeded from the spec's seed: every rank must build the same weights."""
+        ...
+
+    def build_dataset(self, split: str) -> Dataset | None:
+        """`split` is "train" or "validation"; only the latter may be None."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Scalar: the mean over the samples of a micro-batch. Must call `model(...)`, not methods of it."""
+        ...
+
+
+class LoadedTask:
+    """A task with the gaps filled by defaults. Its methods raise whatever the user's code raises."""
+
+    def __init__(self, task: Any, spec: JobSpec) -> None:
+        self._task = task
+        self._spec = spec
+        self.loss: Callable[[nn.Module, Any], Tensor] = task.loss
+        self.collate: Callable[[list[Any]], Any] = getattr(task, "collate", None) or default_collate
+        self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
+        """Goes into every checkpoint, see shoal_workers/export.py; final once a model has been built."""
+
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        if prepare := getattr(self._task, "prepare", None):
+            prepare(progress)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        return int(getattr(self._task, "tokens_per_sample", 1))
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Asked late: a task may know it only once its text has been read."""
+        value = getattr(self._task, "bytes_per_token", None)
+        return None if value is None else float(value)
+
+    def build_dataset(self, split: str) -> Dataset | None:
+        data = self._task.build_dataset(split)
+        if data is None and split != "train":
+            return None
+        if data is None or len(data) == 0:
+            raise ValueError(f"build_dataset({split!r}) returned {'None' if data is None else 'no samples'}.")
+        return data  # type: ignore[no-any-return]
+
+    def build_model(self) -> nn.Module:
+        """The same weights in every process: the RNG is seeded first."""
+        seed_everything(self._spec.seed)
+        model = self._task.build_model()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"build_model() returned {type(model).__name__}, not a torch.nn.Module.")
+        if describe := getattr(self._task, "export_config", None):
+            self.export = dict(describe(model))
+        return model
+
+    def build_update(self, assembly: Assembly, settings: OptimizerSpec) -> Update:
+        """The optimizer of a model that is already sharded."""
+        if build := getattr(self._task, "build_optimizer", None):
+            optimizer = build(assembly.module, settings.model_dump())
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise TypeError(f"build_optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer.")
+            return Update(assembly, optimizer, ())
+        return default_update(assembly, settings, deterministic=self._spec.deterministic)
+
+    def shard_units(self, model: nn.Module) -> Sequence[nn.Module]:
+        units: Callable[[nn.Module], Iterable[nn.Module]] = getattr(self._task, "shard_units", default_shard_units)
+        return list(units(model))
+
+
+def load_task(spec: JobSpec) -> LoadedTask:
+    """Import the class that `spec.task` names and construct it. Raises whatever the import or the class raises."""
+    module_name, _, class_name = spec.task.partition(":")
+    module = importlib.import_module(module_name)
+    try:
+        task_class = getattr(module, class_name)
+    except AttributeError:
+        known = ", ".join(name for name, value in vars(module).items() if isinstance(value, type)) or "none"
+        raise AttributeError(
+            f"task {spec.task!r}: {module_name} has no {class_name!r}. Classes there: {known}."
+        ) from None
+    task = task_class(model=spec.model, data=spec.data, seed=spec.seed)
+    missing = [name for name in ("build_model", "build_dataset", "loss") if not callable(getattr(task, name, None))]
+    if missing:
+        raise TypeError(f"task {spec.task!r} lacks {' and '.join(f'{name}()' for name in missing)}.")
+    return LoadedTask(task, spec)

@@ -1,0 +1,68 @@
+"""How a generation ended for this rank: from an exception to an ExitKind and the words that go with it.
+
+One place, in order of precedence. A fenced generation is INTERRUPTED whatever was raised last, for by then everything
+that breaks is a consequence. An exception that is none of these is a bug of ours and is not classified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch, StorageUnusable
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.engine.errors import ComputesWrong, Fenced, FormFailed, NonFinite, StorageFailed, TaskFailed
+from shoal_workers.engine.group.collective_errors import is_collective_error
+from shoal_workers.engine.model.user_code import report_of
+from shoal_workers.snapshot_store.errors import MemoryLost
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is known when the training loop is left."""
+
+    kind: ExitKind
+    error: ErrorReport | None = None
+    pending: CheckpointName | None = None
+    """The part that must be durable before this rank may say FINISHED or YIELDED."""
+    is_durable: bool = False
+    """That part is."""
+
+    @property
+    def is_clean(self) -> bool:
+        """All ranks left after the same collective."""
+        return self.kind in (ExitKind.FINISHED, ExitKind.YIELDED, ExitKind.NON_FINITE)
+
+
+def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: bool) -> Ending | None:
+    """The ending that `error` means; None: not an expected end, let it rise."""
+    if is_fenced or isinstance(error, Fenced):
+        return Ending(ExitKind.INTERRUPTED)
+    kind = _kind(error, phase, is_formed=is_formed)
+    if kind is None:
+        return None
+    return Ending(kind, error.report if isinstance(error, TaskFailed) else report_of(error, phase))
+
+
+def _kind(error: BaseException, phase: Phase, *, is_formed: bool) -> ExitKind | None:
+    match error:
+        case TaskFailed() | StateMismatch():
+            return ExitKind.USER_ERROR
+        case FormFailed():
+            return ExitKind.FORM_FAILED
+        case NonFinite():
+            return ExitKind.NON_FINITE
+        case ComputesWrong():
+            return ExitKind.COLLECTIVE_FAILED  # a report about someone else
+        case MemoryLost():
+            return ExitKind.MEMORY_LOST
+        case DamagedCheckpoint():
+            return ExitKind.DAMAGED_CHECKPOINT
+        case StorageFailed() | StorageUnusable():
+            return ExitKind.STORAGE_FAILED
+        case OSError() if phase in (Phase.RESTORING, Phase.SAVING):
+            return ExitKind.STORAGE_FAILED
+        case _ if is_collective_error(error):
+            return ExitKind.COLLECTIVE_FAILED if is_formed else ExitKind.FORM_FAILED
+        case _:
+            return None

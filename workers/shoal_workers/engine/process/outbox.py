@@ -1,0 +1,96 @@
+"""The outbox of a shard: numbered news and log lines, kept until the reader acknowledges them.
+
+The training thread and the checkpoint writer put items in; the control thread takes them out with a long poll. News are
+never dropped before they are acknowledged, since a lost SavedPart is a lost checkpoint: while nobody polls they
+pile up, some hundred bytes per step. Log lines are bounded: the oldest are dropped, and the next poll says how many.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from shoal_workers.contract.messages import LogLine, Progress, WorkerPoll, WorkerReport
+
+
+class Outbox:
+    """Thread-safe. One sequence numbers news and logs together, from 1."""
+
+    def __init__(self, worker_id: str = "", *, max_logs: int = 5000) -> None:
+        self._worker_id = worker_id
+        self._max_logs = max_logs
+        self._changed = threading.Condition()
+        self._seq = 0
+        self._news: deque[tuple[int, WorkerReport]] = deque()
+        self._logs: deque[tuple[int, LogLine]] = deque()
+        self._num_dropped = 0
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        """Nothing more will come: polls answer at once from now on, also with nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def tell(self, item: WorkerReport) -> None:
+        """Any thread."""
+        with self._changed:
+            self._seq += 1
+            self._news.append((self._seq, item))
+            self._changed.notify_all()
+
+    def log(self, line: LogLine) -> None:
+        """Any thread."""
+        with self._changed:
+            self._seq += 1
+            self._logs.append((self._seq, line))
+            if len(self._logs) > self._max_logs:
+                self._logs.popleft()
+                self._num_dropped += 1
+            self._changed.notify_all()
+
+    def say(self, text: str) -> None:
+        """Any thread: a line of the engine's own in the job's log."""
+        self.log(LogLine(at=time.time(), stream="shoal", text=text))
+
+    def poll(
+        self,
+        after: int,
+        wait_s: float,
+        progress: Progress | Callable[[], Progress],
+        *,
+        acknowledged: int | None = None,
+    ) -> WorkerPoll:
+        """Everything newer than `after`, at once if there is anything, else after at most `wait_s` seconds.
+
+        Drops what is numbered `acknowledged` or lower. A reader that has lost its place asks with after=0 and gets all
+        that is still held.
+
+        Args:
+            progress: goes out with the answer; a callable is asked when the answer is ready, not before the wait.
+            acknowledged: what the reader has made durable; default: asking for the rest acknowledges it.
+        """
+        durable = after if acknowledged is None else acknowledged
+        with self._changed:
+            for queue in (self._news, self._logs):
+                while queue and queue[0][0] <= durable:
+                    queue.popleft()
+            self._changed.wait_for(lambda: self._seq > after or self._is_closed, timeout=wait_s)
+            logs = [line for number, line in self._logs if number > after]
+            if self._num_dropped:
+                note = f"{self._num_dropped} log lines were dropped here: they came faster than they were read."
+                logs.insert(0, LogLine(at=time.time(), stream="shoal", text=note))
+                self._num_dropped = 0
+            return WorkerPoll(
+                worker_id=self._worker_id,
+                seq=self._seq,
+                news=tuple(item for number, item in self._news if number > after),
+                logs=tuple(logs),
+                progress=progress if isinstance(progress, Progress) else progress(),
+            )

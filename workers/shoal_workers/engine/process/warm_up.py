@@ -1,0 +1,44 @@
+"""What the first group of a process would otherwise pay for: lazy imports and first calls, once, in `prepare`.
+
+A standby that has never trained needs 0.8 s more than a survivor to form its first group and to take its first step,
+nearly all of it imports (FSDP, the optimizer's torch._dynamo) and caches. A tiny model is sharded over a group of one
+here, trained for a step and thrown away.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.spec import OptimizerSpec, Precision
+from shoal_workers.engine.group.mesh import build_mesh
+from shoal_workers.engine.model.assembly import Assembly
+from shoal_workers.engine.model.fast_build import build_for_restore
+from shoal_workers.engine.parallel.compression import mixed_precision
+from shoal_workers.engine.parallel.sharding import shard_model
+from shoal_workers.engine.step.update import default_update
+
+_TIMEOUT_S = 30.0
+
+
+def warm_up(store: Store, device: torch.device) -> None:
+    """Training thread, before the first generation; leaves no group and no random state behind."""
+    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        dist.init_process_group(
+            backend, store=PrefixStore("warm-up", store), rank=0, world_size=1, timeout=timedelta(seconds=_TIMEOUT_S)
+        )
+        try:
+            meshes = build_mesh(fully_sharded(1), device.type, _TIMEOUT_S, 0)
+            model = build_for_restore(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).to(device))
+            shard_model(model, meshes, mixed_precision(Precision.FP32), list(model.children()))
+            update = default_update(Assembly(fully_sharded(1), (model,)), OptimizerSpec())
+            torch.autograd.backward(model(torch.ones(2, 8, device=device)).square().mean())
+            update.step(1.0)
+        finally:
+            dist.destroy_process_group()

@@ -1,0 +1,35 @@
+"""Micro-batches: which samples, collated by the task, moved to the device. Keeps no position of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from shoal_workers.contract.batch_partition import sample_at, sample_positions
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.model.task import Dataset, LoadedTask
+
+
+class Batches:
+    """Reads one split for one run."""
+
+    def __init__(self, task: LoadedTask, data: Dataset, device: torch.device) -> None:
+        self._task = task
+        self._data = data
+        self._device = device
+        self.num_samples = len(data)
+
+    def training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:
+        """The samples of a micro-batch of a step: the same ones at any world size."""
+        positions = sample_positions(
+            step, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
+        )
+        return self.of([sample_at(p, num_samples=self.num_samples, seed=spec.seed) for p in positions])
+
+    def of(self, indices: list[int]) -> Any:
+        batch = self._task.collate([self._data[index] for index in indices])
+        if self._device.type == "cpu":
+            return batch
+        return pytree.tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)

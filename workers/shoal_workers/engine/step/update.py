@@ -1,0 +1,170 @@
+"""An optimizer over a sharded model, and what each of its parameters is called.
+
+The default optimizer works element by element, so it runs on the local shards: plain tensors that share their memory
+with the model's DTensors. That spares DTensor's dispatch in every step, and the 0.3 s that its caches take to fill in
+the first step after each re-forming. A task's own optimizer gets the DTensors: it may need whole-tensor operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
+
+from shoal_workers.contract.spec import OptimizerSpec
+from shoal_workers.engine.model.assembly import Assembly
+from shoal_workers.engine.state.double_buffered_adamw import DoubleBufferedAdamW
+from shoal_workers.engine.step.optimizer import adamw
+
+
+class Update:
+    """Steps the optimizer and gives its state names and global shapes. Training thread only."""
+
+    def __init__(
+        self, assembly: Assembly, optimizer: Optimizer, local_parameters: Sequence[tuple[nn.Parameter, DTensor]]
+    ) -> None:
+        """`local_parameters`: the optimizer's own parameters, each with the model's that shares its memory; may be empty."""
+        self.optimizer = optimizer
+        self._local_parameters = local_parameters
+        named: dict[int, tuple[str, Tensor]] = {
+            id(parameter): (name, parameter) for name, parameter in assembly.named_parameters()
+        }
+        self._owners = named | {
+            id(local): named[id(parameter)] for local, parameter in local_parameters if id(parameter) in named
+        }
+        self._own = {id(parameter): local for local, parameter in local_parameters}
+        self._tied_copies = list(assembly.tied_copies())
+        for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
+            group["initial_lr"] = group["lr"]
+
+    def step(self, lr_factor: float) -> None:
+        """One update with the gradients that the model's parameters hold; drops them."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * lr_factor
+        with torch.no_grad():
+            for local, parameter in self._local_parameters:
+                gradient = parameter.grad
+                local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for _, parameter in self._local_parameters:
+            parameter.grad = None
+
+    @property
+    def double_buffered(self) -> DoubleBufferedAdamW | None:
+        """The optimizer, where `default_update` has made one for the CPU: nobody else refers to its tensors then."""
+        return self.optimizer if isinstance(self.optimizer, DoubleBufferedAdamW) and self._local_parameters else None
+
+    def local_parameter(self, parameter: nn.Parameter) -> nn.Parameter | None:
+        """The optimizer's own of a parameter of the model."""
+        return self._own.get(id(parameter))
+
+    def materialise_state(self) -> None:
+        """Make the optimizer create its state now, so that a checkpoint has tensors to be read into.
+
+        One step with zero gradients at rate zero. It counts as a step and may change the parameters of an unusual
+        optimizer, so call it only right before everything is overwritten by a restore.
+        """
+        if self.optimizer.state:
+            return
+        if isinstance(self.optimizer, AdamW) and self._local_parameters:
+            self._materialise_adamw()
+            return
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def _materialise_adamw(self) -> None:
+        """Just the tensors that its first step makes, holding anything: a step would touch every page three times."""
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                self.optimizer.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device if group["fused"] else "cpu"),
+                    "exp_avg": torch.empty_like(parameter, memory_format=torch.preserve_format),
+                    "exp_avg_sq": torch.empty_like(parameter, memory_format=torch.preserve_format),
+                }
+
+    def state(self) -> Iterator[tuple[str, str, object]]:
+        """(parameter's name, key, value) of everything that the optimizer keeps; shards as DTensors of global shape."""
+        for parameter, state in self.optimizer.state.items():
+            if id(parameter) not in self._owners:  # a tied_copy: the same values under the same name
+                continue
+            name, owner = self._owners[id(parameter)]
+            for key, value in state.items():
+                if isinstance(owner, DTensor) and parameter is not owner and _is_shard(value, parameter):
+                    value = _like(owner, value)
+                yield name, key, value
+
+    def plain_values(self) -> dict[str, object]:
+        """What the optimizer keeps that is not a tensor, by `<name>.<key>`."""
+        return {
+            f"{self._owners[id(parameter)][0]}.{key}": value
+            for parameter, state in self.optimizer.state.items()
+            if id(parameter) in self._owners
+            for key, value in state.items()
+            if not isinstance(value, Tensor)
+        }
+
+    def put_back(self, plain_values: dict[str, object]) -> None:
+        """Set the values that are not tensors, by `<name>.<key>`; those that are missing stay."""
+        for parameter, state in self.optimizer.state.items():
+            if id(parameter) not in self._owners:
+                continue
+            name, _ = self._owners[id(parameter)]
+            for key, value in state.items():
+                if not isinstance(value, Tensor):
+                    state[key] = plain_values.get(f"{name}.{key}", value)
+
+    @torch.no_grad()
+    def fill_twins(self) -> None:
+        """After a restore: give every tied_copy the values, and the optimizer's state, of the parameter that it copies."""
+        for parameter, tied_copy in self._tied_copies:
+            first, second = self._own.get(id(parameter), parameter), self._own.get(id(tied_copy), tied_copy)
+            pairs: list[tuple[Tensor, Tensor]] = [(first, second)]
+            state, copied = self.optimizer.state[first], self.optimizer.state[second]
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    pairs.append((value, copied[key]))
+                else:
+                    copied[key] = value
+            for source, target in pairs:
+                target.copy_(source)
+
+
+def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic: bool = False) -> Update:
+    """AdamW on the local shards of a sharded model."""
+    local_parameters: list[tuple[nn.Parameter, DTensor]] = []
+    parameters: list[nn.Parameter] = []
+    with torch.no_grad():
+        for parameter in assembly.parameters():
+            if not parameter.requires_grad:
+                continue
+            local = nn.Parameter(parameter.to_local()) if isinstance(parameter, DTensor) else parameter
+            if isinstance(parameter, DTensor):
+                local_parameters.append((local, parameter))
+            parameters.append(local)
+    return Update(assembly, adamw(parameters, settings, deterministic=deterministic), local_parameters)
+
+
+def _is_shard(value: object, parameter: Tensor) -> bool:
+    """Moments have their parameter's shape; counters such as AdamW's `step` do not, and are the same everywhere."""
+    return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+def _like(owner: DTensor, local: Tensor) -> DTensor:
+    """`local` as the shard of a tensor that is laid out as `owner` is; shares its memory."""
+    if local.dtype == owner.dtype:  # what `from_local` would find out again for each of them
+        return DTensor(local.detach(), owner._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return DTensor.from_local(
+        local, owner.device_mesh, owner.placements, run_check=False, shape=owner.shape, stride=owner.stride()
+    )

@@ -1,0 +1,64 @@
+"""What can go wrong with snapshots in memory. None of it may end a job: storage is behind it.
+
+    SnapshotStoreError
+    +-- MemoryLost     a part of a snapshot cannot be read: restore from another source
+    +-- MemoryFull     there is no room for a snapshot: train on without the RAM tier, and say so
+
+All of them survive pickling (they cross process borders).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SnapshotStoreError(Exception):
+    """Root of this tree. `code` is stable; the message is for people."""
+
+    code = "memory_error"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.args
+
+
+class MemoryLost(SnapshotStoreError):
+    """The part of `rank` in the snapshot of `generation` at `step` is not to be had from `node_id`."""
+
+    code = "memory_lost"
+
+    def __init__(self, generation: int, step: int, rank: int, node_id: str, why: str) -> None:
+        super().__init__(generation, step, rank, node_id, why)
+        self.generation = generation
+        self.step = step
+        self.rank = rank
+        self.node_id = node_id
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"The part of rank {self.rank} in the snapshot of generation {self.generation} at step {self.step} "
+            f"cannot be read from the memory of node {self.node_id}: {self.why}."
+        )
+
+
+class MemoryFull(SnapshotStoreError):
+    """`needed_bytes` could not be had in `directory`."""
+
+    code = "memory_full"
+
+    def __init__(self, directory: str, needed_bytes: int, free_bytes: int, why: str) -> None:
+        super().__init__(directory, needed_bytes, free_bytes, why)
+        self.directory = directory
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        self.why = why
+
+    def __str__(self) -> str:
+        return (
+            f"A snapshot needs {self.needed_bytes} bytes of shared memory in {self.directory}, where {self.free_bytes} "
+            f"are free: {self.why}. Give the machine (or container) more shared memory, or switch the snapshots off "
+            "with snapshot.enabled: false."
+        )

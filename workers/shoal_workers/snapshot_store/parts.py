@@ -1,0 +1,209 @@
+"""One part of a snapshot as a reader sees it: a file of this node, or a process of another that serves its own.
+
+    LocalPart    whole rows of saved slices are read from the file straight to where they belong; of other boxes the
+                 file is mapped, read-only, which costs a page fault for each 64 KiB
+    RemotePart   whole rows over TCP, in the order of the payload; a box that is not whole rows passes through a piece
+                 of scratch memory
+
+Both say at the end whether the part was written over meanwhile. Slots are never truncated, so reading a map of one can
+never raise SIGBUS.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.distributed._shard._utils import narrow_tensor_by_index
+
+from shoal_workers.checkpoint.index import IndexItem, ShardIndex
+from shoal_workers.checkpoint.load_plan import Fill, ItemRead
+from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
+from shoal_workers.snapshot_store.slot_registry import OpenPart
+from shoal_workers.snapshot_store.wire import PeerRefused, Wire
+
+_WINDOW_BYTES = 32 << 20
+
+
+class ReadablePart(Protocol):
+    """Errors are OSErrors; the message says why in words."""
+
+    is_local: bool
+    index: ShardIndex
+
+    def fill(self, reads: Iterable[ItemRead]) -> int:
+        """Copy everything that these want of this part to where it belongs; returns the bytes read."""
+
+    def is_unchanged(self) -> bool: ...
+
+
+class LocalPart:
+    is_local = True
+
+    def __init__(self, part: OpenPart, check: Callable[[], None]) -> None:
+        self._part = part
+        self._check = check
+        header = part.header
+        index = os.pread(part.fd, header.index_bytes, header.index_offset)
+        extra = os.pread(part.fd, header.extra_bytes, header.extra_offset)
+        if not part.is_unchanged():
+            raise PeerRefused("it is being written over")
+        self.index = _index(
+            index, extra, rank=header.rank, world=header.world_size, generation=header.generation, step=header.step
+        )
+
+    def fill(self, reads: Iterable[ItemRead]) -> int:
+        start, num_bytes = self._part.header.payload_offset, 0
+        window = _Window(self._part.fd, start + self._part.header.num_bytes)
+        for read in reads:
+            self._check()
+            for fill in read.fills:
+                num_bytes += fill.target.nbytes
+                piece = _piece(read, fill)
+                if _is_direct(piece):
+                    self._read_into(_memory_of(fill.target), start + piece.offset)
+                    continue
+                item = read.item
+                saved = window.at(start + item.file_offset, item.nbytes).view(read.dtype).view(item.sizes)
+                fill.target.copy_(narrow_tensor_by_index(saved, fill.source_offsets, fill.lengths))
+        return num_bytes
+
+    def _read_into(self, memory: memoryview, offset: int) -> None:
+        while memory:
+            count = os.preadv(self._part.fd, [memory], offset)
+            if not count:
+                raise PeerRefused("its file is shorter than its header says")
+            memory, offset = memory[count:], offset + count
+
+    def is_unchanged(self) -> bool:
+        return self._part.is_unchanged()
+
+
+class _Window:
+    """Maps a file piece by piece, in ascending order: little of it counts as this process's memory at a time."""
+
+    def __init__(self, fd: int, file_bytes: int) -> None:
+        self._fd = fd
+        self._file_bytes = file_bytes
+        self._start = 0
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def at(self, offset: int, count: int) -> torch.Tensor:
+        """Mapped as long as anybody has a view of it."""
+        if not count:
+            return self._memory[:0]
+        if not self._start <= offset <= offset + count <= self._start + len(self._memory):
+            self._start = offset - offset % mmap.ALLOCATIONGRANULARITY
+            length = min(max(offset + count - self._start, _WINDOW_BYTES), self._file_bytes - self._start)
+            try:
+                file = mmap.mmap(self._fd, length, prot=mmap.PROT_READ, offset=self._start)
+            except ValueError:
+                raise PeerRefused("its file is shorter than its header says") from None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that it is read-only
+                self._memory = torch.frombuffer(file, dtype=torch.uint8)
+        return self._memory[offset - self._start : offset - self._start + count]
+
+
+class RemotePart:
+    """Over a connection that its caller owns, and that other parts of the same process may use after it."""
+
+    is_local = False
+
+    def __init__(self, wire: Wire, generation: int, rank: int, step: int) -> None:
+        self._wire = wire
+        asked = Request(verb=Verb.FIND, part=Part(generation=generation, rank=rank, step=step))
+        found = _ask(wire, asked).part
+        if found is None:
+            raise PeerRefused("its answer names no part")
+        self._found = found
+        self.index = _index(
+            wire.receive(found.index_bytes),
+            wire.receive(found.extra_bytes),
+            rank=found.rank,
+            world=found.world_size,
+            generation=found.generation,
+            step=found.step,
+        )
+
+    def fill(self, reads: Iterable[ItemRead]) -> int:
+        pieces = [piece for read in reads for fill in read.fills if (piece := _piece(read, fill)).num_bytes]
+        if not pieces:
+            return 0
+        scratch = torch.empty(max((p.num_bytes for p in pieces if not _is_direct(p)), default=0), dtype=torch.uint8)
+        ranges = tuple((piece.offset, piece.num_bytes) for piece in pieces)
+        _ask(self._wire, Request(verb=Verb.READ, part=self._found, ranges=ranges))
+        for piece in pieces:
+            target = piece.fill.target
+            if _is_direct(piece):
+                self._wire.receive_into(_memory_of(target))
+                continue
+            memory = scratch[: piece.num_bytes]
+            self._wire.receive_into(memory.numpy().data)
+            target.copy_(_box(memory.view(piece.read.dtype), piece.read.item, piece.fill))
+        return sum(piece.num_bytes for piece in pieces)
+
+    def is_unchanged(self) -> bool:
+        self._wire.tell(Request(verb=Verb.STILL, part=self._found))
+        return self._wire.hear(Answer).ok
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Whole rows of a saved slice that one fill needs: one range of the payload."""
+
+    offset: int
+    num_bytes: int
+    read: ItemRead
+    fill: Fill
+
+
+def _piece(read: ItemRead, fill: Fill) -> _Piece:
+    item = read.item
+    if not item.sizes or not item.nbytes:
+        return _Piece(item.file_offset, item.nbytes, read, fill)
+    row_bytes = item.nbytes // item.sizes[0]
+    return _Piece(item.file_offset + fill.source_offsets[0] * row_bytes, fill.lengths[0] * row_bytes, read, fill)
+
+
+def _is_direct(piece: _Piece) -> bool:
+    """The rows are desired whole, in one contiguous piece of CPU memory."""
+    target = piece.fill.target
+    whole_rows = piece.fill.lengths[1:] == piece.read.item.sizes[1:]
+    return whole_rows and target.device.type == "cpu" and target.is_contiguous()
+
+
+def _memory_of(target: torch.Tensor) -> memoryview:
+    """Of a contiguous tensor on the CPU, as bytes."""
+    return target.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _box(rows: torch.Tensor, item: IndexItem, fill: Fill) -> torch.Tensor:
+    if not item.sizes:
+        return rows.view(())
+    shaped = rows.view(fill.lengths[0], *item.sizes[1:])
+    return narrow_tensor_by_index(shaped, (0, *fill.source_offsets[1:]), fill.lengths)
+
+
+def _ask(wire: Wire, request: Request) -> Answer:
+    wire.tell(request)
+    answer = wire.hear(Answer)
+    if not answer.ok:
+        raise PeerRefused(answer.why)
+    return answer
+
+
+def _index(index: bytes, extra: bytes, *, rank: int, world: int, generation: int, step: int) -> ShardIndex:
+    """What the slot's header says goes before what the index was written with."""
+    try:
+        known = ShardIndex.from_json(index)
+        values = {"rank": rank, "world_size": world, "generation": generation, "step": step, "extra": json.loads(extra)}
+    except ValueError as error:
+        raise PeerRefused(f"its index cannot be read ({error})") from None
+    return known.model_copy(update=values)

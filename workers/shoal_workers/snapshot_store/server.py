@@ -1,0 +1,209 @@
+"""Serves what lies in this node's memory to processes of other nodes, and takes their copies in.
+
+    accept thread ---> one thread per connection, at most so many: key first, then requests, until the client is done
+
+A client that hangs, lies or is cut off costs one of these threads for a few seconds and nothing else: every wait is
+finite, nothing is unpickled, every message is validated, and a copy is complete only after its last byte.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable
+
+from shoal_workers.contract.snapshots import Holding
+from shoal_workers.snapshot_store.buddy_slots import BuddySlots, StalePut
+from shoal_workers.snapshot_store.errors import MemoryFull
+from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
+from shoal_workers.snapshot_store.slot import Regions, Stamp
+from shoal_workers.snapshot_store.slot_registry import OpenPart, SlotRegistry
+from shoal_workers.snapshot_store.wire import CHUNK_BYTES, Wire
+
+MAX_CONNECTIONS = 64
+_PROOF_S = 2.0
+_PATIENCE_S = 10.0
+_READ_BYTES = 1 << 20
+"""Ranges are gathered in a buffer of this size, small enough to stay in the processor's cache."""
+
+_log = logging.getLogger(__name__)
+
+
+class MemoryServer:
+    """Listens from the start; threads are daemons."""
+
+    def __init__(self, directory: SlotRegistry, buddies: BuddySlots, *, node_id: str, key: str, host: str) -> None:
+        self._directory = directory
+        self._buddies = buddies
+        self._node_id = node_id
+        self._key = key
+        self._stopped = threading.Event()
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._threads: set[threading.Thread] = set()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
+        self.port: int = self._listener.getsockname()[1]
+        self._accepting = threading.Thread(target=self._accept, name="memory-accept", daemon=True)
+        self._accepting.start()
+
+    def close(self) -> None:
+        """Returns when every thread has ended."""
+        self._stopped.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._accepting.join()
+        self._listener.close()
+        for thread in tuple(self._threads):
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            self._free.acquire()
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                self._free.release()
+                if self._stopped.is_set():
+                    return
+                _log.warning("memory.accept_failed", exc_info=True)
+                self._stopped.wait(0.1)  # no descriptor is free, most likely
+                continue
+            thread = threading.Thread(target=self._serve, args=(sock,), name="memory-serve", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            with Wire(sock, check=_Deadline(self._stopped), patience_s=_PROOF_S) as wire:
+                wire.challenge(self._key)
+                wire.trust(self._raise_if_stopped, patience_s=_PATIENCE_S)
+                while True:
+                    self._answer(wire, wire.hear(Request))
+        except OSError as error:  # the client is done, gone, or not one of ours
+            _log.debug("memory.connection_ended", extra={"error": str(error)})
+        except Exception:  # the boundary of the thread: a bug here must not look like a dead node
+            _log.exception("memory.request_failed")
+        finally:
+            self._threads.discard(threading.current_thread())
+            self._free.release()
+
+    def _answer(self, wire: Wire, request: Request) -> None:
+        if request.verb is Verb.LIST:
+            wire.tell(Answer(holdings=holdings_of(self._directory, self._node_id)))
+            return
+        if request.part is None:
+            raise ConnectionError(f"{request.verb} without a part")
+        if request.verb is Verb.PUT:
+            self._take_in(wire, request.part)
+            return
+        desired = request.part
+        with self._directory.open_part(desired.generation, desired.rank, desired.step) as found:
+            if found is None:
+                wire.tell(Answer(ok=False, why="it is not there any more, or not complete"))
+            elif request.verb is Verb.FIND:
+                _describe(wire, found)
+            elif found.header.sequence != desired.sequence:
+                wire.tell(Answer(ok=False, why="it was written over"))
+            elif request.verb is Verb.STILL:
+                wire.tell(Answer())
+            elif any(offset + count > found.header.num_bytes for offset, count in request.ranges):
+                wire.tell(Answer(ok=False, why="its payload is shorter than what was asked for"))
+            else:
+                wire.tell(Answer())
+                _send_ranges(wire, found, request.ranges)
+
+    def _take_in(self, wire: Wire, part: Part) -> None:
+        start_s = time.thread_time()
+        regions = Regions.of(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
+        try:
+            slot = self._buddies.take(part, regions)
+        except (MemoryFull, StalePut) as error:
+            wire.tell(Answer(ok=False, why=str(error)))
+            return
+        try:
+            wire.tell(Answer())
+            memory = memoryview(slot.map)
+            for offset, count in (
+                (regions.index_offset, part.index_bytes),
+                (regions.extra_offset, part.extra_bytes),
+                (regions.payload_offset, part.num_bytes),
+            ):
+                wire.receive_into(memory[offset : offset + count])
+            stamp = Stamp(part.generation, part.rank, part.world_size, part.step)
+            slot.finish(regions, stamp, num_extra_bytes=part.extra_bytes)
+        finally:
+            self._buddies.give_back(slot)
+        wire.tell(Answer(cpu_s=time.thread_time() - start_s))
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped.is_set():
+            raise ConnectionAbortedError("this process stops serving")
+
+
+class _Deadline:
+    """Whoever has not proved itself by then is cut off, also one that sends a byte now and then."""
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+        self._until = time.monotonic() + _PROOF_S
+
+    def __call__(self) -> None:
+        if self._stopped.is_set() or time.monotonic() > self._until:
+            raise ConnectionAbortedError("no proof of the key came in time")
+
+
+def holdings_of(directory: SlotRegistry, node_id: str) -> tuple[Holding, ...]:
+    """Every complete part in this node's memory, each once, in order."""
+    found = {
+        Holding(
+            generation=header.generation,
+            rank=header.rank,
+            world_size=header.world_size,
+            step=header.step,
+            num_bytes=header.num_bytes,
+            node_id=node_id,
+        )
+        for _, header in directory.parts()
+    }
+    return tuple(sorted(found, key=lambda held: (held.generation, held.step, held.rank)))
+
+
+def _describe(wire: Wire, found: OpenPart) -> None:
+    header = found.header
+    index = os.pread(found.fd, header.index_bytes, header.index_offset)
+    extra = os.pread(found.fd, header.extra_bytes, header.extra_offset)
+    if not found.is_unchanged():
+        wire.tell(Answer(ok=False, why="it is being written over"))
+        return
+    part = Part(
+        generation=header.generation,
+        rank=header.rank,
+        world_size=header.world_size,
+        step=header.step,
+        num_bytes=header.num_bytes,
+        index_bytes=header.index_bytes,
+        extra_bytes=header.extra_bytes,
+        sequence=header.sequence,
+    )
+    wire.tell(Answer(part=part))
+    wire.send(index)
+    wire.send(extra)
+
+
+def _send_ranges(wire: Wire, found: OpenPart, ranges: Iterable[tuple[int, int]]) -> None:
+    buffer = memoryview(bytearray(_READ_BYTES))
+    filled = 0
+    for offset, count in ranges:
+        position, end = found.header.payload_offset + offset, found.header.payload_offset + offset + count
+        while position < end:
+            got = os.preadv(found.fd, [buffer[filled : filled + min(end - position, CHUNK_BYTES)]], position)
+            if got == 0:
+                raise ConnectionError("the slot is shorter than its header says")
+            position += got
+            filled += got
+            if filled == len(buffer):
+                wire.send(buffer)
+                filled = 0
+    wire.send(buffer[:filled])

@@ -1,0 +1,189 @@
+"""One file of shared memory that holds one part of one snapshot, and outlives the process that wrote it.
+
+    0        8          16                                  4096
+    | magic  | sequence | generation, rank, step ... | ....  | index JSON | extra JSON | payload, page-aligned |
+
+The sequence word is odd while the part is being written and even when it is complete, so a writer that is killed in
+the middle leaves a part that nobody takes for one; it starts at a random number and only grows, so equal words mean
+that nothing was written in between. Files are made whole (allocated, touched, renamed into place) and are never
+truncated, so that touching a map of one can never raise SIGBUS. Nothing is checksummed: at every step that would cost
+as much as the copy itself. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal_workers.snapshot_store.errors import MemoryFull
+
+PAGE_BYTES = 4096
+_MAGIC = b"SHOALRM1"
+_START = struct.Struct("=8sQ")
+_FIELDS = struct.Struct("=10q")
+_WORD_OF_SEQUENCE = 1
+_ALIGNMENT_BYTES = 64
+_SMALL_BYTES = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Where in a file the pieces of a part lie."""
+
+    index_offset: int
+    index_bytes: int
+    extra_offset: int
+    extra_room: int
+    payload_offset: int
+    num_bytes: int
+
+    @staticmethod
+    def of(*, index_bytes: int, extra_room: int, num_bytes: int) -> Regions:
+        extra_offset = _round_up(PAGE_BYTES + index_bytes, _ALIGNMENT_BYTES)
+        payload_offset = _round_up(extra_offset + extra_room, PAGE_BYTES)
+        return Regions(PAGE_BYTES, index_bytes, extra_offset, extra_room, payload_offset, num_bytes)
+
+    @property
+    def file_bytes(self) -> int:
+        return _round_up(self.payload_offset + self.num_bytes, PAGE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Whose state a part is of, and after which step."""
+
+    generation: int
+    rank: int
+    world_size: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartHeader:
+    """What a complete part says of itself."""
+
+    sequence: int
+    generation: int
+    rank: int
+    world_size: int
+    step: int
+    num_bytes: int
+    """Of the payload."""
+    payload_offset: int
+    index_offset: int
+    index_bytes: int
+    extra_offset: int
+    extra_bytes: int
+
+
+class SlotFile:
+    """A slot as its owner has it: mapped, warm, writable. One writer at a time; the owner sees to that."""
+
+    def __init__(self, path: Path, capacity_bytes: int) -> None:
+        """MemoryFull where there is no room, or no directory any more."""
+        self.path = path
+        self.capacity_bytes = capacity_bytes
+        self.header: PartHeader | None = None
+        """Of the part that is complete in it; None: there is none."""
+        temporary = path.with_name(f".new-{path.name}")
+        try:
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            raise _full(path.parent, capacity_bytes, "the directory of the attempt was removed") from None
+        try:
+            os.posix_fallocate(fd, 0, capacity_bytes)
+            self.map = mmap.mmap(fd, capacity_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._words = memoryview(self.map)[: _START.size].cast("Q")
+            _START.pack_into(self.map, 0, _MAGIC, secrets.randbits(62) | 1)
+            temporary.rename(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            if isinstance(error, FileNotFoundError):
+                raise _full(path.parent, capacity_bytes, "the directory of the attempt was removed") from None
+            if error.errno in _NO_ROOM:
+                raise _full(path.parent, capacity_bytes, os.strerror(error.errno)) from None
+            raise
+        finally:
+            os.close(fd)  # the map has one of its own
+
+    def fits(self, needed_bytes: int) -> bool:
+        """Large enough, and not so large that it would be a waste."""
+        return needed_bytes <= self.capacity_bytes <= max(2 * needed_bytes, _SMALL_BYTES)
+
+    def begin(self) -> None:
+        """From here until `finish` nobody takes what is in it for a part."""
+        self.header = None
+        self._words[_WORD_OF_SEQUENCE] |= 1
+
+    def finish(self, regions: Regions, stamp: Stamp, *, num_extra_bytes: int) -> None:
+        """The part is complete. After `begin`."""
+        header = PartHeader(
+            sequence=self._words[_WORD_OF_SEQUENCE] + 1,
+            generation=stamp.generation,
+            rank=stamp.rank,
+            world_size=stamp.world_size,
+            step=stamp.step,
+            num_bytes=regions.num_bytes,
+            payload_offset=regions.payload_offset,
+            index_offset=regions.index_offset,
+            index_bytes=regions.index_bytes,
+            extra_offset=regions.extra_offset,
+            extra_bytes=num_extra_bytes,
+        )
+        _FIELDS.pack_into(
+            self.map, _START.size,
+            stamp.generation, stamp.rank, stamp.world_size, stamp.step, header.num_bytes, header.payload_offset,
+            header.index_offset, header.index_bytes, header.extra_offset, num_extra_bytes,
+        )  # fmt: skip
+        self._words[_WORD_OF_SEQUENCE] = header.sequence
+        self.header = header
+
+    def remove(self) -> None:
+        """The memory is free once nobody maps it any more."""
+        self.header = None
+        with suppress(OSError):
+            self.path.unlink()
+        self._words.release()
+        with suppress(BufferError):  # a view of it is still held; then the last one unmaps it
+            self.map.close()
+
+
+def read_header(fd: int) -> PartHeader | None:
+    """Of the complete part in an open file; None where there is none."""
+    data = os.pread(fd, _START.size + _FIELDS.size, 0)
+    if len(data) < _START.size + _FIELDS.size:
+        return None
+    magic, sequence = _START.unpack_from(data)
+    if magic != _MAGIC or sequence % 2:
+        return None
+    generation, rank, world_size, step, *rest = _FIELDS.unpack_from(data, _START.size)
+    header = PartHeader(sequence, generation, rank, world_size, step, *rest)
+    end = max(header.payload_offset + header.num_bytes, header.extra_offset + header.extra_bytes)
+    if min(rest) < 0 or end > os.fstat(fd).st_size or read_sequence(fd) != sequence:
+        return None
+    return header
+
+
+def read_sequence(fd: int) -> int:
+    """The sequence word as it is now."""
+    return int(_START.unpack(os.pread(fd, _START.size, 0))[1])
+
+
+def _full(directory: Path, needed_bytes: int, why: str) -> MemoryFull:
+    try:
+        space = os.statvfs(directory)
+    except OSError:
+        return MemoryFull(str(directory), needed_bytes, 0, why)
+    return MemoryFull(str(directory), needed_bytes, space.f_bavail * space.f_frsize, why)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

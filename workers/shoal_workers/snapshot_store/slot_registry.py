@@ -1,0 +1,284 @@
+"""Where snapshots lie in shared memory, who still lives there, and who clears up after the dead.
+
+    <root>/shoal-<uid>/                      mode 0700
+        <job>-a<attempt>/
+            .lock                            every living process of the attempt on this machine holds it, shared
+            <node id>/
+                <shard id>.<random>/         one per process
+                    owner                    its process holds it, exclusively
+                    own-*, buddy-*           slots
+
+The kernel drops both locks when their holder dies, also by SIGKILL: a lock that can be had means that nobody lives. To
+be safe against sweepers a starter looks, once it has the lock, whether the file that it locked is still the one under
+that name; a sweeper renames before it deletes. Directories of processes are locked before they get their final name, so
+one that is seen without a lock belongs to the dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from shoal_workers.snapshot_store.slot import PartHeader, read_header, read_sequence
+
+_LOCK = ".lock"
+_OWNER = "owner"
+_TRASH = ".trash-"
+_STARTING = ".starting-"
+_TRIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPart:
+    """A complete part in this node's memory, open for reading; it can be read even if its name is removed meanwhile."""
+
+    fd: int
+    header: PartHeader
+
+    def is_unchanged(self) -> bool:
+        return read_sequence(self.fd) == self.header.sequence
+
+
+class SlotRegistry:
+    """This process's directory in its node's, in its attempt's; holds both locks until `close`."""
+
+    def __init__(self, root: Path, *, job_id: str, attempt: int, node_id: str, worker_id: str) -> None:
+        """OSError where `root` cannot be used."""
+        self._is_closed = False
+        self._base = _base(root)
+        self._attempt = self._base / _segment(f"{job_id}-a{attempt}")
+        self.node = self._attempt / _segment(node_id)
+        for _ in range(_TRIES):
+            try:
+                _make_private(self._base)
+                self._lock = _join(self._attempt)
+                try:
+                    _make(self.node)
+                    self._owner, self.path = _settle(self.node, _segment(worker_id))
+                    return
+                except FileNotFoundError:
+                    os.close(self._lock)
+            except FileNotFoundError:  # swept away between two of these lines
+                pass
+        raise OSError(f"{self._attempt} is swept away again and again")
+
+    def parts(self) -> Iterator[tuple[Path, PartHeader]]:
+        """Every complete part in this node's memory, whoever wrote it."""
+        for path in self._slots(self.node):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                header = read_header(fd)
+            finally:
+                os.close(fd)
+            if header is not None:
+                yield path, header
+
+    @contextmanager
+    def open_part(self, generation: int, rank: int, step: int) -> Iterator[OpenPart | None]:
+        """The part if it is here, complete; None otherwise."""
+        part = self._find(generation, rank, step)
+        try:
+            yield part
+        finally:
+            if part is not None:
+                os.close(part.fd)
+
+    def forget_dead(self, generation: int) -> None:
+        """Removes what the dead of this node have written in generations before this one, and what they left torn."""
+        for process in _directories(self.node):
+            if process == self.path or _is_locked(process / _OWNER):
+                continue
+            for path in self._slots_of(process):
+                with suppress(FileNotFoundError):
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        header = read_header(fd)
+                    finally:
+                        os.close(fd)
+                    if header is None or header.generation < generation:
+                        path.unlink()
+            if not any(self._slots_of(process)):
+                shutil.rmtree(process, ignore_errors=True)
+
+    def forget_attempt(self) -> None:
+        """The attempt is over: removes everything of it on this machine, also of nodes of which nobody lives any more.
+
+        Nodes that share a machine are Ray nodes of a test, or of containers with one memory.
+        """
+        _discard(self._attempt)
+        self._remove_base()
+
+    def close(self) -> None:
+        """Removes this process's directory; the last process of the attempt on this machine removes all of it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._owner)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            if _is_at(self._lock, self._attempt / _LOCK):
+                _discard(self._attempt)
+        os.close(self._lock)
+        with suppress(OSError):
+            self.node.rmdir()
+        self._remove_base()
+
+    def _find(self, generation: int, rank: int, step: int) -> OpenPart | None:
+        for path in self._slots(self.node):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            header = read_header(fd)
+            if header is not None and (header.generation, header.rank, header.step) == (generation, rank, step):
+                return OpenPart(fd, header)
+            os.close(fd)
+        return None
+
+    def _slots(self, node: Path) -> Iterator[Path]:
+        for process in _directories(node):
+            yield from self._slots_of(process)
+
+    @staticmethod
+    def _slots_of(process: Path) -> Iterator[Path]:
+        for path in _entries(process):
+            if path.name.startswith(("own-", "buddy-")):
+                yield path
+
+    def _remove_base(self) -> None:
+        with suppress(OSError):  # others are in it, or it is gone
+            self._base.rmdir()
+
+
+def sweep_stale(root: Path) -> list[str]:
+    """Removes every attempt of which no process lives on this machine; returns their names. Never raises for a race."""
+    swept = []
+    base = _base(root)
+    for attempt in _entries(base):
+        if attempt.name.startswith(_TRASH):  # whoever renamed it died before it was deleted
+            shutil.rmtree(attempt, ignore_errors=True)
+        elif _sweep(attempt):
+            swept.append(attempt.name)
+    with suppress(OSError):
+        base.rmdir()
+    return swept
+
+
+def _sweep(attempt: Path) -> bool:
+    try:
+        fd = os.open(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _is_at(fd, attempt / _LOCK) and _discard(attempt)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _discard(attempt: Path) -> bool:
+    """Nobody writes into it any more. Renamed first: a new attempt of that name may begin at once."""
+    trash = attempt.with_name(f"{_TRASH}{attempt.name}-{secrets.token_hex(4)}")
+    try:
+        attempt.rename(trash)
+    except FileNotFoundError:
+        return False
+    shutil.rmtree(trash, ignore_errors=True)
+    return True
+
+
+def _base(root: Path) -> Path:
+    return root / f"shoal-{os.geteuid()}"
+
+
+def _make_private(base: Path) -> None:
+    _make(base)
+    found = base.lstat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o170077 != 0o040000:
+        raise PermissionError(f"{base} is not a directory of this user alone; remove it.")
+
+
+def _make(directory: Path) -> None:
+    with suppress(FileExistsError):  # mkdir's own exist_ok raises if it is swept away in between
+        directory.mkdir(mode=0o700)
+
+
+def _join(attempt: Path) -> int:
+    """The attempt's lock, held shared. FileNotFoundError when a sweeper came in between."""
+    _make(attempt)
+    fd = os.open(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    if not _is_at(fd, attempt / _LOCK):
+        os.close(fd)
+        raise FileNotFoundError(str(attempt))
+    return fd
+
+
+def _settle(node: Path, shard: str) -> tuple[int, Path]:
+    """A directory of its own for this process: the descriptor that holds its lock, and its path."""
+    token = secrets.token_hex(4)
+    starting = node / f"{_STARTING}{token}"
+    starting.mkdir(mode=0o700)
+    fd = os.open(starting / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    final = node / f"{shard}.{token}"
+    try:
+        starting.rename(final)
+    except FileNotFoundError:
+        os.close(fd)
+        raise
+    return fd, final
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _directories(path: Path) -> list[Path]:
+    return [entry for entry in _entries(path) if not entry.name.startswith(".") and entry.is_dir()]
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _segment(name: str) -> str:
+    """One path segment, whatever the name is; never hidden, never `.` or `..`."""
+    quoted = quote(name, safe="")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted

@@ -1,0 +1,76 @@
+"""How one rank's part of the state lies in a slot: what follows from the state's layout, and nothing of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from shoal_workers.checkpoint.index import ALIGNMENT_BYTES, IndexItem, ShardIndex
+from shoal_workers.checkpoint.save_plan import PlannedItem, SavePlan
+from shoal_workers.snapshot_store.slot import Regions, SlotFile
+
+_MIN_EXTRA_ROOM_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Compared by identity: the same object, the same layout."""
+
+    plan: SavePlan
+    index: bytes
+    regions: Regions
+
+    @staticmethod
+    def of(plan: SavePlan, *, extra_bytes: int) -> Shape:
+        """With twice the room that `extra_bytes` take, since that grows."""
+        return Shape._with_room(plan, _index_of(plan), extra_bytes)
+
+    def with_room(self, extra_bytes: int) -> Shape:
+        return Shape._with_room(self.plan, self.index, extra_bytes)
+
+    @staticmethod
+    def _with_room(plan: SavePlan, index: bytes, extra_bytes: int) -> Shape:
+        room = max(_MIN_EXTRA_ROOM_BYTES, 2 * extra_bytes)
+        return Shape(plan, index, Regions.of(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
+
+    def lay_out(self, file: SlotFile) -> torch.Tensor:
+        """Writes the index; returns the payload as bytes, in the file's memory. Nothing is complete in it."""
+        regions = self.regions
+        file.map[regions.index_offset : regions.index_offset + regions.index_bytes] = self.index
+        return torch.frombuffer(file.map, dtype=torch.uint8)[regions.payload_offset :]
+
+
+def view_of(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
+    """An item's slice of the payload, as the tensor that it is."""
+    return payload[item.file_offset : item.file_offset + item.nbytes].view(item.dtype).view(item.sizes)
+
+
+def with_rooms(plan: SavePlan, rooms: Mapping[str, int]) -> SavePlan:
+    """The same items further apart: each has at least so many bytes of its own."""
+    items: list[PlannedItem] = []
+    end = 0
+    for item in plan.items:
+        item = replace(item, file_offset=-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+        items.append(item)
+        end = item.file_offset + max(item.nbytes, rooms.get(item.fqn, 0))
+    return SavePlan(tuple(items), end)
+
+
+def _index_of(plan: SavePlan) -> bytes:
+    """What a slot's header says better is left at 0 in it: it is written once for many snapshots."""
+    items = tuple(
+        IndexItem(
+            fqn=item.fqn,
+            dtype=str(item.dtype).removeprefix("torch."),
+            shape=item.shape,
+            offsets=item.offsets,
+            sizes=item.sizes,
+            file_offset=item.file_offset,
+            nbytes=item.nbytes,
+            crc32=0,
+        )
+        for item in plan.items
+    )
+    return ShardIndex(rank=0, world_size=0, generation=0, step=0, items=items, extra={}).to_json()

@@ -1,0 +1,159 @@
+"""Messages and bytes over one TCP connection, between two processes that know the attempt's key.
+
+    frame     4 bytes of length, then JSON; payload follows raw, of the length that the message before it said
+    proof     server: nonce -> client: nonce + HMAC(key, "client", both nonces) -> server: HMAC(key, "server", both)
+
+Every wait is cut into slices, after each of which `check` is called, so that a fenced generation leaves at once; a peer
+that makes no progress for `patience_s` is given up. multiprocessing.connection has the same frames and proof, but its
+reads cannot be cut short in the middle of a message. Nothing is ever unpickled. Errors are OSErrors.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from shoal_workers.contract.snapshots import Endpoint
+
+CHUNK_BYTES = 8 << 20
+SLICE_S = 0.1
+_NONCE_BYTES = 32
+_FRAME = struct.Struct("=I")
+_MAX_FRAME_BYTES = 64 << 20
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class PeerRefused(ConnectionError):
+    """The other side is there, but said no."""
+
+
+class Wire:
+    """One connection; one thread at a time. Closes the socket when it is left."""
+
+    def __init__(self, sock: socket.socket, *, check: Callable[[], None], patience_s: float) -> None:
+        self._socket = sock
+        self._check = check
+        self._patience_s = patience_s
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def prove(self, key: str) -> None:
+        """The client's side. PeerRefused when the keys differ."""
+        server_nonce = self.receive(_NONCE_BYTES)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        self.send(nonce + _proof(key, b"client", server_nonce + nonce))
+        try:
+            answer = self.receive(_NONCE_BYTES)
+        except ConnectionError:
+            raise PeerRefused("it does not accept this attempt's key") from None
+        if not hmac.compare_digest(answer, _proof(key, b"server", server_nonce + nonce)):
+            raise PeerRefused("it does not know this attempt's key")
+
+    def challenge(self, key: str) -> None:
+        """The server's side. PeerRefused when the client does not know the key."""
+        own = secrets.token_bytes(_NONCE_BYTES)
+        self.send(own)
+        answer = self.receive(2 * _NONCE_BYTES)
+        nonces = own + answer[:_NONCE_BYTES]
+        if not hmac.compare_digest(answer[_NONCE_BYTES:], _proof(key, b"client", nonces)):
+            raise PeerRefused("it does not know this attempt's key")
+        self.send(_proof(key, b"server", nonces))
+
+    def trust(self, check: Callable[[], None], *, patience_s: float) -> None:
+        """Other terms from here on, now that the peer has proved itself."""
+        self._check, self._patience_s = check, patience_s
+
+    def tell(self, message: BaseModel) -> None:
+        data = message.model_dump_json().encode()
+        self.send(_FRAME.pack(len(data)) + data)
+
+    def hear(self, kind: type[M]) -> M:
+        """ConnectionError for anything that is not such a message."""
+        (length,) = _FRAME.unpack(self.receive(_FRAME.size))
+        if length > _MAX_FRAME_BYTES:
+            raise ConnectionError(f"a message of {length} bytes is none of ours")
+        try:
+            return kind.model_validate_json(self.receive(length))
+        except ValidationError:
+            raise ConnectionError(f"what came is not a {kind.__name__}") from None
+
+    def send(self, data: bytes | memoryview) -> None:
+        view, done = memoryview(data), 0
+        while done < len(view):
+            try:
+                done += self._socket.send(view[done : done + CHUNK_BYTES])
+                self._check()
+            except BlockingIOError:
+                self._wait(select.POLLOUT)
+
+    def receive_into(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            try:
+                count = self._socket.recv_into(view[done : done + CHUNK_BYTES])
+                if count == 0:
+                    raise ConnectionError("it closed the connection")
+                done += count
+                self._check()
+            except BlockingIOError:
+                self._wait(select.POLLIN)
+
+    def receive(self, count: int) -> bytes:
+        data = bytearray(count)
+        self.receive_into(memoryview(data))
+        return bytes(data)
+
+    def _wait(self, event: int) -> None:
+        wait_for(self._socket, event, check=self._check, patience_s=self._patience_s)
+
+
+def connect(endpoint: Endpoint, key: str, *, check: Callable[[], None], patience_s: float) -> Wire:
+    """OSError when it cannot be reached in time, PeerRefused when it does not share the key."""
+    family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        try:
+            sock.connect(address)
+        except BlockingIOError:
+            wait_for(sock, select.POLLOUT, check=check, patience_s=patience_s)
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                raise OSError(error, os.strerror(error)) from None
+        wire = Wire(sock, check=check, patience_s=patience_s)
+        wire.prove(key)
+    except BaseException:
+        sock.close()
+        raise
+    return wire
+
+
+def wait_for(sock: socket.socket, event: int, *, check: Callable[[], None], patience_s: float) -> None:
+    """Until the socket is ready; TimeoutError after `patience_s`, whatever `check` raises within a slice."""
+    poll = select.poll()
+    poll.register(sock, event)
+    give_up = time.monotonic() + patience_s
+    while not poll.poll(1000 * SLICE_S):
+        check()
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"no progress for {patience_s:g} s")
+
+
+def _proof(key: str, role: bytes, nonces: bytes) -> bytes:
+    return hmac.digest(key.encode(), role + nonces, "sha256")
