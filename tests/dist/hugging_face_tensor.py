@@ -1,4 +1,4 @@
-"""Program: model types of contract/model/hf.py, whole and cut over two ranks; prints how far loss and gradients differ."""
+"""Program: the model types of contract/model/hf.py, whole and cut over two ranks; prints the largest differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows the protocol of `shoal_workers.node_test.pair_fault` as rank 1, but for one bit. Arguments: the store's port."""
+"""Follows the protocol of `node_test.pair_fault` as rank 1, except for one flipped bit. Argument: the store's port."""
 
 import datetime
 import sys

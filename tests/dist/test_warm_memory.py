@@ -1,5 +1,4 @@
-"""engine/process/warm_memory.py in a process of its own: what is freed is made again without touching a page for the first
-time."""
+"""engine/process/warm_memory.py in a separate process: freed memory is allocated again without touching a new page."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     2, 4, 8 ... N    all-gather of a large tensor, all-reduce of one number: gloo on CPU, NCCL on GPUs
 
 The machine should be idle. Rates are medians over repetitions that last `--seconds` together, after a warm-up; groups
-are real processes, so that they compete for cores and memory as shards do. Called by `shoal_service.control.profiling`, which
+are real processes, so that they compete for cores and memory as workers do. Called by `control/profiling.py`, which
 makes a hardware profile of it.
 """
 

@@ -1,4 +1,4 @@
-"""NodeTestActor: the Ray shell around one half of a node's probation test, and the test of a pair of nodes by two of them.
+"""NodeTestActor: the Ray shell around one half of a node's probation test; two of them test a pair of nodes.
 
 Called by `cluster.py` for the control loop. The actors reserve nothing (a GPU, where the node has one), are pinned to
 their nodes, and are killed at the end of the test whatever becomes of it.

@@ -1,4 +1,4 @@
-"""Driver: follows one attempt of one job. Starts or finds its supervisor, stores what it tells, says what is desired."""
+"""Driver: follows one attempt of one job. Starts or finds its supervisor, stores its reports, sends directives."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ and a step takes
 
     fed x t + bubble + dp (what is gathered and reduced once) + update + overhead
 
-of which (fed - num_micro_batches / data ranks) x t is padding: the uneven batch_partition, and what a pipeline is filled up with.
+of which (fed - num_micro_batches / data ranks) x t is padding: the uneven partition, and a pipeline's padding.
 
 Communication along tp, cp and ep is in the way of the computation; that along pp and the data axes hides behind it as
 far as the profile's `overlap` says, and never behind more computation than there is.

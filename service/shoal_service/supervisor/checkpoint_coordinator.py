@@ -1,4 +1,7 @@
-"""CheckpointCoordinator: the supervisor's way to the checkpoint storage. Blocking calls run in threads, results become events."""
+"""CheckpointCoordinator: the supervisor's access to checkpoint storage.
+
+Blocking calls run in threads; their results become events of the attempt machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""engine/model/fast_build.py: a model that is about to be restored is built without its weights, and all else as ever."""
+"""engine/model/fast_build.py: a model that will be restored is built without drawing its weights."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _last_run(world: Any, index: int) -> Any:
 
 
 def test_nobody_who_has_left_is_asked_to_stop(new_world: NewWorld) -> None:
-    """The first has finished and the grant shrinks before the others are acknowledged of: they are about to finish too."""
+    """The first rank has finished and the grant shrinks before the other ranks report; they are about to finish."""
     world = new_world(workers=3).open(then=11)
     world.train(1)
     world.deliver("exit-0")

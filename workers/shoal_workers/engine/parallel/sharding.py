@@ -1,7 +1,7 @@
 """The data axis: how parameters, gradients and optimizer state are split over the mesh of shards, with FSDP2.
 
 Applied last, to modules whose parameters other axes may have cut before. Gradients are summed over the ranks, never
-averaged: each micro-batch's loss already carries its share of the global batch, and with an uneven batch_partition the ranks'
+averaged: each micro-batch's loss already carries its share of the global batch, and with an uneven partition the ranks'
 shares differ.
 """
 

@@ -26,7 +26,7 @@ class Update:
     def __init__(
         self, assembly: Assembly, optimizer: Optimizer, local_parameters: Sequence[tuple[nn.Parameter, DTensor]]
     ) -> None:
-        """`local_parameters`: the optimizer's own parameters, each with the model's that shares its memory; may be empty."""
+        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory."""
         self.optimizer = optimizer
         self._local_parameters = local_parameters
         named: dict[int, tuple[str, Tensor]] = {
@@ -127,7 +127,7 @@ class Update:
 
     @torch.no_grad()
     def fill_twins(self) -> None:
-        """After a restore: give every tied_copy the values, and the optimizer's state, of the parameter that it copies."""
+        """After a restore: copy values and optimizer state of each parameter to its tied copies."""
         for parameter, tied_copy in self._tied_copies:
             first, second = self._own.get(id(parameter), parameter), self._own.get(id(tied_copy), tied_copy)
             pairs: list[tuple[Tensor, Tensor]] = [(first, second)]

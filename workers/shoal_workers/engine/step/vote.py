@@ -1,7 +1,7 @@
 """The vote: one small all-reduce per step in which every rank says how its half of the step went.
 
     rank 0  [1, bad, loss, norm^2, requests ... | its seconds at place 0 of W] \\
-    rank 1  [1, bad, loss, norm^2, requests ... | its seconds at place 1 of W]  >  sum  ->  the same verdict on every rank
+    rank 1  [1, bad, loss, norm^2, requests ... | its seconds at place 1 of W]  >  sum  ->  the same verdict everywhere
     rank 2  [1, bad, loss, norm^2, requests ... | its seconds at place 2 of W] /
 
 It comes after the gradients are reduced and before anything is mutated. So when it completes, every rank has finished

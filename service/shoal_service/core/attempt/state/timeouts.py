@@ -9,7 +9,7 @@ class Timeouts(Frozen):
     """Seconds. Each waiting stage gives up after one of these, so nothing waits without a deadline."""
 
     quiesce_s: float = 3.0
-    """A survivor that has acknowledged that it shall leave `run`, and has not by then, is killed and replaced. So long are
+    """A survivor that has acknowledged the interrupt and has not left `run` by then is killed and replaced. So long are
     others waited for, too, that were asked what lies in their memory."""
     unresponsive_s: float = 0.5
     """A survivor that has not even acknowledged it by then is killed and replaced: stopped, or cut off."""

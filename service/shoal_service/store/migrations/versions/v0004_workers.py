@@ -1,4 +1,4 @@
-"""Workers are called workers: `shard_id`, `shard_ids` and `shard_died` become `worker_id`, `worker_ids` and `worker_died`.
+"""`shard_id`, `shard_ids` and `shard_died` become `worker_id`, `worker_ids` and `worker_died`.
 
 Stored JSON is text, and the quotation marks belong to what is replaced: inside a JSON string they would be escaped, so
 nothing that a user wrote is touched.
