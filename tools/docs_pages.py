@@ -1,6 +1,8 @@
-"""Writes the generated pages: `make docs`. docs/spec.md is a table of every key of a job spec, from its own schema;
-docs/metrics.md lists every metric, from its declaration; the state diagram in docs/architecture.md is the attempt
-machine's own table of transitions.
+"""Writes the generated pages (`make docs`):
+
+- docs/reference/spec.md lists every key of a job spec, from the schema of `JobSpec`;
+- docs/reference/metrics.md lists every metric, from its declaration;
+- the state diagram in docs/architecture.md is the table of transitions of the attempt machine.
 
 Tests compare the committed pages with what this makes, so they cannot fall behind the code.
 """
@@ -25,8 +27,8 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def main() -> None:
-    (DOCS / "spec.md").write_text(spec_page(), encoding="utf-8")
-    (DOCS / "metrics.md").write_text(metrics_page(), encoding="utf-8")
+    (DOCS / "reference" / "spec.md").write_text(spec_page(), encoding="utf-8")
+    (DOCS / "reference" / "metrics.md").write_text(metrics_page(), encoding="utf-8")
     page = DOCS / "architecture.md"
     page.write_text(with_stage_diagram(page.read_text(encoding="utf-8")), encoding="utf-8")
 
@@ -57,7 +59,7 @@ def _stage_diagram() -> str:
 
 
 def metrics_page() -> str:
-    """The whole of docs/metrics.md."""
+    """The whole of docs/reference/metrics.md."""
     lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for metric in metric_names.ALL:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
@@ -77,7 +79,7 @@ _METRICS_INTRODUCTION = """# Metrics
 `GET /metrics` is made at scrape time from the store: any control plane shows all of it, nothing is lost when one dies,
 and the series of a job that has ended vanish. Series with `job_id` are those of jobs that have an attempt. Times are
 seconds, sizes bytes. Besides these there are the usual `process_...` metrics of the control plane itself.
-[deploy/](../deploy) has a configuration for Prometheus and a dashboard for Grafana, which shows nearly all of them.
+[deploy/](../../deploy) has a configuration for Prometheus and a dashboard for Grafana, which shows nearly all of them.
 """
 _LABEL_VALUES: dict[str, list[str]] = {
     "state": [state.value for state in JobState],
@@ -89,7 +91,7 @@ _LABEL_VALUES: dict[str, list[str]] = {
 
 
 def spec_page() -> str:
-    """The whole of docs/spec.md."""
+    """The whole of docs/reference/spec.md."""
     schema = JobSpec.model_json_schema()
     sections = [(key, s) for key, field in schema["properties"].items() if (s := _section(field, schema))]
     parts = [_INTRODUCTION, "## Top level\n", _table(schema["properties"], schema, "")]
@@ -116,7 +118,7 @@ _INTRODUCTION = """# The job spec
 
 A job is described in YAML or JSON. Unknown keys are refused with their path and the nearest valid name, and all
 problems are told at once. Only `stop` is required (and `data`, for the built-in task). The JSON Schema is part of
-`/openapi.json`. Examples: [examples/](../examples).
+`/openapi.json`. Examples: [examples/](../../examples).
 """
 
 

@@ -1,7 +1,7 @@
-"""Puts the figures of `make bench-layouts` into docs/planner.md and docs/layouts.md.
+"""Puts the figures of `make bench-layouts` into docs/planner.md and docs/measured/layouts.md.
 
-    python tools/layouts_page.py build/layouts.json     takes new figures: docs/layouts.json becomes a copy of them
-    python tools/layouts_page.py                        makes the tables anew from docs/layouts.json
+    python tools/layouts_page.py build/layouts.json   copies new figures to docs/measured/layouts.json first
+    python tools/layouts_page.py                      makes the tables again from docs/measured/layouts.json
 
 No figure is typed. Pages and JSON are committed together; a test compares them.
 """
@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))  # sta
 from layouts import tables
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-FIGURES = DOCS / "layouts.json"
-_BEGIN = "<!-- {name}: made by tools/layouts_page.py from docs/layouts.json -->"
+FIGURES = DOCS / "measured" / "layouts.json"
+_BEGIN = "<!-- {name}: made by tools/layouts_page.py from docs/measured/layouts.json -->"
 _END = "<!-- end -->"
-_PAGES = {"planner.md": ("reality",), "layouts.md": ("relayout", "moving", "techniques")}
+_PAGES = {"planner.md": ("reality",), "measured/layouts.md": ("relayout", "moving", "techniques")}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/openapi.json, the snapshot that a test compares with the live document: `python tools/openapi.py`."""
+"""Writes docs/reference/openapi.json, compared by a test with what the service returns (`make docs`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
         app = create_app(store=store, cluster=NoCluster(), registry=CollectorRegistry(), version="0")
         text = json.dumps(app.openapi(), indent=1, sort_keys=True)
         store.close()
-    (Path(__file__).parents[1] / "docs" / "openapi.json").write_text(text + "\n")
+    (Path(__file__).parents[1] / "docs" / "reference" / "openapi.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

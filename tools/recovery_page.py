@@ -1,7 +1,7 @@
-"""Puts the trials of `make bench-recovery` and the fault matrix into docs/recovery.md, and draws where the time goes.
+"""Puts the trials of `make bench-recovery` and the fault matrix into docs/measured/recovery.md, and draws the phases.
 
-    python tools/recovery_page.py build/recovery.jsonl     takes new trials: docs/recovery.jsonl becomes a copy of them
-    python tools/recovery_page.py                          makes page and picture anew from docs/recovery.jsonl
+    python tools/recovery_page.py build/recovery.jsonl   copies new trials to docs/measured/recovery.jsonl first
+    python tools/recovery_page.py                        makes page and picture again from docs/measured/recovery.jsonl
 
 No figure is typed. Page, picture and the JSON lines are committed together; a test compares them.
 """
@@ -25,11 +25,11 @@ from recovery.report import NAMES, TITLES, ratios, table
 from recovery.trial import Event, System, Trial, read_trials
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-TRIALS = DOCS / "recovery.jsonl"
-PAGE = DOCS / "recovery.md"
+TRIALS = DOCS / "measured" / "recovery.jsonl"
+PAGE = DOCS / "measured" / "recovery.md"
 MATRIX = DOCS.parent / "tests" / "chaos" / "fault_matrix.yaml"
 PICTURE = DOCS / "images" / "recovery.svg"
-_BEGIN = "<!-- results: made by tools/recovery_page.py from docs/recovery.jsonl -->"
+_BEGIN = "<!-- results: made by tools/recovery_page.py from docs/measured/recovery.jsonl -->"
 _MATRIX_BEGIN = "<!-- matrix: made by tools/recovery_page.py from tests/chaos/fault_matrix.yaml -->"
 _END = "<!-- end -->"
 

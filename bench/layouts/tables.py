@@ -1,4 +1,4 @@
-"""The figures as tables in Markdown: for the terminal, and for docs/planner.md and docs/layouts.md."""
+"""The figures as tables in Markdown: for the terminal, and for docs/planner.md and docs/measured/layouts.md."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
                                   [--seed 1] [--out trials.jsonl]
 
 Starts and stops everything itself. One line of JSON for each trial as it happens, then the table and the ratios.
-docs/recovery.md tells what is measured and how.
+docs/measured/recovery.md tells what is measured and how.
 """
 
 from __future__ import annotations

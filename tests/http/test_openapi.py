@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from schemathesis.specs.openapi import checks as openapi_checks
 from schemathesis.transport.requests import REQUESTS_TRANSPORT
 
-SNAPSHOT = Path(__file__).parents[2] / "docs" / "openapi.json"
+SNAPSHOT = Path(__file__).parents[2] / "docs" / "reference" / "openapi.json"
 MAX_EXAMPLES = 8
 CHECKS = [
     schemathesis.checks.not_a_server_error,

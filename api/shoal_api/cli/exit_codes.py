@@ -1,4 +1,4 @@
-"""What the `shoal` command tells the shell. The table is public: docs/cli.md repeats it, scripts rely on it."""
+"""The exit codes of the `shoal` command. They are public: scripts rely on them, docs/reference/cli.md lists them."""
 
 from __future__ import annotations
 

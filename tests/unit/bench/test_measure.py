@@ -1,4 +1,4 @@
-"""Pause, regain and steps lost are what docs/recovery.md says they are."""
+"""Pause, regain and steps lost are what docs/measured/recovery.md says they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/spec.md is what tools/docs_pages.py makes of the code as it is."""
+"""docs/reference/spec.md is what tools/docs_pages.py makes of the code as it is."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def generate() -> ModuleType:
 
 
 def test_the_committed_page_is_up_to_date(generate: ModuleType) -> None:
-    assert (DOCS / "spec.md").read_text(encoding="utf-8") == generate.spec_page(), "run `make docs`"
+    assert (DOCS / "reference" / "spec.md").read_text(encoding="utf-8") == generate.spec_page(), "run `make docs`"
 
 
 def test_every_key_has_a_row_with_a_meaning(generate: ModuleType) -> None:

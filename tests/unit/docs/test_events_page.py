@@ -1,4 +1,4 @@
-"""docs/events.md names every event that the sources emit, with its fields, and no other."""
+"""docs/reference/events.md names every event that the sources emit, with its fields, and no other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def _name(node: ast.expr) -> str:
 
 
 def documented() -> dict[str, set[str]]:
-    rows = re.findall(r"^\| `([^`]+)` \| .+? \| (.+) \|$", (ROOT / "docs" / "events.md").read_text("utf-8"), re.M)
+    rows = re.findall(
+        r"^\| `([^`]+)` \| .+? \| (.+) \|$", (ROOT / "docs" / "reference" / "events.md").read_text("utf-8"), re.M
+    )
     return {type_: set(re.findall(r"`([^`]+)`", data)) for type_, data in rows}
 
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md is what tools/docs_pages.py makes of the declared metrics."""
+"""docs/reference/metrics.md is what tools/docs_pages.py makes of the declared metrics."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def generate() -> ModuleType:
 
 
 def test_the_committed_page_is_up_to_date(generate: ModuleType) -> None:
-    assert (DOCS / "metrics.md").read_text(encoding="utf-8") == generate.metrics_page(), "run `make docs`"
+    assert (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8") == generate.metrics_page(), "run `make docs`"
 
 
 def test_every_metric_is_listed() -> None:
-    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
     assert all(f"| `{metric.name}` |" in page for metric in ALL)
 
 
 def test_the_page_of_the_rest_api_explains_every_category() -> None:
-    page = (DOCS / "rest-api.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "rest-api.md").read_text(encoding="utf-8")
     assert all(f"| `{category}` |" in page for category in Category)
