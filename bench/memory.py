@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.store import SendCost, SnapshotStore
 
 _WIDTHS = (512, 512 * 4, 64, 1)
@@ -55,7 +55,7 @@ def _buddy(connection: Connection, root: str) -> None:
 
 def _measure(root: Path, connection: Connection, num_bytes: int, rounds: int) -> dict[str, object]:
     torch.set_num_threads(1)
-    buddy = Endpoint(node_id="b", host="127.0.0.1", port=connection.recv())
+    buddy = SnapshotServer(node_id="b", host="127.0.0.1", port=connection.recv())
     tier = SnapshotStore(job_id="bench", attempt=1, worker_id="a", node_id="a", key="bench", root=root)
     far = SnapshotStore(job_id="bench", attempt=1, worker_id="c", node_id="c", key="bench", root=root)
     state = _state(num_bytes)
@@ -75,7 +75,7 @@ def _measure(root: Path, connection: Connection, num_bytes: int, rounds: int) ->
         cost = _wait(tier)
         seconds["send"].append(cost.wall_s)
         send_cpu_s.append(cost.cpu_s)
-        source = MemorySource(generation=1, world_size=1, step=step, parts=(buddy,))
+        source = SnapshotSource(generation=1, world_size=1, step=step, parts=(buddy,))
         seconds["local"].append(_time(lambda source=source: tier.load(target, source, check=_nothing)))
         seconds["remote"].append(_time(lambda source=source: far.load(target, source, check=_nothing)))
     assert all(torch.equal(target[name], state[name]) for name in state)

@@ -32,7 +32,7 @@ from layouts.tensor_pages import reset_peak, status_bytes
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout, Schedule
 from shoal_workers.contract.model.plan_of import plan_of
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.engine.group.mesh import build_mesh
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.task import LoadedTask, load_task
@@ -224,8 +224,8 @@ class _Mover:
         self._spec = parse_spec({"model": model, "data": data, "stop": {"steps": 1}, "elasticity": {"max_workers": 4}})
         self._task: LoadedTask = load_task(self._spec)
         self._tier = SnapshotStore(job_id="bench", attempt=1, worker_id=f"s{rank}", node_id="n", key="key", root=folder)
-        self._ends: list[Endpoint] = [Endpoint(node_id="", host="", port=0)] * _WORLD
-        dist.all_gather_object(self._ends, Endpoint(node_id="n", host="127.0.0.1", port=self._tier.port))
+        self._ends: list[SnapshotServer] = [SnapshotServer(node_id="", host="", port=0)] * _WORLD
+        dist.all_gather_object(self._ends, SnapshotServer(node_id="n", host="127.0.0.1", port=self._tier.port))
         self._view: StateView | None = None
 
     def move(self, generation: int, before: Layout, after: Layout) -> dict[str, float]:
@@ -243,7 +243,7 @@ class _Mover:
         view = self._built(after)
         state = view.tensors()
         build_s = time.perf_counter() - start
-        source = MemorySource(generation=generation, world_size=_WORLD, step=1, parts=tuple(self._ends))
+        source = SnapshotSource(generation=generation, world_size=_WORLD, step=1, parts=tuple(self._ends))
         copy_bytes_per_s = self._yardstick.warm_bytes_per_s()
         before_load = resource.getrusage(resource.RUSAGE_SELF)
         load_s = _together(lambda: self._tier.load(state, source, check=_nothing))

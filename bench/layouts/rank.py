@@ -77,7 +77,7 @@ class _Rank:
         ended = self._engine.run(assignment)
         poll = self._outbox.poll(self._seq, 0.0, lambda: self._engine.progress)
         self._seq = poll.seq
-        steps = [item for item in poll.news if isinstance(item, StepReport)]
+        steps = [item for item in poll.reports if isinstance(item, StepReport)]
         error = "" if ended.kind is ExitKind.FINISHED else (ended.error.traceback if ended.error else str(ended.kind))
         return RankRun(
             rank=assignment.rank,

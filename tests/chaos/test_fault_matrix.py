@@ -276,7 +276,7 @@ class Chain:
         infos = [
             WorkerInfo(
                 worker_id=one.worker_id, node_id=one.node_id, node_ip=one.node_ip, pid=one.pid,
-                store_port=1, device="cpu", memory_port=one.pid,
+                store_port=1, device="cpu", snapshot_port=one.pid,
             )
             for one in members
         ]  # fmt: skip

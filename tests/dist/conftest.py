@@ -17,7 +17,7 @@ import pytest
 from crews import Plain, WorkerPool
 from fleet import Fleet, Job
 
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 HERE = Path(__file__).parent
@@ -149,21 +149,21 @@ class Nodes:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._tiers: list[tuple[SnapshotStore, Endpoint]] = []
+        self._tiers: list[tuple[SnapshotStore, SnapshotServer]] = []
 
     def start(self, node_id: str = "a", **changes: Any) -> SnapshotStore:
         names = {"job_id": "job", "attempt": 1, "worker_id": f"s{len(self._tiers)}", "key": "secret", **changes}
         tier = SnapshotStore(node_id=node_id, root=self.root, **names)
-        self._tiers.append((tier, Endpoint(node_id=node_id, host="127.0.0.1", port=tier.port)))
+        self._tiers.append((tier, SnapshotServer(node_id=node_id, host="127.0.0.1", port=tier.port)))
         return tier
 
-    def endpoint(self, tier: SnapshotStore) -> Endpoint:
+    def endpoint(self, tier: SnapshotStore) -> SnapshotServer:
         return next(endpoint for known, endpoint in self._tiers if known is tier)
 
-    def source(self, *tiers: SnapshotStore, step: int, generation: int = 1) -> MemorySource:
+    def source(self, *tiers: SnapshotStore, step: int, generation: int = 1) -> SnapshotSource:
         """A snapshot of which rank r's part is asked for at the r-th tier."""
         parts = tuple(self.endpoint(tier) for tier in tiers)
-        return MemorySource(generation=generation, world_size=len(parts), step=step, parts=parts)
+        return SnapshotSource(generation=generation, world_size=len(parts), step=step, parts=parts)
 
     def close(self) -> None:
         for tier, _ in self._tiers:

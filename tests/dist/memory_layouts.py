@@ -17,7 +17,7 @@ import torch.distributed as dist
 from checkpoint_layouts import LAYOUTS, digests, make_meshes, mesh_of, trained_state
 from ranks import run_ranks
 
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 _WORLD = 4
@@ -33,8 +33,8 @@ def find(rank: int, root: str) -> dict[str, Any]:
     }
     node = "ab"[rank // 2]
     ram = SnapshotStore(job_id="job", attempt=1, worker_id=f"s{rank}", node_id=node, key="secret", root=Path(root))
-    everyone: list[Endpoint] = [Endpoint(node_id="", host="", port=0)] * _WORLD
-    dist.all_gather_object(everyone, Endpoint(node_id=node, host="127.0.0.1", port=ram.port))
+    everyone: list[SnapshotServer] = [SnapshotServer(node_id="", host="", port=0)] * _WORLD
+    dist.all_gather_object(everyone, SnapshotServer(node_id=node, host="127.0.0.1", port=ram.port))
     for generation, layout in enumerate(LAYOUTS, start=1):
         mesh = mesh_of(layout, meshes)
         in_it = layout in template
@@ -46,7 +46,7 @@ def find(rank: int, root: str) -> dict[str, Any]:
             ram.prepare(state, rank=rank, world_size=world)
             ram.snapshot(state, generation=generation, rank=rank, world_size=world, step=2, extra=extra)
         dist.barrier()
-        source = MemorySource(generation=generation, world_size=world, step=2, parts=tuple(everyone[:world]))
+        source = SnapshotSource(generation=generation, world_size=world, step=2, parts=tuple(everyone[:world]))
         for target, blank in template.items():
             into = copy.deepcopy(blank) if target == "plain" else blank
             loaded = ram.load(into, source, check=lambda: None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.messages import ExitKind, Formed, SaveFailed
+from shoal_workers.contract.messages import ExitKind, GroupFormed, SaveFailed
 
 STEPS = 8
 SPEC: dict[str, Any] = {
@@ -45,7 +45,7 @@ def test_survivors_of_a_killed_rank_re_form_and_end_with_the_plain_losses(
     assert {e.step for e in exits} <= ({5, 6} if phase == "optimizer" else {5})
     assert [e.kind for e in job.run(survivors)] == [ExitKind.FINISHED] * 3
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
-    assert job.told(survivors, Formed)[-1].start_step == 3
+    assert job.told(survivors, GroupFormed)[-1].start_step == 3
 
 
 def test_a_stopped_rank_does_not_keep_the_others(make_job: Any) -> None:
@@ -74,7 +74,7 @@ def test_a_yield_stops_all_after_the_same_step_and_another_world_goes_on(make_jo
     job.commit(shards)
     larger = shards + job.shards(2)
     assert [e.kind for e in job.run(larger)] == [ExitKind.FINISHED] * 4
-    assert job.told(larger, Formed)[-1].start_step == 5
+    assert job.told(larger, GroupFormed)[-1].start_step == 5
     assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 

@@ -45,14 +45,14 @@ def test_survivors_keep_their_model_and_the_losses(
     for step in _KILLS:
         victim = members[-1]
         victim.strike(phase, step, "kill")
-        job.start(members, layout=layout, restore_from=None, restore_memory=source)
+        job.start(members, layout=layout, restore_from=None, restore_snapshot=source)
         assert victim.gone.wait(60)
         exits = job.interrupt(survivors)
         models.append([shard.call("kept_model") for shard in survivors])
         members = [*survivors, *job.shards(1)]
         source = job.in_memory(exits, members)
         assert source.step in (step, step + 1)
-    ends = job.run(members, layout=layout, restore_from=None, restore_memory=source)
+    ends = job.run(members, layout=layout, restore_from=None, restore_snapshot=source)
     assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
     models.append([shard.call("kept_model") for shard in survivors])
     assert models == [models[0]] * 3
@@ -65,7 +65,7 @@ def test_a_hundred_generations_of_one_model_leave_nothing_behind(make_job: Any, 
     job = make_job(memory=True, **spec)
     members, source, token_counts, models = job.shards(4), None, {}, set()
     for turn in range(100):
-        generation = job.start(members, layout=Layout(pp=2, tp=2), restore_memory=source, restore_from=None)
+        generation = job.start(members, layout=Layout(pp=2, tp=2), restore_snapshot=source, restore_from=None)
         members[0].call("request_yield", generation, False)
         exits = [shard.exit() for shard in members]
         assert [one.kind for one in exits] == [ExitKind.YIELDED] * 4, [one.error for one in exits]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.messages import ExitKind, Formed
+from shoal_workers.contract.messages import ExitKind, GroupFormed
 
 STEPS = 8
 SPEC: dict[str, Any] = {
@@ -42,7 +42,7 @@ def test_a_killed_ranks_state_lives_on_without_a_copy(
     exits = job.interrupt(survivors)
     source = job.in_memory(exits, survivors)
     assert source.step == 5
-    assert [e.kind for e in job.run(survivors, restore_memory=source)] == [ExitKind.FINISHED] * 3
+    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -58,13 +58,13 @@ def test_what_lives_through_two_deaths_in_a_row_is_the_source_twice(
     exits = job.interrupt(shards[:3])
     first = job.in_memory(exits, shards[:3])
     shards[2].strike("backward", 5, "kill")
-    job.start(shards[:3], restore_memory=first)
+    job.start(shards[:3], restore_snapshot=first)
     assert shards[2].gone.wait(30)
     _assert_nothing_was_copied(tmp_path)
     exits = job.interrupt(shards[:2])
     second = job.in_memory(exits, shards[:2])
     assert (second.generation, second.step) == (first.generation, 5)
-    assert [e.kind for e in job.run(shards[:2], restore_memory=second)] == [ExitKind.FINISHED] * 2
+    assert [e.kind for e in job.run(shards[:2], restore_snapshot=second)] == [ExitKind.FINISHED] * 2
     assert job.losses(shards[:2]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -80,11 +80,11 @@ def test_where_the_layout_stays_survivors_read_nothing(make_job: Any, reference:
     source = job.in_memory(exits, members)
     shards[0].strike("restoring", 0, "dump")
     shards[0].strike("forward", 4, "dump")
-    assert [e.kind for e in job.run(members, restore_memory=source)] == [ExitKind.FINISHED] * 3
+    assert [e.kind for e in job.run(members, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
     before, after = shards[0].dumped(), shards[0].dumped()
     for name, (_, _, values) in before.items():
         assert (values == after[name][2]).all(), name
-    (formed,) = [told for told in job.told(members, Formed) if told.generation == job.generation]
+    (formed,) = [told for told in job.told(members, GroupFormed) if told.generation == job.generation]
     whole = sum(values.nbytes for _, _, values in before.values())
     assert formed.start_step == 4
     assert 0 < formed.restored_bytes < 2 * whole, "the spare's part, and what every rank has a copy of"
@@ -112,12 +112,12 @@ def test_what_the_others_had_completed_is_done_again_if_one_dies_before_it_has(
         shard.call("interrupt", generation)
         shard.call("go")
     exits = job.interrupt(survivors)
-    held = {(one.rank, one.step) for end in exits for one in end.holdings}
+    held = {(one.rank, one.step) for end in exits for one in end.snapshot_parts}
     assert held >= {(0, 5), (0, 6), (2, 5), (2, 6)}
     assert {step for rank, step in held if rank == 1} == ({4, 5} if action == "stop" else {5})
     source = job.in_memory(exits, survivors)
     assert source.step == 5
-    assert [e.kind for e in job.run(survivors, restore_memory=source)] == [ExitKind.FINISHED] * 2
+    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -135,8 +135,8 @@ def test_a_survivor_that_is_ahead_turns_back_without_reading(make_job: Any, refe
     shards[0].call("go")
     members = [shards[0], spare]
     source = job.in_memory([shards[0].exit()], members)
-    assert [e.kind for e in job.run(members, restore_memory=source)] == [ExitKind.FINISHED] * 2
-    (formed,) = [told for told in job.told(members, Formed) if told.generation == job.generation]
+    assert [e.kind for e in job.run(members, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    (formed,) = [told for told in job.told(members, GroupFormed) if told.generation == job.generation]
     assert formed.start_step == 5
     assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
@@ -153,5 +153,5 @@ def test_a_tasks_own_optimizer_is_left_where_it_is(make_job: Any, reference: Any
     shards[0].call("go")
     exits = job.interrupt(shards[1:])
     source = job.in_memory([shards[0].exit(), *exits], shards)
-    assert [e.kind for e in job.run(shards, restore_memory=source)] == [ExitKind.FINISHED] * 2
+    assert [e.kind for e in job.run(shards, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
     assert job.losses(shards) == pytest.approx(reference(STEPS, **spec), abs=1e-5)

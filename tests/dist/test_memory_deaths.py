@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
-from shoal_workers.snapshot_store.errors import MemoryLost
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.store import sweep_stale
 
 _PROGRAM = Path(__file__).with_name("memory_process.py")
@@ -35,8 +35,8 @@ class _Writer:
         told = self.process.stdout.readline()
         self.source = None
         if told:
-            endpoint = Endpoint(node_id="a", host="127.0.0.1", port=int(told))
-            self.source = MemorySource(generation=1, world_size=1, step=1, parts=(endpoint,))
+            endpoint = SnapshotServer(node_id="a", host="127.0.0.1", port=int(told))
+            self.source = SnapshotSource(generation=1, world_size=1, step=1, parts=(endpoint,))
 
     def end(self) -> int:
         self.process.kill()
@@ -73,14 +73,14 @@ def test_process_killed_in_the_middle_of_a_copy_leaves_the_snapshot_before(
     assert writer.end() == -signal.SIGKILL
     survivor, elsewhere = nodes.start("a"), nodes.start("b")
     assert _has_begun(nodes.root, 3.0)
-    assert [held.step for held in survivor.holdings()] == [2]
+    assert [held.step for held in survivor.snapshot_parts()] == [2]
     for tier in (survivor, elsewhere):
         state = _blank()
         loaded = tier.load(state, nodes.source(survivor, step=2), check=_nothing)
         assert loaded.extra == {"step": 2}
         assert all(bool((tensor == 2).all()) for tensor in state.values())
     survivor.forget_older(2)
-    assert survivor.holdings() == ()
+    assert survivor.snapshot_parts() == ()
 
 
 def _has_begun(root: Path, value: float) -> bool:
@@ -116,6 +116,6 @@ def test_peer_that_is_killed_while_it_is_read_is_found_at_once(
             writer.end()
 
     for why in ("closed the connection|reset by peer", "Connection refused"):
-        with pytest.raises(MemoryLost, match=why) as caught:
+        with pytest.raises(SnapshotLost, match=why) as caught:
             reader.load(_blank(), writer.source, check=check)
         assert caught.value.node_id == "a"

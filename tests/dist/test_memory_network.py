@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
-from shoal_workers.snapshot_store.errors import MemoryLost
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.wire import CHUNK_BYTES, PeerRefused, Wire, connect
@@ -36,7 +36,7 @@ def _nothing() -> None:
 
 
 def _steps(tier: SnapshotStore) -> list[tuple[int, int]]:
-    return [(held.generation, held.step) for held in tier.holdings()]
+    return [(held.generation, held.step) for held in tier.snapshot_parts()]
 
 
 def _wait_until_sent(tier: SnapshotStore) -> Any:
@@ -55,10 +55,10 @@ def _wait_until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def mute() -> Iterator[Endpoint]:
+def mute() -> Iterator[SnapshotServer]:
     """Accepts connections in the kernel, and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield Endpoint(node_id="mute", host="127.0.0.1", port=server.getsockname()[1])
+        yield SnapshotServer(node_id="mute", host="127.0.0.1", port=server.getsockname()[1])
 
 
 @pytest.fixture
@@ -113,11 +113,11 @@ def test_buddy_keeps_the_two_newest_copies(nodes: Any) -> None:
         _snapshot(writer, step)
         assert writer.replicate(nodes.endpoint(buddy))
         cost = _wait_until_sent(writer)
-        assert cost.num_bytes == writer.holdings()[0].num_bytes
+        assert cost.num_bytes == writer.snapshot_parts()[0].num_bytes
         assert cost.cpu_s > 0
         assert cost.wall_s > 0
     assert _steps(buddy) == [(1, 3), (1, 4)]
-    assert {held.node_id for held in buddy.holdings()} == {"b"}
+    assert {held.node_id for held in buddy.snapshot_parts()} == {"b"}
     assert writer.take_send_cost() is None
 
 
@@ -132,7 +132,7 @@ def test_copy_is_used_when_the_node_is_gone(nodes: Any) -> None:
     assert writer.replicate(nodes.endpoint(buddy))
     _wait_until_sent(writer)
     shutil.rmtree(writer._directory.node)
-    with pytest.raises(MemoryLost, match="not there any more"):
+    with pytest.raises(SnapshotLost, match="not there any more"):
         reader.load(_state(-1), nodes.source(writer, step=7), check=_nothing)
     for tier in (reader, buddy):
         state = _state(-1)
@@ -150,7 +150,7 @@ def test_own_copy_is_read_where_the_supervisor_named_another_node(nodes: Any) ->
     assert buddy.load(_state(-1), nodes.source(writer, step=7), check=_nothing).remote_bytes == 0
 
 
-def test_busy_sender_says_so_and_its_slot_is_not_written_over(nodes: Any, mute: Endpoint) -> None:
+def test_busy_sender_says_so_and_its_slot_is_not_written_over(nodes: Any, mute: SnapshotServer) -> None:
     writer = nodes.start("a")
     _snapshot(writer, 1)
     assert writer.replicate(mute)
@@ -239,7 +239,7 @@ def test_wrong_key_is_refused_on_both_sides(nodes: Any, ask: Callable[..., Wire]
     with pytest.raises(PeerRefused, match="does not accept this attempt's key"):
         ask(writer, key="wrong")
     stranger = nodes.start("b", key="wrong", attempt=2)
-    with pytest.raises(MemoryLost, match="does not accept this attempt's key"):
+    with pytest.raises(SnapshotLost, match="does not accept this attempt's key"):
         stranger.load(_state(-1), nodes.source(writer, step=1), check=_nothing)
 
 
@@ -256,13 +256,13 @@ def test_server_that_does_not_know_the_key_is_not_believed(nodes: Any) -> None:
 
         liar = threading.Thread(target=pretend)
         liar.start()
-        source = MemorySource(
+        source = SnapshotSource(
             generation=1,
             world_size=1,
             step=1,
-            parts=(Endpoint(node_id="b", host="127.0.0.1", port=server.getsockname()[1]),),
+            parts=(SnapshotServer(node_id="b", host="127.0.0.1", port=server.getsockname()[1]),),
         )
-        with pytest.raises(MemoryLost, match="does not know this attempt's key"):
+        with pytest.raises(SnapshotLost, match="does not know this attempt's key"):
             reader.load(_state(-1), source, check=_nothing)
         liar.join()
 
@@ -310,7 +310,7 @@ def test_more_than_the_payload_is_not_read(nodes: Any, ask: Callable[..., Wire])
         wire.tell(Request(verb=Verb.READ, part=part, ranges=((0, part.num_bytes), (part.num_bytes, 1))))
         assert not wire.hear(Answer).ok
         wire.tell(Request(verb=Verb.LIST))
-        assert wire.hear(Answer).holdings == writer.holdings()
+        assert wire.hear(Answer).snapshot_parts == writer.snapshot_parts()
 
 
 def test_clients_that_say_nothing_do_not_keep_others_out(nodes: Any) -> None:
@@ -324,7 +324,7 @@ def test_clients_that_say_nothing_do_not_keep_others_out(nodes: Any) -> None:
             sock.close()
 
 
-def test_fenced_generation_leaves_a_peer_that_says_nothing(nodes: Any, mute: Endpoint) -> None:
+def test_fenced_generation_leaves_a_peer_that_says_nothing(nodes: Any, mute: SnapshotServer) -> None:
     reader = nodes.start("a")
     looks = 0
 
@@ -337,17 +337,17 @@ def test_fenced_generation_leaves_a_peer_that_says_nothing(nodes: Any, mute: End
         if looks == 4:
             raise Fenced
 
-    source = MemorySource(generation=1, world_size=1, step=1, parts=(mute,))
+    source = SnapshotSource(generation=1, world_size=1, step=1, parts=(mute,))
     with pytest.raises(Fenced):
         reader.load(_state(-1), source, check=check)
 
 
-def test_peer_that_says_nothing_is_given_up(mute: Endpoint) -> None:
+def test_peer_that_says_nothing_is_given_up(mute: SnapshotServer) -> None:
     with pytest.raises(TimeoutError, match=r"no progress for 0\.3 s"):
         connect(mute, "secret", check=_nothing, patience_s=0.3)
 
 
-def test_closing_breaks_off_what_is_under_way(nodes: Any, mute: Endpoint) -> None:
+def test_closing_breaks_off_what_is_under_way(nodes: Any, mute: SnapshotServer) -> None:
     writer, other = nodes.start("a"), nodes.start("b")
     _snapshot(writer, 1)
     assert writer.replicate(mute)

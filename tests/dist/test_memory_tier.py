@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from shoal_workers.contract.snapshots import Holding, MemorySource
-from shoal_workers.snapshot_store.errors import MemoryFull, MemoryLost
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
+from shoal_workers.snapshot_store.errors import SharedMemoryFull, SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore, sweep_stale
 
 
@@ -26,7 +26,7 @@ def _snapshot(tier: SnapshotStore, step: int, *, generation: int = 1, numel: int
     return tier.snapshot(_state(step, numel), generation=generation, step=step, **values)
 
 
-def _load(tier: SnapshotStore, source: MemorySource, numel: int = 1000) -> float:
+def _load(tier: SnapshotStore, source: SnapshotSource, numel: int = 1000) -> float:
     """The value that the state has afterwards."""
     state = _state(-1, numel)
     loaded = tier.load(state, source, check=_nothing)
@@ -40,7 +40,7 @@ def _nothing() -> None:
 
 
 def _steps(tier: SnapshotStore) -> list[tuple[int, int]]:
-    return [(held.generation, held.step) for held in tier.holdings()]
+    return [(held.generation, held.step) for held in tier.snapshot_parts()]
 
 
 def test_live_tensors_may_change_after_a_snapshot(nodes: Any) -> None:
@@ -53,12 +53,12 @@ def test_live_tensors_may_change_after_a_snapshot(nodes: Any) -> None:
 
 def test_two_newest_snapshots_are_held(nodes: Any) -> None:
     tier = nodes.start()
-    assert tier.holdings() == ()
+    assert tier.snapshot_parts() == ()
     for step in range(1, 6):
         _snapshot(tier, step)
     num_bytes = 4032 + 64  # 1000 floats, one integer and nothing, each from a multiple of 64 on
-    assert tier.holdings() == tuple(
-        Holding(generation=1, rank=0, world_size=1, step=step, num_bytes=num_bytes, node_id="a") for step in (4, 5)
+    assert tier.snapshot_parts() == tuple(
+        SnapshotPart(generation=1, rank=0, world_size=1, step=step, num_bytes=num_bytes, node_id="a") for step in (4, 5)
     )
     assert [_load(tier, nodes.source(tier, step=step)) for step in (4, 5)] == [4, 5]
 
@@ -67,9 +67,9 @@ def test_holdings_are_seen_by_every_process_of_the_node_and_by_no_other(nodes: A
     first, second, elsewhere = nodes.start("a"), nodes.start("a"), nodes.start("b")
     _snapshot(first, 1, rank=0, world_size=2)
     _snapshot(second, 1, rank=1, world_size=2)
-    assert first.holdings() == second.holdings()
-    assert [held.rank for held in first.holdings()] == [0, 1]
-    assert elsewhere.holdings() == ()
+    assert first.snapshot_parts() == second.snapshot_parts()
+    assert [held.rank for held in first.snapshot_parts()] == [0, 1]
+    assert elsewhere.snapshot_parts() == ()
 
 
 def test_snapshot_that_was_restored_from_outlives_the_first_of_the_new_generation(nodes: Any) -> None:
@@ -124,13 +124,13 @@ def test_plain_tensors_are_kept_by_rank_0_only_unless_told_otherwise(nodes: Any)
         tier.snapshot(
             {"w": torch.arange(3)}, generation=1, rank=rank, world_size=2, step=1, extra={}, owns_replicated=owns
         )
-        assert [held.num_bytes for held in tier.holdings()] == [expected]
+        assert [held.num_bytes for held in tier.snapshot_parts()] == [expected]
 
 
 def test_part_that_is_not_there_is_lost(nodes: Any) -> None:
     tier = nodes.start()
     _snapshot(tier, 1)
-    with pytest.raises(MemoryLost, match="not there any more") as caught:
+    with pytest.raises(SnapshotLost, match="not there any more") as caught:
         tier.load(_state(-1), nodes.source(tier, step=2), check=_nothing)
     lost = caught.value
     assert (lost.generation, lost.step, lost.rank, lost.node_id) == (1, 2, 0, "a")
@@ -139,14 +139,14 @@ def test_part_that_is_not_there_is_lost(nodes: Any) -> None:
 def test_snapshot_of_another_model_is_lost(nodes: Any) -> None:
     tier = nodes.start()
     _snapshot(tier, 1)
-    with pytest.raises(MemoryLost, match="it has no v"):
+    with pytest.raises(SnapshotLost, match="it has no v"):
         tier.load({"v": torch.zeros(3)}, nodes.source(tier, step=1), check=_nothing)
 
 
 def test_part_of_another_world_is_lost(nodes: Any) -> None:
     tier = nodes.start()
     _snapshot(tier, 1, world_size=2)
-    with pytest.raises(MemoryLost, match="of a world of 2, not of 1"):
+    with pytest.raises(SnapshotLost, match="of a world of 2, not of 1"):
         tier.load(_state(-1), nodes.source(tier, step=1), check=_nothing)
 
 
@@ -162,7 +162,7 @@ def test_part_that_is_written_over_while_it_is_read_is_lost(nodes: Any) -> None:
         if looks == 2:  # the index has been read, the values have not
             _snapshot(tier, 3)
 
-    with pytest.raises(MemoryLost, match="written over while it was read"):
+    with pytest.raises(SnapshotLost, match="written over while it was read"):
         tier.load(_state(-1), nodes.source(tier, step=1), check=check)
 
 
@@ -185,10 +185,10 @@ def test_full_memory_leaves_the_snapshots_before(nodes: Any) -> None:
     tier = nodes.start()
     _snapshot(tier, 1)
     huge = {"w": torch.zeros(1).expand(1 << 40)}
-    with pytest.raises(MemoryFull) as caught:
+    with pytest.raises(SharedMemoryFull) as caught:
         tier.prepare(huge, rank=0, world_size=1)
     assert caught.value.needed_bytes > 1 << 42 > caught.value.free_bytes
-    with pytest.raises(MemoryFull):
+    with pytest.raises(SharedMemoryFull):
         tier.snapshot(huge, generation=1, rank=0, world_size=1, step=2, extra={})
     assert _steps(tier) == [(1, 1)]
     _snapshot(tier, 2)
@@ -200,11 +200,11 @@ def test_forgotten_attempt_is_gone_while_its_processes_live(nodes: Any) -> None:
     for tier in (first, second):
         _snapshot(tier, 1)
     first.forget_all()
-    assert second.holdings() == ()
+    assert second.snapshot_parts() == ()
     assert list(nodes.root.iterdir()) == []
-    with pytest.raises(MemoryFull, match="the directory of the attempt was removed"):
+    with pytest.raises(SharedMemoryFull, match="the directory of the attempt was removed"):
         _snapshot(second, 2)  # training that has not heard of it yet
-    assert second.holdings() == ()
+    assert second.snapshot_parts() == ()
 
 
 def test_starting_sweeps_the_attempts_of_the_dead(nodes: Any) -> None:
@@ -214,7 +214,7 @@ def test_starting_sweeps_the_attempts_of_the_dead(nodes: Any) -> None:
     living = nodes.start()
     assert sorted(path.name for path in base.iterdir()) == ["dead-a1", "job-a1"]
     assert sweep_stale(nodes.root) == []
-    assert living.holdings() == ()
+    assert living.snapshot_parts() == ()
 
 
 def test_nothing_grows_over_a_hundred_snapshots_and_loads(nodes: Any) -> None:

@@ -8,7 +8,7 @@ import plain_reference
 import pytest
 import torch
 
-from shoal_workers.contract.messages import ExitKind, Formed, StepReport, ValidationReport
+from shoal_workers.contract.messages import ExitKind, GroupFormed, StepReport, ValidationReport
 
 STEPS = 12
 SPEC: dict[str, Any] = {
@@ -87,4 +87,4 @@ def test_epochs_and_tokens_become_whole_steps(make_job: Any) -> None:
         shards = job.shards(1)
         (end,) = job.run(shards)
         assert (end.kind, end.step) == (ExitKind.FINISHED, steps)
-        assert job.told(shards, Formed)[0].total_steps == steps
+        assert job.told(shards, GroupFormed)[0].total_steps == steps

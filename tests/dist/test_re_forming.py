@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.messages import ExitKind, Formed, SnapshotCost
-from shoal_workers.contract.snapshots import Endpoint
+from shoal_workers.contract.messages import ExitKind, GroupFormed, SnapshotCost
+from shoal_workers.contract.snapshots import SnapshotServer
 
 STEPS = 8
 SPEC: dict[str, Any] = {
@@ -36,8 +36,8 @@ def test_a_killed_rank_costs_at_most_one_step_without_any_checkpoint(make_job: A
     source = job.in_memory(exits, survivors)
     reached = 6 if phase == "snapshot" else 5
     assert source.step == reached, "the dead rank's part outlives it"
-    assert [e.kind for e in job.run(survivors, restore_memory=source)] == [ExitKind.FINISHED] * 3
-    formed = job.told(survivors, Formed)[-1]
+    assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
+    formed = job.told(survivors, GroupFormed)[-1]
     assert (formed.start_step, formed.remote_bytes) == (reached, 0)
     assert formed.restored_bytes > 0
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
@@ -54,10 +54,10 @@ def test_survivors_keep_their_model_when_a_spare_takes_the_dead_ranks_place(make
     exits = job.interrupt(survivors)
     before = [shard.call("kept_model") for shard in survivors]
     members = [shards[0], spare, shards[2]]
-    ends = job.run(members, restore_memory=job.in_memory(exits, members))
+    ends = job.run(members, restore_snapshot=job.in_memory(exits, members))
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3
     assert [shard.call("kept_model") for shard in survivors] == before
-    assert job.told(members, Formed)[-1].start_step == 4
+    assert job.told(members, GroupFormed)[-1].start_step == 4
     assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -73,9 +73,9 @@ def test_a_switch_at_a_step_boundary_needs_no_storage_and_loses_nothing(make_job
     assert [(e.kind, e.step, e.is_durable) for e in exits] == [(ExitKind.YIELDED, 5, False)] * 2
     assert not list(Path(job.root).glob("step-*"))
     larger = shards + job.shards(2)
-    ends = job.run(larger, restore_memory=job.in_memory(exits, larger))
+    ends = job.run(larger, restore_snapshot=job.in_memory(exits, larger))
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 4
-    assert job.told(larger, Formed)[-1].start_step == 5
+    assert job.told(larger, GroupFormed)[-1].start_step == 5
     assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -94,7 +94,7 @@ def test_a_lost_node_is_made_good_by_the_buddies_on_the_other(make_job: Any, ref
     source = job.in_memory(exits, here)
     assert source.generation == generation
     assert 6 - source.step <= 2, "a copy that was still on its way does not count"
-    assert [e.kind for e in job.run(here, restore_memory=source)] == [ExitKind.FINISHED] * 2
+    assert [e.kind for e in job.run(here, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
     assert job.losses(here) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
@@ -107,12 +107,12 @@ def test_memory_that_is_gone_is_said_to_be(make_job: Any) -> None:
     shard.call("interrupt", generation)
     shard.call("go")
     source = job.in_memory([shard.exit()], [shard])
-    gone = source.model_copy(update={"parts": (Endpoint(node_id="elsewhere", host="127.0.0.1", port=1),)})
+    gone = source.model_copy(update={"parts": (SnapshotServer(node_id="elsewhere", host="127.0.0.1", port=1),)})
     [stranger] = job.shards(1, "n2")
-    (end,) = job.run([stranger], restore_memory=gone)
-    assert end.kind is ExitKind.MEMORY_LOST
+    (end,) = job.run([stranger], restore_snapshot=gone)
+    assert end.kind is ExitKind.SNAPSHOT_LOST
     assert "elsewhere" in end.error.message
-    (end,) = job.run([shard], restore_memory=source)
+    (end,) = job.run([shard], restore_snapshot=source)
     assert end.kind is ExitKind.FINISHED
 
 
@@ -124,7 +124,7 @@ def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any, tmp_path: P
     source, token_counts, slots = None, {}, {}
     for round_ in range(100):
         members = shards[: 2 + round_ % 4 // 2]
-        generation = job.start(members, restore_memory=source)
+        generation = job.start(members, restore_snapshot=source)
         shards[0].call("request_yield", generation, False)
         exits = [shard.exit() for shard in members]
         assert [e.kind for e in exits] == [ExitKind.YIELDED] * len(members), exits

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.messages import ExitKind, SuspectNamed
+from shoal_workers.contract.messages import ExitKind, ReplayMismatch
 
 SPEC: dict[str, Any] = {
     "task": "tiny_tasks:Lying",
@@ -22,7 +22,7 @@ SPEC: dict[str, Any] = {
 
 
 def accusations(shards: list[Any]) -> list[tuple[int, int]]:
-    return [(item.rank, item.step) for shard in shards for item in shard.poll() if isinstance(item, SuspectNamed)]
+    return [(item.rank, item.step) for shard in shards for item in shard.poll() if isinstance(item, ReplayMismatch)]
 
 
 def test_the_rank_that_computes_wrong_is_named_and_its_step_is_not_applied(make_job: Any, reference: Any) -> None:

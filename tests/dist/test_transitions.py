@@ -53,7 +53,7 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
     assert source.step == SWITCH
     next_members = survivors[: case.new.world_size]
     next_members += job.shards(case.new.world_size - len(next_members))
-    for restore in ({"restore_memory": source, "restore_from": None}, {"restore_from": directory}):
+    for restore in ({"restore_snapshot": source, "restore_from": None}, {"restore_from": directory}):
         for shard in next_members:
             shard.strike("forward", SWITCH, "dump")
         ends = job.run(next_members, layout=case.new, **restore)
@@ -142,7 +142,7 @@ def test_twenty_re_layouts_leave_nothing_behind(make_job: Any, text: str) -> Non
     for turn in range(20):
         layout = Layout(pp=2, tp=2) if turn % 2 == 0 else Layout(dp_shard=3)
         members = shards[: layout.world_size]
-        generation = job.start(members, layout=layout, restore_memory=source, restore_from=None)
+        generation = job.start(members, layout=layout, restore_snapshot=source, restore_from=None)
         shards[0].call("request_yield", generation, False)
         exits = [shard.exit() for shard in members]
         assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(members), [one.error for one in exits]

@@ -28,7 +28,7 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerReport,
 )
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 
 _HERE = Path(__file__).parent
 PATIENCE_S = 60.0
@@ -49,7 +49,7 @@ class Shard:
     ) -> None:
         """`memory`: directory of the snapshots and node id; None: no RAM tier."""
         self.pid = pid
-        self.news: list[WorkerReport] = []
+        self.reports: list[WorkerReport] = []
         self._seq = 0
         self._connection = connection
         self._inbox: dict[str, queue.Queue[Any]] = {kind: queue.Queue() for kind in _KINDS}
@@ -59,7 +59,7 @@ class Shard:
         self.has_exit = has_exit
         threading.Thread(target=self._receive, daemon=True).start()
         self.node_id = memory[1] if memory else ""
-        self.store_port, self.memory_port = self.call("create", spec, root, memory)
+        self.store_port, self.snapshot_port = self.call("create", spec, root, memory)
 
     def call(self, name: str, *arguments: Any) -> Any:
         with self._calling:
@@ -88,7 +88,7 @@ class Shard:
     def poll(self) -> list[WorkerReport]:
         """Everything told so far."""
         self._listen()
-        return self.news
+        return self.reports
 
     def new_logs(self) -> tuple[LogLine, ...]:
         """What it has said since it was last listened to."""
@@ -97,7 +97,7 @@ class Shard:
     def _listen(self) -> tuple[LogLine, ...]:
         answer: WorkerPoll = self.call("poll", self._seq)
         self._seq = answer.seq
-        self.news.extend(answer.news)
+        self.reports.extend(answer.reports)
         return answer.logs
 
     def kill(self, signum: int = signal.SIGKILL) -> None:
@@ -134,18 +134,18 @@ class Job:
         return [self._fleet.start(self.spec, self.root, memory) for _ in range(count)]
 
     @staticmethod
-    def in_memory(exits: list[WorkerExit], living: list[Shard]) -> MemorySource:
+    def in_memory(exits: list[WorkerExit], living: list[Shard]) -> SnapshotSource:
         """The newest snapshot that is whole in the memory of the nodes on which somebody lives."""
-        servers = {shard.node_id: Endpoint(node_id=shard.node_id, host="127.0.0.1", port=shard.memory_port)
+        servers = {shard.node_id: SnapshotServer(node_id=shard.node_id, host="127.0.0.1", port=shard.snapshot_port)
                    for shard in living}  # fmt: skip
-        held: dict[tuple[int, int, int], dict[int, Endpoint]] = {}
-        for holding in (holding for worker_exit in exits for holding in worker_exit.holdings):
+        held: dict[tuple[int, int, int], dict[int, SnapshotServer]] = {}
+        for holding in (holding for worker_exit in exits for holding in worker_exit.snapshot_parts):
             if holding.node_id in servers:
                 key = holding.step, holding.generation, holding.world_size
                 held.setdefault(key, {})[holding.rank] = servers[holding.node_id]
         step, generation, world_size = max(key for key, parts in held.items() if len(parts) == key[2])
         parts = held[step, generation, world_size]
-        return MemorySource(
+        return SnapshotSource(
             generation=generation, world_size=world_size, step=step, parts=tuple(parts[r] for r in range(world_size))
         )
 
@@ -176,7 +176,7 @@ class Job:
             self._collective_timeout_s = values["collective_timeout_s"]
             if buddy_of is not None:
                 buddy = buddy_of(rank)
-                values["buddy"] = Endpoint(node_id=buddy.node_id, host="127.0.0.1", port=buddy.memory_port)
+                values["buddy"] = SnapshotServer(node_id=buddy.node_id, host="127.0.0.1", port=buddy.snapshot_port)
             shard.call("run", Assignment(**values))
         return self.generation
 
@@ -234,7 +234,7 @@ class Job:
         """Loss by step; a step that was done again must give what it gave before."""
         losses: dict[int, float] = {}
         for shard in shards:
-            for item in shard.news:
+            for item in shard.reports:
                 if isinstance(item, StepReport):
                     assert losses.setdefault(item.step, item.loss) == pytest.approx(item.loss, abs=1e-5)
         return losses

@@ -14,7 +14,7 @@ from shoal_service.supervisor.fleet import Fleet
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
-NAME = "shoal/given-up/1/shard-0"
+NAME = "shoal/given-up/1/worker-0"
 
 async def give_up(fleet):
     starting = asyncio.create_task(fleet.start(0, NAME, (), ""))

@@ -27,7 +27,7 @@ def _point(step: int, loss: float = 1.0, **fields: Any) -> SeriesPoint:
 
 
 def _line(text: str, rank: int | None = 0) -> PendingLog:
-    return PendingLog(at=1.0, rank=rank, worker_id="shard-0", stream="stdout", text=text)
+    return PendingLog(at=1.0, rank=rank, worker_id="worker-0", stream="stdout", text=text)
 
 
 def _incident(number: int = 1, **fields: Any) -> IncidentView:

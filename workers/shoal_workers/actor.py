@@ -23,16 +23,16 @@ from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
-    LeaveNotice,
     LogLine,
     Phase,
+    PreemptionNotice,
     Progress,
     WorkerConfig,
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
 )
-from shoal_workers.contract.snapshots import Holding
+from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.raylet import end_with_raylet
@@ -89,7 +89,7 @@ class WorkerActor:
             pid=os.getpid(),
             store_port=engine.store_port,
             device="cuda" if self._spec.worker.gpus else "cpu",
-            memory_port=self._ram.port if self._ram is not None else 0,
+            snapshot_port=self._ram.port if self._ram is not None else 0,
         )
 
     @ray.method(concurrency_group="train")
@@ -128,9 +128,9 @@ class WorkerActor:
             self._engine.request_yield(generation, durable=durable)
 
     @ray.method(concurrency_group="control")
-    def holdings(self) -> tuple[Holding, ...]:
+    def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
         """What lies in the memory of this process's node."""
-        return self._ram.holdings() if self._ram is not None else ()
+        return self._ram.snapshot_parts() if self._ram is not None else ()
 
     @ray.method(concurrency_group="control")
     def forget_memory(self) -> None:
@@ -169,7 +169,9 @@ class WorkerActor:
         self._notices += 1
         if self._notices > 1:
             os._exit(128 + signal.SIGTERM)
-        notice = LeaveNotice(generation=self._progress().generation, at=time.time(), grace_s=_GRACE_S, reason="SIGTERM")
+        notice = PreemptionNotice(
+            generation=self._progress().generation, at=time.time(), grace_s=_GRACE_S, reason="SIGTERM"
+        )
         # not on this thread: it may be the very one that holds the outbox's lock
         threading.Thread(target=self._outbox.tell, args=(notice,), name="shoal-notice", daemon=True).start()
 
@@ -232,7 +234,7 @@ class WorkerActor:
                 attempt=config.attempt,
                 worker_id=config.worker_id,
                 node_id=self._node_id,
-                key=config.memory_key,
+                key=config.snapshot_key,
                 host=self._node_ip,
             )
         except OSError as error:

@@ -31,14 +31,14 @@ from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import (
     Assignment,
     ExitKind,
-    Formed,
-    LeaveNotice,
+    GroupFormed,
+    PreemptionNotice,
+    ReplayMismatch,
     SavedPart,
     SaveFailed,
     SnapshotCost,
     StepReport,
     StepSkipped,
-    SuspectNamed,
     ValidationReport,
     WorkerExit,
     WorkerReport,
@@ -177,17 +177,17 @@ def _read_news(engine: Engine, outbox: Outbox, summary: Summary, parts: PartColl
     while True:
         poll = outbox.poll(after, _POLL_S, lambda: engine.progress)
         after = poll.seq
-        for item in poll.news:
+        for item in poll.reports:
             if isinstance(item, SavedPart):
                 parts.add(item)
             _show(item, summary)
-        if outbox.is_closed and not poll.news:
+        if outbox.is_closed and not poll.reports:
             return
 
 
 def _show(item: WorkerReport, summary: Summary) -> None:
     match item:
-        case Formed():
+        case GroupFormed():
             origin = "from the seed" if item.start_step == 0 else f"from step {item.start_step}"
             _say(f"formed in {item.form_s:.2f} s, {item.num_parameters:,} parameters, {origin} to {item.total_steps}")
         case StepReport():
@@ -205,9 +205,9 @@ def _show(item: WorkerReport, summary: Summary) -> None:
             _say(f"rank {item.rank} could not save step {item.step}: {item.error}")
         case StepSkipped():
             _say(f"step {item.step} skipped: loss {item.loss}, norm {item.grad_norm}")
-        case SuspectNamed():
+        case ReplayMismatch():
             _say(f"rank {item.rank} computes wrong: {item.message}")
-        case SavedPart() | LeaveNotice() | SnapshotCost():
+        case SavedPart() | PreemptionNotice() | SnapshotCost():
             pass
 
 

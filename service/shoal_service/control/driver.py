@@ -148,7 +148,7 @@ class Driver:
             spec_version=row.spec_version,
             code_uri=code_uri,
             goodput=row.status.goodput,
-            memory_key=secrets.token_hex(16),
+            snapshot_key=secrets.token_hex(16),
             profile=measured_profile(self._profiles, has_gpu=row.spec.worker.gpus > 0),
             fork_workers=self._fork_workers,
             avoid=self._avoid,

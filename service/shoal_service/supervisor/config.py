@@ -27,7 +27,7 @@ class SupervisorConfig(Frozen):
     code_uri: str | None = None
     """`gcs://...zip`, for the runtime environment of the shards."""
     timeouts: Timeouts = Timeouts()
-    memory_key: str = ""
+    snapshot_key: str = ""
     """Shared secret of the attempt's shards; see WorkerConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes on which nothing is started; the newest directive says which they are by now."""

@@ -21,7 +21,6 @@ from shoal_service.cluster.node_watch import NodesSeen, NodeWatch
 from shoal_service.core import goodput
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
-    AskHoldings,
     Command,
     Commit,
     Emit,
@@ -30,6 +29,7 @@ from shoal_service.core.attempt.commands import (
     ForgetDamaged,
     Interrupt,
     KillWorker,
+    RequestSnapshotParts,
     RequestYield,
     Run,
     ShowIncident,
@@ -217,9 +217,9 @@ class Executor:
             case RequestYield(index, generation, durable):
                 if client := self._client(index):
                     client.request_yield(generation, durable)
-            case AskHoldings(index):
+            case RequestSnapshotParts(index):
                 if client := self._client(index):
-                    client.ask_holdings()
+                    client.request_snapshot_parts()
             case FindCheckpoint(excluding):
                 self._spawn(self._coordinator.find(excluding))
             case Commit(name, parts):

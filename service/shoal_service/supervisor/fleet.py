@@ -23,7 +23,7 @@ from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor, is_worker_proce
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerConfig, WorkerExit, WorkerInfo, WorkerPoll
-from shoal_workers.contract.snapshots import Holding
+from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.forkserver import py_executable
 
 _GIB = 1 << 30
@@ -111,8 +111,8 @@ class Fleet:
         answer: WorkerPoll = await self._handles[index].poll.remote(after, acknowledged, wait_s)
         return answer
 
-    async def holdings(self, index: int) -> tuple[Holding, ...]:
-        answer: tuple[Holding, ...] = await self._handles[index].holdings.remote()
+    async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]:
+        answer: tuple[SnapshotPart, ...] = await self._handles[index].snapshot_parts.remote()
         return answer
 
     async def interrupt(self, index: int, generation: int) -> None:
@@ -194,7 +194,7 @@ class Fleet:
                 attempt=config.attempt,
                 worker_id=worker_id,
                 checkpoint_root=config.checkpoint_root,
-                memory_key=config.memory_key,
+                snapshot_key=config.snapshot_key,
                 expected_bytes=self._rank_bytes,
             ),
         )

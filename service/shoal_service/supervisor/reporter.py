@@ -13,7 +13,14 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.status import Readings, status_of, workers_of
 from shoal_service.views import CheckpointView, SeriesPoint
-from shoal_workers.contract.messages import Formed, SnapshotCost, StepReport, ValidationReport, WorkerPoll, WorkerReport
+from shoal_workers.contract.messages import (
+    GroupFormed,
+    SnapshotCost,
+    StepReport,
+    ValidationReport,
+    WorkerPoll,
+    WorkerReport,
+)
 
 
 class Reporter:
@@ -44,7 +51,7 @@ class Reporter:
             last = self._readings.step
             point = (_point(last, item.loss),) if last is not None and last.step == item.step else ()
             self._outbox.tell(event, *point)
-        elif isinstance(item, Formed):
+        elif isinstance(item, GroupFormed):
             self._readings.num_parameters = item.num_parameters
             known_step = self._readings.step.step if self._readings.step is not None else 0
             for report in item.past:  # of a rank 0 that died before it was acknowledged

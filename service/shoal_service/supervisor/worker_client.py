@@ -21,10 +21,10 @@ from shoal_service.core.attempt.events import (
     Beat,
     DeathDated,
     Event,
-    HoldingsReported,
     InterruptAcknowledged,
     ReportArrived,
     RunReturned,
+    SnapshotPartsReported,
     WorkerFailedToStart,
     WorkerLost,
     WorkerUnreachable,
@@ -109,8 +109,8 @@ class WorkerClient:
     def request_yield(self, generation: int, durable: bool) -> None:
         self._spawn(self._request_yield(generation, durable))
 
-    def ask_holdings(self) -> None:
-        self._spawn(self._ask_holdings())
+    def request_snapshot_parts(self) -> None:
+        self._spawn(self._request_snapshot_parts())
 
     def leave(self) -> None:
         """Nothing that the worker may still answer matters any more."""
@@ -216,7 +216,7 @@ class WorkerClient:
             self._heard = poll.seq
             wait_s = _POLL_CLOSELY_S if self._may_soon_hang(poll.progress) else _POLL_WAIT_S
             self._context.reporter.acknowledged(self.index, poll, self._context.state())
-            for item in poll.news:
+            for item in poll.reports:
                 self._post(ReportArrived(self.index, item))
             self._post(Beat(self.index, poll.progress))
             await self._context.settled()
@@ -225,7 +225,7 @@ class WorkerClient:
 
     def _may_soon_hang(self, progress: Progress) -> bool:
         is_at_work = progress.phase not in (Phase.IDLE, Phase.PREPARING)
-        return is_at_work and progress.standing_s >= self._context.state().spec.health.hang_floor_s / 2
+        return is_at_work and progress.stalled_s >= self._context.state().spec.health.hang_floor_s / 2
 
     async def _interrupt(self, generation: int) -> None:
         """Insist: what is not woken is killed soon."""
@@ -251,15 +251,15 @@ class WorkerClient:
                 _log.info("a request failed; the run call will say why", extra={"error": str(error)})
                 return
 
-    async def _ask_holdings(self) -> None:
+    async def _request_snapshot_parts(self) -> None:
         while True:
             try:
-                self._post(HoldingsReported(self.index, await self._fleet.holdings(self.index)))
+                self._post(SnapshotPartsReported(self.index, await self._fleet.snapshot_parts(self.index)))
                 return
             except ActorUnavailableError as error:
                 await self._unreachable(error)
             except RayError as error:
-                self._lost(error, "holdings call")
+                self._lost(error, "snapshot parts call")
                 return
 
     async def _unreachable(self, error: RayError) -> None:

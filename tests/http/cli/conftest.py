@@ -90,8 +90,8 @@ class Service:
             incidents=(INCIDENT,), checkpoints=(CHECKPOINT,),
             series=tuple(point(step, 5.0 - step / 10) for step in range(1, 11)),
             logs=(
-                PendingLog(at=AT, rank=0, worker_id="shard-0", stream="stdout", text="hello from rank 0"),
-                PendingLog(at=AT, rank=1, worker_id="shard-1", stream="stdout", text="hello from rank 1"),
+                PendingLog(at=AT, rank=0, worker_id="worker-0", stream="stdout", text="hello from rank 0"),
+                PendingLog(at=AT, rank=1, worker_id="worker-1", stream="stdout", text="hello from rank 1"),
             ),
             workers=tuple(worker(rank) for rank in range(4)),
         )  # fmt: skip
@@ -105,7 +105,7 @@ RUNNING = JobStatus(
     tokens_per_s=1234.0, eta_s=42.0, num_parameters=1000, layout="fsdp4",
 )  # fmt: skip
 INCIDENT = IncidentView(
-    id=1, cause=IncidentCause.WORKER_DIED, witness="ray", ranks=(2,), worker_ids=("shard-2",), generation=1, at=AT,
+    id=1, cause=IncidentCause.WORKER_DIED, witness="ray", ranks=(2,), worker_ids=("worker-2",), generation=1, at=AT,
     from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1, closed=True, message="killed",
 )  # fmt: skip
 CHECKPOINT = CheckpointView(
@@ -127,7 +127,7 @@ def point(step: int, loss: float) -> SeriesPoint:
 
 def worker(rank: int) -> WorkerView:
     return WorkerView(
-        worker_id=f"shard-{rank}", rank=rank, state="training", node_id="a" * 56, node_ip="127.0.0.1", pid=1000 + rank,
+        worker_id=f"worker-{rank}", rank=rank, state="training", node_id="a" * 56, node_ip="127.0.0.1", pid=1000 + rank,
         generation=1, phase="forward", step=10,
     )  # fmt: skip
 

@@ -18,7 +18,6 @@ from attempt_world.parts import (
 from attempt_world.watch import Watch
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
-    AskHoldings,
     Command,
     Commit,
     Emit,
@@ -27,6 +26,7 @@ from shoal_service.core.attempt.commands import (
     ForgetDamaged,
     Interrupt,
     KillWorker,
+    RequestSnapshotParts,
     RequestYield,
     Run,
     ShowIncident,
@@ -37,13 +37,13 @@ from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     Event,
-    HoldingsReported,
     InterruptAcknowledged,
+    SnapshotPartsReported,
     Tick,
     WorkerLost,
 )
 from shoal_service.core.attempt.state.attempt import Attempt, Stage
-from shoal_workers.contract.snapshots import Holding
+from shoal_workers.contract.snapshots import SnapshotPart
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Commanded:
     """Workers are spread over so many; None: each has one of its own."""
     deaths: dict[str, int] = field(default_factory=dict)
     """Of nodes."""
-    memory: dict[str, list[tuple[int, Holding]]] = field(default_factory=dict)
+    memory: dict[str, list[tuple[int, SnapshotPart]]] = field(default_factory=dict)
     """By node, with the worker whose snapshots they are; newest last."""
     lost_memory: set[tuple[int, int]] = field(default_factory=set)
     """(generation, step) of snapshots that can no longer be read, although they are told of."""
@@ -125,10 +125,12 @@ class Commanded:
                     if not worker.is_stopped:
                         worker.fenced = True
                         self.post(f"acknowledged-{index}", InterruptAcknowledged(index, generation))
-                case AskHoldings(index):
+                case RequestSnapshotParts(index):
                     assert self.is_believed_alive(index)
                     if not self.workers[index].is_stopped:
-                        self.post(f"held-{index}", HoldingsReported(index, self.held_on(self.workers[index].node_id)))
+                        self.post(
+                            f"held-{index}", SnapshotPartsReported(index, self.held_on(self.workers[index].node_id))
+                        )
                 case SuspectNode():
                     pass
                 case RequestYield(index, generation, durable):
@@ -200,5 +202,5 @@ class Commanded:
         for channel in [name for name in self.pending if name.rpartition("-")[2] == str(index)]:
             self.pending.pop(channel)
 
-    def held_on(self, node_id: str) -> tuple[Holding, ...]:
+    def held_on(self, node_id: str) -> tuple[SnapshotPart, ...]:
         return tuple(holding for _, holding in self.memory.get(node_id, []))

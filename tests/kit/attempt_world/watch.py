@@ -17,7 +17,7 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.state.attempt import Attempt, Stage
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 
 if TYPE_CHECKING:
     from attempt_world.commanded import Commanded
@@ -46,8 +46,8 @@ class Watch:
         newest = max((name_of(name) for name in world.known), default=None)
         expected = None if newest is None else f"{ROOT}/{newest}"
         assert {c.assignment.restore_from for c in runs} == {expected}, "not the newest good checkpoint"
-        source = runs[0].assignment.restore_memory
-        assert all(c.assignment.restore_memory == source for c in runs)
+        source = runs[0].assignment.restore_snapshot
+        assert all(c.assignment.restore_snapshot == source for c in runs)
         if source is not None:
             self._source(source, newest)
         self._nothing_better(source.step if source is not None else newest.step if newest is not None else 0)
@@ -57,7 +57,7 @@ class Watch:
         for command in runs:
             assert world.is_believed_alive(command.index) and world.state.worker(command.index).warm
 
-    def _source(self, source: MemorySource, newest: CheckpointName | None) -> None:
+    def _source(self, source: SnapshotSource, newest: CheckpointName | None) -> None:
         world = self._world
         assert newest is None or source.step >= newest.step, "what is durable is newer"
         assert len(source.parts) == source.world_size
@@ -75,7 +75,7 @@ class Watch:
         chance to tell of it."""
         world = self._world
         state = world.state
-        servers = [world.workers[p.index] for p in state.usable if p.info.memory_port]
+        servers = [world.workers[p.index] for p in state.usable if p.info.snapshot_port]
         if any(p.is_stopped for p in servers) or any(name.startswith("held") for name in world.pending):
             return
         found: dict[tuple[int, int, int], set[int]] = {}
@@ -90,7 +90,7 @@ class Watch:
     def _buddies(self, runs: list[Run]) -> None:
         world = self._world
         nodes = {c.assignment.rank: world.workers[c.index].node_id for c in runs}
-        copies: dict[Endpoint, int] = {}
+        copies: dict[SnapshotServer, int] = {}
         for command in runs:
             buddy = command.assignment.buddy
             expected = len(set(nodes.values())) > 1 and world.state.keeps_snapshots

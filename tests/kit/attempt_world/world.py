@@ -43,7 +43,7 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import (
     ErrorReport,
     ExitKind,
-    Formed,
+    GroupFormed,
     Phase,
     Progress,
     SaveFailed,
@@ -51,7 +51,7 @@ from shoal_workers.contract.messages import (
     WorkerInfo,
     WorkerReport,
 )
-from shoal_workers.contract.snapshots import Holding, MemorySource
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
 
@@ -72,7 +72,7 @@ class World(Commanded):
             info = WorkerInfo(
                 worker_id=worker.worker_id, node_id=worker.node_id, node_ip="10.0.0.1", pid=4000 + index,
                 store_port=5000 + index, device="cpu",
-                memory_port=MEMORY_PORT + index if self.state.keeps_snapshots else 0,
+                snapshot_port=MEMORY_PORT + index if self.state.keeps_snapshots else 0,
             )  # fmt: skip
             self.post(f"warm-{index}", WorkerWarm(index, info))
 
@@ -135,7 +135,7 @@ class World(Commanded):
         if worker.run is not None:
             progress = Progress(
                 generation=worker.run.generation, phase=phase, step=worker.step if step is None else step,
-                at=self.now, beat=beat, standing_s=standing_s,
+                at=self.now, counter=beat, stalled_s=standing_s,
             )  # fmt: skip
             self.feed(Beat(index, progress))
 
@@ -153,7 +153,7 @@ class World(Commanded):
     def _progress(self, worker: FakeWorker) -> Progress:
         assert worker.run is not None
         return Progress(
-            generation=worker.run.generation, phase=Phase.FORWARD, step=worker.step, at=self.now, beat=worker.step
+            generation=worker.run.generation, phase=Phase.FORWARD, step=worker.step, at=self.now, counter=worker.step
         )
 
     def snapshot(self, without: int | None = None) -> None:
@@ -164,7 +164,7 @@ class World(Commanded):
                 continue
             places = [worker.node_id, *([run.buddy.node_id] if run.buddy else [])]
             for node_id in places:
-                part = Holding(
+                part = SnapshotPart(
                     generation=run.generation, rank=run.rank, world_size=run.world_size, step=worker.step,
                     num_bytes=10, node_id=node_id,
                 )  # fmt: skip
@@ -188,7 +188,7 @@ class World(Commanded):
         assert worker.run is not None
         worker_exit = WorkerExit(
             generation=worker.run.generation, rank=worker.run.rank, kind=kind, step=worker.step, error=error,
-            holdings=self.held_on(worker.node_id), at=self.now,
+            snapshot_parts=self.held_on(worker.node_id), at=self.now,
             is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and worker.yields is True),
         )  # fmt: skip
         worker.run = None
@@ -199,10 +199,10 @@ class World(Commanded):
         group = self.group()
         if not self.is_whole:
             return
-        source = group[0].run.restore_memory
+        source = group[0].run.restore_snapshot
         if source is not None and not self._can_be_read(source):
             for worker in group:
-                self.leave(worker, ExitKind.MEMORY_LOST, error_of("MemoryLost", "a part is gone"))
+                self.leave(worker, ExitKind.SNAPSHOT_LOST, error_of("SnapshotLost", "a part is gone"))
             return
         url = group[0].run.restore_from if source is None else None
         name = None if url is None else url.rsplit("/", 1)[1]
@@ -215,13 +215,13 @@ class World(Commanded):
             worker.step = start
         self.tell(
             group[0],
-            Formed(
+            GroupFormed(
                 generation=group[0].run.generation, at=self.now, start_step=start, total_steps=self.total_steps,
                 form_s=0.1, build_s=0.2, restore_s=0.3, num_parameters=10, restored_bytes=40,
             ),
         )  # fmt: skip
 
-    def _can_be_read(self, source: MemorySource) -> bool:
+    def _can_be_read(self, source: SnapshotSource) -> bool:
         servers = [self.workers[endpoint.port - MEMORY_PORT] for endpoint in source.parts]
         there = all(
             server.alive and not server.is_stopped

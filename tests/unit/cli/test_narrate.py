@@ -29,7 +29,7 @@ def event(kind: str, **data: object) -> EventView:
         (event("node.suspected", node_id="ab12", reason="it hung"), "node ab12 is suspected: it hung"),
         (event("checkpoint.committed", step=20, bytes=2048, seconds=0.5),
          "checkpoint of step 20 committed in 500 ms, 2.0 KiB"),
-        (event("worker.lost", worker_id="shard-2", rank=2, pid=7), "worker shard-2 rank 2 lost (pid 7)"),
+        (event("worker.lost", worker_id="worker-2", rank=2, pid=7), "worker worker-2 rank 2 lost (pid 7)"),
     ],
 )  # fmt: skip
 def test_known_events_read_as_sentences(said: EventView, line: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.contract.batch_partition import batch_partition, randomness_seed, sample_at, sample_positions
+from shoal_workers.contract.batch_partition import micro_batches_of_rank, randomness_seed, sample_at, sample_positions
 
 MICRO_BATCHES = st.integers(1, 300)
 WORLDS = st.integers(1, 40)
@@ -14,7 +14,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @given(MICRO_BATCHES, WORLDS)
 def test_every_micro_batch_counts_exactly_once_over_all_ranks(num: int, world: int) -> None:
-    partitioned = [m for rank in range(world) for m in batch_partition(num, rank, world)]
+    partitioned = [m for rank in range(world) for m in micro_batches_of_rank(num, rank, world)]
     assert [m.index for m in partitioned if m.weight == 1.0] == list(range(num))
     assert {m.weight for m in partitioned} <= {0.0, 1.0}
 
@@ -22,7 +22,7 @@ def test_every_micro_batch_counts_exactly_once_over_all_ranks(num: int, world: i
 @given(MICRO_BATCHES, WORLDS)
 def test_all_ranks_run_as_many_passes_and_fillers_come_last(num: int, world: int) -> None:
     for rank in range(world):
-        weights = [m.weight for m in batch_partition(num, rank, world)]
+        weights = [m.weight for m in micro_batches_of_rank(num, rank, world)]
         assert len(weights) == -(-num // world)
         assert weights == sorted(weights, reverse=True)
         assert weights.count(0.0) <= 1
@@ -31,7 +31,7 @@ def test_all_ranks_run_as_many_passes_and_fillers_come_last(num: int, world: int
 @given(MICRO_BATCHES, WORLDS)
 def test_a_rank_reads_a_contiguous_slice_and_its_filler_is_a_valid_index(num: int, world: int) -> None:
     for rank in range(world):
-        mine = batch_partition(num, rank, world)
+        mine = micro_batches_of_rank(num, rank, world)
         real = [m.index for m in mine if m.weight]
         assert real == list(range(real[0], real[0] + len(real))) if real else True
         assert all(0 <= m.index < num for m in mine)
@@ -43,7 +43,7 @@ def test_a_step_reads_the_same_positions_at_every_world_size(step: int, num: int
     read = [
         position
         for rank in range(world)
-        for m in batch_partition(num, rank, world)
+        for m in micro_batches_of_rank(num, rank, world)
         if m.weight
         for position in sample_positions(step, m.index, global_size=size, micro_size=micro)
     ]

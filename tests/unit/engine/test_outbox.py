@@ -17,23 +17,23 @@ def line(text: str) -> LogLine:
 
 
 def test_a_poll_gives_everything_newer_and_the_number_to_ask_for_next() -> None:
-    outbox = Outbox("shard-1")
+    outbox = Outbox("worker-1")
     outbox.tell(news(1))
     outbox.log(line("a"))
     first = outbox.poll(0, 0.0, NOW)
-    assert (first.worker_id, first.seq, first.progress) == ("shard-1", 2, NOW)
-    assert (first.news, first.logs) == ((news(1),), (line("a"),))
+    assert (first.worker_id, first.seq, first.progress) == ("worker-1", 2, NOW)
+    assert (first.reports, first.logs) == ((news(1),), (line("a"),))
     outbox.tell(news(2))
-    assert outbox.poll(first.seq, 0.0, NOW).news == (news(2),)
+    assert outbox.poll(first.seq, 0.0, NOW).reports == (news(2),)
 
 
 def test_what_is_not_acknowledged_comes_again() -> None:
     outbox = Outbox()
     outbox.tell(news(1))
     outbox.tell(news(2))
-    assert outbox.poll(0, 0.0, NOW).news == outbox.poll(0, 0.0, NOW).news == (news(1), news(2))
-    assert outbox.poll(1, 0.0, NOW).news == (news(2),)
-    assert outbox.poll(0, 0.0, NOW).news == (news(2),), "what was acknowledged is gone"
+    assert outbox.poll(0, 0.0, NOW).reports == outbox.poll(0, 0.0, NOW).reports == (news(1), news(2))
+    assert outbox.poll(1, 0.0, NOW).reports == (news(2),)
+    assert outbox.poll(0, 0.0, NOW).reports == (news(2),), "what was acknowledged is gone"
 
 
 def test_a_poll_waits_for_the_first_news_and_asks_for_progress_then() -> None:
@@ -50,14 +50,14 @@ def test_a_poll_waits_for_the_first_news_and_asks_for_progress_then() -> None:
     assert not is_asked.is_set()
     outbox.tell(news(1))
     reader.join(timeout=10)
-    assert answers[0].news == (news(1),)
+    assert answers[0].reports == (news(1),)
 
 
 def test_an_empty_poll_ends_after_its_wait_and_at_once_when_closed() -> None:
     outbox = Outbox()
-    assert outbox.poll(0, 0.0, NOW).news == ()
+    assert outbox.poll(0, 0.0, NOW).reports == ()
     outbox.close()
-    assert outbox.poll(0, 3600.0, NOW).news == ()
+    assert outbox.poll(0, 3600.0, NOW).reports == ()
 
 
 def test_only_log_lines_are_ever_dropped_and_their_number_is_told_once() -> None:
@@ -66,7 +66,7 @@ def test_only_log_lines_are_ever_dropped_and_their_number_is_told_once() -> None
         outbox.tell(news(step))
         outbox.log(line(str(step)))
     answer = outbox.poll(0, 0.0, NOW)
-    assert [item.step for item in answer.news if isinstance(item, SaveFailed)] == [0, 1, 2, 3, 4]
+    assert [item.step for item in answer.reports if isinstance(item, SaveFailed)] == [0, 1, 2, 3, 4]
     assert [entry.text for entry in answer.logs[1:]] == ["3", "4"]
     assert "3 log lines were dropped" in answer.logs[0].text
     assert len(outbox.poll(0, 0.0, NOW).logs) == 2
@@ -76,5 +76,5 @@ def test_what_is_not_acknowledged_is_kept_for_a_reader_that_lost_its_place() -> 
     outbox = Outbox()
     for number in (1, 2, 3):
         outbox.tell(news(number))
-    assert outbox.poll(2, 0.0, NOW, acknowledged=1).news == (news(3),)
-    assert outbox.poll(0, 0.0, NOW, acknowledged=0).news == (news(2), news(3))
+    assert outbox.poll(2, 0.0, NOW, acknowledged=1).reports == (news(3),)
+    assert outbox.poll(0, 0.0, NOW, acknowledged=0).reports == (news(2), news(3))

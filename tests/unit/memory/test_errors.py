@@ -6,11 +6,12 @@ import pickle
 
 import pytest
 
-from shoal_workers.snapshot_store.errors import MemoryFull, MemoryLost, SnapshotStoreError
+from shoal_workers.snapshot_store.errors import SharedMemoryFull, SnapshotLost, SnapshotStoreError
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryLost(3, 41, 2, "node-b", "it is gone"), MemoryFull("/dev/shm/x", 100, 7, "No space left on device")]
+    "error",
+    [SnapshotLost(3, 41, 2, "node-b", "it is gone"), SharedMemoryFull("/dev/shm/x", 100, 7, "No space left on device")],
 )
 def test_errors_survive_pickling(error: SnapshotStoreError) -> None:
     again = pickle.loads(pickle.dumps(error))
@@ -20,13 +21,13 @@ def test_errors_survive_pickling(error: SnapshotStoreError) -> None:
 
 
 def test_lost_part_names_part_node_and_reason() -> None:
-    told = str(MemoryLost(3, 41, 2, "node-b", "it was written over"))
+    told = str(SnapshotLost(3, 41, 2, "node-b", "it was written over"))
     assert "part of rank 2" in told
     assert "generation 3 at step 41" in told
     assert "node node-b: it was written over" in told
 
 
 def test_full_memory_names_what_is_needed_what_is_free_and_the_way_out() -> None:
-    told = str(MemoryFull("/dev/shm/x", 100, 7, "No space left on device"))
+    told = str(SharedMemoryFull("/dev/shm/x", 100, 7, "No space left on device"))
     assert "needs 100 bytes of shared memory in /dev/shm/x, where 7 are free" in told
     assert "snapshot.enabled: false" in told

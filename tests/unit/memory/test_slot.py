@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_workers.snapshot_store.errors import MemoryFull
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, Stamp, read_header
 
 _REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=5000)
@@ -91,7 +91,7 @@ def test_part_that_is_longer_than_its_file_is_none(slot: SlotFile) -> None:
 def test_more_than_there_is_raises_memory_full_and_leaves_nothing() -> None:
     """In a real tmpfs, which says no before it takes a page; a disk might fill up first."""
     with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
-        with pytest.raises(MemoryFull) as caught:
+        with pytest.raises(SharedMemoryFull) as caught:
             SlotFile(Path(folder, "own-1"), 1 << 60)
         assert caught.value.needed_bytes == 1 << 60
         assert 0 < caught.value.free_bytes < 1 << 60
@@ -99,7 +99,7 @@ def test_more_than_there_is_raises_memory_full_and_leaves_nothing() -> None:
 
 
 def test_directory_that_was_removed_is_memory_full_too(tmp_path: Path) -> None:
-    with pytest.raises(MemoryFull, match="was removed"):
+    with pytest.raises(SharedMemoryFull, match="was removed"):
         SlotFile(tmp_path / "gone" / "own-1", 4096)
 
 

@@ -13,7 +13,7 @@ from shoal_service.supervisor.reporter import Reporter
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.messages import (
-    Formed,
+    GroupFormed,
     LogLine,
     Phase,
     Progress,
@@ -39,8 +39,8 @@ class Told:
         info = {"node_id": "n", "node_ip": "10.0.0.1", "store_port": 1, "device": "cpu"}
         workers = tuple(
             Worker(
-                index=index, worker_id=f"shard-{index}", started_at=0.0, in_run=True,
-                info=WorkerInfo(worker_id=f"shard-{index}", pid=40 + index, **info),
+                index=index, worker_id=f"worker-{index}", started_at=0.0, in_run=True,
+                info=WorkerInfo(worker_id=f"worker-{index}", pid=40 + index, **info),
             )
             for index in (3, 5)
         )  # fmt: skip
@@ -119,25 +119,25 @@ def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
 def test_logs_carry_the_rank_that_the_process_has_now() -> None:
     told = Told()
     poll = WorkerPoll(
-        worker_id="shard-5", seq=1, news=(), logs=(LogLine(at=1.0, stream="stdout", text="hello"),),
+        worker_id="worker-5", seq=1, reports=(), logs=(LogLine(at=1.0, stream="stdout", text="hello"),),
         progress=Progress(generation=2, phase=Phase.BACKWARD, step=4, at=1.0),
     )  # fmt: skip
     told.reporter.acknowledged(5, poll, told.state)
     news = told.news()
     [line] = news.logs
-    assert (line.rank, line.worker_id, line.text) == (1, "shard-5", "hello")
+    assert (line.rank, line.worker_id, line.text) == (1, "worker-5", "hello")
     assert [(w.rank, w.phase, w.state) for w in news.workers] == [(0, "idle", "training"), (1, "backward", "training")]
 
 
 def test_logs_of_a_process_that_was_dropped_keep_their_name() -> None:
     told = Told()
     poll = WorkerPoll(
-        worker_id="shard-1", seq=1, news=(), logs=(LogLine(at=1.0, stream="stderr", text="bye"),),
+        worker_id="worker-1", seq=1, reports=(), logs=(LogLine(at=1.0, stream="stderr", text="bye"),),
         progress=Progress(generation=1, phase=Phase.IDLE, step=0, at=1.0),
     )  # fmt: skip
     told.reporter.acknowledged(1, poll, told.state)
     [line] = told.news().logs
-    assert (line.rank, line.worker_id) == (None, "shard-1")
+    assert (line.rank, line.worker_id) == (None, "worker-1")
 
 
 def test_the_layout_of_a_forming_generation_is_shown() -> None:
@@ -149,7 +149,7 @@ def test_the_layout_of_a_forming_generation_is_shown() -> None:
 
 def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:
     told = Told()
-    formed = Formed(
+    formed = GroupFormed(
         generation=2, at=1.0, start_step=4, total_steps=12, form_s=0, build_s=0, restore_s=0, num_parameters=123
     )
     told.reporter.note(formed, told.state)

@@ -22,7 +22,7 @@ class MicroBatch:
     """1.0; 0.0 for padding, which only keeps this rank's collectives in step with the others'."""
 
 
-def batch_partition(num_micro_batches: int, rank: int, world_size: int) -> tuple[MicroBatch, ...]:
+def micro_batches_of_rank(num_micro_batches: int, rank: int, world_size: int) -> tuple[MicroBatch, ...]:
     """The micro-batches of one rank: a contiguous slice, every rank as many, with zero-weight padding at the end.
 
     Over all ranks every index of 0 .. num_micro_batches - 1 appears exactly once with weight 1.

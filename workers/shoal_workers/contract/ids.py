@@ -11,4 +11,4 @@ def supervisor_name(job_id: str, attempt: int) -> str:
 
 def worker_name(job_id: str, attempt: int, index: int) -> str:
     """`index` counts the processes that an attempt ever started; it is not a rank."""
-    return f"shoal/{job_id}/{attempt}/shard-{index}"
+    return f"shoal/{job_id}/{attempt}/worker-{index}"

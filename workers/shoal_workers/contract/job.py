@@ -68,5 +68,5 @@ class IncidentCause(StrEnum):
     NON_FINITE = "non_finite"
     COLLECTIVE_FAILED = "collective_failed"
     FORM_FAILED = "form_failed"
-    MEMORY_LOST = "memory_lost"
+    SNAPSHOT_LOST = "snapshot_lost"
     DAMAGED_CHECKPOINT = "damaged_checkpoint"

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.snapshots import Endpoint, Holding, MemorySource
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
 
 
 class WorkerConfig(Frozen):
@@ -24,7 +24,7 @@ class WorkerConfig(Frozen):
     worker_id: str
     checkpoint_root: str
     """URL of the job's checkpoint directory."""
-    memory_key: str
+    snapshot_key: str
     """Shared secret of the attempt: who serves or asks for snapshots proves that it knows it."""
     expected_bytes: int = 0
     """Memory that a rank without a GPU is predicted to take, over what the process has before; 0: unknown."""
@@ -41,7 +41,7 @@ class WorkerInfo(Frozen):
     """Port of this process's own TCPStore. The group of a generation meets at its rank 0's."""
     device: str
     """"cpu", or "cuda"."""
-    memory_port: int = 0
+    snapshot_port: int = 0
     """Where it serves the snapshots of its node; 0: it keeps none."""
 
 
@@ -57,9 +57,9 @@ class Assignment(Frozen):
     store_port: int
     restore_from: str | None
     """URL of the committed checkpoint directory to load; None: start from the seed at step 0."""
-    restore_memory: MemorySource | None = None
+    restore_snapshot: SnapshotSource | None = None
     """A whole snapshot in memory; goes before `restore_from`."""
-    buddy: Endpoint | None = None
+    buddy: SnapshotServer | None = None
     """Who keeps a copy of this rank's snapshots, on another node; None: there is no other node."""
     is_recovery: bool = False
     """The group before was lost: what was due after the step to start from (validation, checkpoint) may be missing."""
@@ -126,7 +126,7 @@ class ValidationReport(Frozen):
     samples: int
 
 
-class Formed(Frozen):
+class GroupFormed(Frozen):
     """Rank 0 says that the group of a generation is up and restored; the next thing is a step."""
 
     generation: int
@@ -188,7 +188,7 @@ class StepSkipped(Frozen):
     grad_norm: float | None
 
 
-class LeaveNotice(Frozen):
+class PreemptionNotice(Frozen):
     """This process is about to be taken away (SIGTERM, or the platform's notice); it goes on until it is."""
 
     generation: int
@@ -217,7 +217,7 @@ class SnapshotCost(Frozen):
     """Of one rank's snapshot."""
 
 
-class SuspectNamed(Frozen):
+class ReplayMismatch(Frozen):
     """A replayed micro-batch gave another result on this rank than on its owner and the referee: it computes wrong."""
 
     generation: int
@@ -243,22 +243,22 @@ class Progress(Frozen):
     at: float
     note: str = ""
     """For people: what it prepares and how far it is."""
-    beat: int = 0
+    counter: int = 0
     """Grows whenever the training thread gets anywhere. A beat that stands still is a hang, or a long computation."""
-    standing_s: float = 0.0
+    stalled_s: float = 0.0
     """For how long it has stood still when this was told, by the process's own clock: a poll may be answered late."""
 
 
 WorkerReport = (
     StepReport
     | ValidationReport
-    | Formed
+    | GroupFormed
     | SavedPart
     | SaveFailed
     | StepSkipped
-    | LeaveNotice
+    | PreemptionNotice
     | SnapshotCost
-    | SuspectNamed
+    | ReplayMismatch
 )
 
 
@@ -268,7 +268,7 @@ class WorkerPoll(Frozen):
     worker_id: str
     seq: int
     """Number of the last item told; ask for `after=seq` next."""
-    news: tuple[WorkerReport, ...]
+    reports: tuple[WorkerReport, ...]
     logs: tuple[LogLine, ...]
     progress: Progress
 
@@ -287,7 +287,7 @@ class ExitKind(StrEnum):
     """A collective broke under this rank: a report about *someone else*."""
     FORM_FAILED = "form_failed"
     """The group did not come together."""
-    MEMORY_LOST = "memory_lost"
+    SNAPSHOT_LOST = "snapshot_lost"
     """A part of the snapshot to restore from could not be read from memory; the supervisor looks for another source."""
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
     """The checkpoint to restore from failed verification; the supervisor falls back to the previous one."""
@@ -319,7 +319,7 @@ class WorkerExit(Frozen):
     step: int
     """Optimizer steps that this rank has completed."""
     error: ErrorReport | None = None
-    holdings: tuple[Holding, ...] = ()
+    snapshot_parts: tuple[SnapshotPart, ...] = ()
     """What lies in its node's memory now, its own and others'."""
     is_durable: bool = False
     """FINISHED and YIELDED: the checkpoint part of `step` is durable."""

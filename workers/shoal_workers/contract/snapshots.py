@@ -10,7 +10,7 @@ from __future__ import annotations
 from shoal_workers.contract.base import Frozen
 
 
-class Holding(Frozen):
+class SnapshotPart(Frozen):
     """One rank's complete part of one snapshot, in the memory of one node."""
 
     generation: int
@@ -22,7 +22,7 @@ class Holding(Frozen):
     node_id: str
 
 
-class Endpoint(Frozen):
+class SnapshotServer(Frozen):
     """A living process that serves what lies in its node's memory."""
 
     node_id: str
@@ -30,11 +30,11 @@ class Endpoint(Frozen):
     port: int
 
 
-class MemorySource(Frozen):
+class SnapshotSource(Frozen):
     """A whole snapshot to restore from, whatever the new layout is."""
 
     generation: int
     world_size: int
     step: int
-    parts: tuple[Endpoint, ...]
+    parts: tuple[SnapshotServer, ...]
     """By rank of that generation. A reader on the same node maps the memory instead of asking the process."""

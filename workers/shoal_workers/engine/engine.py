@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from shoal_workers.contract.messages import (
     Assignment,
     ExitKind,
-    Formed,
+    GroupFormed,
     Phase,
     Progress,
     SaveFailed,
@@ -267,7 +267,7 @@ class Engine:
         everyones = [Restored.parse(told) for told in group.gather("restored", str(restored))]
         if assignment.rank == 0:
             self._outbox.tell(
-                Formed(
+                GroupFormed(
                     generation=assignment.generation,
                     at=time.time(),
                     start_step=self._position.step,
@@ -379,7 +379,7 @@ class Engine:
             kind=ending.kind,
             step=self._position.step,
             error=ending.error,
-            holdings=self._ram.holdings() if self._ram is not None else (),
+            snapshot_parts=self._ram.snapshot_parts() if self._ram is not None else (),
             is_durable=ending.is_durable,
             at=time.time(),
         )

@@ -146,10 +146,12 @@ class Trainer:
     def _catch_up(self) -> Ending | None:
         """What a lost group may have left undone after the step that this one starts from."""
         step, total = self._position.step, self._built.total_steps
-        if step >= total and self._assignment.restore_memory is None:  # restored from the final checkpoint
+        if step >= total and self._assignment.restore_snapshot is None:  # restored from the final checkpoint
             self._validate()
             return Ending(ExitKind.FINISHED)
-        if step >= total or (step > 0 and self._assignment.is_recovery and self._assignment.restore_memory is not None):
+        if step >= total or (
+            step > 0 and self._assignment.is_recovery and self._assignment.restore_snapshot is not None
+        ):
             return self._after(step, Requests())
         return None
 

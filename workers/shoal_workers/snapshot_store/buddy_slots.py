@@ -37,7 +37,7 @@ class BuddySlots:
     def take(self, part: Part, regions: Regions) -> SlotFile:
         """A slot to receive a copy in, not complete until the caller says so; give it back in any case.
 
-        MemoryFull where there is no room; StalePut for a generation that was forgotten.
+        SharedMemoryFull where there is no room; StalePut for a generation that was forgotten.
         """
         with self._lock:
             if part.generation < self._oldest:

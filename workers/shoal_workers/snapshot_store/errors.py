@@ -1,8 +1,8 @@
 """What can go wrong with snapshots in memory. None of it may end a job: storage is behind it.
 
     SnapshotStoreError
-    +-- MemoryLost     a part of a snapshot cannot be read: restore from another source
-    +-- MemoryFull     there is no room for a snapshot: train on without the RAM tier, and say so
+    +-- SnapshotLost     a part of a snapshot cannot be read: restore from another source
+    +-- SharedMemoryFull     there is no room for a snapshot: train on without the RAM tier, and say so
 
 All of them survive pickling (they cross process borders).
 """
@@ -15,7 +15,7 @@ from typing import Any
 class SnapshotStoreError(Exception):
     """Root of this tree. `code` is stable; the message is for people."""
 
-    code = "memory_error"
+    code = "snapshot_store_error"
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -24,10 +24,10 @@ class SnapshotStoreError(Exception):
         return type(self), self.args
 
 
-class MemoryLost(SnapshotStoreError):
+class SnapshotLost(SnapshotStoreError):
     """The part of `rank` in the snapshot of `generation` at `step` is not to be had from `node_id`."""
 
-    code = "memory_lost"
+    code = "snapshot_lost"
 
     def __init__(self, generation: int, step: int, rank: int, node_id: str, why: str) -> None:
         super().__init__(generation, step, rank, node_id, why)
@@ -44,10 +44,10 @@ class MemoryLost(SnapshotStoreError):
         )
 
 
-class MemoryFull(SnapshotStoreError):
+class SharedMemoryFull(SnapshotStoreError):
     """`needed_bytes` could not be had in `directory`."""
 
-    code = "memory_full"
+    code = "shared_memory_full"
 
     def __init__(self, directory: str, needed_bytes: int, free_bytes: int, why: str) -> None:
         super().__init__(directory, needed_bytes, free_bytes, why)

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
-from shoal_workers.snapshot_store.errors import MemoryFull
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slot import SlotFile, Stamp
 from shoal_workers.snapshot_store.slot_shape import Shape, view_of
 
@@ -77,7 +77,7 @@ class LiveSlots:
         self._restored: tuple[int, int] | None = None
 
     def make(self, plan: SavePlan, *, extra_bytes: int) -> tuple[LiveSlot, ...]:
-        """Two, for a model that was just made; nothing lives in those of earlier models any more. MemoryFull."""
+        """Two, for a model that was just made; nothing lives in those of earlier models any more. SharedMemoryFull."""
         shape = Shape.of(plan, extra_bytes=extra_bytes)
         free = [file for file in self._files if not self._is_source(file)]
         self._current = [file for file in free if file.fits(shape.regions.file_bytes)][:_NUM_SLOTS]
@@ -87,7 +87,7 @@ class LiveSlots:
         try:
             while len(self._current) < _NUM_SLOTS:
                 self._current.append(self._made(shape))
-        except MemoryFull:
+        except SharedMemoryFull:
             for file in self._current:
                 self._remove(file)
             self._current = []

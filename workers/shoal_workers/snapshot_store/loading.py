@@ -17,8 +17,8 @@ import torch
 from shoal_workers.checkpoint.errors import CheckpointError
 from shoal_workers.checkpoint.index import payload_name
 from shoal_workers.checkpoint.load_plan import ItemRead, plan_load
-from shoal_workers.contract.snapshots import Endpoint, MemorySource
-from shoal_workers.snapshot_store.errors import MemoryLost
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.parts import LocalPart, ReadablePart, RemotePart
 from shoal_workers.snapshot_store.slot_registry import SlotRegistry
 from shoal_workers.snapshot_store.wire import PeerRefused, Wire, connect
@@ -38,14 +38,14 @@ class Loaded:
 
 def load(
     state: Mapping[str, torch.Tensor],
-    source: MemorySource,
+    source: SnapshotSource,
     *,
     directory: SlotRegistry,
     node_id: str,
     key: str,
     check: Callable[[], None],
 ) -> Loaded:
-    """MemoryLost where a part cannot be had, or does not fit the state; whatever `check` raises."""
+    """SnapshotLost where a part cannot be had, or does not fit the state; whatever `check` raises."""
     assert len(source.parts) == source.world_size, source
     with ExitStack() as open_ones:
         reader = _Reader(source, directory, node_id, key, check, open_ones)
@@ -71,7 +71,7 @@ class _Reader:
 
     def __init__(
         self,
-        source: MemorySource,
+        source: SnapshotSource,
         directory: SlotRegistry,
         node_id: str,
         key: str,
@@ -84,7 +84,7 @@ class _Reader:
         self._key = key
         self._check = check
         self._open = open_ones
-        self._wires: dict[Endpoint, Wire] = {}
+        self._wires: dict[SnapshotServer, Wire] = {}
 
     def open(self, rank: int) -> ReadablePart:
         source, endpoint = self._source, self._source.parts[rank]
@@ -109,11 +109,11 @@ class _Reader:
         except OSError as error:
             raise self.lost(rank, error.strerror or str(error)) from None
 
-    def lost(self, rank: int, why: str) -> MemoryLost:
+    def lost(self, rank: int, why: str) -> SnapshotLost:
         source = self._source
-        return MemoryLost(source.generation, source.step, rank, source.parts[rank].node_id, why)
+        return SnapshotLost(source.generation, source.step, rank, source.parts[rank].node_id, why)
 
-    def _wire(self, endpoint: Endpoint) -> Wire:
+    def _wire(self, endpoint: SnapshotServer) -> Wire:
         if endpoint not in self._wires:
             wire = connect(endpoint, self._key, check=self._check, patience_s=_PATIENCE_S)
             self._wires[endpoint] = self._open.enter_context(wire)

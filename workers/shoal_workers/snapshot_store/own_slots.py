@@ -25,7 +25,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
-from shoal_workers.snapshot_store.errors import MemoryFull
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slot import SlotFile, Stamp
 from shoal_workers.snapshot_store.slot_choice import kept, oldest_first
 from shoal_workers.snapshot_store.slot_shape import Shape, view_of
@@ -67,13 +67,16 @@ class OwnSlots:
         self._restored: tuple[int, int] | None = None
 
     def prepare(self, state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> None:
-        """Takes the memory and touches it, destroying nothing that is complete. MemoryFull."""
+        """Takes the memory and touches it, destroying nothing that is complete. SharedMemoryFull."""
         self._reserve(self._shape_of(state, owns_replicated, extra_bytes=0), _NUM_SLOTS)
 
     def write(
         self, state: Mapping[str, torch.Tensor], stamp: Stamp, extra: Mapping[str, Any], *, owns_replicated: bool
     ) -> None:
-        """When it returns, `state` and `extra` may change. MemoryFull; the snapshots before are still there then."""
+        """When it returns, `state` and `extra` may change.
+
+        SharedMemoryFull; the earlier snapshots are unchanged then.
+        """
         extra_json = json.dumps(extra, allow_nan=False).encode()
         shape = self._shape_of(state, owns_replicated, extra_bytes=len(extra_json))
         slot = self._take(shape, stamp.generation)
@@ -112,7 +115,7 @@ class OwnSlots:
         def reserve() -> None:
             try:
                 self._reserve(shape, num_slots)
-            except MemoryFull as error:
+            except SharedMemoryFull as error:
                 _log.warning("memory.no_spare_slot", extra={"error": str(error)})
 
         return slot, reserve
@@ -163,7 +166,7 @@ class OwnSlots:
                     self._remove(misfit)
             try:
                 return self._make(shape)
-            except MemoryFull:
+            except SharedMemoryFull:
                 with self._lock:
                     last = self._sending, self._kept(generation)
                     given_up = [slot for slot in self._retained if slot not in last and _fits(slot, shape)]
@@ -193,7 +196,7 @@ class OwnSlots:
             while sum(_fits(slot, shape) for slot in tuple(self._slots)) < num_slots:
                 try:
                     slot = self._make(shape)
-                except MemoryFull:
+                except SharedMemoryFull:
                     if len(self._slots) < _NUM_SLOTS:
                         raise
                     return  # slots of another layout will make room, once they may go

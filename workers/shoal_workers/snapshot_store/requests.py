@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.snapshots import Holding
+from shoal_workers.contract.snapshots import SnapshotPart
 
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 
@@ -57,6 +57,6 @@ class Answer(Frozen):
     why: str = ""
     """When not ok."""
     part: Part | None = None
-    holdings: tuple[Holding, ...] = ()
+    snapshot_parts: tuple[SnapshotPart, ...] = ()
     cpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """PUT, once it is kept: CPU seconds that taking it in has cost."""

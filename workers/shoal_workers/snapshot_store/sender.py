@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal_workers.contract.snapshots import Endpoint
+from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.slot import PartHeader
 from shoal_workers.snapshot_store.wire import PeerRefused, Wire, connect
@@ -40,7 +40,7 @@ class Sending:
 
     memory: memoryview
     header: PartHeader
-    buddy: Endpoint
+    buddy: SnapshotServer
     on_start: Callable[[], None]
     on_end: Callable[[bool], None]
     """True: the buddy has it."""

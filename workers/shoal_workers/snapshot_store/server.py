@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Iterable
 
-from shoal_workers.contract.snapshots import Holding
+from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.snapshot_store.buddy_slots import BuddySlots, StalePut
-from shoal_workers.snapshot_store.errors import MemoryFull
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.slot import Regions, Stamp
 from shoal_workers.snapshot_store.slot_registry import OpenPart, SlotRegistry
@@ -32,7 +32,7 @@ _READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
-class MemoryServer:
+class PartServer:
     """Listens from the start; threads are daemons."""
 
     def __init__(self, directory: SlotRegistry, buddies: BuddySlots, *, node_id: str, key: str, host: str) -> None:
@@ -91,7 +91,7 @@ class MemoryServer:
 
     def _answer(self, wire: Wire, request: Request) -> None:
         if request.verb is Verb.LIST:
-            wire.tell(Answer(holdings=holdings_of(self._directory, self._node_id)))
+            wire.tell(Answer(snapshot_parts=snapshot_parts_of(self._directory, self._node_id)))
             return
         if request.part is None:
             raise ConnectionError(f"{request.verb} without a part")
@@ -119,7 +119,7 @@ class MemoryServer:
         regions = Regions.of(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
         try:
             slot = self._buddies.take(part, regions)
-        except (MemoryFull, StalePut) as error:
+        except (SharedMemoryFull, StalePut) as error:
             wire.tell(Answer(ok=False, why=str(error)))
             return
         try:
@@ -154,10 +154,10 @@ class _Deadline:
             raise ConnectionAbortedError("no proof of the key came in time")
 
 
-def holdings_of(directory: SlotRegistry, node_id: str) -> tuple[Holding, ...]:
+def snapshot_parts_of(directory: SlotRegistry, node_id: str) -> tuple[SnapshotPart, ...]:
     """Every complete part in this node's memory, each once, in order."""
     found = {
-        Holding(
+        SnapshotPart(
             generation=header.generation,
             rank=header.rank,
             world_size=header.world_size,

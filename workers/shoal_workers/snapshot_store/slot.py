@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal_workers.snapshot_store.errors import MemoryFull
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 
 PAGE_BYTES = 4096
 _MAGIC = b"SHOALRM1"
@@ -87,7 +87,7 @@ class SlotFile:
     """A slot as its owner has it: mapped, warm, writable. One writer at a time; the owner sees to that."""
 
     def __init__(self, path: Path, capacity_bytes: int) -> None:
-        """MemoryFull where there is no room, or no directory any more."""
+        """SharedMemoryFull where there is no room, or no directory any more."""
         self.path = path
         self.capacity_bytes = capacity_bytes
         self.header: PartHeader | None = None
@@ -177,12 +177,12 @@ def read_sequence(fd: int) -> int:
     return int(_START.unpack(os.pread(fd, _START.size, 0))[1])
 
 
-def _full(directory: Path, needed_bytes: int, why: str) -> MemoryFull:
+def _full(directory: Path, needed_bytes: int, why: str) -> SharedMemoryFull:
     try:
         space = os.statvfs(directory)
     except OSError:
-        return MemoryFull(str(directory), needed_bytes, 0, why)
-    return MemoryFull(str(directory), needed_bytes, space.f_bavail * space.f_frsize, why)
+        return SharedMemoryFull(str(directory), needed_bytes, 0, why)
+    return SharedMemoryFull(str(directory), needed_bytes, space.f_bavail * space.f_frsize, why)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
-from shoal_workers.contract.snapshots import Endpoint, Holding, MemorySource
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store import loading, slot_registry
 from shoal_workers.snapshot_store.buddy_slots import BuddySlots
 from shoal_workers.snapshot_store.live_slots import LiveSlot, LiveSlots
 from shoal_workers.snapshot_store.loading import Loaded
 from shoal_workers.snapshot_store.own_slots import OwnSlots
 from shoal_workers.snapshot_store.sender import SendCost, Sender, Sending
-from shoal_workers.snapshot_store.server import MemoryServer, holdings_of
+from shoal_workers.snapshot_store.server import PartServer, snapshot_parts_of
 from shoal_workers.snapshot_store.slot import Stamp
 from shoal_workers.snapshot_store.slot_registry import SlotRegistry
 
@@ -65,23 +65,23 @@ class SnapshotStore:
         self._buddies = BuddySlots(self._directory.path)
         self._sender = Sender(key)
         try:
-            self._server = MemoryServer(self._directory, self._buddies, node_id=node_id, key=key, host=host)
+            self._server = PartServer(self._directory, self._buddies, node_id=node_id, key=key, host=host)
         except OSError:
             self._directory.close()
             raise
         self.port: int = self._server.port
         self._is_closed = False
 
-    def holdings(self) -> tuple[Holding, ...]:
+    def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
         """Every complete part of this attempt in this node's memory: own, dead processes', buddies' copies."""
-        return holdings_of(self._directory, self._node_id)
+        return snapshot_parts_of(self._directory, self._node_id)
 
     def prepare(
         self, state: Mapping[str, torch.Tensor], *, rank: int, world_size: int, owns_replicated: bool | None = None
     ) -> None:
         """Takes and touches the memory before the first snapshot has to, which would be 10 to 25 times as slow.
 
-        Destroys no snapshot, so it may be called before or after `load`. MemoryFull.
+        Destroys no snapshot, so it may be called before or after `load`. SharedMemoryFull.
         """
         self._own.prepare(state, owns_replicated=rank == 0 if owns_replicated is None else owns_replicated)
 
@@ -99,7 +99,7 @@ class SnapshotStore:
         """Copies this rank's part; returns the seconds that it took. The live tensors may change afterwards.
 
         `state`: flat name -> DTensor or Tensor. `extra`: small, JSON. `owns_replicated` as for `CheckpointWriter.save`.
-        MemoryFull; TypeError or ValueError for what can never be saved.
+        SharedMemoryFull; TypeError or ValueError for what can never be saved.
         """
         start = time.perf_counter()
         self._own.write(
@@ -111,10 +111,10 @@ class SnapshotStore:
         return time.perf_counter() - start
 
     def live_slots(self, plan: SavePlan, *, extra_bytes: int) -> tuple[LiveSlot, ...]:
-        """Two places for a model that was just made to live in; `extra_bytes`: what comes with it now. MemoryFull."""
+        """Two slots for the tensors of a new model; `extra_bytes`: size of its plain values now. SharedMemoryFull."""
         return self._live.make(plan, extra_bytes=extra_bytes)
 
-    def replicate(self, buddy: Endpoint) -> bool:
+    def replicate(self, buddy: SnapshotServer) -> bool:
         """Hands the newest own snapshot to the sender thread; returns at once.
 
         False: it is still busy with an older one, or there is no snapshot. After the loss of a node only a step that
@@ -147,10 +147,10 @@ class SnapshotStore:
         """Of the last send that was completed since the last call; None: none was."""
         return self._sender.take_cost()
 
-    def load(self, state: Mapping[str, torch.Tensor], source: MemorySource, *, check: Callable[[], None]) -> Loaded:
+    def load(self, state: Mapping[str, torch.Tensor], source: SnapshotSource, *, check: Callable[[], None]) -> Loaded:
         """Fills `state` in place, from any layout into any other. No collectives.
 
-        `check` is called all the time and may raise, which ends the load. MemoryLost where a part cannot be had.
+        `check` is called all the time and may raise, which ends the load. SnapshotLost where a part cannot be had.
         """
         loaded = loading.load(
             state, source, directory=self._directory, node_id=self._node_id, key=self._key, check=check

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from shoal_workers.contract.snapshots import Endpoint
+from shoal_workers.contract.snapshots import SnapshotServer
 
 CHUNK_BYTES = 8 << 20
 SLICE_S = 0.1
@@ -123,7 +123,7 @@ class Wire:
         wait_for(self._socket, event, check=self._check, patience_s=self._patience_s)
 
 
-def connect(endpoint: Endpoint, key: str, *, check: Callable[[], None], patience_s: float) -> Wire:
+def connect(endpoint: SnapshotServer, key: str, *, check: Callable[[], None], patience_s: float) -> Wire:
     """OSError when it cannot be reached in time, PeerRefused when it does not share the key."""
     family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)

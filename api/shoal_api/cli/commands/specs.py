@@ -77,13 +77,13 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 
 def describe_spec(spec: JobSpec) -> str:
     """The spec is fine: what will happen at every world size it allows."""
-    from shoal_workers.contract.batch_partition import batch_partition
+    from shoal_workers.contract.batch_partition import micro_batches_of_rank
 
     num_micro = spec.batch.num_micro_batches
     lines = [f"{spec.name}: the spec is valid", f"  task {spec.task}", f"  {num_micro} micro-batches a step"]
     sizes = range(spec.elasticity.min_workers, spec.elasticity.max_workers + 1)
     for world_size in [*sizes][:8]:
-        per_rank = len(batch_partition(num_micro, 0, world_size))
+        per_rank = len(micro_batches_of_rank(num_micro, 0, world_size))
         padding = per_rank * world_size - num_micro
         lines.append(
             f"  {world_size} workers: {per_rank} micro-batches each"

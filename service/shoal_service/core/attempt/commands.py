@@ -54,8 +54,8 @@ class RequestYield:
 
 
 @dataclass(frozen=True, slots=True)
-class AskHoldings:
-    """Answer HoldingsReported, or the worker's loss."""
+class RequestSnapshotParts:
+    """Answer SnapshotPartsReported, or the worker's loss."""
 
     index: int
 
@@ -109,7 +109,7 @@ Command = (
     | Run
     | Interrupt
     | RequestYield
-    | AskHoldings
+    | RequestSnapshotParts
     | SuspectNode
     | Commit
     | ForgetDamaged

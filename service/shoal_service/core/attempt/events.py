@@ -8,7 +8,7 @@ from typing import Literal
 from shoal_service.core.attempt.state.attempt import AvoidedNode, Desired
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, Progress, WorkerExit, WorkerInfo, WorkerReport
-from shoal_workers.contract.snapshots import Holding
+from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 
@@ -125,11 +125,11 @@ class InterruptAcknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldingsReported:
-    """Answer to AskHoldings: what lies in the worker's node's memory."""
+class SnapshotPartsReported:
+    """Answer to RequestSnapshotParts: what lies in the worker's node's memory."""
 
     index: int
-    holdings: tuple[Holding, ...]
+    snapshot_parts: tuple[SnapshotPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ Event = (
     | DesiredChanged
     | Beat
     | InterruptAcknowledged
-    | HoldingsReported
+    | SnapshotPartsReported
     | WorkerUnreachable
     | NodesAvoided
     | Tick

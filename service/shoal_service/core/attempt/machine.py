@@ -16,11 +16,11 @@ from typing import assert_never
 
 from shoal_service.core.attempt import booking, deadlines, reports, worker_pool
 from shoal_service.core.attempt.commands import (
-    AskHoldings,
     Command,
     Commit,
     FindCheckpoint,
     Interrupt,
+    RequestSnapshotParts,
     RequestYield,
 )
 from shoal_service.core.attempt.events import (
@@ -33,12 +33,12 @@ from shoal_service.core.attempt.events import (
     ElasticityChanged,
     Event,
     GrantChanged,
-    HoldingsReported,
     InterruptAcknowledged,
     NodesAvoided,
     ParallelismChanged,
     ReportArrived,
     RunReturned,
+    SnapshotPartsReported,
     StorageUnusable,
     Tick,
     WorkerFailedToStart,
@@ -70,7 +70,7 @@ def reopen(state: Attempt) -> tuple[Command, ...]:
     )
     questions: tuple[Command, ...] = (
         *commits,
-        *(AskHoldings(index) for index in state.asked if state.worker(index) is not None),
+        *(RequestSnapshotParts(index) for index in state.asked if state.worker(index) is not None),
     )
     match state.stage:
         case Stage.OPENING | Stage.FALLING_BACK:
@@ -120,7 +120,7 @@ def _happen(turn: Turn, event: Event) -> None:
         case InterruptAcknowledged(index, generation):
             worker_pool.answered(turn, index)
             leaving.interrupt_acknowledged(turn, index, generation)
-        case HoldingsReported(index, held):
+        case SnapshotPartsReported(index, held):
             worker_pool.answered(turn, index)
             holdings.told(turn, index, held)
             judging.judge_when_all_left(turn)

@@ -13,14 +13,14 @@ from shoal_service.core.attempt.state.attempt import Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import (
-    Formed,
-    LeaveNotice,
+    GroupFormed,
+    PreemptionNotice,
+    ReplayMismatch,
     SavedPart,
     SaveFailed,
     SnapshotCost,
     StepReport,
     StepSkipped,
-    SuspectNamed,
     ValidationReport,
     WorkerReport,
 )
@@ -28,13 +28,13 @@ from shoal_workers.contract.messages import (
 
 def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
     """News of an older generation are dropped: a zombie can change nothing."""
-    if isinstance(item, LeaveNotice):
+    if isinstance(item, PreemptionNotice):
         worker_pool.about_to_leave(turn, index, item)  # the worker says it of itself, whatever it is doing
         return
     if item.generation != turn.state.generation or index not in turn.state.members:
         return
     match item:
-        case Formed():
+        case GroupFormed():
             _formed(turn, item)
         case StepReport():
             _step_done(turn, item)
@@ -44,7 +44,7 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
             _save_failed(turn, item)
         case StepSkipped():
             sickness.step_skipped(turn, item)
-        case SuspectNamed():
+        case ReplayMismatch():
             sickness.suspect_named(turn, item)
         case ValidationReport() | SnapshotCost():
             pass  # shown, not decided upon
@@ -85,7 +85,7 @@ def _answered(turn: Turn, name: str) -> None:
     )
 
 
-def _formed(turn: Turn, item: Formed) -> None:
+def _formed(turn: Turn, item: GroupFormed) -> None:
     state = turn.state
     if state.stage not in (Stage.FORMING, Stage.SWITCHING, Stage.COMMITTING) or state.formed == state.generation:
         return  # already quiescing, or told twice

@@ -10,7 +10,7 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_service.views import UserFailure
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import ErrorReport, LeaveNotice, WorkerInfo
+from shoal_workers.contract.messages import ErrorReport, PreemptionNotice, WorkerInfo
 
 _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
 """Not while a group re-forms, nor before its first step: a starting worker would slow the survivors down."""
@@ -70,7 +70,7 @@ def start_died(turn: Turn, worker: Worker, message: str) -> None:
         )
 
 
-def about_to_leave(turn: Turn, index: int, notice: LeaveNotice) -> None:
+def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
     """SIGTERM, or a preemption notice: the worker, not its node, will be gone soon."""
     worker = turn.state.worker(index)
     if worker is None or worker.info is None or worker.leave is not None:

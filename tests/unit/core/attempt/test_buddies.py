@@ -15,7 +15,7 @@ def members(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
     return [
         WorkerInfo(
             worker_id=f"s{rank}", node_id=node, node_ip=f"ip-{node}", pid=1, store_port=1, device="cpu",
-            memory_port=ports[rank] if ports else 100 + rank,
+            snapshot_port=ports[rank] if ports else 100 + rank,
         )
         for rank, node in enumerate(nodes)
     ]  # fmt: skip

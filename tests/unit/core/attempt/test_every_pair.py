@@ -19,12 +19,12 @@ from shoal_service.core.attempt.events import (
     ElasticityChanged,
     Event,
     GrantChanged,
-    HoldingsReported,
     InterruptAcknowledged,
     NodesAvoided,
     ParallelismChanged,
     ReportArrived,
     RunReturned,
+    SnapshotPartsReported,
     StorageUnusable,
     Tick,
     WorkerFailedToStart,
@@ -37,22 +37,22 @@ from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import (
     ErrorReport,
     ExitKind,
-    Formed,
-    LeaveNotice,
+    GroupFormed,
     Phase,
+    PreemptionNotice,
     Progress,
+    ReplayMismatch,
     SavedPart,
     SaveFailed,
     SnapshotCost,
     StepReport,
     StepSkipped,
-    SuspectNamed,
     ValidationReport,
     WorkerExit,
     WorkerInfo,
     WorkerReport,
 )
-from shoal_workers.contract.snapshots import Holding
+from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 NewWorld = Callable[..., Any]
@@ -76,13 +76,13 @@ def _sick_worlds(new_world: NewWorld) -> Iterator[Any]:
     yield world
     world = new_world(workers=3, memory=True, nodes=3, health=HEALTH).open(then=6)
     world.feed(NodesAvoided((AvoidedNode(node_id="n1", reason="drain", deadline=world.now + 60.0),)))
-    world.feed(ReportArrived(0, LeaveNotice(generation=1, at=0, grace_s=60.0, reason="SIGTERM")))
+    world.feed(ReportArrived(0, PreemptionNotice(generation=1, at=0, grace_s=60.0, reason="SIGTERM")))
     yield world
     world = new_world(workers=3, memory=True, health={"straggler_steps": 1, **HEALTH}).open(then=6)
     world.report(0.1, 0.9, 0.1)
     yield world
     world = new_world(workers=3, standby=1, memory=True, health=HEALTH).open(then=6)
-    world.feed(ReportArrived(0, SuspectNamed(generation=1, step=6, at=0, rank=1, message="other bits")))
+    world.feed(ReportArrived(0, ReplayMismatch(generation=1, step=6, at=0, rank=1, message="other bits")))
     yield world
     world = new_world(workers=3, memory=True, health=HEALTH).open(then=6)
     world.lost_memory = {(1, 6)}
@@ -160,14 +160,14 @@ def events(state: Attempt) -> Iterator[Event]:
             yield NodesAvoided(tuple(AvoidedNode(node_id=n, reason="drain", deadline=deadline) for n in avoided))
     for index in range(5):
         yield WorkerUnreachable(index, "timed out")
-        yield HoldingsReported(index, ())
-        held = Holding(
+        yield SnapshotPartsReported(index, ())
+        held = SnapshotPart(
             generation=state.generation, rank=0, world_size=1, step=state.step, num_bytes=1, node_id=f"n{index}"
         )
-        yield HoldingsReported(index, (held,))
+        yield SnapshotPartsReported(index, (held,))
         for generation in (state.generation, state.generation - 1):
             yield InterruptAcknowledged(index, generation)
-            yield Beat(index, Progress(generation=generation, phase=Phase.FORWARD, step=state.step, at=0, beat=1))
+            yield Beat(index, Progress(generation=generation, phase=Phase.FORWARD, step=state.step, at=0, counter=1))
         yield WorkerWarm(
             index, WorkerInfo(worker_id="s", node_id="n", node_ip="10.0.0.1", pid=1, store_port=2, device="cpu")
         )
@@ -187,7 +187,7 @@ def events(state: Attempt) -> Iterator[Event]:
 def _news(generation: int, step: int) -> list[WorkerReport]:
     where = f"/checkpoints/j1/step-{step:012d}-a1-g{generation}"
     return [
-        Formed(generation=generation, at=0, start_step=step, total_steps=12, form_s=0, build_s=0, restore_s=0,
+        GroupFormed(generation=generation, at=0, start_step=step, total_steps=12, form_s=0, build_s=0, restore_s=0,
                num_parameters=1),
         StepReport(generation=generation, step=step + 1, at=0, loss=1, grad_norm=1, lr=1, tokens=1, step_s=1,
                    world_size=3),
@@ -196,10 +196,10 @@ def _news(generation: int, step: int) -> list[WorkerReport]:
                   write_s=0),
         SaveFailed(generation=generation, step=step, rank=0, directory=where, error="disk full"),
         StepSkipped(generation=generation, step=step + 1, at=0, loss=None, grad_norm=None),
-        LeaveNotice(generation=generation, at=0, grace_s=1, reason="SIGTERM"),
+        PreemptionNotice(generation=generation, at=0, grace_s=1, reason="SIGTERM"),
         SnapshotCost(generation=generation, step=step, every_steps=1, buddy_every_steps=1, copy_s=0, buddy_s=0, share=0,
                      num_bytes=1),
-        *(SuspectNamed(generation=generation, step=step, at=0, rank=rank, message="m") for rank in (0, 7)),
+        *(ReplayMismatch(generation=generation, step=step, at=0, rank=rank, message="m") for rank in (0, 7)),
     ]  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import AskHoldings, KillWorker, RequestYield, Run
+from shoal_service.core.attempt.commands import KillWorker, RequestSnapshotParts, RequestYield, Run
 from shoal_service.core.attempt.events import DesiredChanged, GrantChanged
 from shoal_service.core.attempt.state.attempt import Desired, Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
@@ -23,7 +23,7 @@ def test_a_death_loses_no_completed_step_where_a_buddy_has_the_part(new_world: N
     world = new_world(workers=3, memory=True).open(then=6)
     world.die(1)
     world.recover()
-    source = last_runs(world)[0].restore_memory
+    source = last_runs(world)[0].restore_snapshot
     assert (source.generation, source.step, source.world_size) == (1, 6, 3)
     assert [endpoint.node_id for endpoint in source.parts] == ["n0", "n2", "n2"], "rank 1's buddy is on n2"
     assert last_runs(world)[0].restore_from.endswith("step-000000000004-a1-g1"), "in case that memory fails"
@@ -47,14 +47,14 @@ def test_a_spare_is_asked_what_lies_on_a_node_that_lost_its_member(new_world: Ne
     world = new_world(workers=3, standby=1, memory=True, nodes=2).open(then=6)
     world.die(1)
     world.deliver("lost-1")
-    assert [c.index for c in world.commands if isinstance(c, AskHoldings)] == [3]
+    assert [c.index for c in world.commands if isinstance(c, RequestSnapshotParts)] == [3]
     world.obey_interrupts()
     held = world.pending.pop("held-3")
     world.memory["n0"] = [(i, h) for i, h in world.memory["n0"] if h.rank != 1]
     for channel in ("exit-0", "exit-2"):
         told = world.pending.pop(channel)[0]
-        still = tuple(h for h in told.exit.holdings if h.rank != 1)
-        world.post(channel, type(told)(told.index, told.exit.model_copy(update={"holdings": still})))
+        still = tuple(h for h in told.exit.snapshot_parts if h.rank != 1)
+        world.post(channel, type(told)(told.index, told.exit.model_copy(update={"snapshot_parts": still})))
     world.deliver_all()
     assert world.state.stage is Stage.QUIESCING, "the spare may know of rank 1's part"
     world.pending["held-3"] = held
@@ -140,7 +140,7 @@ def test_a_source_whose_server_died_is_read_from_another(new_world: NewWorld) ->
     assert {e.node_id for e in world.state.memory.parts} == {"n0", "n2", "n3"}
     world.die(3)
     for worker in world.group():
-        world.leave(worker, ExitKind.MEMORY_LOST)
+        world.leave(worker, ExitKind.SNAPSHOT_LOST)
     world.deliver_all()
     assert world.state.unreadable == () and world.state.memory.step == 6, "rank 3's part lies with its buddy"
     world.form()
@@ -187,7 +187,7 @@ def test_a_switch_whose_snapshot_is_not_whole_says_so(new_world: NewWorld) -> No
     world.memory.clear()
     world.leave(world.workers[1], ExitKind.YIELDED)
     told = world.pending.pop("exit-0")[0]
-    world.post("exit-0", type(told)(0, told.exit.model_copy(update={"holdings": ()})))
+    world.post("exit-0", type(told)(0, told.exit.model_copy(update={"snapshot_parts": ()})))
     world.deliver_all()
     assert world.events("generation.switch_lossy")[0]["step"] == 4
     world.form()
@@ -251,7 +251,7 @@ def test_without_snapshots_nobody_is_asked(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     world.die(1)
     world.recover()
-    assert world.count(AskHoldings) == 0 and world.state.memory is None
+    assert world.count(RequestSnapshotParts) == 0 and world.state.memory is None
     assert all(run.buddy is None for run in last_runs(world))
 
 
@@ -263,4 +263,4 @@ def test_a_lost_source_without_a_dead_process_is_an_incident_of_its_own(new_worl
     world.lost_memory = {(1, 6)}
     world.form()
     world.deliver_all()
-    assert world.state.incident.cause is IncidentCause.MEMORY_LOST
+    assert world.state.incident.cause is IncidentCause.SNAPSHOT_LOST

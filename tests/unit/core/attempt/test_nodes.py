@@ -9,7 +9,7 @@ from shoal_service.core.attempt.commands import KillWorker, RequestYield, StartW
 from shoal_service.core.attempt.events import NodesAvoided, ReportArrived
 from shoal_service.core.attempt.state.attempt import AvoidedNode, Stage
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import LeaveNotice
+from shoal_workers.contract.messages import PreemptionNotice
 
 NewWorld = Callable[..., Any]
 
@@ -22,7 +22,7 @@ def drain(world: Any, *node_ids: str, in_s: float | None = None) -> None:
 def notify(world: Any, index: int, grace_s: float) -> None:
     generation = world.state.generation
     world.feed(
-        ReportArrived(index, LeaveNotice(generation=generation, at=world.now, grace_s=grace_s, reason="SIGTERM"))
+        ReportArrived(index, PreemptionNotice(generation=generation, at=world.now, grace_s=grace_s, reason="SIGTERM"))
     )
 
 

@@ -38,7 +38,7 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import ErrorReport, ExitKind, LeaveNotice, Phase, SuspectNamed
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, PreemptionNotice, ReplayMismatch
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 NewWorld = Callable[..., Any]
@@ -159,7 +159,7 @@ def lives_of(
         @rule(data=st.data(), grace_s=st.sampled_from([1.0, 10.0]))
         def a_process_gives_notice(self, data: st.DataObject, grace_s: float) -> None:
             index = data.draw(st.sampled_from(self.alive))
-            notice = LeaveNotice(
+            notice = PreemptionNotice(
                 generation=self.world.state.generation, at=self.world.now, grace_s=grace_s, reason="SIGTERM"
             )
             self.world.post(f"news-{index}", ReportArrived(index, notice))
@@ -168,7 +168,7 @@ def lives_of(
         @rule(rank=st.integers(0, 1))
         def a_rank_computes_wrong(self, rank: int) -> None:
             first = self.world.group()[0]
-            named = SuspectNamed(
+            named = ReplayMismatch(
                 generation=first.run.generation, step=first.step, at=self.world.now, rank=rank, message="other bits"
             )
             self.world.tell(first, named)

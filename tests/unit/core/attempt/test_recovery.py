@@ -40,7 +40,7 @@ def test_an_incident_is_closed_by_the_first_completed_step(new_world: NewWorld) 
     [incident] = world.incidents()
     assert incident.closed and incident.cause is IncidentCause.WORKER_DIED
     assert (incident.from_workers, incident.to_workers) == (3, 2)
-    assert (incident.ranks, incident.worker_ids) == ((1,), ("shoal/j1/1/shard-1",))
+    assert (incident.ranks, incident.worker_ids) == ((1,), ("shoal/j1/1/worker-1",))
     assert incident.steps_lost == 2, "step 6 was done, the newest checkpoint is of step 4"
     assert incident.state_source == "checkpoint"
     assert incident.recovery_s == pytest.approx(0.5)

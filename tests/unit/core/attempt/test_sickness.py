@@ -9,7 +9,7 @@ from shoal_service.core.attempt.commands import KillWorker, Run, SuspectNode
 from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.attempt import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
-from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, StepSkipped, SuspectNamed
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, ReplayMismatch, StepSkipped
 
 NewWorld = Callable[..., Any]
 NAN = ErrorReport(type="NonFinite", message="loss is nan", traceback="", phase=Phase.BACKWARD)
@@ -35,7 +35,7 @@ def test_a_rollback_goes_to_what_is_durable_and_skips_the_step(new_world: NewWor
     diverge(world)
     assert world.state.stage is Stage.FORMING
     run = last_run(world)
-    assert run.restore_memory is None and run.restore_from.endswith("step-000000000004-a1-g1")
+    assert run.restore_snapshot is None and run.restore_from.endswith("step-000000000004-a1-g1")
     assert run.skip_steps == (7,)
     assert world.events("step.rolled_back") == [{"step": 7, "to": 4, "message": "loss is nan"}]
     world.form()
@@ -87,7 +87,7 @@ def test_a_skipped_step_is_told_and_counts(new_world: NewWorld) -> None:
 
 def name(world: Any, rank: int) -> None:
     message = "micro-batch 3 gave another gradient than on ranks 0 and 2"
-    named = SuspectNamed(generation=world.state.generation, step=6, at=world.now, rank=rank, message=message)
+    named = ReplayMismatch(generation=world.state.generation, step=6, at=world.now, rank=rank, message=message)
     world.feed(ReportArrived(0, named))
 
 

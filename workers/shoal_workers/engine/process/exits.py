@@ -14,7 +14,7 @@ from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.engine.errors import ComputesWrong, Fenced, FormFailed, NonFinite, StorageFailed, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
 from shoal_workers.engine.model.user_code import report_of
-from shoal_workers.snapshot_store.errors import MemoryLost
+from shoal_workers.snapshot_store.errors import SnapshotLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def _kind(error: BaseException, phase: Phase, *, is_formed: bool) -> ExitKind | 
             return ExitKind.NON_FINITE
         case ComputesWrong():
             return ExitKind.COLLECTIVE_FAILED  # a report about someone else
-        case MemoryLost():
-            return ExitKind.MEMORY_LOST
+        case SnapshotLost():
+            return ExitKind.SNAPSHOT_LOST
         case DamagedCheckpoint():
             return ExitKind.DAMAGED_CHECKPOINT
         case StorageFailed() | StorageUnusable():

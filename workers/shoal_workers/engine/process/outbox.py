@@ -23,7 +23,7 @@ class Outbox:
         self._max_logs = max_logs
         self._changed = threading.Condition()
         self._seq = 0
-        self._news: deque[tuple[int, WorkerReport]] = deque()
+        self._reports: deque[tuple[int, WorkerReport]] = deque()
         self._logs: deque[tuple[int, LogLine]] = deque()
         self._num_dropped = 0
         self._is_closed = False
@@ -42,7 +42,7 @@ class Outbox:
         """Any thread."""
         with self._changed:
             self._seq += 1
-            self._news.append((self._seq, item))
+            self._reports.append((self._seq, item))
             self._changed.notify_all()
 
     def log(self, line: LogLine) -> None:
@@ -78,7 +78,7 @@ class Outbox:
         """
         durable = after if acknowledged is None else acknowledged
         with self._changed:
-            for queue in (self._news, self._logs):
+            for queue in (self._reports, self._logs):
                 while queue and queue[0][0] <= durable:
                     queue.popleft()
             self._changed.wait_for(lambda: self._seq > after or self._is_closed, timeout=wait_s)
@@ -90,7 +90,7 @@ class Outbox:
             return WorkerPoll(
                 worker_id=self._worker_id,
                 seq=self._seq,
-                news=tuple(item for number, item in self._news if number > after),
+                reports=tuple(item for number, item in self._reports if number > after),
                 logs=tuple(logs),
                 progress=progress if isinstance(progress, Progress) else progress(),
             )

@@ -15,7 +15,7 @@ class Position:
 
     def __init__(self, on_phase: PhaseHook | None = None) -> None:
         self._on_phase = on_phase
-        self._beat = 0
+        self._counter = 0
         self._set(0, Phase.IDLE, 0, "")
 
     @property
@@ -33,7 +33,7 @@ class Position:
     def enter(self, phase: Phase) -> None:
         """The hook is called with the phase and the steps completed before it."""
         now = self._now[0]
-        self._beat += 1
+        self._counter += 1
         self._set(now.generation, phase, now.step, "")
         if self._on_phase is not None:
             self._on_phase(phase, now.step)
@@ -41,19 +41,19 @@ class Position:
     def reach(self, step: int) -> None:
         """`step` optimizer steps are completed."""
         now = self._now[0]
-        self._beat += 1
+        self._counter += 1
         self._set(now.generation, now.phase, step, now.note)
 
     def note(self, text: str) -> None:
         now = self._now[0]
-        self._beat += 1
+        self._counter += 1
         self._set(now.generation, now.phase, now.step, text)
 
     def progress(self) -> Progress:
         """Any thread."""
         now, since_mono = self._now
-        return now.model_copy(update={"standing_s": time.monotonic() - since_mono})
+        return now.model_copy(update={"stalled_s": time.monotonic() - since_mono})
 
     def _set(self, generation: int, phase: Phase, step: int, note: str) -> None:
-        now = Progress(generation=generation, phase=phase, step=step, at=time.time(), note=note, beat=self._beat)
+        now = Progress(generation=generation, phase=phase, step=step, at=time.time(), note=note, counter=self._counter)
         self._now = now, time.monotonic()

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.save_plan import local_tensor, plan_save
-from shoal_workers.contract.snapshots import MemorySource
+from shoal_workers.contract.snapshots import SnapshotSource
 from shoal_workers.engine.model.assembly import Assembly
 from shoal_workers.engine.state.double_buffered_adamw import Place
 from shoal_workers.engine.state.state_view import StateView
@@ -64,7 +64,10 @@ class DoubleBufferedState:
         return bool(self._slots)
 
     def move_in(self, ram: SnapshotStore, *, owns_replicated: bool, extra_bytes: int) -> bool:
-        """The optimizer's state exists, and no step is under way. False: this state cannot be moved. MemoryFull."""
+        """The optimizer's state exists, and no step is under way. False: this state cannot be moved.
+
+        SharedMemoryFull.
+        """
         assert not self._slots
         if self._stays:
             return False
@@ -117,7 +120,7 @@ class DoubleBufferedState:
                 )
         return slot.finish(stamp, extra_json)
 
-    def to_read(self, source: MemorySource | None) -> dict[str, Tensor]:
+    def to_read(self, source: SnapshotSource | None) -> dict[str, Tensor]:
         """Before a restore: the part of the state that is not here already. The rest must be overwritten: nobody takes
         for a part what it lives in now."""
         for place, slot in enumerate(self._slots):

@@ -1,7 +1,7 @@
 """The reports of the last steps, kept by every rank and in every snapshot: rank 0 may die before it has told them.
 
 A group that goes on from a snapshot does not do those steps again, so their losses would be missing from the job's
-history. The next rank 0, which may be a process that has never trained, tells them again with `Formed`.
+history. The next rank 0, which may be a process that has never trained, tells them again with `GroupFormed`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.state.training_state import apply_extra
 from shoal_workers.engine.step.update import Update
-from shoal_workers.snapshot_store.errors import MemoryLost
+from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 
@@ -40,7 +40,7 @@ class Restored:
 
 def is_restoring(assignment: Assignment) -> bool:
     """False: the run starts from its seed."""
-    return assignment.restore_memory is not None or assignment.restore_from is not None
+    return assignment.restore_snapshot is not None or assignment.restore_from is not None
 
 
 def restore(
@@ -54,14 +54,16 @@ def restore(
     rank by itself.
 
     Raises:
-        MemoryLost: a part of the snapshot cannot be read; the values are neither the old nor the new ones.
+        SnapshotLost: a part of the snapshot cannot be read; the values are neither the old nor the new ones.
         DamagedCheckpoint, StateMismatch, OSError: as the checkpoint's reader.
     """
-    tensors = living.to_read(assignment.restore_memory)
-    if assignment.restore_memory is not None:
-        source = assignment.restore_memory
+    tensors = living.to_read(assignment.restore_snapshot)
+    if assignment.restore_snapshot is not None:
+        source = assignment.restore_snapshot
         if ram is None:
-            raise MemoryLost(source.generation, source.step, 0, source.parts[0].node_id, "this process has no RAM tier")
+            raise SnapshotLost(
+                source.generation, source.step, 0, source.parts[0].node_id, "this process has no RAM tier"
+            )
         loaded = ram.load(tensors, source, check=check)
         extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
     else:

@@ -24,7 +24,7 @@ from shoal_workers.engine.state.pace import SnapshotPace
 from shoal_workers.engine.state.state_view import StateView
 from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.vote import Verdict
-from shoal_workers.snapshot_store.errors import MemoryFull
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 
@@ -126,7 +126,7 @@ class Snapshots:
                 owns_replicated=self._assignment.layout.owns_replicated(self._assignment.rank),
                 extra_bytes=len(self._extra.encoded(step)),
             )
-        except MemoryFull as error:
+        except SharedMemoryFull as error:
             self._outbox.say(f"snapshots in memory take copies now: {error}")
             return False
 
@@ -143,7 +143,7 @@ class Snapshots:
                 extra=self._extra.values(step),
                 owns_replicated=a.layout.owns_replicated(a.rank),
             )
-        except MemoryFull as error:
+        except SharedMemoryFull as error:
             self._give_up(error)
             return 0.0
         # On CPU the thread's own time: where cores are shared, the clock also counts the turns of other processes.
@@ -211,7 +211,7 @@ class Snapshots:
             )
         )
 
-    def _give_up(self, error: MemoryFull) -> None:
+    def _give_up(self, error: SharedMemoryFull) -> None:
         if self._living.has_moved:
             self._copies, self._has_copy = False, True  # what was sent before is all that there will be
             self._outbox.say(

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from shoal_workers.contract.batch_partition import MicroBatch, batch_partition, randomness_seed
+from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank, randomness_seed
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.model.plan import ParallelPlan
@@ -72,7 +72,7 @@ class Setting:
 
     def own_micro_batches(self) -> tuple[MicroBatch, ...]:
         rank = self.layout.data_rank(self.meshes.rank)
-        return batch_partition(self.spec.batch.num_micro_batches, rank, self.layout.num_data_ranks)
+        return micro_batches_of_rank(self.spec.batch.num_micro_batches, rank, self.layout.num_data_ranks)
 
     def cut(self, batch: Any) -> Any:
         """This rank's tokens of a batch."""

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from shoal_workers.contract.batch_partition import batch_partition
-from shoal_workers.contract.messages import Assignment, SuspectNamed
+from shoal_workers.contract.batch_partition import micro_batches_of_rank
+from shoal_workers.contract.messages import Assignment, ReplayMismatch
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.errors import ComputesWrong
 from shoal_workers.engine.extent import is_due
@@ -53,7 +53,7 @@ class Replay:
         self._check = check
         owners = [(assignment.rank + distance) % world_size for distance in range(_NUM_WITNESSES)]
         self._tried = (
-            [batch_partition(spec.batch.num_micro_batches, owner, world_size)[0].index for owner in owners]
+            [micro_batches_of_rank(spec.batch.num_micro_batches, owner, world_size)[0].index for owner in owners]
             if can_replay
             else []
         )
@@ -79,7 +79,7 @@ class Replay:
         message = f"two other ranks agree on the losses of micro-batches of step {step}, and rank {rank} finds others"
         if self._assignment.rank == 0:
             self._outbox.tell(
-                SuspectNamed(
+                ReplayMismatch(
                     generation=self._assignment.generation, step=step, at=time.time(), rank=rank, message=message
                 )
             )

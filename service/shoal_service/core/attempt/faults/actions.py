@@ -66,7 +66,7 @@ RESPONSES: dict[IncidentCause, Response] = {
         Action.RE_FORM, Suspicion.NEVER, "a collective broke, and nobody is known to be at fault"
     ),
     IncidentCause.FORM_FAILED: Response(Action.RE_FORM, Suspicion.NEVER, "the group did not come together"),
-    IncidentCause.MEMORY_LOST: Response(Action.RE_FORM, Suspicion.NEVER, "from another source"),
+    IncidentCause.SNAPSHOT_LOST: Response(Action.RE_FORM, Suspicion.NEVER, "from another source"),
     IncidentCause.DAMAGED_CHECKPOINT: Response(Action.ROLL_BACK, Suspicion.NEVER, "to the checkpoint before it"),
 }
 

@@ -29,10 +29,10 @@ def beat(turn: Turn, index: int, progress: Progress) -> None:
     known = state.beats.get(index)
     if progress.generation != state.generation or index not in state.members:
         return
-    if known is None or progress.beat != known.beat or progress.step != known.step:
+    if known is None or progress.counter != known.beat or progress.step != known.step:
         last = LastBeat(
-            beat=progress.beat, step=progress.step, phase=progress.phase, at=progress.at,
-            seen_at=turn.now - progress.standing_s,
+            beat=progress.counter, step=progress.step, phase=progress.phase, at=progress.at,
+            seen_at=turn.now - progress.stalled_s,
         )  # fmt: skip
         turn.set(beats={**state.beats, index: last})
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from shoal_service.core.attempt.group import leaving
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import StepSkipped, SuspectNamed
+from shoal_workers.contract.messages import ReplayMismatch, StepSkipped
 
 
 def step_skipped(turn: Turn, item: StepSkipped) -> None:
@@ -20,7 +20,7 @@ def step_skipped(turn: Turn, item: StepSkipped) -> None:
     turn.emit("step.skipped", step=item.step, loss=item.loss, grad_norm=item.grad_norm)
 
 
-def suspect_named(turn: Turn, item: SuspectNamed) -> None:
+def suspect_named(turn: Turn, item: ReplayMismatch) -> None:
     state = turn.state
     if not 0 <= item.rank < len(state.members) or not state.group_active:
         return

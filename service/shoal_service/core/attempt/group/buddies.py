@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from shoal_workers.contract.messages import WorkerInfo
-from shoal_workers.contract.snapshots import Endpoint
+from shoal_workers.contract.snapshots import SnapshotServer
 
 
-def buddies(members: Sequence[WorkerInfo]) -> tuple[Endpoint | None, ...]:
+def buddies(members: Sequence[WorkerInfo]) -> tuple[SnapshotServer | None, ...]:
     """By rank: the buddy's endpoint; None where no other node has a worker that keeps snapshots.
 
     The ranks of the fullest nodes choose first, each the member with the fewest copies; of equal ones the next along
@@ -22,7 +22,7 @@ def buddies(members: Sequence[WorkerInfo]) -> tuple[Endpoint | None, ...]:
     ring = list(dict.fromkeys(info.node_id for info in members))
     crowd = Counter(info.node_id for info in members)
     copies: Counter[int] = Counter()
-    chosen: list[Endpoint | None] = [None] * len(members)
+    chosen: list[SnapshotServer | None] = [None] * len(members)
     for rank in sorted(range(len(members)), key=lambda r: (-crowd[members[r].node_id], r)):
         here = ring.index(members[rank].node_id)
 
@@ -33,11 +33,11 @@ def buddies(members: Sequence[WorkerInfo]) -> tuple[Endpoint | None, ...]:
         others = [
             other
             for other, info in enumerate(members)
-            if info.node_id != members[rank].node_id and info.memory_port != 0
+            if info.node_id != members[rank].node_id and info.snapshot_port != 0
         ]
         if others:
             other = min(others, key=rank_of_choice)
             copies[other] += 1
             info = members[other]
-            chosen[rank] = Endpoint(node_id=info.node_id, host=info.node_ip, port=info.memory_port)
+            chosen[rank] = SnapshotServer(node_id=info.node_id, host=info.node_ip, port=info.snapshot_port)
     return tuple(chosen)

@@ -80,7 +80,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             store_host=infos[0].node_ip,
             store_port=infos[0].store_port,
             restore_from=restore_from,
-            restore_memory=memory,
+            restore_snapshot=memory,
             buddy=buddy,
             is_recovery=state.incident is not None,
             skip_steps=state.skip_steps,

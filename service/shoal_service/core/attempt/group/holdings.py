@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shoal_service.core.attempt.commands import AskHoldings
+from shoal_service.core.attempt.commands import RequestSnapshotParts
 from shoal_service.core.attempt.group.source import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.turn import Turn
-from shoal_workers.contract.snapshots import Holding
+from shoal_workers.contract.snapshots import SnapshotPart
 
 
 def ask(turn: Turn, *indexes: int) -> None:
@@ -14,9 +14,9 @@ def ask(turn: Turn, *indexes: int) -> None:
     state = turn.state
     if not state.keeps_snapshots:
         return
-    asked = [i for i in indexes if any(p.index == i and p.info and p.info.memory_port for p in state.usable)]
+    asked = [i for i in indexes if any(p.index == i and p.info and p.info.snapshot_port for p in state.usable)]
     turn.set(asked={**state.asked, **dict.fromkeys(asked, turn.now)})
-    turn.do(*(AskHoldings(index) for index in asked))
+    turn.do(*(RequestSnapshotParts(index) for index in asked))
 
 
 def ask_the_others(turn: Turn) -> None:
@@ -25,12 +25,12 @@ def ask_the_others(turn: Turn) -> None:
     ask(turn, *(p.index for p in turn.state.warm if p.index not in turn.state.members))
 
 
-def told(turn: Turn, index: int, holdings: tuple[Holding, ...]) -> None:
+def told(turn: Turn, index: int, snapshot_parts: tuple[SnapshotPart, ...]) -> None:
     state = turn.state
     if index in state.asked:
         turn.set(
             asked={i: since for i, since in state.asked.items() if i != index},
-            told={**state.told, index: holdings},
+            told={**state.told, index: snapshot_parts},
         )
 
 

@@ -41,7 +41,7 @@ def judge_when_all_left(turn: Turn) -> None:
     elif by_kind[ExitKind.STORAGE_FAILED] and state.fruitless >= 3:
         turn.end(EndReason.STORAGE_FAILED, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
     elif not holdings.awaited(state, turn.now):
-        if by_kind[ExitKind.MEMORY_LOST]:
+        if by_kind[ExitKind.SNAPSHOT_LOST]:
             _doubt_the_source(turn)
         _re_form(turn)
 

@@ -18,7 +18,7 @@ from shoal_workers.contract.messages import ExitKind, WorkerExit
 _SUSPICIONS = {
     ExitKind.COLLECTIVE_FAILED: IncidentCause.COLLECTIVE_FAILED,
     ExitKind.FORM_FAILED: IncidentCause.FORM_FAILED,
-    ExitKind.MEMORY_LOST: IncidentCause.MEMORY_LOST,
+    ExitKind.SNAPSHOT_LOST: IncidentCause.SNAPSHOT_LOST,
     ExitKind.DAMAGED_CHECKPOINT: IncidentCause.DAMAGED_CHECKPOINT,
 }
 

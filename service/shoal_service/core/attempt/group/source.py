@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from shoal_service.core.attempt.state.attempt import Attempt, Worker
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.snapshots import Endpoint, Holding, MemorySource
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class _Snapshot:
     nodes: tuple[tuple[str, ...], ...]
 
 
-def best_source(state: Attempt, members: Sequence[Worker] = ()) -> MemorySource | None:
+def best_source(state: Attempt, members: Sequence[Worker] = ()) -> SnapshotSource | None:
     """The snapshot to restore from, read from workers that stay in the group where possible; None: storage is as
     new, or no snapshot is whole."""
     snapshot = max(_whole(state), key=lambda s: (s.step, s.generation), default=None)
     if snapshot is None or snapshot.step < durable_step(state):
         return None
-    return MemorySource(
+    return SnapshotSource(
         generation=snapshot.generation,
         world_size=snapshot.world_size,
         step=snapshot.step,
@@ -50,11 +50,11 @@ def is_whole(state: Attempt, generation: int, step: int) -> bool:
 
 def newest_kept(state: Attempt) -> int | None:
     """Step of the newest snapshot that anybody told a part of, whole or not; None: nobody told of any."""
-    trusted = (h.step for h in _holdings(state) if _is_trusted(state, h.generation, h.step))
+    trusted = (h.step for h in _snapshot_parts(state) if _is_trusted(state, h.generation, h.step))
     return max(trusted, default=None)
 
 
-def is_served(state: Attempt, source: MemorySource) -> bool:
+def is_served(state: Attempt, source: SnapshotSource) -> bool:
     """Whether everybody who was to serve the source still can: if so, a part that could not be read is the source's own
     fault."""
     alive = {_endpoint(p) for p in _serving(state)}
@@ -70,7 +70,7 @@ def durable_step(state: Attempt) -> int:
 def _whole(state: Attempt) -> Iterator[_Snapshot]:
     servers = {p.info.node_id for p in _serving(state) if p.info}
     found: dict[tuple[int, int, int], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for holding in _holdings(state):
+    for holding in _snapshot_parts(state):
         if holding.node_id in servers:
             key = (holding.step, holding.generation, holding.world_size)
             found[key][holding.rank].add(holding.node_id)
@@ -84,15 +84,15 @@ def _is_trusted(state: Attempt, generation: int, step: int) -> bool:
     return generation >= state.oldest_snapshot and (generation, step) not in state.unreadable
 
 
-def _holdings(state: Attempt) -> Iterator[Holding]:
+def _snapshot_parts(state: Attempt) -> Iterator[SnapshotPart]:
     for worker_exit in state.exits.values():
-        yield from worker_exit.holdings
-    for holdings in state.told.values():
-        yield from holdings
+        yield from worker_exit.snapshot_parts
+    for snapshot_parts in state.told.values():
+        yield from snapshot_parts
 
 
 def _serving(state: Attempt) -> list[Worker]:
-    return [p for p in state.usable if p.info is not None and p.info.memory_port != 0]
+    return [p for p in state.usable if p.info is not None and p.info.snapshot_port != 0]
 
 
 def _servers(state: Attempt, members: Sequence[Worker]) -> dict[str, Worker]:
@@ -102,7 +102,7 @@ def _servers(state: Attempt, members: Sequence[Worker]) -> dict[str, Worker]:
     return {p.info.node_id: p for p in reversed(best) if p.info}
 
 
-def _parts(snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]) -> tuple[Endpoint, ...]:
+def _parts(snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]) -> tuple[SnapshotServer, ...]:
     """One worker per part: on the node of the new rank that needs most of it, else the one that serves fewest."""
     served: Counter[str] = Counter()
     parts = []
@@ -114,7 +114,7 @@ def _parts(snapshot: _Snapshot, servers: dict[str, Worker], new_nodes: list[str]
     return tuple(parts)
 
 
-def _endpoint(worker: Worker) -> Endpoint:
+def _endpoint(worker: Worker) -> SnapshotServer:
     info = worker.info
     assert info is not None
-    return Endpoint(node_id=info.node_id, host=info.node_ip, port=info.memory_port)
+    return SnapshotServer(node_id=info.node_id, host=info.node_ip, port=info.snapshot_port)

@@ -23,7 +23,7 @@ from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import SavedPart, WorkerExit
-from shoal_workers.contract.snapshots import Holding, MemorySource
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 
@@ -109,10 +109,10 @@ class Attempt(Frozen):
     """What the spec asked for when that layout was planned."""
 
     asked: dict[int, float] = Field(default_factory=dict)
-    """By worker index: since when an answer to AskHoldings is waited for."""
-    told: dict[int, tuple[Holding, ...]] = Field(default_factory=dict)
+    """By worker index: since when an answer to RequestSnapshotParts is waited for."""
+    told: dict[int, tuple[SnapshotPart, ...]] = Field(default_factory=dict)
     """By worker index: what lies in memory, as others than members told since the group ended."""
-    memory: MemorySource | None = None
+    memory: SnapshotSource | None = None
     """What the current (or last) generation started from, if from memory."""
     unreadable: tuple[tuple[int, int], ...] = ()
     """(generation, step) of snapshots of which a part could not be read."""

@@ -48,7 +48,7 @@ class Incident(Frozen):
         return not self.ranks and self.cause in (
             IncidentCause.COLLECTIVE_FAILED,
             IncidentCause.FORM_FAILED,
-            IncidentCause.MEMORY_LOST,
+            IncidentCause.SNAPSHOT_LOST,
         )
 
 
