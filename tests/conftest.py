@@ -17,13 +17,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from served import NUM_CPUS, PATIENCE_S, Server, assert_nothing_is_left
-from tiny_jobs import Submit, submit_tiny
+from hypothesis import settings
 
+from kit.processes.served import NUM_CPUS, PATIENCE_S, Server, assert_nothing_is_left
+from kit.worlds.tiny_jobs import Submit, submit_tiny
 from shoal_api.client import Client
 from shoal_service.views import JobView, SeriesPoint
 
 ROOT = Path(__file__).parent.parent
+
+# Properties are about results, not about speed: a busy machine must not fail them.
+settings.register_profile("shoal", deadline=None, max_examples=60)
+settings.load_profile("shoal")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import plain_reference
 import pytest
-from crews import Plain, WorkerPool
-from fleet import Fleet, Job
 
+from kit.processes.fleet import Fleet, Job
+from kit.processes.worker_pool import Plain, WorkerPool
+from kit.worlds import plain_reference
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 HERE = Path(__file__).parent
+PROGRAMS = HERE.parent / "kit" / "programs"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -109,12 +110,12 @@ def pool_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict
 
 @pytest.fixture(scope="session")
 def answer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """`answer_of("context_attention.py", *arguments)`: what rank 0 of a program of this folder found; see `ranks`."""
+    """`answer_of("context_attention.py", *arguments)`: what rank 0 of a program of kit/programs found; see `ranks`."""
 
     def answer(name: str, *arguments: Any) -> Any:
         store_file = tmp_path_factory.mktemp("store") / "store"
         program = subprocess.Popen(
-            [sys.executable, HERE / name, store_file, *map(str, arguments)],
+            [sys.executable, PROGRAMS / name, store_file, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

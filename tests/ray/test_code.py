@@ -8,7 +8,7 @@ from pathlib import Path
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
-SHADOWING = Path(__file__).parent / "shadowing"
+SHADOWING = Path(__file__).parents[1] / "kit" / "shadowing"
 
 
 def test_the_server_runs_from_the_built_wheel(wheel_python: Path, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def _block(config: LanguageModelConfig, head_dim: int, on_gpu: bool, *, has_expe
 def _kept(
     config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool, is_fused: bool
 ) -> Kept:
-    """Without recomputation; tests/dist/test_kept.py counts what autograd really saves.
+    """Without recomputation; tests/dist/parallel/test_saved_activations.py counts what autograd really saves.
 
     attention: the norm's input (fp32; without a fused kernel also its normalised one); its output, which query, key
     and value share; rotated queries and keys; values; what attention returns, and, where its kernel returns heads

@@ -4,7 +4,7 @@ What is cut from outside (tensor, context and expert axes, DTensors) refers to m
 their names when it needs them. The names of a generation's groups follow from its layout, so the meshes of the old one
 find the groups of the next. Only FSDP2 keeps the groups themselves: `park` drops those references, so that a group can
 go without a trace while the model stays; `revive` resolves them anew. Between the two nothing may run. Uses private
-attributes of torch.distributed: this is the only file that does so for re-forming, and tests/dist/test_kept_models.py
+attributes of torch.distributed: this is the only file that does so for re-forming, and tests/dist/model/test_reuse.py
 fails if a torch version changes them.
 """
 

@@ -11,8 +11,8 @@
 
 On CPU only, and only with the default optimizer: of that one it is known who else refers to its tensors. What cannot be
 moved (buffers, counters) is copied at each `finish`; where that is much, nothing is moved, and snapshots are copies as
-on a GPU. Uses private attributes of torch.distributed.fsdp; tests/dist/test_living.py fails if a torch version changes
-them.
+on a GPU. Uses private attributes of torch.distributed.fsdp;
+tests/dist/state/test_double_buffered_state.py fails if a torch version changes them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,79 @@
+"""Where the layout stays, survivors go on with the very model they had, whatever it was cut by; twice in a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kit.worlds.layout_cases import spec_of
+from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
+from shoal_workers.contract.messages import ExitKind
+
+_STEPS = 6
+_KILLS = (2, 4)
+"""Steps in which a rank is killed."""
+_CASES = {"pp2xtp2": ("dense", Layout(pp=2, tp=2))}
+_MORE = {
+    "replicas of shards": ("dense", Layout(dp_replicate=2, dp_shard=2)),
+    "experts": ("experts", Layout(dp_shard=2, ep=2)),
+    "tp2": ("dense", Layout(tp=2)),
+    "shards and tp2": ("dense", Layout(dp_shard=2, tp=2)),
+    "pp2 zbv": ("dense", Layout(pp=2, schedule=Schedule.ZERO_BUBBLE_V, stages=(1, 1, 1, 1))),
+    "pp2 interleaved, replicas": (
+        "dense",
+        Layout(pp=2, dp_replicate=2, schedule=Schedule.INTERLEAVED, stages=(1, 1, 1, 1)),
+    ),
+    "cp2": ("dense", Layout(cp=2)),
+    "cp2 ulysses, tp2": ("dense", Layout(cp=2, tp=2, context=ContextMethod.ULYSSES)),
+    "experts and tp2": ("experts", Layout(dp_shard=2, ep=2, tp=2)),
+}
+
+
+@pytest.mark.parametrize(
+    "phase", ["backward", *(pytest.param(p, marks=pytest.mark.matrix) for p in ("forward", "optimizer"))]
+)
+@pytest.mark.parametrize("name", [*_CASES, *(pytest.param(name, marks=pytest.mark.matrix) for name in _MORE)])
+def test_survivors_keep_their_model_and_the_losses(
+    make_job: Any, plain_run: Any, text: str, name: str, phase: str
+) -> None:
+    model, layout = (_CASES | _MORE)[name]
+    spec = spec_of(model, text, stop={"steps": _STEPS}, snapshot={"budget": 1.0})
+    job = make_job(memory=True, **spec)
+    members = job.shards(layout.world_size)
+    survivors, models, source = members[:-1], [], None
+    for step in _KILLS:
+        victim = members[-1]
+        victim.strike(phase, step, "kill")
+        job.start(members, layout=layout, restore_from=None, restore_snapshot=source)
+        assert victim.gone.wait(60)
+        exits = job.interrupt(survivors)
+        models.append([shard.call("kept_model") for shard in survivors])
+        members = [*survivors, *job.shards(1)]
+        source = job.in_memory(exits, members)
+        assert source.step in (step, step + 1)
+    ends = job.run(members, layout=layout, restore_from=None, restore_snapshot=source)
+    assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
+    models.append([shard.call("kept_model") for shard in survivors])
+    assert models == [models[0]] * 3
+    assert job.losses(members) == pytest.approx(plain_run(spec).losses, abs=1e-5)
+
+
+@pytest.mark.matrix
+def test_a_hundred_generations_of_one_model_leave_nothing_behind(make_job: Any, text: str) -> None:
+    spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
+    job = make_job(memory=True, **spec)
+    members, source, token_counts, models = job.shards(4), None, {}, set()
+    for turn in range(100):
+        generation = job.start(members, layout=Layout(pp=2, tp=2), restore_snapshot=source, restore_from=None)
+        members[0].call("request_yield", generation, False)
+        exits = [shard.exit() for shard in members]
+        assert [one.kind for one in exits] == [ExitKind.YIELDED] * 4, [one.error for one in exits]
+        source = job.in_memory(exits, members)
+        models.add(tuple(shard.call("kept_model") for shard in members))
+        if turn in (19, 99):
+            token_counts[turn] = [shard.call("token_counts") for shard in members]
+    assert len(models) == 1
+    for (fds, threads), (fds_after, threads_after) in zip(token_counts[19], token_counts[99], strict=True):
+        assert fds_after <= fds + 2
+        assert threads_after <= threads + 1

@@ -1,0 +1,51 @@
+"""The probation test of a node, with real processes: sound ones pass, and one wrong bit on the way is found."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from shoal_workers import node_test
+
+_HALF = """
+import sys
+from shoal_workers import probe
+print(node_test.pair_fault(int(sys.argv[2]), "127.0.0.1", int(sys.argv[1]), round_name="test", timeout_s=30.0))
+"""
+_LYING = str(Path(__file__).parents[2] / "kit" / "programs" / "lying_partner.py")
+
+
+def test_a_sound_machine_multiplies_right() -> None:
+    assert node_test.matmul_fault() == ""
+
+
+def test_two_sound_processes_pass() -> None:
+    port = _free_port()
+    first, second = _start("-c", _HALF, port, 0), _start("-c", _HALF, port, 1)
+    assert (_said(first), _said(second)) == ("", "")
+
+
+def test_a_partner_that_sends_another_bit_is_found() -> None:
+    port = _free_port()
+    sound, lying = _start("-c", _HALF, port, 0), _start(_LYING, port)
+    assert _said(sound) == "the block from rank 1 arrived with other bits"
+    _said(lying)
+
+
+def _start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, *(str(argument) for argument in arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def _said(process: subprocess.Popen[str]) -> str:
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return said.strip()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port: int = chosen.getsockname()[1]
+        return port

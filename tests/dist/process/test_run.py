@@ -1,0 +1,96 @@
+"""run.py under torchrun: the same spec without Ray, resumed from what it committed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_workers.checkpoint.commit import newest_committed
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
+from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.run import layout_for
+
+SPEC: dict[str, Any] = {
+    "task": "tiny_tasks:Counting",
+    "batch": {"global_size": 8, "micro_size": 2},
+    "optimizer": {"lr": 0.02},
+    "stop": {"steps": 6},
+    "checkpoint": {"every_steps": 4},
+    "validation": {"samples": 5},
+    "elasticity": {"max_workers": 2},
+}
+
+
+def launch(directory: Path, *launcher: str, spec: dict[str, Any] = SPEC) -> tuple[dict[int, float], dict[str, Any]]:
+    """Losses by step, and the final line."""
+    spec_path = directory / "spec.yaml"
+    spec_path.write_text(json.dumps(spec))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "kit" / "tasks")}
+    command = [
+        sys.executable,
+        "-m",
+        *launcher,
+        "shoal_workers.run",
+        str(spec_path),
+        "--checkpoint-dir",
+        str(directory / "ck"),
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    words = [line.split() for line in done.stdout.splitlines() if line.startswith("step ")]
+    return {int(w[1]): float(w[3]) for w in words}, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.matrix
+def test_torchrun_trains_a_spec_and_a_single_process_resumes_it(tmp_path: Path, reference: Any) -> None:
+    plain = reference(6, **SPEC)
+    losses, end = launch(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    assert losses == pytest.approx(plain, abs=1e-5)
+    assert (end["end"], end["steps"], end["checkpoints"]) == ("finished", 6, 2)
+    assert end["tokens_per_s"] > 0
+    newest = newest_committed(str(tmp_path / "ck"))
+    assert newest is not None and "step-000000000006-a1" in newest
+    (Path(newest) / "COMMIT.json").unlink()
+    again, end_again = launch(tmp_path)
+    assert again == pytest.approx({step: plain[step] for step in (5, 6)}, abs=1e-5)
+    assert end_again["val_loss"] == pytest.approx(end["val_loss"], abs=1e-5)
+
+
+def test_torchrun_trains_in_the_layout_that_the_spec_fixes(tmp_path: Path, text: str, plain_run: Any) -> None:
+    spec = {**_lm(text), "parallelism": {"tp": 2}}
+    losses, end = launch(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", spec=spec)
+    assert losses == pytest.approx(plain_run(_lm(text)).losses, abs=1e-5)
+    assert end["end"] == "finished"
+
+
+def test_the_layout_is_that_of_the_fixed_degrees(text: str) -> None:
+    fixed = {"pp": 2, "tp": 2, "shard": "optimizer", "schedule": "1f1b"}
+    spec = parse_spec({**_lm(text), "elasticity": {"max_workers": 8}, "parallelism": fixed})
+    expected = Layout(pp=2, tp=2, dp_shard=2, shard=ShardLevel.OPTIMIZER, schedule=Schedule.ONE_F_ONE_B, stages=(1, 1))
+    assert layout_for(spec, 8) == expected
+    assert layout_for(parse_spec(_lm(text)), 3) == Layout(dp_shard=3)
+
+
+def test_ranks_that_the_degrees_do_not_fit_are_told_so(text: str) -> None:
+    spec = parse_spec({**_lm(text), "elasticity": {"max_workers": 8}, "parallelism": {"pp": 2, "tp": 2}})
+    with pytest.raises(SystemExit, match="needs a multiple of 4 ranks, and torchrun started 6"):
+        layout_for(spec, 6)
+
+
+def _lm(text: str) -> dict[str, Any]:
+    return {
+        "task": LM_TASK,
+        "model": {"dim": 32, "num_layers": 2, "num_heads": 4, "seq_len": 32},
+        "data": {"paths": [text], "cache_dir": f"{text}-cache", "validation_fraction": 0.3},
+        "batch": {"global_size": 8, "micro_size": 2},
+        "stop": {"steps": 4},
+        "validation": {"samples": 2},
+        "elasticity": {"max_workers": 2},
+    }

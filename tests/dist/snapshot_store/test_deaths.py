@@ -1,0 +1,121 @@
+"""Snapshots outlive their process: killed between steps, killed in the middle of a copy, killed while it is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+from shoal_workers.snapshot_store.errors import SnapshotLost
+from shoal_workers.snapshot_store.store import sweep_stale
+
+_PROGRAM = Path(__file__).parents[2] / "kit" / "programs" / "snapshot_process.py"
+_NUMEL = 1 << 20
+
+
+class _Writer:
+    def __init__(self, mode: str, root: Path) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(_PROGRAM), mode, str(root)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert self.process.stdout is not None
+        told = self.process.stdout.readline()
+        self.source = None
+        if told:
+            endpoint = SnapshotServer(node_id="a", host="127.0.0.1", port=int(told))
+            self.source = SnapshotSource(generation=1, world_size=1, step=1, parts=(endpoint,))
+
+    def end(self) -> int:
+        self.process.kill()
+        self.process.communicate()
+        return self.process.returncode
+
+
+@pytest.fixture
+def start_writer(nodes: Any) -> Iterator[Callable[[str], _Writer]]:
+    writers: list[_Writer] = []
+
+    def start(mode: str) -> _Writer:
+        writers.append(_Writer(mode, nodes.root))
+        return writers[-1]
+
+    yield start
+    for writer in writers:
+        writer.end()
+    sweep_stale(nodes.root)
+
+
+def _blank() -> dict[str, torch.Tensor]:
+    return {"first": torch.zeros(_NUMEL), "second": torch.zeros(_NUMEL)}
+
+
+def _nothing() -> None:
+    pass
+
+
+def test_process_killed_in_the_middle_of_a_copy_leaves_the_snapshot_before(
+    nodes: Any, start_writer: Callable[[str], _Writer]
+) -> None:
+    writer = start_writer("torn")
+    assert writer.end() == -signal.SIGKILL
+    survivor, elsewhere = nodes.start("a"), nodes.start("b")
+    assert _has_begun(nodes.root, 3.0)
+    assert [held.step for held in survivor.snapshot_parts()] == [2]
+    for tier in (survivor, elsewhere):
+        state = _blank()
+        loaded = tier.load(state, nodes.source(survivor, step=2), check=_nothing)
+        assert loaded.extra == {"step": 2}
+        assert all(bool((tensor == 2).all()) for tensor in state.values())
+    survivor.forget_older(2)
+    assert survivor.snapshot_parts() == ()
+
+
+def _has_begun(root: Path, value: float) -> bool:
+    """The value is in some slot, complete or not."""
+    desired = torch.full((64,), value).numpy().tobytes()
+    return any(desired in path.read_bytes() for path in root.glob("shoal-*/job-a1/a/*/own-*"))
+
+
+def test_parts_of_the_dead_are_served_by_a_process_that_starts_later(
+    nodes: Any, start_writer: Callable[[str], _Writer]
+) -> None:
+    writer = start_writer("serve")
+    assert sweep_stale(nodes.root) == []
+    writer.end()
+    later, reader = nodes.start("a"), nodes.start("b")
+    state = _blank()
+    assert reader.load(state, nodes.source(later, step=1), check=_nothing).remote_bytes == 8 * _NUMEL
+    assert bool((state["second"] == 1).all())
+
+
+def test_peer_that_is_killed_while_it_is_read_is_found_at_once(
+    nodes: Any, start_writer: Callable[[str], _Writer]
+) -> None:
+    writer = start_writer("serve")
+    reader = nodes.start("b")
+    assert writer.source is not None
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 8:  # connected, and in the middle of what it has to say
+            writer.end()
+
+    for why in ("closed the connection|reset by peer", "Connection refused"):
+        with pytest.raises(SnapshotLost, match=why) as caught:
+            reader.load(_blank(), writer.source, check=check)
+        assert caught.value.node_id == "a"

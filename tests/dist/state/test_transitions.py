@@ -1,0 +1,164 @@
+"""From any layout to any other: every bit of model and moments arrives, and the losses go on as if nothing had been.
+
+old layout       steps 1, 2, state kept in memory and on disk  |  asked to yield, or a rank dies in step 3
+new layout       restored from memory: the same bits?          |  to the end: the undisturbed run's losses?
+new layout       restored from disk: the same bits?            |  to the end: the undisturbed run's losses?
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kit.worlds import transition_cases
+from kit.worlds.layout_cases import spec_of
+from kit.worlds.transition_cases import STEPS, SWITCH
+from shoal_workers.contract.checks.legality import violations
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.messages import ExitKind, WorkerExit
+from shoal_workers.contract.model.plan_of import plan_of
+
+_CHANGES = {
+    "batch": {"global_size": 6, "micro_size": 1},
+    "stop": {"steps": STEPS},
+    "checkpoint": {"every_steps": SWITCH},
+    "snapshot": {"budget": 1.0},
+}
+
+
+def _cells() -> list[Any]:
+    sampled = {case.name for case in transition_cases.sample()}
+    return [
+        pytest.param(case, id=case.name, marks=() if case.name in sampled else pytest.mark.matrix)
+        for case in transition_cases.all_transitions()
+    ]
+
+
+@pytest.mark.parametrize("case", _cells())
+def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: Any, plain_run: Any, text: str) -> None:
+    spec = spec_of(case.model, text, **_CHANGES)
+    plain = plain_run(spec)
+    job = make_job(memory=True, **spec)
+    members = job.shards(case.old.world_size)
+    for shard in members:
+        shard.strike("snapshot", SWITCH, "dump")
+    survivors, exits = _die(case, job, members) if case.is_kill else _yield(case, job, members)
+    before = _whole([shard.dumped() for shard in members])
+    (directory,) = job.committed
+    source = job.in_memory(exits, survivors)
+    assert source.step == SWITCH
+    next_members = survivors[: case.new.world_size]
+    next_members += job.shards(case.new.world_size - len(next_members))
+    for restore in ({"restore_snapshot": source, "restore_from": None}, {"restore_from": directory}):
+        for shard in next_members:
+            shard.strike("forward", SWITCH, "dump")
+        ends = job.run(next_members, layout=case.new, **restore)
+        assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
+        _assert_same_bits(before, _whole([shard.dumped() for shard in next_members]))
+        told = {r.step: r.loss for r in job.reports(next_members[0])}
+        expected = {step: loss for step, loss in plain.losses.items() if step > SWITCH}
+        assert told == pytest.approx(expected, abs=1e-5)
+    assert {**plain.losses} == pytest.approx(job.losses(list({*members, *next_members})), abs=1e-5)
+
+
+def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
+    """Asked while rank 0 stands still in step 2: the group stops after it."""
+    first = members[0]
+    first.strike("forward", SWITCH - 1, "hold")
+    generation = job.start(members, layout=case.old, restore_from=None)
+    first.reached()
+    first.call("request_yield", generation, True)
+    first.call("go")
+    exits = [shard.exit() for shard in members]
+    assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(exits), [one.error for one in exits]
+    job.commit(members)
+    return members, exits
+
+
+def _die(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
+    """One rank is killed in step 3, in which nothing has been updated yet."""
+    victim = members[case.victim]
+    victim.strike(case.phase, SWITCH, "hold")
+    job.start(members, layout=case.old, restore_from=None)
+    victim.reached()
+    job.wait_until_committed(members, SWITCH)
+    victim.kill()
+    survivors = [shard for shard in members if shard is not victim]
+    exits = job.interrupt(survivors)
+    return survivors, exits
+
+
+def _whole(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The ranks' parts put together; what several ranks have must be the same bits, and nothing may be missing."""
+    whole: dict[str, Any] = {}
+    is_there: dict[str, Any] = {}
+    for part in parts:
+        for name, (shape, offsets, values) in part.items():
+            if name not in whole:
+                whole[name] = np.zeros(shape or (1,), values.dtype)
+                is_there[name] = np.zeros(shape or (1,), bool)
+            box = tuple(slice(at, at + size) for at, size in zip(offsets, values.shape, strict=True)) or slice(None)
+            known = is_there[name][box]
+            assert np.array_equal(whole[name][box][known], values.reshape(known.shape)[known]), name
+            whole[name][box] = values
+            is_there[name][box] = True
+    for name, mask in is_there.items():
+        assert mask.all(), name
+    return whole
+
+
+def _assert_same_bits(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert before.keys() == after.keys()
+    assert any(name.endswith(".exp_avg_sq") for name in before)
+    differing = [name for name, values in before.items() if values.tobytes() != after[name].tobytes()]
+    assert differing == []
+
+
+def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:
+    cases = transition_cases.all_transitions()
+    pairs = {(case.model, case.old, case.new) for case in cases}
+    assert len(pairs) >= 40
+    assert len({(model, old, new) for model, old, new in pairs if old != new}) == len(pairs)
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+        for is_kill in (False, True):
+            before_after = {(getattr(c.old, axis) > 1, getattr(c.new, axis) > 1) for c in cases if c.is_kill is is_kill}
+            assert {(False, True), (True, False)} <= before_after, axis
+    for model in ("dense", "experts"):
+        spec = parse_spec(spec_of(model, "unused"))
+        for layout in {layout for name, *both in pairs if name == model for layout in both}:
+            assert violations(layout, spec, plan_of(spec)) == ()
+
+
+@pytest.mark.matrix
+def test_twenty_re_layouts_leave_nothing_behind(make_job: Any, text: str) -> None:
+    spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
+    job = make_job(memory=True, **spec)
+    shards = job.shards(4)
+    source, token_counts = None, {}
+    for turn in range(20):
+        layout = Layout(pp=2, tp=2) if turn % 2 == 0 else Layout(dp_shard=3)
+        members = shards[: layout.world_size]
+        generation = job.start(members, layout=layout, restore_snapshot=source, restore_from=None)
+        shards[0].call("request_yield", generation, False)
+        exits = [shard.exit() for shard in members]
+        assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(members), [one.error for one in exits]
+        source = job.in_memory(exits, members)
+        assert source.step == turn + 1
+        if turn in (9, 19):
+            token_counts[turn] = [(*shard.call("token_counts"), _resident_mib(shard.pid)) for shard in shards]
+    for (fds, threads, mib), (fds_after, threads_after, mib_after) in zip(
+        token_counts[9], token_counts[19], strict=True
+    ):
+        assert fds_after <= fds + 2
+        assert threads_after <= threads + 1
+        assert mib_after <= mib + 8
+
+
+def _resident_mib(pid: int) -> float:
+    """Of the process's own, without what it shares with files."""
+    (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("RssAnon:")]
+    return int(line.split()[1]) / 1024

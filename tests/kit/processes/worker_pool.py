@@ -1,0 +1,57 @@
+"""Shards that outlive a test, for matrices of many short runs."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.processes.fleet import Fleet, Job, Shard
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.messages import (
+    ExitKind,
+    StepReport,
+    ValidationReport,
+)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What the undisturbed run in plain torch has seen; steps count from 1."""
+
+    losses: dict[int, float]
+    norms: dict[int, float]
+    validation: float
+
+
+class WorkerPool:
+    """Shards of one job that outlive a test: each test is a generation of its own from the seed, under its layout."""
+
+    def __init__(self, fleet: Fleet, spec: dict[str, Any], root: Path) -> None:
+        self.spec = spec
+        self._fleet = fleet
+        self._job = Job(fleet, spec, root, None)
+        self._shards: list[Shard] = []
+
+    def train(self, layout: Layout) -> Plain:
+        """From the seed to the last step."""
+        missing = layout.world_size - len(self._shards)
+        self._shards += self._job.shards(missing) if missing > 0 else []
+        members = self._shards[: layout.world_size]
+        try:
+            self._job.start(members, layout=layout, restore_from=None, store_timeout_s=90.0)
+            exits = [shard.exit(timeout_s=150.0) for shard in members]  # eight processes on two busy cores are slow
+            self._job.commit(members)
+            faults = {worker_exit.error.traceback for worker_exit in exits if worker_exit.error}
+            assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(members), "\n".join(sorted(faults))
+        except BaseException:  # whoever may still hang must not be met by the next test
+            self._fleet.kill_all()
+            self._shards.clear()
+            raise
+        shutil.rmtree(self._job.root)
+        generation = self._job.generation
+        told = [item for item in members[0].poll() if getattr(item, "generation", None) == generation]
+        steps = [item for item in told if isinstance(item, StepReport)]
+        (validation,) = [item.loss for item in told if isinstance(item, ValidationReport)]
+        return Plain({r.step: r.loss for r in steps}, {r.step: r.grad_norm for r in steps}, validation)

@@ -1,0 +1,206 @@
+"""The machine's side of the world: it is fed events, and its commands are carried out.
+
+    machine --commands--> Commanded --(what comes of them)--> pending events --deliver--> machine
+
+Whatever a worker or the storage answers is pending until a test delivers it, so every order can be tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kit.worlds.attempt.parts import (
+    TICK_S,
+    TOTAL_STEPS,
+    FakeWorker,
+    copy_of,
+)
+from kit.worlds.attempt.watch import Watch
+from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.commands import (
+    Command,
+    Commit,
+    Emit,
+    End,
+    FindCheckpoint,
+    ForgetDamaged,
+    Interrupt,
+    KillWorker,
+    RequestSnapshotParts,
+    RequestYield,
+    Run,
+    ShowIncident,
+    StartWorker,
+    SuspectNode,
+)
+from shoal_service.core.attempt.events import (
+    CheckpointCommitted,
+    CheckpointFound,
+    Event,
+    InterruptAcknowledged,
+    SnapshotPartsReported,
+    Tick,
+    WorkerLost,
+)
+from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_workers.contract.snapshots import SnapshotPart
+
+
+@dataclass
+class Commanded:
+    """`state` is the machine's."""
+
+    state: Attempt
+    now: float = 1000.0
+    total_steps: int = TOTAL_STEPS
+    workers: dict[int, FakeWorker] = field(default_factory=dict)
+    committed: dict[str, bool] = field(default_factory=dict)
+    """Checkpoints in storage: False: damaged."""
+    commits: list[Commit] = field(default_factory=list)
+    """Asked for, not answered."""
+    finds: list[FindCheckpoint] = field(default_factory=list)
+    pending: dict[str, list[Event]] = field(default_factory=dict)
+    """By channel; what one channel carries arrives in order."""
+    history: list[Event] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+    """Committed checkpoints that the machine was told of, and that were not called damaged since."""
+    told_gone: set[int] = field(default_factory=set)
+    """Workers that the machine killed, or was told of as lost."""
+    num_steps: int = 0
+    states: set[tuple[int, int]] = field(default_factory=set)
+    """(generation, step) that a group has reached."""
+    num_nodes: int | None = None
+    """Workers are spread over so many; None: each has one of its own."""
+    deaths: dict[str, int] = field(default_factory=dict)
+    """Of nodes."""
+    memory: dict[str, list[tuple[int, SnapshotPart]]] = field(default_factory=dict)
+    """By node, with the worker whose snapshots they are; newest last."""
+    lost_memory: set[tuple[int, int]] = field(default_factory=set)
+    """(generation, step) of snapshots that can no longer be read, although they are told of."""
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self)
+
+    def feed(self, event: Event) -> tuple[Command, ...]:
+        before, copy = self.state, copy_of(self.state)
+        after, commands = machine.step(before, event, self.now)
+        if commands or not isinstance(event, Tick):
+            assert before == copy, "the input was mutated"
+            assert machine.step(before, event, self.now) == (after, commands), "not a function of its input"
+        if after.stage is not before.stage or len(self.history) % 8 == 0:
+            assert Attempt.model_validate_json(after.model_dump_json()) == after, "the journal would lose something"
+        self.state = after
+        self.history.append(event)
+        self._learn(event)
+        self.watch.change(before, after)
+        if before.stage is Stage.ENDED:
+            assert commands == () and after == before
+        self.perform(commands)
+        return commands
+
+    def perform(self, commands: tuple[Command, ...]) -> None:
+        runs = [c for c in commands if isinstance(c, Run)]
+        for command in commands:
+            match command:
+                case FindCheckpoint():
+                    self.finds.append(command)
+                case StartWorker(index, worker_id, avoid_nodes, only_on):
+                    assert index not in self.workers
+                    node_id = self._place(index, avoid_nodes, only_on)
+                    self.workers[index] = FakeWorker(index, worker_id, node_id=node_id)
+                case KillWorker(index, _):
+                    assert self.is_believed_alive(index)
+                    self.told_gone.add(index)
+                    self.gone(index)
+                case Run(index, assignment):
+                    if command is runs[0]:
+                        self.watch.runs(runs)
+                    worker = self.workers[index]
+                    worker.run, worker.step, worker.yields, worker.fenced = assignment, 0, None, False
+                case Interrupt(index, generation):
+                    if not any(isinstance(c, KillWorker) and c.index == index for c in commands):  # overdue at once
+                        self.watch.call(index, generation)
+                    worker = self.workers[index]
+                    if not worker.is_stopped:
+                        worker.fenced = True
+                        self.post(f"acknowledged-{index}", InterruptAcknowledged(index, generation))
+                case RequestSnapshotParts(index):
+                    assert self.is_believed_alive(index)
+                    if not self.workers[index].is_stopped:
+                        self.post(
+                            f"held-{index}", SnapshotPartsReported(index, self.held_on(self.workers[index].node_id))
+                        )
+                case SuspectNode():
+                    pass
+                case RequestYield(index, generation, durable):
+                    self.watch.call(index, generation)
+                    self.workers[index].yields = durable
+                case Commit():
+                    assert len({part.rank for part in command.parts}) == command.parts[0].world_size
+                    self.commits.append(command)
+                case ForgetDamaged(name, _):
+                    assert self.committed[name] is False, "a good checkpoint was called damaged"
+                    self.known.discard(name)
+                case End():
+                    alive = [i for i, p in self.workers.items() if p.alive and self.is_believed_alive(i)]
+                    assert alive == [], "left running at the end"
+                case Emit() | ShowIncident():
+                    pass
+            self.commands.append(command)
+        assert self.state.stage is not Stage.ENDED or isinstance(self.commands[-1], End), "the last word is the end"
+
+    def _learn(self, event: Event) -> None:
+        match event:
+            case CheckpointFound(name) if name is not None:
+                self.known.add(name)
+            case CheckpointCommitted(name):
+                if self.committed.get(name, True) or name not in self.state.damaged:
+                    self.known.add(name)
+            case WorkerLost(index):
+                self.told_gone.add(index)
+
+    def _place(self, index: int, avoid_nodes: tuple[str, ...], only_on: str) -> str:
+        """The node on which it comes up; empty: there is none, and it never does."""
+        if only_on:
+            place = only_on.rstrip("'")
+            return only_on if only_on == place + "'" * self.deaths.get(place, 0) else ""
+        if self.num_nodes is None:
+            return f"n{index}"
+        places = [f"n{(index + turn) % self.num_nodes}" for turn in range(self.num_nodes)]
+        places = [place + "'" * self.deaths.get(place, 0) for place in places]
+        return next((place for place in places if place not in avoid_nodes), "")
+
+    def is_believed_alive(self, index: int) -> bool:
+        return index in self.workers and index not in self.told_gone
+
+    def post(self, channel: str, event: Event) -> None:
+        self.pending.setdefault(channel, []).append(event)
+
+    def deliver(self, channel: str) -> None:
+        event = self.pending[channel].pop(0)
+        if not self.pending[channel]:
+            del self.pending[channel]
+        self.feed(event)
+
+    def deliver_all(self) -> None:
+        while self.pending:
+            self.deliver(min(self.pending))
+
+    def pass_time(self, seconds: float) -> None:
+        """With ticks as the executor gives them."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + TICK_S)
+            self.feed(Tick())
+        if seconds == 0:
+            self.feed(Tick())
+
+    def gone(self, index: int) -> None:
+        worker = self.workers[index]
+        worker.alive, worker.run = False, None
+        for channel in [name for name in self.pending if name.rpartition("-")[2] == str(index)]:
+            self.pending.pop(channel)
+
+    def held_on(self, node_id: str) -> tuple[SnapshotPart, ...]:
+        return tuple(holding for _, holding in self.memory.get(node_id, []))

@@ -1,0 +1,107 @@
+"""What must hold for each command that the machine gives, whatever has happened. Fails the test that is running."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kit.worlds.attempt.parts import (
+    MEMORY_PORT,
+    ROOT,
+    name_of,
+)
+from shoal_service.core.attempt.commands import (
+    Run,
+)
+from shoal_service.core.attempt.events import (
+    RunReturned,
+)
+from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+
+if TYPE_CHECKING:
+    from kit.worlds.attempt.commanded import Commanded
+
+
+class Watch:
+    def __init__(self, world: Commanded) -> None:
+        self._world = world
+
+    def change(self, before: Attempt, after: Attempt) -> None:
+        assert after.generation in (before.generation, before.generation + 1)
+        if before.newest is not None and before.newest not in after.damaged:
+            assert after.newest is not None and name_of(after.newest) >= name_of(before.newest)
+        assert after.stage is not Stage.ENDED or after.workers == ()
+
+    def runs(self, runs: list[Run]) -> None:
+        world = self._world
+        state = world.state
+        assert len(runs) <= state.granted
+        if state.spec.parallelism == "auto":  # else some may idle
+            assert state.min_workers <= len(runs)
+        assert [c.assignment.rank for c in runs] == list(range(len(runs)))
+        assert {c.assignment.generation for c in runs} == {state.generation}
+        assert {c.assignment.world_size for c in runs} == {len(runs)}
+        assert len({(c.assignment.store_host, c.assignment.store_port, c.assignment.layout) for c in runs}) == 1
+        newest = max((name_of(name) for name in world.known), default=None)
+        expected = None if newest is None else f"{ROOT}/{newest}"
+        assert {c.assignment.restore_from for c in runs} == {expected}, "not the newest good checkpoint"
+        source = runs[0].assignment.restore_snapshot
+        assert all(c.assignment.restore_snapshot == source for c in runs)
+        if source is not None:
+            self._source(source, newest)
+        self._nothing_better(source.step if source is not None else newest.step if newest is not None else 0)
+        self._buddies(runs)
+        for worker in world.workers.values():
+            assert not (worker.alive and worker.run), f"{worker} still runs an older generation"
+        for command in runs:
+            assert world.is_believed_alive(command.index) and world.state.worker(command.index).warm
+
+    def _source(self, source: SnapshotSource, newest: CheckpointName | None) -> None:
+        world = self._world
+        assert newest is None or source.step >= newest.step, "what is durable is newer"
+        assert len(source.parts) == source.world_size
+        assert (source.generation, source.step) in world.states, "no group was ever there"
+        for rank, endpoint in enumerate(source.parts):
+            server = world.workers[endpoint.port - MEMORY_PORT]
+            assert world.is_believed_alive(server.index) and server.is_warm and server.node_id == endpoint.node_id
+            if not any(p.alive and p.node_id == endpoint.node_id for p in world.workers.values()):
+                continue  # the node has died with its memory, and nobody has acknowledged of it yet
+            held = [(h.generation, h.rank, h.step) for h in world.held_on(endpoint.node_id)]
+            assert (source.generation, rank, source.step) in held, "it was never told to lie there"
+
+    def _nothing_better(self, step: int) -> None:
+        """What the last group that trained left whole in the memory of nodes that answer is used, if everybody had the
+        chance to tell of it."""
+        world = self._world
+        state = world.state
+        servers = [world.workers[p.index] for p in state.usable if p.info.snapshot_port]
+        if any(p.is_stopped for p in servers) or any(name.startswith("held") for name in world.pending):
+            return
+        found: dict[tuple[int, int, int], set[int]] = {}
+        for node_id in {p.node_id for p in servers}:
+            for held in world.held_on(node_id):
+                found.setdefault((held.step, held.generation, held.world_size), set()).add(held.rank)
+        for (better, generation, world_size), ranks in found.items():
+            usable = generation >= state.oldest_snapshot and (generation, better) not in state.unreadable
+            usable = usable and generation == max(generation for generation, _ in world.states)
+            assert better <= step or not usable or len(ranks) < world_size, f"step {better} is whole in memory"
+
+    def _buddies(self, runs: list[Run]) -> None:
+        world = self._world
+        nodes = {c.assignment.rank: world.workers[c.index].node_id for c in runs}
+        copies: dict[SnapshotServer, int] = {}
+        for command in runs:
+            buddy = command.assignment.buddy
+            expected = len(set(nodes.values())) > 1 and world.state.keeps_snapshots
+            assert (buddy is not None) == expected
+            if buddy is not None:
+                assert buddy.node_id != nodes[command.assignment.rank] and buddy.node_id in nodes.values()
+                copies[buddy] = copies.get(buddy, 0) + 1
+
+    def call(self, index: int, generation: int) -> None:
+        world = self._world
+        assert world.is_believed_alive(index), "a call to a worker that is known to be gone"
+        assert generation == world.state.generation
+        returned = [e for e in world.history if isinstance(e, RunReturned) and e.index == index]
+        assert all(e.exit.generation != generation for e in returned), "it has left this generation"

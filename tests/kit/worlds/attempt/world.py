@@ -1,0 +1,388 @@
+"""A world for the attempt machine: workers, storage and time; the machine's commands make them, a test bends them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kit.worlds.attempt.commanded import Commanded
+from kit.worlds.attempt.parts import (
+    MEMORY_PORT,
+    ROOT,
+    TIMEOUTS,
+    TOTAL_STEPS,
+    FakeWorker,
+    error_of,
+    name_of,
+    part_of,
+    step_report,
+)
+from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.commands import (
+    Emit,
+    End,
+    ShowIncident,
+)
+from shoal_service.core.attempt.events import (
+    Beat,
+    CheckpointCommitted,
+    CheckpointFound,
+    CommitFailed,
+    ReportArrived,
+    RunReturned,
+    WorkerFailedToStart,
+    WorkerLost,
+    WorkerUnreachable,
+    WorkerWarm,
+)
+from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_service.reports import AttemptEnd
+from shoal_service.views import IncidentView
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import (
+    ErrorReport,
+    ExitKind,
+    GroupFormed,
+    Phase,
+    Progress,
+    SaveFailed,
+    WorkerExit,
+    WorkerInfo,
+    WorkerReport,
+)
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
+from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+
+
+@dataclass
+class World(Commanded):
+    """What happens, when a test says so; and what it asks afterwards."""
+
+    def start_all(self) -> None:
+        """Every worker that starts becomes warm."""
+        for worker in list(self.workers.values()):
+            self.start(worker.index)
+        self.deliver_all()
+
+    def start(self, index: int) -> None:
+        worker = self.workers[index]
+        if worker.alive and not worker.is_warm and worker.node_id:
+            worker.is_warm = True
+            info = WorkerInfo(
+                worker_id=worker.worker_id, node_id=worker.node_id, node_ip="10.0.0.1", pid=4000 + index,
+                store_port=5000 + index, device="cpu",
+                snapshot_port=MEMORY_PORT + index if self.state.keeps_snapshots else 0,
+            )  # fmt: skip
+            self.post(f"warm-{index}", WorkerWarm(index, info))
+
+    def fail_to_start(self, index: int) -> None:
+        error = ErrorReport(type="ImportError", message="no torchvision", traceback="...", phase=Phase.PREPARING)
+        self.post(f"warm-{index}", WorkerFailedToStart(index, error))
+
+    def answer_storage(self, *, ok: bool = True) -> None:
+        self.answer_finds()
+        self.answer_commits(ok=ok)
+
+    def answer_finds(self) -> None:
+        finds, self.finds = self.finds, []
+        for find in finds:
+            names = [n for n in self.committed if n not in find.excluding]
+            self.post("find", CheckpointFound(max(names, key=name_of, default=None)))
+
+    def answer_commits(self, *, ok: bool = True) -> None:
+        commits, self.commits = self.commits, []
+        for commit in commits:
+            first = commit.parts[0]
+            if ok:
+                self.committed.setdefault(commit.name, True)
+                self.post("commit", CheckpointCommitted(commit.name, first.generation, first.step))
+            else:
+                self.post("commit", CommitFailed(commit.name, first.generation, first.step, "disk full"))
+
+    def damage_newest(self) -> None:
+        if self.committed:
+            self.committed[max(self.committed, key=name_of)] = False
+
+    def die(self, index: int, cause: IncidentCause = IncidentCause.WORKER_DIED) -> None:
+        """What it had not told yet is lost with it."""
+        self.gone(index)
+        self.post(f"lost-{index}", WorkerLost(index, cause, "run call", "killed by signal 9"))
+
+    def die_node(self, node_id: str) -> None:
+        """With everything that lies in its memory. A machine that comes back is another node."""
+        self.memory.pop(node_id, None)
+        place = node_id.rstrip("'")
+        self.deaths[place] = self.deaths.get(place, 0) + 1
+        for worker in self.workers.values():
+            if worker.node_id == node_id and worker.alive:
+                self.die(worker.index, IncidentCause.NODE_DIED)
+
+    def stop(self, index: int, *, unreachable: bool = False) -> None:
+        """SIGSTOP: it does nothing and hears nothing. Unreachable: calls to it fail as well, and that is told."""
+        worker = self.workers[index]
+        worker.is_stopped = worker.is_stuck = True
+        for channel in (f"exit-{index}", f"acknowledged-{index}", f"held-{index}"):
+            self.pending.pop(channel, None)
+        if unreachable:
+            self.post(f"unreachable-{index}", WorkerUnreachable(index, "connection timed out"))
+
+    def beat(
+        self, index: int, *, beat: int, step: int | None = None, phase: Phase = Phase.BACKWARD, standing_s: float = 0.0
+    ) -> None:
+        """It answers a poll."""
+        worker = self.workers[index]
+        if worker.run is not None:
+            progress = Progress(
+                generation=worker.run.generation, phase=phase, step=worker.step if step is None else step,
+                at=self.now, counter=beat, stalled_s=standing_s,
+            )  # fmt: skip
+            self.feed(Beat(index, progress))
+
+    def report(self, *compute_s: float) -> None:
+        """A step in which the ranks computed for so long."""
+        group = self.group()
+        for worker in group:
+            worker.step += 1
+        self.states.add((group[0].run.generation, group[0].step))
+        self.snapshot()
+        report = step_report(group[0].run, group[0].step, self.now)
+        self.tell(group[0], report.model_copy(update={"compute_s": compute_s}))
+        self.deliver_all()
+
+    def _progress(self, worker: FakeWorker) -> Progress:
+        assert worker.run is not None
+        return Progress(
+            generation=worker.run.generation, phase=Phase.FORWARD, step=worker.step, at=self.now, counter=worker.step
+        )
+
+    def snapshot(self, without: int | None = None) -> None:
+        """Every member keeps its part of this step, and its buddy a copy; of each the last two."""
+        for worker in self.group() if self.state.keeps_snapshots else ():
+            run = worker.run
+            if run.rank == without:
+                continue
+            places = [worker.node_id, *([run.buddy.node_id] if run.buddy else [])]
+            for node_id in places:
+                part = SnapshotPart(
+                    generation=run.generation, rank=run.rank, world_size=run.world_size, step=worker.step,
+                    num_bytes=10, node_id=node_id,
+                )  # fmt: skip
+                held = self.memory.setdefault(node_id, [])
+                own = [entry for entry in held if entry[0] == worker.index]
+                self.memory[node_id] = [
+                    *(e for e in held if e[0] != worker.index), *own[-1:], (worker.index, part)
+                ]  # fmt: skip
+
+    def group(self) -> list[FakeWorker]:
+        """The living members that are in `run` of the current generation, by rank."""
+        found = [p for p in self.workers.values() if p.alive and p.run and p.run.generation == self.state.generation]
+        return sorted(found, key=lambda p: p.run.rank)
+
+    @property
+    def is_whole(self) -> bool:
+        group = self.group()
+        return bool(group) and len(group) == group[0].run.world_size and not any(p.is_stuck or p.fenced for p in group)
+
+    def leave(self, worker: FakeWorker, kind: ExitKind, error: ErrorReport | None = None) -> None:
+        assert worker.run is not None
+        worker_exit = WorkerExit(
+            generation=worker.run.generation, rank=worker.run.rank, kind=kind, step=worker.step, error=error,
+            snapshot_parts=self.held_on(worker.node_id), at=self.now,
+            is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and worker.yields is True),
+        )  # fmt: skip
+        worker.run = None
+        self.post(f"exit-{worker.index}", RunReturned(worker.index, worker_exit))
+
+    def form(self) -> None:
+        """The group comes together, restores, and says so; or finds its checkpoint damaged."""
+        group = self.group()
+        if not self.is_whole:
+            return
+        source = group[0].run.restore_snapshot
+        if source is not None and not self._can_be_read(source):
+            for worker in group:
+                self.leave(worker, ExitKind.SNAPSHOT_LOST, error_of("SnapshotLost", "a part is gone"))
+            return
+        url = group[0].run.restore_from if source is None else None
+        name = None if url is None else url.rsplit("/", 1)[1]
+        if name is not None and not self.committed[name]:
+            for worker in group:
+                self.leave(worker, ExitKind.DAMAGED_CHECKPOINT, error_of("ChecksumMismatch", "flipped byte"))
+            return
+        start = source.step if source is not None else 0 if name is None else name_of(name).step
+        for worker in group:
+            worker.step = start
+        self.tell(
+            group[0],
+            GroupFormed(
+                generation=group[0].run.generation, at=self.now, start_step=start, total_steps=self.total_steps,
+                form_s=0.1, build_s=0.2, restore_s=0.3, num_parameters=10, restored_bytes=40,
+            ),
+        )  # fmt: skip
+
+    def _can_be_read(self, source: SnapshotSource) -> bool:
+        servers = [self.workers[endpoint.port - MEMORY_PORT] for endpoint in source.parts]
+        there = all(
+            server.alive and not server.is_stopped
+            and any((h.generation, h.rank, h.step) == (source.generation, rank, source.step)
+                    for h in self.held_on(server.node_id))
+            for rank, server in enumerate(servers)
+        )  # fmt: skip
+        return there and (source.generation, source.step) not in self.lost_memory
+
+    def train(self, steps: int = 1, *, save_every: int = 4, late: int | None = None) -> None:
+        """So many steps of a formed group. It stops where it was asked to, or at the end, with a part of that step.
+        The rank `late` has not taken its snapshots yet."""
+        for _ in range(steps):
+            group = self.group()
+            if not self.is_whole:
+                return
+            if group[0].step < self.total_steps:
+                for worker in group:
+                    worker.step += 1
+                self.num_steps += 1
+                self.states.add((group[0].run.generation, group[0].step))
+                self.snapshot(without=late)
+                self.tell(group[0], step_report(group[0].run, group[0].step, self.now))
+                if self.state.keeps_snapshots:
+                    for worker in group:
+                        self.post(f"news-{worker.index}", Beat(worker.index, self._progress(worker)))
+            step = group[0].step
+            kind = ExitKind.FINISHED if step == self.total_steps else ExitKind.YIELDED
+            leaves = step == self.total_steps or any(p.yields is not None for p in group)
+            if step == self.total_steps or any(p.yields for p in group) or step % save_every == 0:
+                self.save()
+            if leaves:
+                for worker in group:
+                    self.leave(worker, kind)
+
+    def save(self) -> None:
+        for worker in self.group():
+            self.tell(worker, part_of(worker.run, worker.step))
+
+    def fail_save(self, worker: FakeWorker) -> None:
+        run = worker.run
+        directory = f"{ROOT}/{CheckpointName(worker.step, run.attempt, run.generation)}"
+        self.tell(
+            worker,
+            SaveFailed(
+                generation=run.generation, step=worker.step, rank=run.rank, directory=directory, error="disk full"
+            ),
+        )
+
+    def obey_interrupts(self) -> None:
+        for worker in self.group():
+            if worker.fenced and not worker.is_stuck:
+                self.leave(worker, ExitKind.INTERRUPTED)
+
+    def break_collectives(self) -> None:
+        """Whoever notices that a member is missing leaves with a report about somebody else."""
+        for worker in self.group():
+            if not worker.is_stuck:
+                self.leave(worker, ExitKind.COLLECTIVE_FAILED, error_of("DistError", "connection reset by peer"))
+
+    def tell(self, worker: FakeWorker, item: WorkerReport) -> None:
+        self.post(f"news-{worker.index}", ReportArrived(worker.index, item))
+
+    def cooperate(self) -> None:
+        """One round in which everybody does what is asked of them, and time passes."""
+        for worker in list(self.workers.values()):
+            self.start(worker.index)
+        self.answer_storage()
+        self.obey_interrupts()
+        if self.state.stage is Stage.FORMING:
+            self.form()
+        self.deliver_all()
+        if self.state.stage is Stage.SWITCHING:
+            self.train(1)
+        self.deliver_all()
+        self.answer_storage()
+        self.deliver_all()
+        self.pass_time(2.0)
+
+    @property
+    def end(self) -> AttemptEnd | None:
+        ends = [c.end for c in self.commands if isinstance(c, End)]
+        assert len(ends) <= 1
+        return ends[0] if ends else None
+
+    @property
+    def world_size(self) -> int:
+        return len(self.state.members)
+
+    def events(self, type_: str) -> list[dict[str, Any]]:
+        return [c.data for c in self.commands if isinstance(c, Emit) and c.type == type_]
+
+    def incidents(self) -> list[IncidentView]:
+        """The last that was shown of each."""
+        return list({c.incident.id: c.incident for c in self.commands if isinstance(c, ShowIncident)}.values())
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(c, kind) for c in self.commands)
+
+    def open(self, *, then: int | None = None) -> World:
+        """To STARTING, or to RUNNING after `then` steps."""
+        self.answer_storage()
+        self.deliver_all()
+        if then is not None:
+            self.start_all()
+            self.form()
+            self.deliver_all()
+            assert self.state.stage is Stage.RUNNING
+            self.run(then)
+        return self
+
+    def run(self, steps: int) -> None:
+        """Train, and store what is saved."""
+        for _ in range(steps):
+            self.train(1)
+            self.deliver_all()
+            self.answer_storage()
+            self.deliver_all()
+
+    def recover(self) -> None:
+        """Survivors are woken, and the next group forms."""
+        self.deliver_all()
+        self.obey_interrupts()
+        self.deliver_all()
+        self.form()
+        self.deliver_all()
+
+    def until(self, *stages: Stage, rounds: int = 80) -> None:
+        """Cooperate until one of the stages is reached."""
+        for _ in range(rounds):
+            if self.state.stage in stages:
+                return
+            self.cooperate()
+        raise AssertionError(f"still {self.state.stage} after {rounds} rounds")
+
+
+def make_world(
+    workers: int = 3,
+    *,
+    min_workers: int = 1,
+    standby: int = 0,
+    wait_s: float = 30.0,
+    memory: bool = False,
+    nodes: int | None = None,
+    **spec: Any,
+) -> World:
+    elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
+    document = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}, **spec}
+    document.setdefault("health", {"hang_floor_s": 3600.0})  # tests of other things may let time pass
+    document["snapshot"] = {"enabled": memory}
+    world = World(
+        Attempt(
+            job_id="j1",
+            attempt=1,
+            spec=JobSpec.model_validate(document).model_copy(update={"elasticity": elasticity}),
+            checkpoint_root=ROOT,
+            granted=workers,
+            timeouts=TIMEOUTS,
+            since=1000.0,
+        ),
+        num_nodes=nodes,
+    )
+    world.perform(machine.open_attempt())
+    return world

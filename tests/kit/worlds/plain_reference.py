@@ -1,0 +1,97 @@
+"""The undisturbed run, in plain torch: one process, no groups, no sharding, nothing of the engine.
+
+Shares with it only the contract's two pure functions: which samples are in a micro-batch, and with what seed it runs;
+and the tasks, with what a task asks of any training loop.
+"""
+
+import importlib
+import math
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from shoal_workers.contract.batch_partition import randomness_seed, sample_at, sample_positions
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.tasks.balance import balance_experts, forget_load, share_of_step
+
+
+def losses(spec_data, steps):
+    """Loss, gradient norm and lr by step."""
+    return train(spec_data, steps)[0]
+
+
+def validation_loss(spec_data, steps):
+    """Mean over the first samples of the validation split, after so many steps; losses by step as well."""
+    seen, spec, task, model = train(spec_data, steps)
+    data = task.build_dataset("validation")
+    samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
+    with torch.no_grad():
+        each = [task.loss(model.eval(), task.collate([sample])).item() for sample in samples]
+    return sum(each) / len(each), seen
+
+
+def train(spec_data, steps):
+    """What was seen in each step, the spec, the task, and the model."""
+    spec = parse_spec({"task": "tiny_tasks:Counting", **spec_data})
+    torch.set_num_threads(1)  # as the shards have
+    task = _task(spec)
+    collate = getattr(task, "collate", torch.stack)
+    data = task.build_dataset("train")
+    torch.manual_seed(spec.seed)
+    model = task.build_model()
+    o, total_steps = spec.optimizer, spec.stop.steps
+    if hasattr(task, "build_optimizer"):
+        optimizer = task.build_optimizer(model, o.model_dump())
+    else:
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": o.weight_decay},
+            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps)
+
+    def factor(step):
+        warmup = spec.schedule.warmup_steps
+        if step < warmup:
+            return (step + 1) / warmup
+        half = 0.5 * (1 + math.cos(math.pi * (step + 1 - warmup) / (total_steps - warmup)))
+        return spec.schedule.min_lr_ratio + (1 - spec.schedule.min_lr_ratio) * half
+
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    seen = {}
+    for step in range(steps):
+        optimizer.zero_grad()
+        forget_load(model)
+        total = 0.0
+        for index in range(spec.batch.num_micro_batches):
+            seed = randomness_seed(spec.seed, step, index)
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)
+            positions = sample_positions(
+                step, index, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
+            )
+            samples = [data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]
+            share_of_step(model, 1 / spec.batch.num_micro_batches)
+            with torch.autocast("cpu", torch.bfloat16, enabled=spec.precision == "bf16"):
+                loss = task.loss(model, collate(samples)) / spec.batch.num_micro_batches
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
+        lr = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        balance_experts(model, lambda load: load)
+        scheduler.step()
+        seen[step + 1] = (total, float(norm), lr)
+    return seen, spec, task, model
+
+
+def _task(spec):
+    module, _, name = spec.task.partition(":")
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
+    try:
+        return getattr(importlib.import_module(module), name)(spec.model, spec.data, spec.seed)
+    finally:
+        sys.path.pop(0)

@@ -1,0 +1,166 @@
+"""Jobs of the tiny task on a real server, and what a test wants to know of one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.processes.served import PATIENCE_S, until
+from shoal_api.client import Client
+from shoal_service.views import EventView, JobView
+from shoal_workers.contract.job import JobState
+
+TASKS = Path(__file__).parents[1] / "ray_tasks"
+
+
+@dataclass
+class Run:
+    """One job of the tiny task, and the gate that its strikes wait at."""
+
+    client: Client
+    job: JobView
+    gate: Path
+    reference: Callable[[], dict[int, float]]
+
+    @property
+    def id(self) -> str:
+        return self.job.id
+
+    def wait_at(self, name: str, *, with_service: bool = True) -> None:
+        """Until a hold or mark strike is reached. Asks the service, if it runs, whether the job still lives."""
+        reached = self.gate / f"{name}.reached"
+        until(lambda: reached.exists() or (with_service and self._ended()), f"{self.id} reaches {name}")
+        assert reached.exists(), self.now().status
+
+    def release(self, name: str) -> None:
+        (self.gate / f"{name}.go").touch()
+
+    def now(self) -> JobView:
+        return self.client.job(self.id)
+
+    def _ended(self) -> bool:
+        return self.now().status.state.ended
+
+    def wait_for(self, state: JobState) -> JobView:
+        job = self.client.wait(self.id, until=[state], timeout_s=PATIENCE_S)
+        assert job.status.state is state, job.status
+        return job
+
+    def finish(self, state: JobState = JobState.SUCCEEDED) -> JobView:
+        job = self.wait_for(state)
+        events = list(self.client.events(self.id))
+        assert [event.seq for event in events] == list(range(1, len(events) + 1)), "an event is missing"
+        self.job = job
+        return job
+
+    def events(self, type_: str) -> list[EventView]:
+        return [event for event in self.client.events(self.id) if event.type == type_]
+
+    def wait_for_step(self, step: int) -> None:
+        """Until the service has heard that a step is done."""
+        until(lambda: self.now().status.step >= step or self._ended(), f"{self.id} has done step {step}")
+        assert self.now().status.step == step
+
+    def wait_for_message(self, text: str) -> str:
+        """The message of the job's status, once it says something."""
+        until(lambda: text in self.now().status.message or self._ended(), f"{self.id} says {text!r}")
+        message = self.now().status.message
+        assert text in message
+        return message
+
+    def wait_for_event(self, type_: str, count: int = 1) -> EventView:
+        """The `count`-th event of a type."""
+        after, seen = 0, 0
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            page = self.client.events_page(self.id, after=after, wait_s=5.0)
+            for event in page.items:
+                seen += event.type == type_
+                if seen == count and event.type == type_:
+                    return event
+            assert page.items or not self._ended(), f"{type_} never came: {self.now().status}"
+            after = page.next_after
+        raise AssertionError(f"{count} {type_} did not come: {self.now().status}")
+
+    def pids(self) -> dict[int, int]:
+        """Of the group's members, by rank."""
+        return {worker.rank: worker.pid for worker in self.client.workers(self.id) if worker.rank is not None}
+
+    def world_sizes(self) -> list[int]:
+        return [event.data["workers"] for event in self.events("generation.formed")]
+
+    def losses(self) -> dict[int, float]:
+        return {point.step: point.loss for point in self.client.series(self.id)}
+
+    def assert_undisturbed_losses(self) -> None:
+        """Every step is there, with the loss that a run without any accident has."""
+        losses, reference = self.losses(), self.reference()
+        assert list(losses) == list(range(1, self.job.spec.stop.steps + 1))
+        assert losses == pytest.approx({step: reference[step] for step in losses}, rel=1e-5, abs=1e-6)
+
+
+@dataclass
+class Submit:
+    """`submit(workers=3, strikes=[...], **spec)`: a job of the tiny task; `to`: another service than the session's."""
+
+    client: Client
+    directory: Path
+    reference: Callable[[], dict[int, float]]
+    runs: list[Run] = field(default_factory=list)
+
+    def __call__(self, *, to: Client | None = None, **settings: Any) -> Run:
+        gate = self.directory / f"gate-{len(self.runs)}"
+        gate.mkdir()
+        self.runs.append(submit_tiny(to or self.client, gate, self.reference, **settings))
+        return self.runs[-1]
+
+    def cancel_all(self) -> None:
+        for run in self.runs:
+            if not run.job.status.state.ended and not run.now().status.state.ended:
+                run.client.cancel(run.id)
+                run.client.wait(run.id, timeout_s=PATIENCE_S)
+
+
+def submit_tiny(
+    client: Client,
+    gate: Path,
+    reference: Callable[[], dict[int, float]],
+    *,
+    workers: int = 2,
+    min_workers: int = 1,
+    steps: int = 20,
+    strikes: list[dict[str, Any]] | None = None,
+    step_s: float = 0.0,
+    waves: Sequence[int] | None = None,
+    holds: list[dict[str, Any]] | None = None,
+    **spec: Any,
+) -> Run:
+    elasticity = {"min_workers": min_workers, "max_workers": workers, **spec.pop("elasticity", {})}
+    document = {
+        "name": "tiny",
+        "task": "tiny:Tiny",
+        "code": {"working_dir": str(TASKS)},
+        "data": {
+            "gate": str(gate),
+            "strikes": strikes or [],
+            "step_s": step_s,
+            "waves": waves or [workers],
+            "holds": holds or [],
+        },
+        "batch": {"global_size": 10, "micro_size": 2},
+        "optimizer": {"lr": 0.01},
+        "schedule": {"name": "constant", "warmup_steps": 0},
+        "stop": {"steps": steps},
+        "elasticity": elasticity,
+        "checkpoint": {"every_steps": 4},
+        "snapshot": {"budget": 1.0},  # after each step, however short it is
+        **spec,
+        # whoever is held waits for others, who may be slow: it is no hang unless a test says so
+        "health": {"hang_floor_s": 600.0, **spec.get("health", {})},
+    }
+    return Run(client, client.submit(document), gate, reference)
