@@ -12,12 +12,16 @@ import argparse
 import http.client
 import json
 import statistics
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-from real_server import RealServer, real_server
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tests", "tools"))
+
+from shoal_server import ShoalServer, serving
 
 NEVER = {"min_workers": 8, "max_workers": 8}
 """More than the cluster has: the jobs stay in the queue, so that what is measured is the service and not training."""
@@ -30,16 +34,16 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
-        with real_server(Path(folder) / "memory", num_cpus=1) as server:
+        with serving(Path(folder) / "memory", num_cpus=1) as server:
             memory = _measure_memory(server)
         print(f"resident with 1,000 finished jobs: {memory['rss_mib']} MiB, torch loaded: {memory['torch_loaded']}")
-        with real_server(Path(folder) / "posts", num_cpus=1) as server:
+        with serving(Path(folder) / "posts", num_cpus=1) as server:
             posts = _measure_posts(server, arguments)
         print(
             f"POST /v1/jobs: {posts['posts_per_s']} requests/s, "
             f"p50 {posts['post_p50_ms']} ms, p99 {posts['post_p99_ms']} ms"
         )
-        with real_server(Path(folder) / "lists", num_cpus=1) as server:
+        with serving(Path(folder) / "lists", num_cpus=1) as server:
             lists = _measure_lists(server)
         print(f"GET /v1/jobs, first 100 of 10,000: p50 {lists['list_p50_ms']} ms, worst {lists['list_max_ms']} ms")
     print(json.dumps(posts | lists | memory))
@@ -52,7 +56,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure_posts(server: RealServer, arguments: argparse.Namespace) -> dict[str, float]:
+def _measure_posts(server: ShoalServer, arguments: argparse.Namespace) -> dict[str, float]:
     _submit(server.port, 50)  # warm up
     latencies: list[list[float]] = [[] for _ in range(arguments.clients)]
     end_mono = time.monotonic() + arguments.seconds
@@ -77,7 +81,7 @@ def _measure_posts(server: RealServer, arguments: argparse.Namespace) -> dict[st
     }
 
 
-def _measure_lists(server: RealServer) -> dict[str, float]:
+def _measure_lists(server: ShoalServer) -> dict[str, float]:
     _submit(server.port, 10_000)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     times_s = []
@@ -92,7 +96,7 @@ def _measure_lists(server: RealServer) -> dict[str, float]:
     }
 
 
-def _measure_memory(server: RealServer) -> dict[str, float | bool]:
+def _measure_memory(server: ShoalServer) -> dict[str, float | bool]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     for job_id in _submit(server.port, 1000):
         _request(connection, "POST", f"/v1/jobs/{job_id}/cancel")

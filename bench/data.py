@@ -12,13 +12,17 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
-from recovery.machine import describe
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+from measurements.machine import describe
 from shoal_workers.contract.model.lm import TextDataConfig
 from shoal_workers.data.prepare import prepare_corpus
 

@@ -25,8 +25,10 @@ from pathlib import Path
 
 import yaml
 
-from real_server import real_server
-from shoal_api.client import Client
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tests", "tools"))
+
+from shoal_server import serving
 from shoal_workers.contract.job import JobState
 
 _WARM_UP_STEPS = 6
@@ -110,7 +112,7 @@ def _engine(spec_path: Path, checkpoints: Path) -> float:
 
 
 def _shoal(spec_path: Path, state_dir: Path) -> float:
-    with real_server(state_dir, num_cpus=2) as server, Client(server.url) as client:
+    with serving(state_dir, num_cpus=2) as server, server.client as client:
         job = client.submit(spec_path)
         done = client.wait(job.id, until=[JobState.SUCCEEDED, JobState.FAILED], timeout_s=600)
         if done.status.state is not JobState.SUCCEEDED:

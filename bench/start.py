@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 import ray
-from recovery.machine import describe
+from measurements.machine import describe
 from shoal_workers.forkserver import py_executable
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from kit.processes.served import NUM_CPUS, PATIENCE_S, Server, assert_nothing_is_left
+from kit.processes.server import NUM_CPUS, PATIENCE_S, Server, assert_nothing_is_left
 from kit.worlds.tiny_jobs import Submit, submit_tiny
 from shoal_api.client import Client
 from shoal_service.views import JobView, SeriesPoint

@@ -14,9 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))  # starts as a script, from any directory
-
-from layouts import tables
+from measurements import layout_tables as tables
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FIGURES = DOCS / "measured" / "layouts.json"

@@ -19,10 +19,8 @@ from xml.sax.saxutils import escape
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))  # starts as a script, from any directory
-
-from recovery.report import NAMES, TITLES, ratios, table
-from recovery.trial import Event, System, Trial, read_trials
+from measurements.recovery_tables import NAMES, TITLES, ratios, table
+from measurements.trial import Event, System, Trial, read_trials
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TRIALS = DOCS / "measured" / "recovery.jsonl"

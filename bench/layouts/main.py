@@ -23,11 +23,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a script, from any directory
+sys.path.extend(
+    str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools")
+)  # it starts as a script, from any directory
 
-from layouts import cases, moving, reality, relayout, tables, techniques
+from layouts import cases, moving, reality, relayout, techniques
+from measurements import layout_tables as tables
+from measurements.machine import describe
 from planner import measure_planner
-from recovery.machine import describe
 from shoal_service.control.profiling import measure_profile
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract.model.lm import TextDataConfig

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.measure import steady_step_s
-from recovery.shoal_run import ShoalRun
-from recovery.shoal_server import ShoalServer
-from recovery.stamps import StepEnd
+from measurements.disturbance import steady_step_s
+from measurements.stamps import StepEnd
+from recovery.shoal.run import ShoalRun
 from recovery.workload import WORKERS
+from shoal_server import ShoalServer
 from shoal_service.views import JobPatch
 from shoal_workers.contract.spec import ParallelismSpec
 

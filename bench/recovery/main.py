@@ -19,15 +19,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a script, from any directory
+sys.path.extend(
+    str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools")
+)  # it starts as a script, from any directory
 
-from recovery import ray_train, shoal_jobs, torchrun
-from recovery.machine import describe
-from recovery.processes import adopt_orphans, end_all
-from recovery.report import ratios, table
-from recovery.trial import Event, System, Trial
+from kit.processes.os_processes import adopt_orphans, end_all
+from measurements.machine import describe
+from measurements.recovery_tables import ratios, table
+from measurements.trial import Event, System, Trial
+from recovery.peers import ray_train, torchrun
+from recovery.shoal import plans
 
-_EVENTS = {System.SHOAL: shoal_jobs.EVENTS, System.RAY_TRAIN: ray_train.EVENTS, System.TORCHRUN: torchrun.EVENTS}
+_EVENTS = {System.SHOAL: plans.EVENTS, System.RAY_TRAIN: ray_train.EVENTS, System.TORCHRUN: torchrun.EVENTS}
 
 
 def main() -> None:
@@ -57,7 +60,7 @@ def main() -> None:
             print(f"# {system}: {', '.join(sorted(events))}; {time.monotonic() - begun_mono:.0f} s", flush=True)
             match system:
                 case System.SHOAL:
-                    shoal_jobs.run_events(events, place, kills=arguments.kills, seed=arguments.seed, emit=emit)
+                    plans.run_events(events, place, kills=arguments.kills, seed=arguments.seed, emit=emit)
                 case System.RAY_TRAIN:
                     ray_train.run_events(events, place, kills=arguments.kills, seed=arguments.seed, emit=emit)
                 case System.TORCHRUN:

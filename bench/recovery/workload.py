@@ -14,7 +14,7 @@ import yaml
 
 WORKERS = 4
 CHECKPOINT_EVERY_STEPS = 10
-_EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "lm-10m.yaml"
+_EXAMPLE = Path(__file__).parents[2] / "examples" / "lm-10m.yaml"
 
 
 def workload(*, steps: int) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import yaml
 
-from recovery.nodes import HEAD
-from recovery.processes import send
-from recovery.shoal_server import ShoalServer
+from kit.processes.os_processes import send
+from kit.processes.ray_nodes import HEAD
+from shoal_server import ShoalServer
 from shoal_service.views import WorkerView
 
 _MATRIX = Path(__file__).parent.parent.parent / "tests" / "chaos" / "fault_matrix.yaml"

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recovery.nodes import Nodes
-from recovery.processes import is_alive
+from kit.processes.os_processes import is_alive
+from kit.processes.ray_nodes import Nodes
 
 _SETTLED_S = 30.0
 MOST_THREADS = 8

@@ -17,12 +17,14 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a script, from any directory
+sys.path.extend(
+    str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools")
+)  # it starts as a script, from any directory
 
-from recovery.machine import describe
-from recovery.processes import adopt_orphans, end_all, is_alive
-from recovery.shoal_server import ShoalServer
+from kit.processes.os_processes import adopt_orphans, end_all, is_alive
+from measurements.machine import describe
 from shoal_api.client import ApiError, Client, Disconnected
+from shoal_server import ShoalServer
 from shoal_workers.contract.job import JobState
 from soak import jobs, leaks
 from soak.faults import Strikes, fault_names

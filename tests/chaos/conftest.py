@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from recovery.nodes import Nodes
+from kit.processes.ray_nodes import Nodes
 
 _NODE_IPS = ("127.0.0.2", "127.0.0.3", "127.0.0.4")
 _CPUS_PER_NODE = 2

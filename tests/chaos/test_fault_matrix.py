@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from recovery.processes import is_alive
+from kit.processes.os_processes import is_alive
 from shoal_api.client import Client
 from shoal_service.core.attempt.group.buddies import buddies
 from shoal_service.views import WorkerView

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from recovery.processes import is_alive
+from kit.processes.os_processes import is_alive
 from shoal_api.client import Client
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState

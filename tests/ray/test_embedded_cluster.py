@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.nodes import Nodes
+from kit.processes.ray_nodes import Nodes
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.embedded_node import RAYLET, EmbeddedNote
 

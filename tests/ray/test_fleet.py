@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from kit.processes.served import Server
+from kit.processes.server import Server
 
 _GIVE_UP_WHILE_RAY_CREATES_IT = """
 import asyncio, sys, time, ray

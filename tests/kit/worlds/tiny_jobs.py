@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kit.processes.served import PATIENCE_S, until
+from kit.processes.server import PATIENCE_S, until
 from shoal_api.client import Client
 from shoal_service.views import EventView, JobView
 from shoal_workers.contract.job import JobState

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from recovery.measure import steady_step_s
-from recovery.stamps import StepEnd
-from recovery.trial import EventFailed
+from measurements.disturbance import steady_step_s
+from measurements.stamps import StepEnd
+from measurements.trial import EventFailed
 from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
 from shoal_api.client import Client, Disconnected
 from shoal_service.views import IncidentView, WorkerView

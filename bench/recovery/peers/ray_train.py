@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recovery.nodes import HEAD, Nodes
-from recovery.peers import PeerRun, kill_raylet, start_peer, strike_in_turn, wait_for_growth
-from recovery.processes import session_members
-from recovery.stamps import Member
-from recovery.trial import Emit, Event, System, strike_all
+from kit.processes.os_processes import session_members
+from kit.processes.ray_nodes import HEAD, Nodes
+from measurements.stamps import Member
+from measurements.trial import Emit, Event, System, strike_all
+from recovery.peers.run import PeerRun, kill_raylet, start_peer, strike_in_turn, wait_for_growth
 from recovery.workload import WORKERS
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.report import ratios, rows, spread, table
-from recovery.trial import Event, EventFailed, System, Trial, read_trials, strike_all
+from measurements.recovery_tables import ratios, rows, spread, table
+from measurements.trial import Event, EventFailed, System, Trial, read_trials, strike_all
 
 SHOAL = [
     Trial(System.SHOAL, Event.WORKER_KILL, pause, pause + 0.5, lost, 4, 3, 0.5, figures={"state_source": "memory"})

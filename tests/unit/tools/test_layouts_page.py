@@ -1,4 +1,4 @@
-"""bench/layouts: what its figures are made of, and the pages that show them."""
+"""The pages that show the figures of `make bench-layouts`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from recovery.processes import end_session, session_members
+from kit.processes.os_processes import end_session, session_members
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.process_sessions import free_port
 

@@ -1,6 +1,6 @@
 """The RAM tier against plain memcpy: snapshot, copy to the buddy, and restores from local memory and over TCP.
 
-    python bench/memory.py [--mib 30] [--rounds 30]
+    python bench/snapshots.py [--mib 30] [--rounds 30]
 
 Two processes stand for two nodes of one machine; the state is like that of a small transformer with AdamW. Each figure
 is the best and the median of the rounds in GiB/s, since other work on the machine can only slow them down. The cold

@@ -10,10 +10,10 @@ import statistics
 from enum import StrEnum
 from itertools import permutations
 
-from recovery.shoal_run import ShoalRun
-from recovery.shoal_server import ShoalServer
-from recovery.trial import Emit, Event, System, Trial
+from measurements.trial import Emit, Event, System, Trial
+from recovery.shoal.run import ShoalRun
 from recovery.workload import WORKERS
+from shoal_server import ShoalServer
 from shoal_workers.contract.job import JobState
 
 _TURNS = 6

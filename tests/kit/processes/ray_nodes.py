@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recovery.processes import end_session, send, session_members
+from kit.processes.os_processes import end_session, send, session_members
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 
 HEAD = "127.0.0.1"

@@ -106,11 +106,14 @@ class Server:
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else Ray takes the host's own address for 127.0.0.1
         }
 
-    def kill(self) -> None:
+    def kill(self) -> float:
+        """SIGKILL; the time of it. The embedded cluster lives on."""
         assert self.process is not None
         self._learn_sessions()
+        at = time.time()
         self.process.kill()
         self.process.wait()
+        return at
 
     def stop(self) -> int:
         """Its exit status."""

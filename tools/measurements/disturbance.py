@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from recovery.stamps import StepEnd
+from measurements.stamps import StepEnd
 
 _STEADY_STEPS = 6
 """So many steps after the first of a group say how long a step takes there."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recovery.measure import is_over, longest_gap_s, measure, measure_switch
-from recovery.stamps import StepEnd
+from measurements.disturbance import is_over, longest_gap_s, measure, measure_switch
+from measurements.stamps import StepEnd
 
 
 def _steps(first: int, at: list[float], *, world_size: int = 4, life: str = "a") -> list[StepEnd]:

@@ -8,14 +8,14 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from recovery.hosts import Hosts
-from recovery.measure import is_over, longest_gap_s, measure, measure_switch, steady_step_s
-from recovery.nodes import HEAD, Nodes
-from recovery.processes import died_after_s, is_alive, send
-from recovery.shoal_run import ShoalRun
-from recovery.shoal_server import ShoalServer
-from recovery.trial import Emit, Event, System, Trial, trial_of
+from kit.processes.os_processes import died_after_s, is_alive, send
+from kit.processes.ray_nodes import HEAD, Nodes
+from measurements.disturbance import is_over, longest_gap_s, measure, measure_switch, steady_step_s
+from measurements.trial import Emit, Event, System, Trial, trial_of
+from recovery.shoal.hosts import Hosts
+from recovery.shoal.run import ShoalRun
 from recovery.workload import WORKERS
+from shoal_server import ShoalServer
 from shoal_service.views import IncidentView, WorkerView
 
 _RECOVERY_PATIENCE_S = 120.0

@@ -7,8 +7,8 @@ import random
 import sys
 from pathlib import Path
 
-from recovery.peers import start_peer, strike_in_turn
-from recovery.trial import Emit, Event, System, strike_all
+from measurements.trial import Emit, Event, System, strike_all
+from recovery.peers.run import start_peer, strike_in_turn
 from recovery.workload import WORKERS
 
 EVENTS = (Event.WORKER_KILL, Event.WORKER_STOP)

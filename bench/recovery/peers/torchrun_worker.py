@@ -1,6 +1,6 @@
 """What torchrun starts 4 times, and again after every failure: the peer loop, checkpoints in a local directory.
 
-torchrun --standalone --nproc-per-node 4 --max-restarts 1000 bench/recovery/torchrun_worker.py FOLDER
+torchrun --standalone --nproc-per-node 4 --max-restarts 1000 bench/recovery/peers/torchrun_worker.py FOLDER
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # so that it starts as a script, from any directory
+sys.path.extend(
+    str(Path(__file__).parents[3] / name) for name in ("bench", "tools")
+)  # it starts as a script, from any directory
 
 from plain_loop import PlainLoop
-from recovery.peer_loop import save_state, train
+from recovery.peers.loop import save_state, train
 
 
 class LocalCheckpoints:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from recovery.trial import Event, System, Trial
+from measurements.trial import Event, System, Trial
 
 TITLES = {
     Event.WORKER_KILL: "SIGKILL one worker, no spare",

@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 import yaml
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from measurements.stamps import StampWriter
 from plain_loop import PlainLoop
-from recovery.stamps import StampWriter
 from recovery.workload import CHECKPOINT_EVERY_STEPS
 from shoal_workers.contract.checks.spec_errors import parse_spec
 

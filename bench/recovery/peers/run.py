@@ -13,11 +13,11 @@ from typing import Any
 
 import yaml
 
-from recovery.measure import is_over, measure, measure_switch, steady_step_s
-from recovery.nodes import Nodes
-from recovery.processes import died_after_s, end_tree, is_alive, send
-from recovery.stamps import Member, StepEnd, read_stamps
-from recovery.trial import Emit, Event, EventFailed, System, Trial, trial_of
+from kit.processes.os_processes import died_after_s, end_tree, is_alive, send
+from kit.processes.ray_nodes import Nodes
+from measurements.disturbance import is_over, measure, measure_switch, steady_step_s
+from measurements.stamps import Member, StepEnd, read_stamps
+from measurements.trial import Emit, Event, EventFailed, System, Trial, trial_of
 from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
 
 _STEPS = 1_000_000

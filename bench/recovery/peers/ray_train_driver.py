@@ -1,8 +1,8 @@
 """Ray Train V2, elastic, as its documentation has it: the peer loop in 3 to 4 workers, restarted for ever.
 
-    python bench/recovery/ray_train_driver.py FOLDER ADDRESS
+    python bench/recovery/peers/ray_train_driver.py FOLDER ADDRESS
 
-A driver of the cluster at ADDRESS; recovery/ray_train.py starts it with the cluster's environment.
+A driver of the cluster at ADDRESS; recovery/peers/ray_train.py starts it with the cluster's environment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import ray.train.torch
 
 import ray
 
-_BENCH = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[3]
+_PATH = f"{_ROOT / 'bench'}:{_ROOT / 'tools'}"
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     ray.init(
         address,
         runtime_env={
-            "env_vars": {"PYTHONPATH": str(_BENCH), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            "env_vars": {"PYTHONPATH": _PATH, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         },
     )
     trainer = ray.train.torch.TorchTrainer(
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def train_worker(config: dict[str, Any]) -> None:
-    from recovery.peer_loop import save_state, train
+    from recovery.peers.loop import save_state, train
 
     class ReportedCheckpoints:
         """Ray Train's own: every rank reports its part, and they are merged in the storage."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery import hosts, shoal_events
-from recovery.shoal_run import ShoalRun
-from recovery.shoal_server import ShoalServer
-from recovery.snapshot_cost import compare_snapshots
-from recovery.trial import Emit, Event, System, Trial, strike_all
+from measurements.trial import Emit, Event, System, Trial, strike_all
+from recovery.shoal import hosts, strikes
+from recovery.shoal.run import ShoalRun
+from recovery.shoal.snapshot_cost import compare_snapshots
 from recovery.workload import WORKERS
+from shoal_server import ShoalServer
 
 _HANG = {"hang_factor": 5.0, "hang_floor_s": 3.0}
 """Small, so that the figure shows what recovery costs and not how long one waits before one believes it."""
@@ -71,21 +71,21 @@ def _run(plan: Plan, remaining: list[Event], folder: Path, kills: int, chance: r
             return
         with _job(server, plan) as run:
             run.calibrate(*_SIZES)
-            strikes: dict[Event, Callable[[], None]] = {
-                Event.WORKER_KILL: lambda: shoal_events.kill_workers(run, kills, chance, emit),
-                Event.WORKER_KILL_STANDBY: lambda: shoal_events.kill_workers(run, kills, chance, emit, standbys=1),
-                Event.WORKER_STOP: lambda: shoal_events.stop_shard(
+            perform: dict[Event, Callable[[], None]] = {
+                Event.WORKER_KILL: lambda: strikes.kill_workers(run, kills, chance, emit),
+                Event.WORKER_KILL_STANDBY: lambda: strikes.kill_workers(run, kills, chance, emit, standbys=1),
+                Event.WORKER_STOP: lambda: strikes.stop_shard(
                     run, kills, chance, emit, factor=_HANG["hang_factor"], floor_s=_HANG["hang_floor_s"]
                 ),
-                Event.RAYLET_KILL: lambda: shoal_events.kill_raylets(server.nodes, run, kills, chance, emit),
-                Event.DRAIN: lambda: shoal_events.drain_nodes(server.nodes, run, kills, chance, emit),
-                Event.HEAD_KILL: lambda: shoal_events.kill_head(server.nodes, run, kills, chance, emit),
-                Event.SHRINK: lambda: shoal_events.shrink(run, kills, chance, emit),
-                Event.SUPERVISOR_KILL: lambda: shoal_events.kill_supervisor(server.nodes, run, kills, chance, emit),
-                Event.CONTROL_PLANE_KILL: lambda: shoal_events.kill_control_plane(server, run, kills, chance, emit),
+                Event.RAYLET_KILL: lambda: strikes.kill_raylets(server.nodes, run, kills, chance, emit),
+                Event.DRAIN: lambda: strikes.drain_nodes(server.nodes, run, kills, chance, emit),
+                Event.HEAD_KILL: lambda: strikes.kill_head(server.nodes, run, kills, chance, emit),
+                Event.SHRINK: lambda: strikes.shrink(run, kills, chance, emit),
+                Event.SUPERVISOR_KILL: lambda: strikes.kill_supervisor(server.nodes, run, kills, chance, emit),
+                Event.CONTROL_PLANE_KILL: lambda: strikes.kill_control_plane(server, run, kills, chance, emit),
             }
             while remaining:
-                strikes.get(remaining[0], lambda: None)()
+                perform.get(remaining[0], lambda: None)()
                 remaining.pop(0)
     finally:
         server.nodes.end_added()
@@ -106,7 +106,7 @@ def _cut_hosts(plan: Plan, folder: Path, kills: int, chance: random.Random, emit
             server.wait_for_cpus(WORKERS + 1)
             with _job(server, plan) as run:
                 run.calibrate(*_SIZES)
-                shoal_events.cut_hosts(cluster, run, kills, chance, emit)
+                strikes.cut_hosts(cluster, run, kills, chance, emit)
         finally:
             server.end()
     finally:

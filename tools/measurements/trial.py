@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from recovery.measure import Disturbance
+from measurements.disturbance import Disturbance
 
 
 class System(StrEnum):
