@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import Field
 
-from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, UserFailure, WorkerView
+from shoal_service.core.endings import AttemptEnd as AttemptEnd
+from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import EndReason
 
 
 class PendingEvent(Frozen):
@@ -33,15 +33,6 @@ class SuspectedNode(Frozen):
     at: float
     node_id: str
     reason: str
-
-
-class AttemptEnd(Frozen):
-    """How an attempt ended; the last thing that a supervisor says."""
-
-    reason: EndReason
-    message: str
-    step: int
-    failure: UserFailure | None = None
 
 
 class SupervisorReports(Frozen):

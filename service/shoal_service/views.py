@@ -6,8 +6,15 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field
 
+from shoal_service.core.downsampling import SeriesPoint as SeriesPoint
+from shoal_service.core.goodput import Goodput as Goodput
+from shoal_service.core.nodes import Drain, Node
+from shoal_service.core.parity import Parity
+from shoal_service.core.parity import ParityPoint as ParityPoint
+from shoal_service.core.parity import SpecDifference as SpecDifference
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract.job import UserFailure as UserFailure
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 T = TypeVar("T")
@@ -38,17 +45,6 @@ class WorkerView(Frozen):
     pid: int
     generation: int
     phase: str
-    step: int
-
-
-class UserFailure(Frozen):
-    """An exception of the user's code, grouped over the ranks that raised the same."""
-
-    type: str
-    message: str
-    traceback: str
-    phase: str
-    ranks: tuple[int, ...]
     step: int
 
 
@@ -200,21 +196,6 @@ class CheckpointView(Frozen):
     message: str = ""
 
 
-class SeriesPoint(Frozen):
-    """One completed step, or (down-sampled) the mean of several."""
-
-    step: int
-    at: float
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens_per_s: float
-    step_s: float
-    world_size: int
-    generation: int
-    val_loss: float | None = None
-
-
 class LogView(Frozen):
     seq: int
     at: float
@@ -224,15 +205,8 @@ class LogView(Frozen):
     text: str
 
 
-class DrainView(Frozen):
-    """A node that is being left."""
-
-    reason: str
-    requested_at: float
-    deadline: float | None = None
-    """Wall-clock time at which the node goes away; None: it stays, nothing shall run on it."""
-    source: str
-    """"api", or "ray" for a drain that the cluster announced."""
+class DrainView(Drain):
+    """A drain of a node, as the API shows it."""
 
 
 class DrainRequest(Frozen):
@@ -244,19 +218,14 @@ class DrainRequest(Frozen):
     """Seconds until the node goes away; null: it stays, nothing shall run on it."""
 
 
-class NodeView(Frozen):
-    node_id: str
-    ip: str
-    alive: bool
-    cpus: float
-    gpus: float
-    memory_gib: float
+class NodeView(Node):
+    """A node of the cluster, as the API shows it."""
+
     drain: DrainView | None = None
-    suspected: str = ""
-    """Why it is on probation; empty: it is not."""
-    suspected_since: float | None = None
-    next_test_at: float | None = None
-    """When the probation test of it runs next; until one passes, no new process is placed there."""
+
+    @classmethod
+    def of(cls, node: Node) -> NodeView:
+        return cls.model_validate(node.model_dump())
 
 
 class ClusterView(Frozen):
@@ -274,69 +243,11 @@ class ClusterView(Frozen):
     epoch: int
 
 
-class Goodput(Frozen):
-    """Every worker-second of a job, booked to exactly one cause."""
-
-    seconds: dict[str, float] = Field(default_factory=dict)
-    """By category: queued, starting, productive, recomputed, checkpoint_stall, recovering, resizing, degraded, idle."""
-    recovering: dict[str, float] = Field(default_factory=dict)
-    """The category `recovering`, by incident cause."""
-    total: float = 0.0
-    """Wall-clock seconds times the workers asked for; the sum of `seconds`."""
-    ratio: float | None = None
-    """productive / total; None before anything was booked."""
-    at: float | None = None
-    """Booked up to this wall-clock time."""
-    max_step: int = 0
-    """Largest step that was ever completed: one up to it that is done again is `recomputed`."""
-
-
-class SpecDifference(Frozen):
-    """A key that decides about the losses, and is not the same in two specs."""
-
-    path: str
-    """Dotted, for example optimizer.lr."""
-    value: Any
-    against: Any
-
-
-class ParityPoint(Frozen):
-    """One step of two jobs, next to each other."""
-
-    step: int
-    loss: float
-    """NaN and infinity are null."""
-    against: float
-    abs_diff: float
-    rel_diff: float
-
-
-class ParityView(Frozen):
+class ParityView(Parity):
     """How far the losses of two jobs differ, step by step: of one with incidents against an undisturbed one."""
 
     job_id: str
     against_id: str
-    tolerance: float
-    """Largest relative difference that is still parity."""
-    within_tolerance: bool
-    """Steps were compared, and none differs by more."""
-    bit_identical: bool
-    """Steps were compared, and all losses are the same doubles."""
-    steps_compared: int
-    steps_only_in_job: int
-    steps_only_in_against: int
-    max_abs_diff: float | None = None
-    max_abs_diff_step: int | None = None
-    max_rel_diff: float | None = None
-    """|a - b| / max(|a|, |b|); infinite (null) where only one of them is finite."""
-    max_rel_diff_step: int | None = None
-    first_step_different: int | None = None
-    first_step_over_tolerance: int | None = None
-    steps_over_tolerance: int = 0
-    differs_in: tuple[SpecDifference, ...] = ()
-    """Why the losses may well differ: data, model, seed and so on are not the same. Empty: the specs match."""
-    points: tuple[ParityPoint, ...] = ()
-    """Of long series: of each of equal shares of the steps, the one with the largest relative difference."""
 
 
 class Page(Frozen, Generic[T]):

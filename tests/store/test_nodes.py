@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.nodes import Drain
 from shoal_service.reports import SuspectedNode
 from shoal_service.store import LeaseLost, Store
 from shoal_service.store.nodes import Suspicion
-from shoal_service.views import DrainView
 
 
 def test_a_drain_lasts_until_it_is_undone(store: Store) -> None:
     store.drain_node("n1", reason="new disks", deadline=None, now=1.0)
     store.drain_node("n1", reason="now in earnest", deadline=9.0, now=2.0)
     assert store.drains() == {
-        "n1": DrainView(reason="now in earnest", requested_at=1.0, deadline=9.0, source="api"),
+        "n1": Drain(reason="now in earnest", requested_at=1.0, deadline=9.0, source="api"),
     }
     assert store.undo_drain("n1") and not store.undo_drain("n1")
     assert store.drains() == {}

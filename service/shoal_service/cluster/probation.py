@@ -12,10 +12,9 @@ import time
 from collections.abc import Sequence
 
 from shoal_service.cluster.ray_cluster import Cluster
-from shoal_service.core.nodes import next_test_delay_s, partner_for_test
+from shoal_service.core.nodes import Node, next_test_delay_s, partner_for_test
 from shoal_service.store.nodes import Suspicion
 from shoal_service.store.store import Store
-from shoal_service.views import NodeView
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ class Probation:
         self._cluster = cluster
         self._test: asyncio.Task[None] | None = None
 
-    async def consider(self, nodes: Sequence[NodeView], *, epoch: int, now: float) -> None:
+    async def consider(self, nodes: Sequence[Node], *, epoch: int, now: float) -> None:
         """Begin the test that is due, if none is under way; returns at once.
 
         Raises what the last test raised, LeaseLost among it.
@@ -57,7 +56,7 @@ class Probation:
             self._test.cancel()
             self._test = None
 
-    async def _run(self, node: NodeView, partner: str | None, suspicion: Suspicion, epoch: int) -> None:
+    async def _run(self, node: Node, partner: str | None, suspicion: Suspicion, epoch: int) -> None:
         fault = await self._cluster.fault_of_node(node, partner)
         now = time.time()
         details = {"node_id": node.node_id, "partner": partner, "fault": fault}

@@ -14,11 +14,11 @@ import ray
 from shoal_service.cluster import gcs
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.process_sessions import listens
+from shoal_service.core.nodes import Drain, Node
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import Journal
-from shoal_service.views import DrainView, NodeView
 from shoal_workers.contract.ids import NAMESPACE, supervisor_name
 
 _GIB = 1 << 30
@@ -49,7 +49,7 @@ class ConnectionStale(Exception):
 class ClusterSnapshot:
     """The cluster at one moment."""
 
-    nodes: tuple[NodeView, ...]
+    nodes: tuple[Node, ...]
     free: dict[str, float]
     """Resources that nobody holds, over all nodes."""
 
@@ -149,11 +149,11 @@ class Cluster:
         ray.shutdown()
         self.connect(self.address)
 
-    def _nodes(self) -> tuple[NodeView, ...]:
+    def _nodes(self) -> tuple[Node, ...]:
         """As Ray sees them, with the drains that it announces."""
         try:
             draining = gcs.draining()
-            nodes = tuple(_node_view(node, draining) for node in gcs.nodes())
+            nodes = tuple(_node(node, draining) for node in gcs.nodes())
         except gcs.GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         self._unanswered_since_mono = None
@@ -220,7 +220,7 @@ class Cluster:
         Journal(job_id, attempt).delete()
         return len(mine)
 
-    async def fault_of_node(self, suspect: NodeView, partner: str | None) -> str:
+    async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         """The probation test of a node: what was wrong; empty: it passed. Takes some seconds."""
         return await fault_of_node(suspect.node_id, partner, has_gpu=suspect.gpus > 0)
 
@@ -233,13 +233,11 @@ class Cluster:
         return uri
 
 
-def _node_view(node: gcs.RayNode, draining: dict[str, float | None]) -> NodeView:
+def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:
     drain = None
     if node.is_alive and node.node_id in draining:
-        drain = DrainView(
-            reason="drained by Ray", requested_at=time.time(), deadline=draining[node.node_id], source="ray"
-        )
-    return NodeView(
+        drain = Drain(reason="drained by Ray", requested_at=time.time(), deadline=draining[node.node_id], source="ray")
+    return Node(
         node_id=node.node_id,
         ip=node.ip,
         alive=node.is_alive,

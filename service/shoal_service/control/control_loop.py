@@ -22,7 +22,7 @@ from shoal_service.control.ownership import is_gone
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.attempt import AvoidedNode
 from shoal_service.core.desired import Desired
-from shoal_service.core.nodes import NodeSuspicion
+from shoal_service.core.nodes import Node, NodeSuspicion
 from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
@@ -154,7 +154,7 @@ class ControlLoop:
         self._view = ClusterView(
             connected=self._cluster.connected,
             address=self._cluster.address,
-            nodes=nodes,
+            nodes=tuple(NodeView.of(node) for node in nodes),
             cpus_total=sum(n.cpus for n in alive),
             cpus_free=free.get("CPU", 0.0),
             gpus_total=sum(n.gpus for n in alive),
@@ -173,7 +173,7 @@ class ControlLoop:
             raise ClusterUnreachable(f"no answer from the Ray head within {_LOOK_S:g} s")
         return self._looking.result()
 
-    def _described(self, sight: ClusterSnapshot) -> tuple[NodeView, ...]:
+    def _described(self, sight: ClusterSnapshot) -> tuple[Node, ...]:
         """With drains and probation; blocks on the store."""
         drains, suspicions = self._store.drains(), self._store.suspicions()
         gone = {n.node_id for n in sight.nodes if not n.alive} & {*drains, *suspicions}

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal_service.views import SeriesPoint
+from shoal_workers.contract.base import Frozen
+
+
+class SeriesPoint(Frozen):
+    """One completed step, or (down-sampled) the mean of several."""
+
+    step: int
+    at: float
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens_per_s: float
+    step_s: float
+    world_size: int
+    generation: int
+    val_loss: float | None = None
 
 
 def bucket_steps(first_step: int, last_step: int, max_points: int) -> int:

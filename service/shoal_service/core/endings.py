@@ -8,7 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.job import EndReason, JobState, UserFailure
+
+
+class AttemptEnd(Frozen):
+    """How an attempt ended; the last report of its supervisor."""
+
+    reason: EndReason
+    message: str
+    step: int
+    failure: UserFailure | None = None
 
 
 class Retry(StrEnum):

@@ -20,7 +20,6 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause
 
@@ -80,6 +79,23 @@ class Ledger(Frozen):
     """Newest checkpoint whose stall is booked ..."""
     stall_s: float = 0.0
     """... and how long it was, on the slowest rank so far."""
+
+
+class Goodput(Frozen):
+    """Every worker-second of a job, booked to exactly one cause."""
+
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """By category: queued, starting, productive, recomputed, checkpoint_stall, recovering, resizing, degraded, idle."""
+    recovering: dict[str, float] = Field(default_factory=dict)
+    """The category `recovering`, by incident cause."""
+    total: float = 0.0
+    """Wall-clock seconds times the workers asked for; the sum of `seconds`."""
+    ratio: float | None = None
+    """productive / total; None before anything was booked."""
+    at: float | None = None
+    """Booked up to this wall-clock time."""
+    max_step: int = 0
+    """Largest step that was ever completed: one up to it that is done again is `recomputed`."""
 
 
 def resume(shown: Goodput | None, *, at: float) -> Ledger:

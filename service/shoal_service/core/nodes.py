@@ -9,10 +9,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal_service.core.attempt.state.attempt import AvoidedNode
-from shoal_service.views import DrainView, NodeView
+from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_workers.contract.base import Frozen
 
 MAX_TEST_DELAY_S = 6 * 3600.0
+
+
+class Drain(Frozen):
+    """A node that is being left."""
+
+    reason: str
+    requested_at: float
+    deadline: float | None = None
+    """Wall-clock time at which the node goes away; None: it stays, nothing shall run on it."""
+    source: str
+    """"api", or "ray" for a drain that the cluster announced."""
+
+
+class Node(Frozen):
+    node_id: str
+    ip: str
+    alive: bool
+    cpus: float
+    gpus: float
+    memory_gib: float
+    drain: Drain | None = None
+    suspected: str = ""
+    """Why it is on probation; empty: it is not."""
+    suspected_since: float | None = None
+    next_test_at: float | None = None
+    """When the probation test of it runs next; until one passes, no new process is placed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +51,8 @@ class NodeSuspicion:
 
 
 def described(
-    nodes: Sequence[NodeView], drains: Mapping[str, DrainView], doubts: Mapping[str, NodeSuspicion]
-) -> tuple[NodeView, ...]:
+    nodes: Sequence[Node], drains: Mapping[str, Drain], doubts: Mapping[str, NodeSuspicion]
+) -> tuple[Node, ...]:
     """Ray's nodes, with what is known of them beyond that."""
     shown = list(with_drains(nodes, drains))
     for place, node in enumerate(shown):
@@ -39,7 +65,7 @@ def described(
     return tuple(shown)
 
 
-def with_drains(nodes: Sequence[NodeView], drains: Mapping[str, DrainView]) -> tuple[NodeView, ...]:
+def with_drains(nodes: Sequence[Node], drains: Mapping[str, Drain]) -> tuple[Node, ...]:
     """With the drains that were asked for as they are now. Ray's own goes before: it cannot be undone."""
     return tuple(
         node
@@ -49,7 +75,7 @@ def with_drains(nodes: Sequence[NodeView], drains: Mapping[str, DrainView]) -> t
     )
 
 
-def avoided(nodes: Sequence[NodeView]) -> tuple[AvoidedNode, ...]:
+def avoided(nodes: Sequence[Node]) -> tuple[AvoidedNode, ...]:
     """What supervisors are told of `described` nodes, ordered by id. Suspected nodes are used while there is no sound
     one: a doubtful node is better than none. A drain is an order, and has no such exception."""
     sound = any(_is_sound(node) for node in nodes)
@@ -66,7 +92,7 @@ def avoided(nodes: Sequence[NodeView]) -> tuple[AvoidedNode, ...]:
     return tuple(found)
 
 
-def usable(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
+def usable(nodes: Sequence[Node]) -> tuple[Node, ...]:
     """The living nodes whose capacity counts."""
     barred = {node.node_id for node in avoided(nodes)}
     return tuple(node for node in nodes if node.alive and node.node_id not in barred)
@@ -77,17 +103,17 @@ def next_test_delay_s(probation_s: float, num_failed: int) -> float:
     return min(max(MAX_TEST_DELAY_S, probation_s), probation_s * 2.0 ** min(num_failed, 30))
 
 
-def partner_for_test(suspect: str, nodes: Sequence[NodeView]) -> str | None:
+def partner_for_test(suspect: str, nodes: Sequence[Node]) -> str | None:
     """A sound node to test the suspect against; None: there is none, and it is tested alone."""
     return next((node.node_id for node in nodes if node.node_id != suspect and _is_sound(node)), None)
 
 
-def _is_sound(node: NodeView) -> bool:
+def _is_sound(node: Node) -> bool:
     """Alive, not suspected, not going away, and it has something to compute with."""
     return node.alive and not node.suspected and node.drain is None and (node.cpus > 0 or node.gpus > 0)
 
 
-def _used_all_the_same(node: NodeView) -> NodeView:
+def _used_all_the_same(node: Node) -> Node:
     if not node.suspected or not node.alive or node.drain is not None:
         return node
     return node.model_copy(update={"suspected": f"{node.suspected} (used all the same: there is no sound node)"})

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from shoal_service.views import ParityPoint, ParityView, SpecDifference
+from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.spec import JobSpec
 
 Losses = Iterable[tuple[int, float]]
@@ -24,9 +24,53 @@ DECISIVE = (
 """What the losses are a function of. Everything else (workers, layout, checkpoints ...) must make no difference."""
 
 
-def compare(
-    job_id: str, losses: Losses, against_id: str, reference: Losses, *, tolerance: float, max_points: int = 0
-) -> ParityView:
+class SpecDifference(Frozen):
+    """A key that decides about the losses, and is not the same in two specs."""
+
+    path: str
+    """Dotted, for example optimizer.lr."""
+    value: Any
+    against: Any
+
+
+class ParityPoint(Frozen):
+    """One step of two jobs, next to each other."""
+
+    step: int
+    loss: float
+    """NaN and infinity are null."""
+    against: float
+    abs_diff: float
+    rel_diff: float
+
+
+class Parity(Frozen):
+    """How far the losses of two jobs differ, step by step: of one with incidents against an undisturbed one."""
+
+    tolerance: float
+    """Largest relative difference that is still parity."""
+    within_tolerance: bool
+    """Steps were compared, and none differs by more."""
+    bit_identical: bool
+    """Steps were compared, and all losses are the same doubles."""
+    steps_compared: int
+    steps_only_in_job: int
+    steps_only_in_against: int
+    max_abs_diff: float | None = None
+    max_abs_diff_step: int | None = None
+    max_rel_diff: float | None = None
+    """|a - b| / max(|a|, |b|); infinite (null) where only one of them is finite."""
+    max_rel_diff_step: int | None = None
+    first_step_different: int | None = None
+    first_step_over_tolerance: int | None = None
+    steps_over_tolerance: int = 0
+    differs_in: tuple[SpecDifference, ...] = ()
+    """Why the losses may well differ: data, model, seed and so on are not the same. Empty: the specs match."""
+    points: tuple[ParityPoint, ...] = ()
+    """Of long series: of each of equal shares of the steps, the one with the largest relative difference."""
+
+
+def compare(losses: Losses, reference: Losses, *, tolerance: float, max_points: int = 0) -> Parity:
     """Reads both series once, side by side. `max_points` 0: the summary only."""
     summary = _Summary(tolerance)
     points = _Thinned(max_points)
@@ -37,7 +81,7 @@ def compare(
         point = _point(step, loss, other)
         summary.add(point)
         points.add(point)
-    return summary.view(job_id, against_id, tuple(points.kept()))
+    return summary.parity(tuple(points.kept()))
 
 
 def differences(spec: JobSpec, against: JobSpec) -> tuple[SpecDifference, ...]:
@@ -119,11 +163,9 @@ class _Summary:
             self._over += 1
             self._first_over = point.step if self._first_over is None else self._first_over
 
-    def view(self, job_id: str, against_id: str, points: tuple[ParityPoint, ...]) -> ParityView:
+    def parity(self, points: tuple[ParityPoint, ...]) -> Parity:
         differs = self._first_different is not None
-        return ParityView(
-            job_id=job_id,
-            against_id=against_id,
+        return Parity(
             tolerance=self._tolerance,
             within_tolerance=self._compared > 0 and self._over == 0,
             bit_identical=self._compared > 0 and not differs,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, select, update
 
+from shoal_service.core.nodes import Drain
 from shoal_service.store.database import insert
 from shoal_service.store.tables import node_drains, node_suspicions
-from shoal_service.views import DrainView
 
 MAX_REASON_CHARS = 500
 
@@ -45,9 +45,9 @@ def undo_drain(connection: Connection, node_id: str) -> bool:
     return connection.execute(delete(node_drains).where(node_drains.c.node_id == node_id)).rowcount > 0
 
 
-def drains(connection: Connection) -> dict[str, DrainView]:
+def drains(connection: Connection) -> dict[str, Drain]:
     return {
-        row.node_id: DrainView(reason=row.reason, requested_at=row.requested_at, deadline=row.deadline, source="api")
+        row.node_id: Drain(reason=row.reason, requested_at=row.requested_at, deadline=row.deadline, source="api")
         for row in connection.execute(select(node_drains))
     }
 

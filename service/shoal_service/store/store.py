@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import text
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.nodes import Drain
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, driving, nodes, submissions
@@ -33,7 +34,6 @@ from shoal_service.store.records import load_view
 from shoal_service.store.reports import Dropped
 from shoal_service.views import (
     CheckpointView,
-    DrainView,
     EventView,
     IncidentView,
     JobPatch,
@@ -189,7 +189,7 @@ class Store:
             self._hub.publish(f"node {node_id}")
         return undone
 
-    def drains(self) -> dict[str, DrainView]:
+    def drains(self) -> dict[str, Drain]:
         """By node id: those that were asked for here; Ray's own are not known to the store."""
         with self._database.read() as tx:
             return nodes.drains(tx)

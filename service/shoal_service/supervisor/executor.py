@@ -48,6 +48,7 @@ from shoal_service.core.attempt.events import (
     WorkerLost,
 )
 from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Stage, essential
+from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoint_catalog import CheckpointCatalog
 from shoal_service.supervisor.checkpoint_coordinator import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -172,7 +173,7 @@ class Executor:
         before = self._state
         if isinstance(event, ReportArrived):
             self._reporter.note(event.item, before)
-        self._state, commands = machine.step(before, event, time.time())
+        self._state, commands = machine.step(before, event, time.time(), plan)
         self._end = next((c for c in commands if isinstance(c, End)), None)
         for command in commands:
             if isinstance(command, (Emit, ShowIncident)):

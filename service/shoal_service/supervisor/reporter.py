@@ -11,7 +11,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.outbox import Outbox
-from shoal_service.supervisor.status import Readings, status_of, workers_of
+from shoal_service.supervisor.status import Readings, incident_view, status_of, workers_of
 from shoal_service.views import CheckpointView, SeriesPoint
 from shoal_workers.contract.messages import (
     GroupFormed,
@@ -86,8 +86,8 @@ class Reporter:
                         self._readings.checkpoint_error = None
                         self._readings.checkpoint_error_since = time.time()
                     self.event(type_, data)
-                case ShowIncident(incident):
-                    self._outbox.tell(incident)
+                case ShowIncident(incident, closed_at):
+                    self._outbox.tell(incident_view(incident, closed_at=closed_at))
                 case End(end):
                     self.show(state)
                     self._outbox.end(end)

@@ -1,4 +1,4 @@
-"""What an attempt looks like from outside: JobStatus and WorkerView from state and last readings. Pure."""
+"""What an attempt looks like from outside: JobStatus, WorkerView and IncidentView from its state and readings. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from shoal_service.core import goodput
 from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.state.attempt import Attempt, Desired, Stage, Worker
-from shoal_service.views import Condition, JobStatus, WorkerView
+from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.views import Condition, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase, Progress, SnapshotCost, StepReport, ValidationReport
@@ -96,6 +97,37 @@ def job_state(state: Attempt) -> JobState:
 
 def workers_of(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
     return tuple(_worker(state, readings, worker) for worker in state.workers)
+
+
+def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentView:
+    """`closed_at`: end of the first completed step of the next generation; None while the incident is open."""
+    return IncidentView(
+        id=incident.id,
+        cause=incident.cause,
+        witness=incident.witness,
+        ranks=incident.ranks,
+        worker_ids=incident.worker_ids,
+        node_id=incident.node_id,
+        generation=incident.generation,
+        at=incident.at,
+        from_workers=incident.from_workers,
+        to_workers=incident.to_workers,
+        detect_s=incident.detect_s,
+        quiesce_s=incident.quiesce_s,
+        plan_s=incident.plan_s,
+        form_s=incident.form_s,
+        restore_s=incident.restore_s,
+        first_step_s=incident.first_step_s(closed_at),
+        recovery_s=incident.recovery_s(closed_at),
+        state_source=incident.state_source,
+        bytes_moved=incident.bytes_moved,
+        steps_lost=incident.steps_lost,
+        from_layout=incident.from_layout,
+        to_layout=incident.to_layout,
+        action=incident.action,
+        closed=closed_at is not None,
+        message=incident.message,
+    )
 
 
 def _worker(state: Attempt, readings: Readings, worker: Worker) -> WorkerView:

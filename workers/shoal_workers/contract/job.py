@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from shoal_workers.contract.base import Frozen
+
 
 class JobState(StrEnum):
     """QUEUED -> STARTING -> RUNNING <-> RECOVERING | RESIZING | WAITING | PAUSED -> SUCCEEDED | FAILED | CANCELLED."""
@@ -70,3 +72,14 @@ class IncidentCause(StrEnum):
     FORM_FAILED = "form_failed"
     SNAPSHOT_LOST = "snapshot_lost"
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
+
+
+class UserFailure(Frozen):
+    """An exception of the user's code, grouped over the ranks that raised the same."""
+
+    type: str
+    message: str
+    traceback: str
+    phase: str
+    ranks: tuple[int, ...]
+    step: int

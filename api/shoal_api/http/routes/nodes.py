@@ -75,7 +75,8 @@ def routes(context: Context) -> APIRouter:
 
 def _nodes(context: Context) -> tuple[NodeView, ...]:
     """As the control loop saw them last, with the drains as they are now."""
-    return with_drains(context.cluster.snapshot().nodes, context.store.drains())
+    nodes = with_drains(context.cluster.snapshot().nodes, context.store.drains())
+    return tuple(NodeView.of(node) for node in nodes)
 
 
 def _node(context: Context, node_id: str) -> NodeView:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal_service.reports import AttemptEnd
-from shoal_service.views import IncidentView
+from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.endings import AttemptEnd
 from shoal_workers.contract.messages import Assignment, SavedPart
 
 
@@ -94,7 +94,9 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class ShowIncident:
-    incident: IncidentView
+    incident: Incident
+    closed_at: float | None = None
+    """When the first step after it was done; None: it is still open."""
 
 
 @dataclass(frozen=True, slots=True)

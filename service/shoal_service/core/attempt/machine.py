@@ -1,4 +1,4 @@
-"""step(state, event, now) -> (state, commands): what an attempt does about whatever happens to it. Pure.
+"""step(state, event, now, plan) -> (state, commands): what an attempt does about whatever happens to it. Pure.
 
     a member is lost, by death, hang, stuck survivor, broken collective
       1 QUIESCE  fence generation g, wake every survivor out of its collective, collect what lies in memory
@@ -48,6 +48,7 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.faults import blame, hangs
 from shoal_service.core.attempt.group import forming, holdings, judging, leaving
+from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import EndReason
@@ -84,11 +85,11 @@ def reopen(state: Attempt) -> tuple[Command, ...]:
             return questions
 
 
-def step(state: Attempt, event: Event, now: float) -> tuple[Attempt, tuple[Command, ...]]:
+def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[Attempt, tuple[Command, ...]]:
     """The next state, and what to do about it. An ended attempt stays as it is."""
     if state.stage is Stage.ENDED:
         return state, ()
-    turn = Turn(state, now)
+    turn = Turn(state, now, plan)
     deadlines.forgive_absence(turn)
     _happen(turn, event)
     for look in (deadlines.look, forming.consider, worker_pool.replenish):

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from shoal_service.core.attempt.commands import Command, Emit, End, KillWorker, ShowIncident
+from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import TRANSITIONS, Attempt, Stage, Worker
-from shoal_service.core.attempt.state.incident import view_of
-from shoal_service.reports import AttemptEnd
-from shoal_service.views import UserFailure
-from shoal_workers.contract.job import EndReason
+from shoal_service.core.endings import AttemptEnd
+from shoal_workers.contract.job import EndReason, UserFailure
 
 
 class Turn:
     """`state` is replaced, never mutated; `commands` are in the order in which they are to be performed."""
 
-    def __init__(self, state: Attempt, now: float) -> None:
+    def __init__(self, state: Attempt, now: float, plan: PlanLayout) -> None:
         self.state = state
+        self.plan = plan
         self.now = now
         self.commands: list[Command] = []
 
@@ -53,7 +53,7 @@ class Turn:
     def show_incident(self, *, closed: bool = False) -> None:
         incident = self.state.incident
         if incident is not None:
-            self.do(ShowIncident(view_of(incident, now=self.now if closed else None)))
+            self.do(ShowIncident(incident, self.now if closed else None))
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:
         """Stop everything that the attempt started, then say how it ended."""

@@ -7,9 +7,8 @@ from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.group import holdings, recall
 from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Stage, Worker
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.views import UserFailure
 from shoal_workers.contract.ids import worker_name
-from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.job import EndReason, UserFailure
 from shoal_workers.contract.messages import ErrorReport, PreemptionNotice, WorkerInfo
 
 _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)

@@ -18,16 +18,11 @@ _ROWS_AT_ONCE = 5_000
 def parity(connection: Connection, job_id: str, against_id: str, *, tolerance: float, max_points: int) -> ParityView:
     """Raises JobNotFound."""
     job, against = load(connection, job_id), load(connection, against_id)
-    report = compare(
-        job.id,
-        _losses(connection, job.num),
-        against.id,
-        _losses(connection, against.num),
-        tolerance=tolerance,
-        max_points=max_points,
-    )
+    losses, reference = _losses(connection, job.num), _losses(connection, against.num)
+    report = compare(losses, reference, tolerance=tolerance, max_points=max_points)
     specs = [load_spec(connection, one.num, one.spec_version) for one in (job, against)]
-    return report.model_copy(update={"differs_in": differences(*specs)})
+    fields = dict(report) | {"differs_in": differences(*specs)}
+    return ParityView(job_id=job.id, against_id=against.id, **fields)
 
 
 def _losses(connection: Connection, job_num: int) -> Iterator[tuple[int, float]]:

@@ -43,6 +43,7 @@ from shoal_service.core.attempt.events import (
     WorkerLost,
 )
 from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_service.planner import plan
 from shoal_workers.contract.snapshots import SnapshotPart
 
 
@@ -84,10 +85,10 @@ class Commanded:
 
     def feed(self, event: Event) -> tuple[Command, ...]:
         before, copy = self.state, copy_of(self.state)
-        after, commands = machine.step(before, event, self.now)
+        after, commands = machine.step(before, event, self.now, plan)
         if commands or not isinstance(event, Tick):
             assert before == copy, "the input was mutated"
-            assert machine.step(before, event, self.now) == (after, commands), "not a function of its input"
+            assert machine.step(before, event, self.now, plan) == (after, commands), "not a function of its input"
         if after.stage is not before.stage or len(self.history) % 8 == 0:
             assert Attempt.model_validate_json(after.model_dump_json()) == after, "the journal would lose something"
         self.state = after

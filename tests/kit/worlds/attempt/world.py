@@ -36,7 +36,8 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.state.attempt import Attempt, Stage
-from shoal_service.reports import AttemptEnd
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.supervisor.status import incident_view
 from shoal_service.views import IncidentView
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
@@ -316,7 +317,13 @@ class World(Commanded):
 
     def incidents(self) -> list[IncidentView]:
         """The last that was shown of each."""
-        return list({c.incident.id: c.incident for c in self.commands if isinstance(c, ShowIncident)}.values())
+        return list(
+            {
+                c.incident.id: incident_view(c.incident, closed_at=c.closed_at)
+                for c in self.commands
+                if isinstance(c, ShowIncident)
+            }.values()
+        )
 
     def count(self, kind: type) -> int:
         return sum(isinstance(c, kind) for c in self.commands)

@@ -3,6 +3,8 @@ from __future__ import annotations
 from shoal_service.core.attempt.state.attempt import AvoidedNode
 from shoal_service.core.nodes import (
     MAX_TEST_DELAY_S,
+    Drain,
+    Node,
     NodeSuspicion,
     avoided,
     described,
@@ -11,14 +13,13 @@ from shoal_service.core.nodes import (
     usable,
     with_drains,
 )
-from shoal_service.views import DrainView, NodeView
 
-DRAIN = DrainView(reason="new disks", requested_at=1.0, deadline=60.0, source="api")
+DRAIN = Drain(reason="new disks", requested_at=1.0, deadline=60.0, source="api")
 DOUBT = NodeSuspicion(reason="computes wrong", since=2.0, next_test_at=602.0)
 
 
-def node(name: str, *, alive: bool = True, cpus: float = 4.0, drain: DrainView | None = None) -> NodeView:
-    return NodeView(node_id=name, ip="10.0.0.1", alive=alive, cpus=cpus, gpus=0.0, memory_gib=8.0, drain=drain)
+def node(name: str, *, alive: bool = True, cpus: float = 4.0, drain: Drain | None = None) -> Node:
+    return Node(node_id=name, ip="10.0.0.1", alive=alive, cpus=cpus, gpus=0.0, memory_gib=8.0, drain=drain)
 
 
 def test_a_drained_node_is_avoided_until_its_deadline_and_its_capacity_does_not_count() -> None:
@@ -54,7 +55,7 @@ def test_dead_nodes_need_not_be_avoided() -> None:
 
 
 def test_a_drain_of_rays_own_goes_before_and_stays() -> None:
-    rays = DrainView(reason="drained by Ray", requested_at=5.0, source="ray")
+    rays = Drain(reason="drained by Ray", requested_at=5.0, source="ray")
     seen = [node("a", drain=rays), node("b", drain=DRAIN)]
     assert [n.drain for n in with_drains(seen, {"a": DRAIN})] == [rays, None]
 

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.parity import compare, differences
-from shoal_service.views import ParityView
+from shoal_service.core.parity import Parity, compare, differences
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 NAN, INF = math.nan, math.inf
 
 
-def report(job: dict[int, float], against: dict[int, float], tolerance: float = 1e-5, points: int = 0) -> ParityView:
-    return compare("a", job.items(), "b", against.items(), tolerance=tolerance, max_points=points)
+def report(job: dict[int, float], against: dict[int, float], tolerance: float = 1e-5, points: int = 0) -> Parity:
+    return compare(job.items(), against.items(), tolerance=tolerance, max_points=points)
 
 
 def test_equal_losses_are_bit_identical() -> None:

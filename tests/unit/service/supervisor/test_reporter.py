@@ -6,11 +6,13 @@ import pytest
 
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt, Stage, Worker
+from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.reports import AttemptEnd, SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.reporter import Reporter
-from shoal_service.views import CheckpointView, IncidentView
+from shoal_service.supervisor.status import incident_view
+from shoal_service.views import CheckpointView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.messages import (
     GroupFormed,
@@ -168,7 +170,7 @@ def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
 
 def test_incidents_checkpoints_and_the_end_are_told() -> None:
     told = Told()
-    incident = IncidentView(
+    incident = Incident(
         id=1, cause=IncidentCause.STUCK, witness="deadline", ranks=(1,), worker_ids=("s",), generation=2, at=1.0,
         from_workers=2,
     )  # fmt: skip
@@ -177,4 +179,8 @@ def test_incidents_checkpoints_and_the_end_are_told() -> None:
     told.reporter.checkpoint(checkpoint)
     told.reporter.tell([ShowIncident(incident), End(end)], told.state)
     news = told.news()
-    assert news.incidents == (incident,) and news.checkpoints == (checkpoint,) and news.end == end
+    assert (
+        news.incidents == (incident_view(incident, closed_at=None),)
+        and news.checkpoints == (checkpoint,)
+        and news.end == end
+    )

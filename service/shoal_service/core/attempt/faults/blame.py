@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal_service.core.attempt.state.attempt import Attempt, Worker
-from shoal_service.core.attempt.state.incident import Incident, view_of
+from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind
@@ -78,12 +78,19 @@ def close(turn: Turn) -> None:
     incident = turn.state.incident
     assert incident is not None
     turn.show_incident(closed=True)
-    shown = view_of(incident, now=turn.now)
     turn.emit(
-        "incident.closed", id=shown.id, cause=shown.cause, action=shown.action, detect_s=shown.detect_s,
-        recovery_s=shown.recovery_s, steps_lost=shown.steps_lost, from_workers=shown.from_workers,
-        to_workers=shown.to_workers, state_source=shown.state_source, bytes_moved=shown.bytes_moved,
-    )  # fmt: skip
+        "incident.closed",
+        id=incident.id,
+        cause=incident.cause,
+        action=incident.action,
+        detect_s=incident.detect_s,
+        recovery_s=incident.recovery_s(turn.now),
+        steps_lost=incident.steps_lost,
+        from_workers=incident.from_workers,
+        to_workers=incident.to_workers,
+        state_source=incident.state_source,
+        bytes_moved=incident.bytes_moved,
+    )
     turn.set(incident=None)
 
 

@@ -13,7 +13,6 @@ from shoal_service.core.attempt.group.ranks import next_members
 from shoal_service.core.attempt.group.source import best_source, durable_step
 from shoal_service.core.attempt.state.attempt import Desired, Stage, Worker
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.planner import plan
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Assignment
 
@@ -62,7 +61,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     recall.end(turn)
     state = turn.state
     generation = state.generation + 1
-    planned = plan(state.spec, len(chosen), state.profile)
+    planned = turn.plan(state.spec, len(chosen), state.profile)
     layout = planned.layout
     chosen = chosen[: layout.world_size]
     infos = [worker.info for worker in chosen if worker.info is not None]
@@ -153,7 +152,7 @@ def _settled(turn: Turn) -> bool:
 def _reason_to_switch(turn: Turn) -> str | None:
     state = turn.state
     have, could = len(state.members), len(next_members(state, turn.now))
-    layout = plan(state.spec, max(1, could), state.profile).layout
+    layout = turn.plan(state.spec, max(1, could), state.profile).layout
     if state.desired is Desired.PAUSE:
         return "pause"
     if state.granted < have:

@@ -7,8 +7,7 @@ from shoal_service.core.attempt.faults.blame import blame
 from shoal_service.core.attempt.group import forming, holdings, source
 from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.views import UserFailure
-from shoal_workers.contract.job import EndReason, IncidentCause
+from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
 from shoal_workers.contract.spec import NonFinitePolicy

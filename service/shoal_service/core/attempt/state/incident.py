@@ -1,9 +1,8 @@
-"""Incident: what went wrong, what it cost so far, and how it is shown. Values only; `blame` opens and closes them."""
+"""Incident: what went wrong, and what it has cost so far. A value; `faults.blame` opens and closes it."""
 
 from __future__ import annotations
 
 from shoal_service.core.attempt.faults.actions import action_of
-from shoal_service.views import IncidentView
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause
 
@@ -51,37 +50,30 @@ class Incident(Frozen):
             IncidentCause.SNAPSHOT_LOST,
         )
 
+    @property
+    def action(self) -> str:
+        """What was done about it so far."""
+        return action_of(self.cause, self.from_workers, self.to_workers, num_spares=self.num_spares)
 
-def view_of(incident: Incident, *, now: float | None) -> IncidentView:
-    """What the incident cost so far; `now` closes it: the first step of the new generation is done."""
-    return IncidentView(
-        id=incident.id,
-        cause=incident.cause,
-        witness=incident.witness,
-        ranks=incident.ranks,
-        worker_ids=incident.worker_ids,
-        node_id=incident.node_id,
-        generation=incident.generation,
-        at=incident.at,
-        from_workers=incident.from_workers,
-        to_workers=incident.to_workers,
-        detect_s=_between(incident.last_sign_at, incident.at),
-        quiesce_s=_between(incident.at, incident.quiesced_at),
-        plan_s=_between(incident.quiesced_at, incident.forming_at),
-        form_s=incident.form_s,
-        restore_s=incident.restore_s,
-        first_step_s=_between(incident.formed_at, now),
-        recovery_s=_between(incident.at, now),
-        state_source=incident.state_source,
-        bytes_moved=incident.bytes_moved,
-        steps_lost=incident.steps_lost,
-        from_layout=incident.from_layout,
-        to_layout=incident.to_layout,
-        action=action_of(incident.cause, incident.from_workers, incident.to_workers, num_spares=incident.num_spares),
-        closed=now is not None,
-        message=incident.message,
-    )
+    @property
+    def detect_s(self) -> float | None:
+        return seconds_between(self.last_sign_at, self.at)
+
+    @property
+    def quiesce_s(self) -> float | None:
+        return seconds_between(self.at, self.quiesced_at)
+
+    @property
+    def plan_s(self) -> float | None:
+        return seconds_between(self.quiesced_at, self.forming_at)
+
+    def first_step_s(self, closed_at: float | None) -> float | None:
+        return seconds_between(self.formed_at, closed_at)
+
+    def recovery_s(self, closed_at: float | None) -> float | None:
+        """`closed_at`: end of the first completed step of the next generation."""
+        return seconds_between(self.at, closed_at)
 
 
-def _between(start: float | None, end: float | None) -> float | None:
+def seconds_between(start: float | None, end: float | None) -> float | None:
     return None if start is None or end is None else max(0.0, end - start)

@@ -33,6 +33,7 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
+from shoal_service.planner import plan
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import (
     ErrorReport,
@@ -212,7 +213,7 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
     for world in worlds(new_world):
         state = world.state
         for event in events(state):
-            after, commands = machine.step(state, event, world.now + 0.5)
+            after, commands = machine.step(state, event, world.now + 0.5, plan)
             if after.stage is not state.stage or pairs % 8 == 0:
                 assert Attempt.model_validate_json(after.model_dump_json()) == after
             assert sum(isinstance(c, End) for c in commands) == (
@@ -229,11 +230,11 @@ def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, desired: Desire
     for world in worlds(new_world):
         state, now = world.state, world.now
         if state.stage is not Stage.ENDED:
-            state, _ = machine.step(state, DesiredChanged(desired), now)
+            state, _ = machine.step(state, DesiredChanged(desired), now, plan)
         for _ in range(400):
             if state.stage is Stage.ENDED:
                 break
             now += 1.0
-            state, _ = machine.step(state, Tick(), now)
+            state, _ = machine.step(state, Tick(), now, plan)
         assert state.stage is Stage.ENDED, f"{world.state.stage} gets stuck in {state.stage}"
         assert state.stage is Stage.ENDED or not state.exits

@@ -37,6 +37,7 @@ from shoal_service.core.attempt.events import (
     Tick,
 )
 from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
+from shoal_service.planner import plan
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, PreemptionNotice, ReplayMismatch
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
@@ -295,7 +296,7 @@ def lives_of(
                 if state.stage is Stage.ENDED:
                     return
                 now += 1.0
-                state, _ = machine.step(state, Tick(), now)
+                state, _ = machine.step(state, Tick(), now, plan)
             raise AssertionError(f"{self.world.state.stage} gets stuck in {state.stage}")
 
         def everybody_cooperates_and_it_finishes(self) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from shoal_service.core.attempt.state.attempt import TRANSITIONS, Stage
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.planner import plan
 from shoal_service.supervisor.status import job_state
 from shoal_workers.contract.job import JobState
 
@@ -32,7 +33,7 @@ def test_every_stage_but_the_last_can_end() -> None:
 
 def test_a_transition_that_is_not_in_the_table_is_a_fault_of_ours(new_world: NewWorld) -> None:
     with pytest.raises(AssertionError, match="opening -> running"):
-        Turn(new_world().state, 0.0).enter(Stage.RUNNING)
+        Turn(new_world().state, 0.0, plan).enter(Stage.RUNNING)
 
 
 @pytest.mark.parametrize("stage", list(Stage))
