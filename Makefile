@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-data bench-recovery bench-layouts bench-gpu docs picture clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-data bench-determinism bench-snapshots bench-planner bench-recovery bench-layouts bench-gpu docs picture clean
 
 help:            ## what can be made
-	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready   ## a virtual environment with everything in it
 
@@ -15,13 +15,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt deploy/setup.sh
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" sh deploy/setup.sh
 	@touch $@
 
-demo: setup      ## train, lose a worker to SIGKILL, go on, grow back, compare with an undisturbed run
+demo: setup      ## train, kill a worker, continue, grow back, and compare with an undisturbed run
 	@$(BIN)/shoal demo
 
-test: setup      ## the whole test suite
+test: setup      ## all tests but the cells marked `matrix` and `soak`: within 15 minutes on two cores
 	@$(BIN)/pytest
 
-test-all: setup  ## the whole test suite and every cell of its matrices
+test-all: setup  ## all tests and every cell of the matrices, without the soak
 	@$(BIN)/pytest -m "not soak"
 
 MINUTES ?= 10
@@ -37,27 +37,38 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy strict
 	@$(BIN)/mypy
 
-bench: bench-overhead bench-api bench-start bench-data ## every benchmark
+bench: bench-overhead bench-api bench-start bench-data bench-determinism bench-snapshots bench-gpu ## every benchmark; recovery and layouts in a short form
+	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
+	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
 
-bench-overhead: setup ## Shoal against the same loop under plain torchrun
+bench-overhead: setup ## Shoal against the same training loop under plain torchrun
 	@$(BIN)/python bench/overhead.py
 
-bench-api: setup ## requests a second, list latency, memory of the control plane
+bench-api: setup ## control plane: requests per second, latency of lists, memory
 	@$(BIN)/python bench/api.py
 
-bench-start: setup ## how long shards take to start: forked from their node's server, and as interpreters
+bench-start: setup ## seconds until workers are ready: forked by the fork server, and as new interpreters
 	@$(BIN)/python bench/start.py
 
-bench-data: setup ## how fast text is tokenised
+bench-data: setup ## megabytes of text per second that one core tokenises
 	@$(BIN)/python bench/data.py
 
-bench-recovery: setup ## what failures cost: Shoal, Ray Train V2 elastic and torchrun side by side
+bench-determinism: setup ## what deterministic mode costs, by world size
+	@$(BIN)/python bench/determinism.py
+
+bench-snapshots: setup ## the snapshot store against memcpy
+	@$(BIN)/python bench/snapshots.py
+
+bench-planner: setup ## seconds to rank the layouts of 1,024 and 16,384 GPUs
+	@$(BIN)/python bench/planner.py
+
+bench-recovery: setup ## what failures cost: Shoal, Ray Train V2 elastic and torchrun side by side (up to two hours)
 	@mkdir -p build && $(BIN)/python bench/recovery/main.py --out build/recovery.jsonl
 
-bench-layouts: setup ## changes of layout, and the planner against this machine
+bench-layouts: setup ## what a change of layout costs, and the planner against this machine (ten minutes)
 	@mkdir -p build && $(BIN)/python bench/layouts/main.py --out build/layouts.json
 
-bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; says so if there is none
+bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py
 
 docs: setup      ## regenerate the generated pages

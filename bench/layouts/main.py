@@ -23,10 +23,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(
-    str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools")
-)  # it starts as a script, from any directory
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
+from choices import some_of
 from layouts import cases, moving, reality, relayout, techniques
 from measurements import layout_tables as tables
 from measurements.machine import describe
@@ -96,17 +96,10 @@ def _profile() -> HardwareProfile:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", type=_parts, default=_PARTS, metavar="A,B")
+    parser.add_argument("--parts", type=some_of(_PARTS), default=_PARTS, metavar="A,B")
     parser.add_argument("--steps", type=int, default=7, help="that are timed of each layout")
     parser.add_argument("--out", type=Path, default=None, help="file to write the JSON to as well")
     return parser.parse_args()
-
-
-def _parts(text: str) -> tuple[str, ...]:
-    chosen = tuple(text.split(","))
-    if unknown := set(chosen) - set(_PARTS):
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: there are {', '.join(_PARTS)}")
-    return chosen
 
 
 def _say(text: str) -> None:

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.extend(
-    str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools")
-)  # it starts as a script, from any directory
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
+from choices import some_of
 from kit.processes.os_processes import adopt_orphans, end_all
 from measurements.machine import describe
 from measurements.recovery_tables import ratios, table
@@ -72,9 +72,14 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", type=_list_of(System), default=list(System), metavar="A,B")
-    parser.add_argument("--events", type=_list_of(Event), default=list(Event), metavar="A,B")
-    parser.add_argument("--kills", type=int, default=5, help="trials of each event and system")
+    systems, events = list(System), list(Event)
+    parser.add_argument(
+        "--systems", type=some_of(systems), default=systems, metavar="A,B", help=f"of {', '.join(systems)} (all)"
+    )
+    parser.add_argument(
+        "--events", type=some_of(events), default=events, metavar="A,B", help=f"of {', '.join(events)} (all)"
+    )
+    parser.add_argument("--kills", type=int, default=5, help="trials of each event and system (default 5)")
     parser.add_argument("--seed", type=int, default=1, help="of ranks, steps and moments to strike at")
     parser.add_argument("--out", type=Path, default=None, help="file to write the JSON lines to as well")
     arguments = parser.parse_args()
@@ -92,10 +97,6 @@ def _nothing_left() -> Iterator[None]:
     finally:
         for pid, command in end_all().items():
             print(f"# had to end {pid}: {command[:100]}", flush=True)
-
-
-def _list_of(kind: type[System] | type[Event]):  # type: ignore[no-untyped-def]
-    return lambda text: [kind(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ class Strikes:
         self._job_ids = job_ids
         self._chance = chance
         self._does: dict[str, Callable[[], str]] = {
-            "shard": self._shard,
-            "two_shards": self._two_shards,
+            "worker": self._worker,
+            "two_workers": self._two_workers,
             "buddy": self._buddy,
             "node": self._node,
             "head": self._head,
@@ -56,13 +56,13 @@ class Strikes:
     def do(self, fault: str) -> str:
         return self._does[fault]()
 
-    def _shard(self) -> str:
+    def _worker(self) -> str:
         found = self._members()
         if not found:
             return "nobody trains just now"
         return self._kill(self._chance.choice(found))
 
-    def _two_shards(self) -> str:
+    def _two_workers(self) -> str:
         found = self._members()
         if len(found) < 2:
             return "fewer than two train just now"

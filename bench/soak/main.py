@@ -17,10 +17,10 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.extend(
-    str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools")
-)  # it starts as a script, from any directory
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
+from choices import some_of
 from kit.processes.os_processes import adopt_orphans, end_all, is_alive
 from measurements.machine import describe
 from shoal_api.client import ApiError, Client, Disconnected
@@ -233,7 +233,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="of faults; the reference runs come after")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mean-s", type=float, default=8.0, help="mean seconds between faults")
-    parser.add_argument("--faults", type=lambda text: text.split(","), default=fault_names(), metavar="A,B")
+    parser.add_argument("--faults", type=some_of(fault_names()), default=fault_names(), metavar="A,B")
     parser.add_argument("--not-deterministic", action="store_true", help="do not ask for bit-identical losses")
     return parser.parse_args()
 

@@ -205,10 +205,10 @@ class Chain:
         """The fault happens on entry; what has to come back comes back on leaving."""
         nodes, server = self._arena.nodes, self._arena.server
         match cell.fault:
-            case "shard":
+            case "worker":
                 os.kill(held.pid, signal.SIGKILL)
                 yield
-            case "two_shards":
+            case "two_workers":
                 other = next(pid for pid in self._pids() if pid != held.pid and is_alive(pid))
                 os.kill(other, signal.SIGKILL)
                 os.kill(held.pid, signal.SIGKILL)

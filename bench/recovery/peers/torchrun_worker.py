@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-sys.path.extend(
-    str(Path(__file__).parents[3] / name) for name in ("bench", "tools")
-)  # it starts as a script, from any directory
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[3] / name) for name in ("bench", "tools"))
 
 from plain_loop import PlainLoop
 from recovery.peers.loop import save_state, train
