@@ -62,7 +62,7 @@ bench-snapshots: setup ## the snapshot store against memcpy
 bench-planner: setup ## seconds to rank the layouts of 1,024 and 16,384 GPUs
 	@$(BIN)/python bench/planner.py
 
-bench-recovery: setup ## what failures cost: Shoal, Ray Train V2 elastic and torchrun side by side (up to two hours)
+bench-recovery: setup ## what failures cost: Shoal, Ray Train V2 elastic and torchrun side by side (45 minutes)
 	@mkdir -p build && $(BIN)/python bench/recovery/main.py --out build/recovery.jsonl
 
 bench-layouts: setup ## what a change of layout costs, and the planner against this machine (ten minutes)
