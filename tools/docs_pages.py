@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from shoal_service.core.attempt.state.attempt import TRANSITIONS, Stage
+from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry import metric_names
 from shoal_workers.contract.job import IncidentCause, JobState
@@ -41,7 +41,7 @@ def with_stage_diagram(page: str) -> str:
 
 
 _DIAGRAM_BEGIN = (
-    "<!-- stages: made by tools/docs_pages.py from TRANSITIONS in core/attempt/state/attempt.py; run `make docs` -->"
+    "<!-- stages: made by tools/docs_pages.py from TRANSITIONS in core/attempt/state/stages.py; run `make docs` -->"
 )
 _DIAGRAM_END = "<!-- end of stages -->"
 

@@ -20,7 +20,7 @@ from shoal_service.cluster.ray_cluster import Cluster, ClusterSnapshot, ClusterU
 from shoal_service.control.driver import Driver
 from shoal_service.control.ownership import is_gone
 from shoal_service.core import nodes as node_rules
-from shoal_service.core.attempt.state.attempt import AvoidedNode
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.nodes import Node, NodeSuspicion
 from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide

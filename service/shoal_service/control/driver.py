@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from shoal_service.cluster.ray_cluster import Cluster, SupervisorGone, SupervisorHandle, SupervisorUnavailable
 from shoal_service.control.profile_store import measured_profile
-from shoal_service.core.attempt.state.attempt import AvoidedNode
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store

@@ -84,7 +84,7 @@ class SupervisorActor:
         self._end(
             f"the supervisor of attempt {config.attempt} died {MAX_SHORT_LIVES} times in a row within "
             f"{SHORT_LIFE_S:g} s of its start. The logs of the Ray workers on its node say why.",
-            step=entry.state.step if entry is not None else 0,
+            step=entry.state.progress.step if entry is not None else 0,
         )
         return None
 

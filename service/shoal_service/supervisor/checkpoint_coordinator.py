@@ -63,8 +63,9 @@ class CheckpointCoordinator:
         async with self._one_at_a_time:
             try:
                 await asyncio.to_thread(self._require_current)
+                job_id, attempt = state.config.job_id, state.config.attempt
                 marker = await asyncio.to_thread(
-                    self._catalog.commit, parts, job_id=state.job_id, attempt=state.attempt, now=time.time()
+                    self._catalog.commit, parts, job_id=job_id, attempt=attempt, now=time.time()
                 )
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
@@ -82,7 +83,7 @@ class CheckpointCoordinator:
         try:
             async with asyncio.timeout(_REMOVE_S):
                 await asyncio.to_thread(self._require_current)
-                await asyncio.to_thread(self._catalog.remove_torn, in_flight=_names(state.committing))
+                await asyncio.to_thread(self._catalog.remove_torn, in_flight=_names(state.checkpoints.committing))
         except Exception as error:
             _log.warning("unfinished checkpoints are left behind", extra={"error": f"{type(error).__name__}: {error}"})
 
@@ -111,8 +112,8 @@ class CheckpointCoordinator:
             deleted = await asyncio.to_thread(
                 self._catalog.retain,
                 self._config.spec.checkpoint.keep,
-                damaged=_names(state.damaged),
-                in_flight=_names(state.committing),
+                damaged=_names(state.checkpoints.damaged),
+                in_flight=_names(state.checkpoints.committing),
             )
         except Exception as error:
             self._reporter.event("checkpoint.retention_failed", {"message": f"{type(error).__name__}: {error}"})
@@ -145,7 +146,7 @@ def _view(
         bytes=sum(file.bytes for part in parts for file in part.files),
         seconds=max(part.stall_s + part.write_s for part in parts),
         stall_s=max(part.stall_s for part in parts),
-        attempt=state.attempt,
+        attempt=state.config.attempt,
         generation=parsed.generation,
         world_size=len(parts),
         message=message,

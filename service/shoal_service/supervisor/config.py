@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shoal_service.core.attempt.state.attempt import AvoidedNode, Timeouts
+from shoal_service.core.attempt.state.timeouts import Timeouts
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.planner import HardwareProfile
 from shoal_service.views import Goodput

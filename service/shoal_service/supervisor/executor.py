@@ -47,7 +47,10 @@ from shoal_service.core.attempt.events import (
     Tick,
     WorkerLost,
 )
-from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Stage, essential
+from shoal_service.core.attempt.state.attempt import Attempt, essential
+from shoal_service.core.attempt.state.stages import Opening, Stage
+from shoal_service.core.attempt.state.target import AttemptConfig, Target
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoint_catalog import CheckpointCatalog
 from shoal_service.supervisor.checkpoint_coordinator import CheckpointCoordinator
@@ -95,7 +98,7 @@ class Executor:
         self._directive = entry.directive if entry else None
         self._resumed = entry is not None
         self._state = entry.state if entry else _new_attempt(config)
-        self._noted_step, self._noted_mono = self._state.step, 0.0
+        self._noted_step, self._noted_mono = self._state.progress.step, 0.0
 
     async def run(self) -> None:
         """Until the attempt has ended and everything it started is released."""
@@ -130,13 +133,13 @@ class Executor:
             return
         self._directive = directive
         self._reporter.spec_version = directive.spec_version
-        if directive.elasticity != self._state.spec.elasticity:
+        if directive.elasticity != self._state.target.spec.elasticity:
             self._post(ElasticityChanged(directive.elasticity))
-        if directive.parallelism != self._state.spec.parallelism:
+        if directive.parallelism != self._state.target.spec.parallelism:
             self._post(ParallelismChanged(directive.parallelism))
-        if directive.granted != self._state.granted:
+        if directive.granted != self._state.target.granted:
             self._post(GrantChanged(directive.granted))
-        if directive.desired is not self._state.desired:
+        if directive.desired is not self._state.target.desired:
             self._post(DesiredChanged(directive.desired))
         self._avoid()
 
@@ -148,7 +151,7 @@ class Executor:
 
     def _follow_nodes(self, seen: NodesSeen) -> None:
         self._seen = seen
-        for worker in self._state.workers:
+        for worker in self._state.pool.workers:
             if worker.info is not None and worker.info.node_id in seen.dead:
                 self._part_with(worker.index)
                 self._fleet.forget(worker.index)
@@ -163,7 +166,7 @@ class Executor:
         for node_id, deadline in self._seen.draining.items():
             avoided[node_id] = AvoidedNode(node_id=node_id, reason="drained by Ray", deadline=deadline)
         nodes = tuple(avoided[node_id] for node_id in sorted(avoided))
-        if nodes != self._state.avoided:
+        if nodes != self._state.target.avoided:
             self._post(NodesAvoided(nodes))
 
     def _post(self, event: Event) -> None:
@@ -183,7 +186,7 @@ class Executor:
         is_validation = isinstance(event, ReportArrived) and isinstance(event.item, ValidationReport)
         if commands or is_validation or essential(before) != essential(self._state):
             self._write_journal()
-        elif self._state.step != self._noted_step and time.monotonic() - self._noted_mono > _NOTE_S:
+        elif self._state.progress.step != self._noted_step and time.monotonic() - self._noted_mono > _NOTE_S:
             self._write_journal(wait=False)
         self._perform(commands)
         self._reporter.show(self._state)
@@ -195,7 +198,7 @@ class Executor:
             state=self._state, seq=seq, unacknowledged=unacknowledged, end=end, directive=self._directive
         )
         self._journal.write(entry, wait=wait)
-        self._noted_step, self._noted_mono = self._state.step, time.monotonic()
+        self._noted_step, self._noted_mono = self._state.progress.step, time.monotonic()
 
     def _perform(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -283,7 +286,7 @@ class Executor:
 
     def _re_attach(self) -> None:
         """After the supervisor's own death: workers are found by name; none of them is stopped."""
-        workers = self._state.workers
+        workers = self._state.pool.workers
         dead = _dead_nodes()
         found = {p.index for p in workers if self._fleet.find(p.index, p.worker_id, p.info)}
         self._reporter.tell([Emit("supervisor.restarted", {"found": len(found), "of": len(workers)})], self._state)
@@ -299,7 +302,7 @@ class Executor:
             if worker.info is not None:
                 client.watch(worker.info)
             if worker.in_run:
-                client.rejoin(self._state.generation)
+                client.rejoin(self._state.group.generation)
             elif not worker.warm:
                 client.bring_up()
         self._perform(machine.reopen(self._state))
@@ -315,14 +318,14 @@ def _dead_nodes() -> frozenset[str]:
 def _new_attempt(config: SupervisorConfig) -> Attempt:
     now = time.time()
     return Attempt(
-        job_id=config.job_id,
-        attempt=config.attempt,
-        spec=config.spec,
-        checkpoint_root=config.checkpoint_root,
-        granted=config.granted,
-        timeouts=config.timeouts,
-        profile=config.profile,
-        avoided=config.avoid,
-        since=now,
+        config=AttemptConfig(
+            job_id=config.job_id,
+            attempt=config.attempt,
+            checkpoint_root=config.checkpoint_root,
+            timeouts=config.timeouts,
+            profile=config.profile,
+        ),
+        target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid),
+        current=Opening(since=now),
         ledger=goodput.resume(config.goodput, at=now),
     )

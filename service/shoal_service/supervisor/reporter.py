@@ -33,7 +33,7 @@ class Reporter:
 
     def note(self, item: WorkerReport, state: Attempt) -> None:
         """News of the current generation, before the machine decides upon them."""
-        if item.generation != state.generation:
+        if item.generation != state.group.generation:
             return
         if isinstance(item, StepReport):
             self._readings.add(item)
@@ -63,9 +63,9 @@ class Reporter:
     def acknowledged(self, index: int, poll: WorkerPoll, state: Attempt) -> None:
         """Logs and progress of one worker."""
         self._readings.progress[index] = poll.progress
-        worker = state.worker(index)
+        worker = state.pool.worker(index)
         worker_id = worker.worker_id if worker else poll.worker_id
-        rank = state.rank_of(index)
+        rank = state.group.rank_of(index)
         self._outbox.tell(
             *(
                 PendingLog(at=line.at, rank=rank, worker_id=worker_id, stream=line.stream, text=line.text)

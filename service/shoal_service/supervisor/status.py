@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 
 from shoal_service.core import goodput
 from shoal_service.core.attempt import nodes
-from shoal_service.core.attempt.state.attempt import Attempt, Desired, Stage, Worker
+from shoal_service.core.attempt.group.recall import recall_until
+from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.desired import Desired
 from shoal_service.views import Condition, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
@@ -39,28 +43,28 @@ class Readings:
 
 def status_of(state: Attempt, readings: Readings, *, spec_version: int) -> JobStatus:
     report, validation = readings.step, readings.validation
-    left = None if state.total_steps is None else max(0, state.total_steps - state.step)
-    newest = CheckpointName.parse(state.newest) if state.newest else None
+    left = None if state.history.total_steps is None else max(0, state.history.total_steps - state.progress.step)
+    newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
     return JobStatus(
         state=job_state(state),
         reason=_reason(state),
         message=_message(state),
-        deadline=state.since + state.spec.elasticity.wait_s if state.stage is Stage.WAITING else None,
+        deadline=state.current.since + state.target.spec.elasticity.wait_s if state.stage is Stage.WAITING else None,
         observed_generation=spec_version,
-        attempt=state.attempt,
-        generation=state.generation,
-        workers=len(state.members) if state.group_active else 0,
-        desired_workers=state.granted,
+        attempt=state.config.attempt,
+        generation=state.group.generation,
+        workers=len(state.group.workers) if state.group_active else 0,
+        desired_workers=state.target.granted,
         layout=readings.layout,
-        step=state.step,
-        total_steps=state.total_steps,
+        step=state.progress.step,
+        total_steps=state.history.total_steps,
         loss=report.loss if report else None,
         val_loss=validation.loss if validation else None,
         val_bits_per_byte=validation.bits_per_byte if validation else None,
         tokens_per_s=report.tokens / readings.step_s if report and readings.step_s else None,
-        tokens=report.tokens * state.step if report else 0,
-        steps_lost=state.steps_lost,
-        incidents=state.num_incidents,
+        tokens=report.tokens * state.progress.step if report else 0,
+        steps_lost=state.history.steps_lost,
+        incidents=state.history.num_incidents,
         checkpoint_step=newest.step if newest else None,
         num_parameters=readings.num_parameters,
         eta_s=left * readings.step_s if left is not None and readings.step_s else None,
@@ -74,29 +78,30 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int) -> JobSt
 
 def job_state(state: Attempt) -> JobState:
     """The job state that a user sees, from the stage of the attempt."""
-    if state.desired is Desired.PAUSE and state.stage is not Stage.ENDED:
+    if state.target.desired is Desired.PAUSE and state.stage is not Stage.ENDED:
         return JobState.PAUSING
     match state.stage:
-        case Stage.WAITING if state.recall_until is not None:
+        case Stage.WAITING if recall_until(state) is not None:
             return JobState.RECOVERING
-        case Stage.WAITING if state.formed_once:
+        case Stage.WAITING if state.history.has_formed:
             return JobState.WAITING
         case Stage.OPENING | Stage.STARTING | Stage.WAITING:
             return JobState.STARTING
         case Stage.QUIESCING | Stage.FALLING_BACK:
             return JobState.RECOVERING
         case Stage.SWITCHING | Stage.COMMITTING:
-            return JobState.RESIZING if state.desired is Desired.RUN and not _finishing(state) else JobState.RUNNING
+            is_resizing = state.target.desired is Desired.RUN and not state.is_finishing
+            return JobState.RESIZING if is_resizing else JobState.RUNNING
         case Stage.FORMING if state.incident is not None:
             return JobState.RECOVERING
         case Stage.FORMING:
-            return JobState.RESIZING if state.formed_once else JobState.STARTING
+            return JobState.RESIZING if state.history.has_formed else JobState.STARTING
         case Stage.RUNNING | Stage.ENDED:
             return JobState.RUNNING
 
 
 def workers_of(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
-    return tuple(_worker(state, readings, worker) for worker in state.workers)
+    return tuple(_worker(state, readings, worker) for worker in state.pool.workers)
 
 
 def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentView:
@@ -135,12 +140,12 @@ def _worker(state: Attempt, readings: Readings, worker: Worker) -> WorkerView:
     info = worker.info
     return WorkerView(
         worker_id=worker.worker_id,
-        rank=state.rank_of(worker.index) if state.group_active else None,
+        rank=state.group.rank_of(worker.index) if state.group_active else None,
         state=_worker_state(state, worker),
         node_id=info.node_id if info else "",
         node_ip=info.node_ip if info else "",
         pid=info.pid if info else 0,
-        generation=state.generation if worker.in_run else 0,
+        generation=state.group.generation if worker.in_run else 0,
         phase=progress.phase if progress else Phase.IDLE,
         step=progress.step if progress else 0,
     )
@@ -154,14 +159,10 @@ def _worker_state(state: Attempt, worker: Worker) -> str:
     return "stopping" if nodes.leave_of(state, worker) is not None else "warm"
 
 
-def _finishing(state: Attempt) -> bool:
-    return state.total_steps is not None and state.step >= state.total_steps
-
-
 def _reason(state: Attempt) -> str:
     match state.stage:
-        case Stage.WAITING if state.recall_until is None:
-            return "min_workers_unreachable" if state.num_usable < state.min_workers else "backing_off"
+        case Stage.WAITING if recall_until(state) is None:
+            return "min_workers_unreachable" if state.num_usable < state.target.min_workers else "backing_off"
         case _:
             return str(state.incident.cause) if state.incident else ""
 
@@ -170,13 +171,13 @@ def _message(state: Attempt) -> str:
     warm = state.num_usable
     match state.stage:
         case Stage.STARTING:
-            return f"{warm} of {state.granted} workers are ready (at least {state.min_workers} needed)"
-        case Stage.WAITING if state.recall_until is not None:
+            return f"{warm} of {state.target.granted} workers are ready (at least {state.target.min_workers} needed)"
+        case Stage.WAITING if recall_until(state) is not None:
             return "starts workers on the nodes whose memory holds the newest steps"
-        case Stage.WAITING if warm >= state.min_workers:
+        case Stage.WAITING if warm >= state.target.min_workers:
             return "waits for a while before it tries again"
         case Stage.WAITING:
-            return f"{warm} of at least {state.min_workers} workers are ready; waiting for capacity"
+            return f"{warm} of at least {state.target.min_workers} workers are ready; waiting for capacity"
         case _:
             return state.incident.message if state.incident else ""
 
@@ -185,19 +186,19 @@ def _note(state: Attempt, readings: Readings) -> str:
     """What the slowest worker is busy with, while nothing trains yet."""
     if state.stage not in (Stage.STARTING, Stage.WAITING, Stage.FORMING):
         return ""
-    notes = [p.note for index, p in readings.progress.items() if p.note and state.worker(index) is not None]
+    notes = [p.note for index, p in readings.progress.items() if p.note and state.pool.worker(index) is not None]
     return notes[0] if notes else ""
 
 
 def _conditions(state: Attempt, readings: Readings) -> tuple[Condition, ...]:
-    have = len(state.members) if state.group_active else 0
+    have = len(state.group.workers) if state.group_active else 0
     return (
         Condition(
             type="WorkersReady",
-            status=have >= state.granted,
-            reason="AllWorkers" if have >= state.granted else "FewerThanGranted",
-            message=f"{have} of {state.granted} granted workers are in the group",
-            since=state.since,
+            status=have >= state.target.granted,
+            reason="AllWorkers" if have >= state.target.granted else "FewerThanGranted",
+            message=f"{have} of {state.target.granted} granted workers are in the group",
+            since=state.current.since,
         ),
         Condition(
             type="CheckpointHealthy",

@@ -225,7 +225,7 @@ class WorkerClient:
 
     def _may_soon_hang(self, progress: Progress) -> bool:
         is_at_work = progress.phase not in (Phase.IDLE, Phase.PREPARING)
-        return is_at_work and progress.stalled_s >= self._context.state().spec.health.hang_floor_s / 2
+        return is_at_work and progress.stalled_s >= self._context.state().target.spec.health.hang_floor_s / 2
 
     async def _interrupt(self, generation: int) -> None:
         """Insist: what is not woken is killed soon."""

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from shoal_service.core.attempt.state.attempt import TRANSITIONS, Stage
+from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")

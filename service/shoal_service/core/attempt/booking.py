@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from shoal_service.core import goodput
 from shoal_service.core.attempt.events import Event, ReportArrived
-from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.goodput import Category, Ledger
 from shoal_workers.contract.messages import SavedPart, SnapshotCost, StepReport, WorkerReport
 
@@ -29,8 +30,8 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
     ledger = before.ledger
     if _is_quiet(before, after, event) and ledger.at is not None and now - ledger.at < _QUIET_S:
         return ledger
-    asked = before.spec.elasticity.max_workers
-    workers = min(asked, len(before.members))
+    asked = before.target.spec.elasticity.max_workers
+    workers = min(asked, len(before.group.workers))
     ledger = goodput.account(ledger, _account_of(before), asked=asked, members=workers, now=now)
     if isinstance(event, ReportArrived) and _is_of_the_group(before, event):
         ledger = _heard(ledger, event.item, workers)
@@ -43,7 +44,7 @@ def _is_quiet(before: Attempt, after: Attempt, event: Event) -> bool:
         not isinstance(event, ReportArrived)
         and after.stage is before.stage
         and after.incident == before.incident
-        and after.spec.elasticity == before.spec.elasticity
+        and after.target.spec.elasticity == before.target.spec.elasticity
     )
 
 
@@ -53,18 +54,18 @@ def _account_of(state: Attempt) -> str:
             return Category.PRODUCTIVE
         case _ if state.incident is not None:
             return goodput.recovering(state.incident.cause)
-        case Stage.COMMITTING if _is_finishing(state):
+        case Stage.COMMITTING if state.is_finishing:
             return Category.CHECKPOINT_STALL
-        case Stage.FORMING | Stage.COMMITTING | Stage.FALLING_BACK if state.formed_once:
+        case Stage.FORMING | Stage.COMMITTING | Stage.FALLING_BACK if state.history.has_formed:
             return Category.RESIZING
-        case Stage.WAITING | Stage.QUIESCING if state.formed_once:
+        case Stage.WAITING | Stage.QUIESCING if state.history.has_formed:
             return Category.IDLE
         case _:
             return Category.STARTING
 
 
 def _is_of_the_group(state: Attempt, event: ReportArrived) -> bool:
-    return event.item.generation == state.generation and event.index in state.members
+    return event.item.generation == state.group.generation and event.index in state.group.workers
 
 
 def _heard(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:
@@ -88,7 +89,7 @@ def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
     if _is_training(before) and not _is_training(after):
         ledger = goodput.discard(ledger, _account_of_the_rest(after))
     if not _is_training(before) and _is_training(after):
-        ledger = goodput.group_formed(ledger, generation=after.generation, start_step=after.start_step)
+        ledger = goodput.group_formed(ledger, generation=after.group.generation, start_step=after.group.start_step)
     if before.incident is not None and after.incident is None:
         ledger = goodput.close_incident(ledger)
     return ledger
@@ -98,7 +99,7 @@ def _account_of_the_rest(after: Attempt) -> str:
     """What a group that has left did since its last completed step, and why it left."""
     if after.incident is not None:
         return goodput.recovering(after.incident.cause)
-    if _is_finishing(after):
+    if after.is_finishing:
         return Category.CHECKPOINT_STALL
     if after.stage in (Stage.COMMITTING, Stage.FORMING, Stage.WAITING):
         return Category.RESIZING
@@ -107,7 +108,3 @@ def _account_of_the_rest(after: Attempt) -> str:
 
 def _is_training(state: Attempt) -> bool:
     return state.stage in (Stage.RUNNING, Stage.SWITCHING)
-
-
-def _is_finishing(state: Attempt) -> bool:
-    return state.total_steps is not None and state.step >= state.total_steps

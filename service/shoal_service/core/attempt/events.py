@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shoal_service.core.attempt.state.attempt import AvoidedNode, Desired
+from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, Progress, WorkerExit, WorkerInfo, WorkerReport
 from shoal_workers.contract.snapshots import SnapshotPart

@@ -12,6 +12,7 @@ that very step in memory: nothing is lost. A pause, which leaves nobody to remem
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from shoal_service.core.attempt import booking, deadlines, reports, worker_pool
@@ -47,10 +48,13 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.faults import blame, hangs
-from shoal_service.core.attempt.group import forming, holdings, judging, leaving
+from shoal_service.core.attempt.group import forming, holdings, leaving, outcome, switching
 from shoal_service.core.attempt.plan_layout import PlanLayout
-from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiescing, Stage, Starting, Switching
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason
 
 
@@ -66,21 +70,20 @@ def reopen(state: Attempt) -> tuple[Command, ...]:
         return ()
     commits: tuple[Command, ...] = tuple(
         Commit(name, tuple(parts[rank] for rank in sorted(parts)))
-        for name, parts in state.parts.items()
-        if name in state.committing
+        for name, parts in state.checkpoints.parts.items()
+        if name in state.checkpoints.committing
     )
     questions: tuple[Command, ...] = (
         *commits,
-        *(RequestSnapshotParts(index) for index in state.asked if state.worker(index) is not None),
+        *(RequestSnapshotParts(index) for index in state.snapshots.requested if state.pool.worker(index) is not None),
     )
-    match state.stage:
-        case Stage.OPENING | Stage.FALLING_BACK:
-            return (*questions, FindCheckpoint(excluding=state.damaged))
-        case Stage.QUIESCING if state.interrupted_at is not None:
-            return (*questions, *(Interrupt(index, state.generation) for index in state.in_run))
-        case Stage.SWITCHING:
-            yields = (RequestYield(index, state.generation, state.switch_durable) for index in state.in_run)
-            return (*questions, *yields)
+    match state.current:
+        case Opening() | FallingBack():
+            return (*questions, FindCheckpoint(excluding=state.checkpoints.damaged))
+        case Quiescing(interrupted_at=float()):
+            return (*questions, *(Interrupt(index, state.group.generation) for index in state.in_run))
+        case Switching(durable=durable):
+            return (*questions, *(RequestYield(index, state.group.generation, durable) for index in state.in_run))
         case _:
             return questions
 
@@ -92,10 +95,10 @@ def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[At
     turn = Turn(state, now, plan)
     deadlines.forgive_absence(turn)
     _happen(turn, event)
-    for look in (deadlines.look, forming.consider, worker_pool.replenish):
-        if turn.state.stage is not Stage.ENDED:
+    for look in (deadlines.look, forming.consider, switching.consider, worker_pool.replenish):
+        if turn.stage is not Stage.ENDED:
             look(turn)
-    turn.set(ledger=booking.booked(state, turn.state, event, now))
+    turn.ledger = booking.booked(state, turn.state, event, now)
     return turn.state, tuple(turn.commands)
 
 
@@ -124,7 +127,7 @@ def _happen(turn: Turn, event: Event) -> None:
         case SnapshotPartsReported(index, held):
             worker_pool.answered(turn, index)
             holdings.told(turn, index, held)
-            judging.judge_when_all_left(turn)
+            outcome.follow_when_all_left(turn)
         case Beat(index, progress):
             worker_pool.answered(turn, index)
             hangs.beat(turn, index, progress)
@@ -136,11 +139,11 @@ def _happen(turn: Turn, event: Event) -> None:
         case CommitFailed(name, generation, _, message):
             reports.commit_failed(turn, name, generation, message)
         case GrantChanged(workers):
-            turn.set(granted=workers)
+            turn.target = replace(turn.target, granted=workers)
         case ElasticityChanged(elasticity):
-            turn.set(spec=turn.state.spec.model_copy(update={"elasticity": elasticity}))
+            turn.target = turn.target.with_elasticity(elasticity)
         case ParallelismChanged(parallelism):
-            turn.set(spec=turn.state.spec.model_copy(update={"parallelism": parallelism}))
+            turn.target = turn.target.with_parallelism(parallelism)
         case DesiredChanged(desired):
             _desired(turn, desired)
         case NodesAvoided(avoided):
@@ -154,30 +157,30 @@ def _happen(turn: Turn, event: Event) -> None:
 def _avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
     """A worker is told once, when it is started, which nodes to keep away from, and may wait for room elsewhere for
     good: one that is still starting is started anew when one of them may be used again."""
-    before, after = ({node.node_id for node in nodes} for nodes in (turn.state.avoided, avoided))
-    turn.set(avoided=avoided)
-    for worker in turn.state.workers:
+    before, after = ({node.node_id for node in nodes} for nodes in (turn.target.avoided, avoided))
+    turn.target = replace(turn.target, avoided=avoided)
+    for worker in turn.pool.workers:
         if not worker.warm and not (before - after).isdisjoint(worker.avoids):
             turn.kill(worker.index, "a node may be used again")
 
 
 def _checkpoint_found(turn: Turn, name: str | None) -> None:
-    if turn.state.stage not in (Stage.OPENING, Stage.FALLING_BACK):
+    if turn.stage not in (Stage.OPENING, Stage.FALLING_BACK):
         return  # an answer that was asked for twice
     reports.remember_newest(turn, name)
-    if turn.state.stage is Stage.OPENING:
-        turn.enter(Stage.STARTING)
+    if turn.stage is Stage.OPENING:
+        turn.enter(Starting(since=turn.now))
     else:
-        turn.emit("checkpoint.fallback", to=turn.state.newest)
+        turn.emit("checkpoint.fallback", to=turn.checkpoints.newest)
         forming.plan_next(turn)
 
 
 def _desired(turn: Turn, desired: Desired) -> None:
-    turn.set(desired=desired)
+    turn.target = replace(turn.target, desired=desired)
     match desired:
         case Desired.CANCEL:
             turn.end(EndReason.CANCELLED, "cancelled on request")
-        case Desired.PAUSE if not turn.state.group_active and turn.state.stage is not Stage.COMMITTING:
+        case Desired.PAUSE if not turn.state.group_active and turn.stage is not Stage.COMMITTING:
             turn.end(EndReason.PAUSED, "paused on request")
         case Desired.PAUSE | Desired.RUN:
             pass  # a running group is asked to stop at its next step boundary by forming.consider

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import statistics
 
-from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Worker
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 
 
 def leave_of(state: Attempt, worker: Worker) -> AvoidedNode | None:
@@ -16,7 +17,7 @@ def leave_of(state: Attempt, worker: Worker) -> AvoidedNode | None:
     if worker.leave is not None:
         return worker.leave
     node_id = worker.info.node_id if worker.info is not None else None
-    return next((avoided for avoided in state.avoided if avoided.node_id == node_id), None)
+    return next((avoided for avoided in state.target.avoided if avoided.node_id == node_id), None)
 
 
 def is_due(state: Attempt, worker: Worker, now: float) -> bool:
@@ -25,9 +26,9 @@ def is_due(state: Attempt, worker: Worker, now: float) -> bool:
     return leave is not None and leave.deadline is not None and now >= leave.deadline - margin_s(state)
 
 
-def members_to_go(state: Attempt) -> list[Worker]:
-    """Members that must not stay in the group, or only for want of a better one."""
-    members = [p for p in state.workers if p.index in state.members]
+def workers_to_leave(state: Attempt) -> list[Worker]:
+    """Workers of the group that must not stay in it, or only while there is no better one."""
+    members = [p for p in state.pool.workers if p.index in state.group.workers]
     return [p for p in members if p.slow_until is not None or leave_of(state, p) is not None]
 
 
@@ -39,5 +40,5 @@ def why(state: Attempt, worker: Worker) -> str:
 
 def margin_s(state: Attempt) -> float:
     """Seconds before a deadline at which the switch begins, ready or not: to the step boundary and over."""
-    step_s = statistics.median(state.step_times) if state.step_times else 0.0
-    return state.timeouts.leave_margin_s + 2 * step_s
+    step_s = statistics.median(state.progress.step_times) if state.progress.step_times else 0.0
+    return state.config.timeouts.leave_margin_s + 2 * step_s

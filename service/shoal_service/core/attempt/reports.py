@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from shoal_service.core.attempt import worker_pool
 from shoal_service.core.attempt.commands import Commit
 from shoal_service.core.attempt.faults import blame, sickness, stragglers
 from shoal_service.core.attempt.faults.hangs import MEDIAN_OF
-from shoal_service.core.attempt.group import judging
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.group import outcome
+from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import (
@@ -31,7 +32,7 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
     if isinstance(item, PreemptionNotice):
         worker_pool.about_to_leave(turn, index, item)  # the worker says it of itself, whatever it is doing
         return
-    if item.generation != turn.state.generation or index not in turn.state.members:
+    if item.generation != turn.group.generation or index not in turn.group.workers:
         return
     match item:
         case GroupFormed():
@@ -55,111 +56,116 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
 def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     _answered(turn, name)
     remember_newest(turn, name)
-    if turn.state.skip_steps and step >= max(turn.state.skip_steps):
-        turn.set(rollbacks=0)
+    if turn.history.skip_steps and step >= max(turn.history.skip_steps):
+        turn.budgets = replace(turn.budgets, rollbacks=0)
     turn.emit("checkpoint.committed", name=name, step=step, generation=generation)
-    judging.after_commit(turn)
+    outcome.after_commit(turn)
 
 
 def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
     _answered(turn, name)
-    turn.set(failed_saves=(*turn.state.failed_saves, name))
+    turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
     turn.emit("checkpoint.failed", name=name, generation=generation, message=message)
-    judging.after_commit(turn)
+    outcome.after_commit(turn)
 
 
 def remember_newest(turn: Turn, name: str | None) -> None:
     """A checkpoint that may be restored from; commits and searches of the storage may answer in any order."""
     state = turn.state
     this = CheckpointName.parse(name) if name else None
-    newest = CheckpointName.parse(state.newest) if state.newest else None
-    if this is not None and name not in state.damaged and (newest is None or this > newest):
-        turn.set(newest=name)
+    newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
+    if this is not None and name not in state.checkpoints.damaged and (newest is None or this > newest):
+        turn.checkpoints = replace(turn.checkpoints, newest=name)
 
 
 def _answered(turn: Turn, name: str) -> None:
-    state = turn.state
-    turn.set(
-        committing=tuple(n for n in state.committing if n != name),
-        parts={n: p for n, p in state.parts.items() if n != name},
+    turn.checkpoints = replace(
+        turn.checkpoints,
+        committing=tuple(n for n in turn.checkpoints.committing if n != name),
+        parts={n: p for n, p in turn.checkpoints.parts.items() if n != name},
     )
 
 
 def _formed(turn: Turn, item: GroupFormed) -> None:
     state = turn.state
-    if state.stage not in (Stage.FORMING, Stage.SWITCHING, Stage.COMMITTING) or state.formed == state.generation:
+    if state.stage not in (Stage.FORMING, Stage.SWITCHING, Stage.COMMITTING) or state.group.is_formed:
         return  # already quiescing, or told twice
     if state.stage is Stage.FORMING:
-        turn.enter(Stage.RUNNING)  # else a member's leaving as planned was acknowledged of first
+        turn.enter(Running(since=turn.now))  # else a worker was reported to have left as planned before this report
     if state.incident is None:
-        lost = max(0, state.step - item.start_step)  # a switch whose save failed
-        turn.set(steps_lost=state.steps_lost + lost)
+        lost = max(0, state.progress.step - item.start_step)  # a switch whose save failed
+        turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + lost)
     else:
         lost = max(0, state.incident.step_before - item.start_step)
-        turn.set(
-            incident=state.incident.model_copy(
-                update={
-                    "formed_at": turn.now,
-                    "form_s": item.form_s,
-                    "restore_s": item.build_s + item.restore_s,
-                    "steps_lost": lost,
-                    "bytes_moved": item.restored_bytes,
-                }
-            ),
-            steps_lost=state.steps_lost + lost - (state.incident.steps_lost or 0),
+        turn.incident = replace(
+            state.incident,
+            formed_at=turn.now,
+            form_s=item.form_s,
+            restore_s=item.build_s + item.restore_s,
+            steps_lost=lost,
+            bytes_moved=item.restored_bytes,
         )
+        more = lost - (state.incident.steps_lost or 0)
+        turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + more)
         turn.show_incident()
-    turn.set(
-        formed=state.generation,
-        step=max([item.start_step, *(e.step for e in state.exits.values())]),
-        start_step=item.start_step,
-        total_steps=item.total_steps,
-        formed_once=True,
-        progressed_at=turn.now,
-    )
+    turn.group = replace(turn.group, is_formed=True, start_step=item.start_step)
+    turn.history = replace(turn.history, has_formed=True, total_steps=item.total_steps)
+    step = max([item.start_step, *(e.step for e in turn.group.exits.values())])
+    turn.progress = replace(turn.progress, step=step, advanced_at=turn.now)
+    layout = turn.group.layout
     turn.emit(
-        "generation.formed", generation=item.generation, workers=len(state.members), start_step=item.start_step,
-        steps_lost=lost, form_s=item.form_s, build_s=item.build_s, restore_s=item.restore_s,
-        num_parameters=item.num_parameters, layout=state.layout.describe() if state.layout is not None else None,
-    )  # fmt: skip
+        "generation.formed",
+        generation=item.generation,
+        workers=len(turn.group.workers),
+        start_step=item.start_step,
+        steps_lost=lost,
+        form_s=item.form_s,
+        build_s=item.build_s,
+        restore_s=item.restore_s,
+        num_parameters=item.num_parameters,
+        layout=layout.describe() if layout is not None else None,
+    )
 
 
 def _step_done(turn: Turn, item: StepReport) -> None:
     state = turn.state
-    turn.set(
-        step=max(state.step, item.step),
-        fruitless=0,
-        progressed_at=turn.now,
-        step_times=(*state.step_times, item.step_s)[-MEDIAN_OF:],
+    turn.progress = replace(
+        turn.progress,
+        step=max(turn.progress.step, item.step),
+        advanced_at=turn.now,
+        step_times=(*turn.progress.step_times, item.step_s)[-MEDIAN_OF:],
     )
+    if turn.budgets.fruitless:
+        turn.budgets = replace(turn.budgets, fruitless=0)
     stragglers.step_done(turn, item)
-    if state.hang is not None and item.step > state.hang.step:
-        turn.set(hang=None)
+    if state.health.hang is not None and item.step > state.health.hang.step:
+        turn.health = replace(turn.health, hang=None)
     incident = state.incident
-    if incident is not None and incident.formed_at is not None and item.step > state.start_step:
+    if incident is not None and incident.formed_at is not None and item.step > state.group.start_step:
         blame.close(turn)
 
 
 def _part_saved(turn: Turn, part: SavedPart) -> None:
     state = turn.state
-    name = str(CheckpointName(part.step, state.attempt, part.generation))
-    if name == state.newest or name in (*state.committing, *state.failed_saves):
+    name = str(CheckpointName(part.step, state.config.attempt, part.generation))
+    if name == state.checkpoints.newest or name in (*state.checkpoints.committing, *state.checkpoints.failed):
         return  # told twice, to a supervisor that was restarted; or in vain
-    parts = {**state.parts.get(name, {}), part.rank: part}
-    turn.set(parts={**state.parts, name: parts})
+    parts = {**state.checkpoints.parts.get(name, {}), part.rank: part}
+    turn.checkpoints = replace(turn.checkpoints, parts={**turn.checkpoints.parts, name: parts})
     if len(parts) == part.world_size:
-        turn.set(committing=(*state.committing, name))
+        turn.checkpoints = replace(turn.checkpoints, committing=(*turn.checkpoints.committing, name))
         turn.do(Commit(name, tuple(parts[rank] for rank in sorted(parts))))
 
 
 def _save_failed(turn: Turn, item: SaveFailed) -> None:
     state = turn.state
-    name = str(CheckpointName(item.step, state.attempt, item.generation))
-    turn.set(parts={n: p for n, p in state.parts.items() if n != name})
-    if name not in state.failed_saves:
-        turn.set(failed_saves=(*state.failed_saves, name))
+    name = str(CheckpointName(item.step, state.config.attempt, item.generation))
+    parts = {n: p for n, p in turn.checkpoints.parts.items() if n != name}
+    turn.checkpoints = replace(turn.checkpoints, parts=parts)
+    if name not in state.checkpoints.failed:
+        turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
         turn.emit(
             "checkpoint.failed", name=name, generation=item.generation, rank=item.rank, step=item.step,
             message=item.error,
         )  # fmt: skip
-    judging.after_commit(turn)
+    outcome.after_commit(turn)

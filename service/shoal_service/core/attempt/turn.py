@@ -1,27 +1,80 @@
-"""One turn of the machine: the state being rewritten and the commands being collected. Lives only inside `step`."""
+"""One turn of the machine: the parts of the state being replaced and the commands being collected. Lives only inside
+`machine.step`.
+
+    turn.group = replace(turn.group, exits=...)      mypy refuses a part or a field that does not exist
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from shoal_service.core.attempt.commands import Command, Emit, End, KillWorker, ShowIncident
 from shoal_service.core.attempt.plan_layout import PlanLayout
-from shoal_service.core.attempt.state.attempt import TRANSITIONS, Attempt, Stage, Worker
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.endings import AttemptEnd
 from shoal_workers.contract.job import EndReason, UserFailure
 
 
 class Turn:
-    """`state` is replaced, never mutated; `commands` are in the order in which they are to be performed."""
+    """Parts are replaced, never mutated; `commands` are in the order in which they are to be performed."""
 
     def __init__(self, state: Attempt, now: float, plan: PlanLayout) -> None:
-        self.state = state
-        self.plan = plan
         self.now = now
+        self.plan = plan
         self.commands: list[Command] = []
+        self.config = state.config
+        self.target = state.target
+        self._current = state.current
+        self.group = state.group
+        self.pool = state.pool
+        self.snapshots = state.snapshots
+        self.checkpoints = state.checkpoints
+        self.budgets = state.budgets
+        self.health = state.health
+        self.history = state.history
+        self.incident = state.incident
+        self.progress = state.progress
+        self.ledger = state.ledger
 
-    def set(self, **changes: Any) -> None:
-        self.state = self.state.model_copy(update=changes)
+    @property
+    def state(self) -> Attempt:
+        """As it is by now, for functions that only read it."""
+        return Attempt(
+            config=self.config,
+            target=self.target,
+            current=self._current,
+            group=self.group,
+            pool=self.pool,
+            snapshots=self.snapshots,
+            checkpoints=self.checkpoints,
+            budgets=self.budgets,
+            health=self.health,
+            history=self.history,
+            incident=self.incident,
+            progress=self.progress,
+            ledger=self.ledger,
+        )
+
+    @property
+    def current(self) -> CurrentStage:
+        return self._current
+
+    @property
+    def stage(self) -> Stage:
+        return self._current.stage
+
+    def enter(self, after: CurrentStage) -> None:
+        """Another stage."""
+        assert after.stage in TRANSITIONS[self.stage], f"{self.stage} -> {after.stage}"
+        self._current = after
+
+    def stay(self, changed: CurrentStage) -> None:
+        """The same stage, of which more is known."""
+        assert changed.stage is self.stage, f"{self.stage} -> {changed.stage}"
+        self._current = changed
 
     def do(self, *commands: Command) -> None:
         self.commands.extend(commands)
@@ -29,37 +82,28 @@ class Turn:
     def emit(self, type_: str, **data: Any) -> None:
         self.do(Emit(type_, data))
 
-    def enter(self, stage: Stage) -> None:
-        assert stage in TRANSITIONS[self.state.stage], f"{self.state.stage} -> {stage}"
-        self.set(stage=stage, since=self.now)
-
-    def update_worker(self, index: int, **changes: Any) -> None:
-        self.set(workers=tuple(p.model_copy(update=changes) if p.index == index else p for p in self.state.workers))
-
     def drop_worker(self, index: int) -> Worker:
-        worker = self.state.worker(index)
+        worker = self.pool.worker(index)
         assert worker is not None
-        self.set(
-            workers=tuple(p for p in self.state.workers if p.index != index),
-            answered={i: at for i, at in self.state.answered.items() if i != index},
-        )
+        self.pool = self.pool.without(index)
+        answered_at = {i: at for i, at in self.progress.answered_at.items() if i != index}
+        self.progress = replace(self.progress, answered_at=answered_at)
         return worker
 
     def kill(self, index: int, reason: str) -> None:
-        """Kill a worker that the machine does not want any longer; its loss will be nobody's incident."""
+        """Kill a worker that is not needed any longer; its loss opens no incident."""
         self.drop_worker(index)
         self.do(KillWorker(index, reason))
 
     def show_incident(self, *, closed: bool = False) -> None:
-        incident = self.state.incident
-        if incident is not None:
-            self.do(ShowIncident(incident, self.now if closed else None))
+        if self.incident is not None:
+            self.do(ShowIncident(self.incident, self.now if closed else None))
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:
-        """Stop everything that the attempt started, then say how it ended."""
-        for worker in self.state.workers:
+        """Stop everything that the attempt started, then report how it ended."""
+        for worker in self.pool.workers:
             self.do(KillWorker(worker.index, f"attempt ended: {reason}"))
-        self.set(workers=())
+        self.pool = replace(self.pool, workers=())
         self.show_incident()
-        self.enter(Stage.ENDED)
-        self.do(End(AttemptEnd(reason=reason, message=message, step=self.state.step, failure=failure)))
+        self.enter(Ended(since=self.now))
+        self.do(End(AttemptEnd(reason=reason, message=message, step=self.progress.step, failure=failure)))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.group import holdings, recall
-from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Stage, Worker
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
@@ -16,35 +20,36 @@ _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
 
 
 def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
-    if turn.state.worker(index) is None:
+    worker = turn.pool.worker(index)
+    if worker is None:
         return
-    turn.update_worker(index, info=info, warm_at=turn.now)
-    turn.set(failed_starts=0)
+    turn.pool = turn.pool.with_worker(replace(worker, info=info, warm_at=turn.now))
+    turn.budgets = replace(turn.budgets, failed_starts=0)
     turn.emit("worker.started", worker_id=info.worker_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid)
-    if turn.state.stage in (Stage.QUIESCING, Stage.WAITING):
+    if turn.stage in (Stage.QUIESCING, Stage.WAITING):
         holdings.ask(turn, index)  # memory outlives workers: it may serve what those before it on its node left
 
 
 def unreachable(turn: Turn, index: int) -> None:
     """By itself no verdict: it may be a moment, and Ray may be about to know better."""
-    worker = turn.state.worker(index)
+    worker = turn.pool.worker(index)
     if worker is not None and worker.warm and worker.unreachable_since is None:
-        turn.update_worker(index, unreachable_since=turn.now)
+        turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=turn.now))
 
 
 def answered(turn: Turn, index: int) -> None:
     """It was only a moment."""
-    worker = turn.state.worker(index)
+    worker = turn.pool.worker(index)
     if worker is not None and worker.unreachable_since is not None:
-        turn.update_worker(index, unreachable_since=None)
+        turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=None))
 
 
 def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
     """The task cannot be loaded: before the first group this is the job's failure, later only the newcomer's."""
-    worker = turn.state.worker(index)
+    worker = turn.pool.worker(index)
     if worker is None:
         return
-    if not turn.state.formed_once:
+    if not turn.history.has_formed:
         failure = UserFailure(
             type=error.type, message=error.message, traceback=error.traceback, phase=error.phase, ranks=(), step=0
         )
@@ -52,33 +57,35 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
         return
     turn.emit("worker.start_failed", worker_id=worker.worker_id, error=f"{error.type}: {error.message}")
     turn.kill(index, "the task could not be loaded in it")
-    turn.set(failed_starts=turn.state.failed_starts + 1, grow_not_before=turn.now + 30.0)
+    failed = turn.budgets.failed_starts + 1
+    turn.budgets = replace(turn.budgets, failed_starts=failed, grow_not_before=turn.now + 30.0)
 
 
 def start_died(turn: Turn, worker: Worker, message: str) -> None:
     """A worker died before it was warm. Too many in a row, with nothing running, is the end; beside a running group
     the next one is tried later and later."""
-    turn.set(failed_starts=turn.state.failed_starts + 1)
-    if turn.state.stage is Stage.RUNNING:
-        turn.set(grow_not_before=turn.now + min(60.0, 2.0**turn.state.failed_starts))
-    limit = 3 * max(1, turn.state.granted)
-    if turn.state.failed_starts >= limit and turn.state.stage in (Stage.STARTING, Stage.WAITING):
+    failed = turn.budgets.failed_starts + 1
+    turn.budgets = replace(turn.budgets, failed_starts=failed)
+    if turn.stage is Stage.RUNNING:
+        turn.budgets = replace(turn.budgets, grow_not_before=turn.now + min(60.0, 2.0**failed))
+    limit = 3 * max(1, turn.target.granted)
+    if failed >= limit and turn.stage in (Stage.STARTING, Stage.WAITING):
         turn.end(
             EndReason.START_FAILED,
-            f"{turn.state.failed_starts} worker workers in a row died while starting; the last one: {message}",
+            f"{failed} workers in a row died while starting; the last one: {message}",
         )
 
 
 def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
     """SIGTERM, or a preemption notice: the worker, not its node, will be gone soon."""
-    worker = turn.state.worker(index)
+    worker = turn.pool.worker(index)
     if worker is None or worker.info is None or worker.leave is not None:
         return
     deadline = turn.now + notice.grace_s
     leave = AvoidedNode(node_id=worker.info.node_id, reason=notice.reason, deadline=deadline)
-    turn.update_worker(index, leave=leave)
+    turn.pool = turn.pool.with_worker(replace(worker, leave=leave))
     turn.emit(
-        "worker.leaving", worker_id=worker.worker_id, rank=turn.state.rank_of(index), reason=notice.reason,
+        "worker.leaving", worker_id=worker.worker_id, rank=turn.group.rank_of(index), reason=notice.reason,
         grace_s=notice.grace_s,
     )  # fmt: skip
 
@@ -89,9 +96,13 @@ def replenish(turn: Turn) -> None:
     state = turn.state
     if state.stage not in _REPLENISHING or (state.stage is Stage.RUNNING and state.incident is not None):
         return
-    if not state.failed_starts or turn.now >= state.grow_not_before:
+    if not state.budgets.failed_starts or turn.now >= state.budgets.grow_not_before:
         _start_missing(turn)
-    if state.stage is Stage.RUNNING and state.memory is not None and state.step == state.start_step:
+    if (
+        state.stage is Stage.RUNNING
+        and state.group.source is not None
+        and state.progress.step == state.group.start_step
+    ):
         return  # until the new group has a snapshot of its own, those that leave may be needed to serve the old one
     _drop_leavers(turn)
     _drop_surplus(turn)
@@ -112,23 +123,23 @@ def _drop_leavers(turn: Turn) -> None:
 
 def _start_missing(turn: Turn) -> None:
     state = turn.state
-    slow = {p.info.node_id for p in state.workers if p.info is not None and p.slow_until is not None}
-    avoided = tuple(sorted({node.node_id for node in state.avoided} | slow))
-    for _ in range(state.target_workers - len(_staying(state))):
-        index = turn.state.next_index
-        worker_id = worker_name(state.job_id, state.attempt, index)
+    slow = {p.info.node_id for p in state.pool.workers if p.info is not None and p.slow_until is not None}
+    avoided = tuple(sorted({node.node_id for node in state.target.avoided} | slow))
+    for _ in range(state.target.num_workers - len(_staying(state))):
+        index = turn.pool.next_index
+        worker_id = worker_name(state.config.job_id, state.config.attempt, index)
         only_on = recall.next_node(turn.state)
         worker = Worker(index=index, worker_id=worker_id, started_at=turn.now, avoids=avoided, only_on=only_on)
-        turn.set(workers=(*turn.state.workers, worker), next_index=index + 1)
+        turn.pool = replace(turn.pool, workers=(*turn.pool.workers, worker), next_index=index + 1)
         turn.do(StartWorker(index, worker.worker_id, avoided, only_on))
 
 
 def _drop_surplus(turn: Turn) -> None:
     state = turn.state
     staying = _staying(state)
-    surplus = max(0, len(staying) - state.target_workers)
+    surplus = max(0, len(staying) - state.target.num_workers)
     spare = [p for p in _spare(state) if p in staying]
-    for worker in sorted(spare, key=lambda p: (p.warm, p.index in state.members, -p.index))[:surplus]:
+    for worker in sorted(spare, key=lambda p: (p.warm, p.index in state.group.workers, -p.index))[:surplus]:
         reason = "more workers than granted"
         turn.emit("worker.released", worker_id=worker.worker_id, reason=reason)
         turn.kill(worker.index, reason)
@@ -136,10 +147,10 @@ def _drop_surplus(turn: Turn) -> None:
 
 def _staying(state: Attempt) -> list[Worker]:
     """Those that count: others are to be replaced."""
-    return [p for p in state.workers if p.slow_until is None and nodes.leave_of(state, p) is None]
+    return [p for p in state.pool.workers if p.slow_until is None and nodes.leave_of(state, p) is None]
 
 
 def _spare(state: Attempt) -> list[Worker]:
     """In no group. One that has left `run` may still have news to tell."""
-    members = state.members if state.group_active else ()
-    return [p for p in state.workers if not p.in_run and p.index not in members]
+    members = state.group.workers if state.group_active else ()
+    return [p for p in state.pool.workers if not p.in_run and p.index not in members]

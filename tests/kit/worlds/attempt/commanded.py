@@ -14,6 +14,7 @@ from kit.worlds.attempt.parts import (
     TOTAL_STEPS,
     FakeWorker,
     copy_of,
+    from_journal,
 )
 from kit.worlds.attempt.watch import Watch
 from shoal_service.core.attempt import machine
@@ -42,7 +43,8 @@ from shoal_service.core.attempt.events import (
     Tick,
     WorkerLost,
 )
-from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.planner import plan
 from shoal_workers.contract.snapshots import SnapshotPart
 
@@ -90,7 +92,7 @@ class Commanded:
             assert before == copy, "the input was mutated"
             assert machine.step(before, event, self.now, plan) == (after, commands), "not a function of its input"
         if after.stage is not before.stage or len(self.history) % 8 == 0:
-            assert Attempt.model_validate_json(after.model_dump_json()) == after, "the journal would lose something"
+            assert from_journal(after) == after, "the journal would lose something"
         self.state = after
         self.history.append(event)
         self._learn(event)
@@ -156,7 +158,7 @@ class Commanded:
             case CheckpointFound(name) if name is not None:
                 self.known.add(name)
             case CheckpointCommitted(name):
-                if self.committed.get(name, True) or name not in self.state.damaged:
+                if self.committed.get(name, True) or name not in self.state.checkpoints.damaged:
                     self.known.add(name)
             case WorkerLost(index):
                 self.told_gone.add(index)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
-from shoal_service.core.attempt.state.attempt import Attempt, Timeouts
+from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import (
     Assignment,
@@ -49,10 +51,13 @@ def part_of(run: Assignment, step: int) -> SavedPart:
 
 
 def copy_of(state: Attempt) -> Attempt:
-    """Shares only what cannot be changed."""
-    parts = {name: dict(by_rank) for name, by_rank in state.parts.items()}
-    dicts = {name: dict(getattr(state, name)) for name in ("exits", "told", "asked", "beats")}
-    return state.model_copy(update={**dicts, "parts": parts})
+    """Shares nothing with `state`: dicts are copied, everything else in it is frozen."""
+    return copy.deepcopy(state)
+
+
+def from_journal(state: Attempt) -> Attempt:
+    """As a restarted supervisor would read it."""
+    return ATTEMPT_JSON.validate_json(ATTEMPT_JSON.dump_json(state))
 
 
 def step_report(run: Assignment, step: int, at: float) -> StepReport:

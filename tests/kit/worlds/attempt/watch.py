@@ -15,7 +15,8 @@ from shoal_service.core.attempt.commands import (
 from shoal_service.core.attempt.events import (
     RunReturned,
 )
-from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 
@@ -28,19 +29,20 @@ class Watch:
         self._world = world
 
     def change(self, before: Attempt, after: Attempt) -> None:
-        assert after.generation in (before.generation, before.generation + 1)
-        if before.newest is not None and before.newest not in after.damaged:
-            assert after.newest is not None and name_of(after.newest) >= name_of(before.newest)
-        assert after.stage is not Stage.ENDED or after.workers == ()
+        assert after.group.generation in (before.group.generation, before.group.generation + 1)
+        if before.checkpoints.newest is not None and before.checkpoints.newest not in after.checkpoints.damaged:
+            assert after.checkpoints.newest is not None
+            assert name_of(after.checkpoints.newest) >= name_of(before.checkpoints.newest)
+        assert after.stage is not Stage.ENDED or after.pool.workers == ()
 
     def runs(self, runs: list[Run]) -> None:
         world = self._world
         state = world.state
-        assert len(runs) <= state.granted
-        if state.spec.parallelism == "auto":  # else some may idle
-            assert state.min_workers <= len(runs)
+        assert len(runs) <= state.target.granted
+        if state.target.spec.parallelism == "auto":  # else some may idle
+            assert state.target.min_workers <= len(runs)
         assert [c.assignment.rank for c in runs] == list(range(len(runs)))
-        assert {c.assignment.generation for c in runs} == {state.generation}
+        assert {c.assignment.generation for c in runs} == {state.group.generation}
         assert {c.assignment.world_size for c in runs} == {len(runs)}
         assert len({(c.assignment.store_host, c.assignment.store_port, c.assignment.layout) for c in runs}) == 1
         newest = max((name_of(name) for name in world.known), default=None)
@@ -55,7 +57,7 @@ class Watch:
         for worker in world.workers.values():
             assert not (worker.alive and worker.run), f"{worker} still runs an older generation"
         for command in runs:
-            assert world.is_believed_alive(command.index) and world.state.worker(command.index).warm
+            assert world.is_believed_alive(command.index) and world.state.pool.worker(command.index).warm
 
     def _source(self, source: SnapshotSource, newest: CheckpointName | None) -> None:
         world = self._world
@@ -75,7 +77,7 @@ class Watch:
         chance to tell of it."""
         world = self._world
         state = world.state
-        servers = [world.workers[p.index] for p in state.usable if p.info.snapshot_port]
+        servers = [world.workers[p.index] for p in state.pool.usable if p.info.snapshot_port]
         if any(p.is_stopped for p in servers) or any(name.startswith("held") for name in world.pending):
             return
         found: dict[tuple[int, int, int], set[int]] = {}
@@ -83,7 +85,8 @@ class Watch:
             for held in world.held_on(node_id):
                 found.setdefault((held.step, held.generation, held.world_size), set()).add(held.rank)
         for (better, generation, world_size), ranks in found.items():
-            usable = generation >= state.oldest_snapshot and (generation, better) not in state.unreadable
+            known = state.snapshots
+            usable = generation >= known.oldest_generation and (generation, better) not in known.unreadable
             usable = usable and generation == max(generation for generation, _ in world.states)
             assert better <= step or not usable or len(ranks) < world_size, f"step {better} is whole in memory"
 
@@ -93,7 +96,7 @@ class Watch:
         copies: dict[SnapshotServer, int] = {}
         for command in runs:
             buddy = command.assignment.buddy
-            expected = len(set(nodes.values())) > 1 and world.state.keeps_snapshots
+            expected = len(set(nodes.values())) > 1 and world.state.target.keeps_snapshots
             assert (buddy is not None) == expected
             if buddy is not None:
                 assert buddy.node_id != nodes[command.assignment.rank] and buddy.node_id in nodes.values()
@@ -102,6 +105,6 @@ class Watch:
     def call(self, index: int, generation: int) -> None:
         world = self._world
         assert world.is_believed_alive(index), "a call to a worker that is known to be gone"
-        assert generation == world.state.generation
+        assert generation == world.state.group.generation
         returned = [e for e in world.history if isinstance(e, RunReturned) and e.index == index]
         assert all(e.exit.generation != generation for e in returned), "it has left this generation"

@@ -35,7 +35,9 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.state.attempt import Attempt, Stage
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Opening, Stage
+from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.supervisor.status import incident_view
 from shoal_service.views import IncidentView
@@ -73,7 +75,7 @@ class World(Commanded):
             info = WorkerInfo(
                 worker_id=worker.worker_id, node_id=worker.node_id, node_ip="10.0.0.1", pid=4000 + index,
                 store_port=5000 + index, device="cpu",
-                snapshot_port=MEMORY_PORT + index if self.state.keeps_snapshots else 0,
+                snapshot_port=MEMORY_PORT + index if self.state.target.keeps_snapshots else 0,
             )  # fmt: skip
             self.post(f"warm-{index}", WorkerWarm(index, info))
 
@@ -129,14 +131,14 @@ class World(Commanded):
             self.post(f"unreachable-{index}", WorkerUnreachable(index, "connection timed out"))
 
     def beat(
-        self, index: int, *, beat: int, step: int | None = None, phase: Phase = Phase.BACKWARD, standing_s: float = 0.0
+        self, index: int, *, beat: int, step: int | None = None, phase: Phase = Phase.BACKWARD, stalled_s: float = 0.0
     ) -> None:
         """It answers a poll."""
         worker = self.workers[index]
         if worker.run is not None:
             progress = Progress(
                 generation=worker.run.generation, phase=phase, step=worker.step if step is None else step,
-                at=self.now, counter=beat, stalled_s=standing_s,
+                at=self.now, counter=beat, stalled_s=stalled_s,
             )  # fmt: skip
             self.feed(Beat(index, progress))
 
@@ -159,7 +161,7 @@ class World(Commanded):
 
     def snapshot(self, without: int | None = None) -> None:
         """Every member keeps its part of this step, and its buddy a copy; of each the last two."""
-        for worker in self.group() if self.state.keeps_snapshots else ():
+        for worker in self.group() if self.state.target.keeps_snapshots else ():
             run = worker.run
             if run.rank == without:
                 continue
@@ -177,7 +179,8 @@ class World(Commanded):
 
     def group(self) -> list[FakeWorker]:
         """The living members that are in `run` of the current generation, by rank."""
-        found = [p for p in self.workers.values() if p.alive and p.run and p.run.generation == self.state.generation]
+        generation = self.state.group.generation
+        found = [p for p in self.workers.values() if p.alive and p.run and p.run.generation == generation]
         return sorted(found, key=lambda p: p.run.rank)
 
     @property
@@ -246,7 +249,7 @@ class World(Commanded):
                 self.states.add((group[0].run.generation, group[0].step))
                 self.snapshot(without=late)
                 self.tell(group[0], step_report(group[0].run, group[0].step, self.now))
-                if self.state.keeps_snapshots:
+                if self.state.target.keeps_snapshots:
                     for worker in group:
                         self.post(f"news-{worker.index}", Beat(worker.index, self._progress(worker)))
             step = group[0].step
@@ -310,7 +313,7 @@ class World(Commanded):
 
     @property
     def world_size(self) -> int:
-        return len(self.state.members)
+        return len(self.state.group.workers)
 
     def events(self, type_: str) -> list[dict[str, Any]]:
         return [c.data for c in self.commands if isinstance(c, Emit) and c.type == type_]
@@ -381,13 +384,9 @@ def make_world(
     document["snapshot"] = {"enabled": memory}
     world = World(
         Attempt(
-            job_id="j1",
-            attempt=1,
-            spec=JobSpec.model_validate(document).model_copy(update={"elasticity": elasticity}),
-            checkpoint_root=ROOT,
-            granted=workers,
-            timeouts=TIMEOUTS,
-            since=1000.0,
+            config=AttemptConfig(job_id="j1", attempt=1, checkpoint_root=ROOT, timeouts=TIMEOUTS),
+            target=Target(spec=JobSpec.model_validate(document), granted=workers).with_elasticity(elasticity),
+            current=Opening(since=1000.0),
         ),
         num_nodes=nodes,
     )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from shoal_service.core.attempt.state.attempt import AvoidedNode
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.nodes import (
     MAX_TEST_DELAY_S,
     Drain,

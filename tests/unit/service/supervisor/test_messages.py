@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pickle
 
-from shoal_service.core.attempt.state.attempt import Attempt, Desired
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Opening
+from shoal_service.core.attempt.state.target import AttemptConfig, Target
+from shoal_service.core.desired import Desired
 from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
@@ -83,7 +86,11 @@ def test_news_survive_pickling_and_json() -> None:
 
 
 def test_a_journal_entry_survives_json() -> None:
-    state = Attempt(job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, since=1.0)
+    state = Attempt(
+        config=AttemptConfig(job_id="j", attempt=1, checkpoint_root="/c"),
+        target=Target(spec=SPEC, granted=2),
+        current=Opening(since=1.0),
+    )
     entry = JournalEntry(
         state=state,
         seq=9,

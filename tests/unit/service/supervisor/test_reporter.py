@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
-from shoal_service.core.attempt.state.attempt import Attempt, Stage, Worker
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
+from shoal_service.core.attempt.state.group import Group
+from shoal_service.core.attempt.state.history import History
 from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.attempt.state.progress import GroupProgress
+from shoal_service.core.attempt.state.stages import Running
+from shoal_service.core.attempt.state.target import AttemptConfig, Target
+from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.reports import AttemptEnd, SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.outbox import Outbox
@@ -47,9 +56,15 @@ class Told:
             for index in (3, 5)
         )  # fmt: skip
         self.state = Attempt(
-            job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, since=0.0, stage=Stage.RUNNING,
-            generation=2, workers=workers, members=(3, 5), step=4, total_steps=12, newest="step-000000000004-a1-g2",
-        )  # fmt: skip
+            config=AttemptConfig(job_id="j", attempt=1, checkpoint_root="/c"),
+            target=Target(spec=SPEC, granted=2),
+            current=Running(since=0.0),
+            group=Group(generation=2, workers=(3, 5)),
+            pool=WorkerPool(workers=workers),
+            checkpoints=CheckpointIndex(newest="step-000000000004-a1-g2"),
+            history=History(total_steps=12),
+            progress=GroupProgress(step=4),
+        )
 
     def news(self) -> SupervisorReports:
         self.reporter.show(self.state)
@@ -83,7 +98,7 @@ def test_the_seconds_of_a_step_are_averaged_anew_in_each_generation() -> None:
     told.step(5, step_s=1.0)
     told.step(6, step_s=2.0)
     assert told.news().status.tokens_per_s == pytest.approx(100 / 1.1)
-    told.state = told.state.model_copy(update={"generation": 3})
+    told.state = replace(told.state, group=replace(told.state.group, generation=3))
     told.step(7, generation=3, step_s=4.0)
     assert told.news().status.tokens_per_s == pytest.approx(25.0)
 

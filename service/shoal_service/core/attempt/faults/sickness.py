@@ -8,6 +8,8 @@ replay differs                the rank is killed, its node suspected, and the gr
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal_service.core.attempt.group import leaving
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
@@ -16,17 +18,17 @@ from shoal_workers.contract.messages import ReplayMismatch, StepSkipped
 
 def step_skipped(turn: Turn, item: StepSkipped) -> None:
     """It counts as a step: its samples are used up."""
-    turn.set(step=max(turn.state.step, item.step), progressed_at=turn.now, num_skipped=turn.state.num_skipped + 1)
+    turn.progress = replace(turn.progress, step=max(turn.progress.step, item.step), advanced_at=turn.now)
     turn.emit("step.skipped", step=item.step, loss=item.loss, grad_norm=item.grad_norm)
 
 
 def suspect_named(turn: Turn, item: ReplayMismatch) -> None:
     state = turn.state
-    if not 0 <= item.rank < len(state.members) or not state.group_active:
+    if not 0 <= item.rank < len(state.group.workers) or not state.group_active:
         return
     message = (
         f"rank {item.rank} computes wrong: {item.message}; snapshots in memory may carry its errors, so the state "
         "comes from the newest durable checkpoint"
     )
-    turn.set(oldest_snapshot=state.generation + 1)
-    leaving.evict(turn, state.members[item.rank], IncidentCause.CORRUPTED, "replay", message)
+    turn.snapshots = replace(turn.snapshots, oldest_generation=state.group.generation + 1)
+    leaving.evict(turn, state.group.workers[item.rank], IncidentCause.CORRUPTED, "replay", message)

@@ -9,9 +9,10 @@ Time spent waiting for others is not in `compute_s`, so it is the slow one that 
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 from shoal_service.core.attempt.faults import suspicion
-from shoal_service.core.attempt.state.attempt import Worker
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.messages import StepReport
 
@@ -21,39 +22,45 @@ _PAUSE = 10
 
 def step_done(turn: Turn, report: StepReport) -> None:
     """Count, and name the slowest once it has been slow for long enough."""
-    state, health = turn.state, turn.state.spec.health
-    if health.straggler_factor is None or len(report.compute_s) != len(state.members) or len(state.members) < 2:
+    state, health = turn.state, turn.target.spec.health
+    if (
+        health.straggler_factor is None
+        or len(report.compute_s) != len(state.group.workers)
+        or len(state.group.workers) < 2
+    ):
         return
     slow: dict[int, int] = {}
-    for rank, index in enumerate(state.members):
+    for rank, index in enumerate(state.group.workers):
         median = _median_of_others(report, rank)
         if report.compute_s[rank] > health.straggler_factor * median:
-            slow[index] = state.slow.get(index, 0) + 1
-    turn.set(slow=slow)
+            slow[index] = state.progress.slow_steps.get(index, 0) + 1
+    turn.progress = replace(turn.progress, slow_steps=slow)
     named = [index for index, steps in slow.items() if steps >= health.straggler_steps]
-    if named and report.step >= state.no_straggler_before:
-        _name(turn, max(named, key=lambda i: report.compute_s[state.members.index(i)]), report)
+    if named and report.step >= state.health.no_straggler_before:
+        _name(turn, max(named, key=lambda i: report.compute_s[state.group.workers.index(i)]), report)
 
 
 def keep_the_irreplaceable(turn: Turn) -> None:
     """Nobody came in time: a slow member is better than none."""
-    for worker in turn.state.workers:
-        if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.state.members:
-            turn.update_worker(worker.index, slow_until=None)
+    for worker in turn.pool.workers:
+        if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.group.workers:
+            turn.pool = turn.pool.with_worker(replace(worker, slow_until=None))
             turn.emit(
-                "worker.straggler_kept", worker_id=worker.worker_id, rank=turn.state.rank_of(worker.index),
-                message=f"no other worker became warm within {turn.state.timeouts.start_s:g} s",
+                "worker.straggler_kept", worker_id=worker.worker_id, rank=turn.group.rank_of(worker.index),
+                message=f"no other worker became warm within {turn.config.timeouts.start_s:g} s",
             )  # fmt: skip
 
 
 def _name(turn: Turn, index: int, report: StepReport) -> None:
     state = turn.state
-    worker = state.worker(index)
+    worker = state.pool.worker(index)
     if worker is None or worker.info is None or worker.slow_until is not None:
         return
-    rank = state.members.index(index)
+    rank = state.group.workers.index(index)
     node_id = worker.info.node_id
-    turn.set(no_straggler_before=report.step + _PAUSE * state.spec.health.straggler_steps, slow={})
+    pause = _PAUSE * state.target.spec.health.straggler_steps
+    turn.health = replace(turn.health, no_straggler_before=report.step + pause)
+    turn.progress = replace(turn.progress, slow_steps={})
     turn.emit(
         "worker.straggler",
         worker_id=worker.worker_id,
@@ -64,7 +71,7 @@ def _name(turn: Turn, index: int, report: StepReport) -> None:
         step=report.step,
         action="replaced by a spare" if _has_spare(turn, worker) else "an extra worker is started",
     )
-    turn.update_worker(index, slow_until=turn.now + state.timeouts.start_s)
+    turn.pool = turn.pool.with_worker(replace(worker, slow_until=turn.now + state.config.timeouts.start_s))
     if suspicion.is_alone(state, node_id, besides=index):
         suspicion.suspect(turn, node_id, "its only worker computes too slowly for the others")
 
@@ -74,4 +81,4 @@ def _median_of_others(report: StepReport, rank: int) -> float:
 
 
 def _has_spare(turn: Turn, slow: Worker) -> bool:
-    return any(p.index not in turn.state.members and p.slow_until is None for p in turn.state.usable if p != slow)
+    return any(p.index not in turn.group.workers and p.slow_until is None for p in turn.pool.usable if p != slow)

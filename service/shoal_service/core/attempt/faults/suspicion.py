@@ -7,10 +7,13 @@ such thin evidence it is never suspected where there is no other node to go to: 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from shoal_service.core.attempt.commands import SuspectNode
 from shoal_service.core.attempt.faults.actions import RESPONSES, Suspicion
-from shoal_service.core.attempt.state.attempt import Attempt, NodeLoss, Worker
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.health import NodeLoss
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
 
@@ -27,8 +30,8 @@ def process_was_lost(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
     node_id = worker.info.node_id if worker.info is not None else ""
     if not node_id or cause is IncidentCause.PREEMPTED:
         return
-    recent = tuple(loss for loss in turn.state.losses if turn.now - loss.at < WINDOW_S)
-    turn.set(losses=(*recent, NodeLoss(node_id=node_id, at=turn.now)))
+    recent = tuple(loss for loss in turn.health.losses if turn.now - loss.at < WINDOW_S)
+    turn.health = replace(turn.health, losses=(*recent, NodeLoss(node_id=node_id, at=turn.now)))
     match RESPONSES[cause].suspicion:
         case Suspicion.ALWAYS:
             suspect(turn, node_id, RESPONSES[cause].words)
@@ -40,22 +43,23 @@ def process_was_lost(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
 
 
 def suspect(turn: Turn, node_id: str, reason: str) -> None:
-    last = turn.state.suspected.get(node_id)
+    last = turn.health.suspected.get(node_id)
     if last is None or turn.now - last > _ONCE_S:
-        turn.set(
-            suspected={**turn.state.suspected, node_id: turn.now},
-            losses=tuple(loss for loss in turn.state.losses if loss.node_id != node_id),
+        turn.health = replace(
+            turn.health,
+            suspected={**turn.health.suspected, node_id: turn.now},
+            losses=tuple(loss for loss in turn.health.losses if loss.node_id != node_id),
         )
         turn.do(SuspectNode(node_id, reason))
 
 
 def is_alone(state: Attempt, node_id: str, *, besides: int | None = None) -> bool:
     """No worker answers from that node (`besides` one), and there is another node that one does answer from."""
-    nodes = [p.info.node_id for p in state.usable if p.info is not None and p.index != besides]
+    nodes = [p.info.node_id for p in state.pool.usable if p.info is not None and p.index != besides]
     return node_id not in nodes and bool(nodes)
 
 
 def _loses_too_many(state: Attempt, node_id: str) -> bool:
-    lost = Counter(loss.node_id for loss in state.losses)
-    elsewhere = {p.info.node_id for p in state.usable if p.info is not None} - {node_id}
+    lost = Counter(loss.node_id for loss in state.health.losses)
+    elsewhere = {p.info.node_id for p in state.pool.usable if p.info is not None} - {node_id}
     return bool(elsewhere) and lost[node_id] >= REPEATED and 3 * max(lost[n] for n in elsewhere) <= lost[node_id]

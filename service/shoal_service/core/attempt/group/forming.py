@@ -1,33 +1,51 @@
-"""When a group forms, and from which state: the first one, the next one, and a larger or smaller one on purpose."""
+"""When a group forms, and from which state: the first one, and the one after a group has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from shoal_service.core.attempt import nodes
-from shoal_service.core.attempt.commands import RequestYield, Run
+from shoal_service.core.attempt.commands import Run
+from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.group import holdings, recall
 from shoal_service.core.attempt.group.buddies import buddies
-from shoal_service.core.attempt.group.ranks import next_members
-from shoal_service.core.attempt.group.source import best_source, durable_step
-from shoal_service.core.attempt.state.attempt import Desired, Stage, Worker
+from shoal_service.core.attempt.group.ranks import is_settled, next_workers
+from shoal_service.core.attempt.group.source import best_source
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.group import Group
+from shoal_service.core.attempt.state.stages import Forming, Stage, Waiting
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Assignment
 
 
 def consider(turn: Turn) -> None:
-    """Looked at after every event: is it time to form a first group, to resume, to grow, to shrink, to pause?"""
-    match turn.state.stage:
-        case Stage.STARTING | Stage.WAITING if _ready(turn):
-            form(turn, next_members(turn.state, turn.now))
-        case Stage.RUNNING:
-            reason = _reason_to_switch(turn)
-            if reason is not None:
-                _switch(turn, reason)
-        case _:
-            pass
+    """In STARTING and WAITING, after every event: form a group once it is time."""
+    if turn.stage in (Stage.STARTING, Stage.WAITING):
+        chosen = next_workers(turn.state, turn.now)
+        if readiness(turn.state, len(chosen), turn.now):
+            form(turn, chosen)
+
+
+def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
+    """Whether a group of `num_workers` forms now: all granted workers are usable; or enough are, and the others have
+    had their time."""
+    minimum = max(1, state.target.min_workers)
+    if num_workers < minimum:
+        return Decision(False, f"{num_workers} of at least {minimum} workers are ready; waiting for capacity")
+    if now < state.budgets.form_not_before:
+        return Decision(False, f"waits {state.budgets.form_not_before - now:.1f} s before it tries again")
+    if recall.is_pending(state, now):
+        return Decision(False, "starts workers on the nodes whose memory holds the newest steps")
+    if holdings.awaited(state, now):
+        return Decision(False, "waits for workers to report their snapshots")
+    granted = state.target.granted
+    if num_workers >= granted or is_settled(state, now):
+        return Decision(True, f"{num_workers} of {granted} workers are ready")
+    return Decision(False, f"{num_workers} of {granted} workers are ready; waiting for the others to start")
 
 
 def plan_next(turn: Turn) -> None:
@@ -36,86 +54,76 @@ def plan_next(turn: Turn) -> None:
     if recall.is_worthwhile(state):
         recall.begin(turn)
         return
-    members = next_members(state, turn.now)
-    can_form = len(members) >= max(1, state.min_workers) and turn.now >= state.not_before
-    if state.desired is Desired.PAUSE:
+    chosen = next_workers(state, turn.now)
+    can_form = len(chosen) >= max(1, state.target.min_workers) and turn.now >= state.budgets.form_not_before
+    if state.target.desired is Desired.PAUSE:
         best = best_source(state)
-        if best is None or best.step <= durable_step(state) or not can_form:
+        if best is None or best.step <= state.checkpoints.durable_step or not can_form:
             turn.end(EndReason.PAUSED, "paused on request")
             return
         # what is in memory is newer than what is durable: go on from it, and pause at the next step boundary
     if can_form:
-        form(turn, members)
+        form(turn, chosen)
         return
-    turn.enter(Stage.WAITING)
+    turn.enter(Waiting(since=turn.now))
     turn.emit(
         "job.waiting",
-        warm=len(members),
-        min_workers=state.min_workers,
-        until=turn.now + state.spec.elasticity.wait_s,
+        warm=len(chosen),
+        min_workers=state.target.min_workers,
+        until=turn.now + state.target.spec.elasticity.wait_s,
     )
 
 
 def form(turn: Turn, chosen: Sequence[Worker]) -> None:
-    """Send `run` of the next generation to every member; those of `chosen` that the layout does not need stay warm."""
+    """Send `run` of the next generation to `chosen`, in rank order; those that the layout does not need stay warm."""
     recall.end(turn)
     state = turn.state
-    generation = state.generation + 1
-    planned = turn.plan(state.spec, len(chosen), state.profile)
+    generation = state.group.generation + 1
+    planned = turn.plan(state.target.spec, len(chosen), state.config.profile)
     layout = planned.layout
     chosen = chosen[: layout.world_size]
     infos = [worker.info for worker in chosen if worker.info is not None]
-    memory = best_source(state, chosen) if state.keeps_snapshots else None
-    keepers = buddies(infos) if state.keeps_snapshots else (None,) * len(infos)
-    restore_from = None if state.newest is None else f"{state.checkpoint_root.rstrip('/')}/{state.newest}"
-    for rank, (worker, buddy) in enumerate(zip(chosen, keepers, strict=True)):
-        turn.update_worker(worker.index, in_run=True)
+    memory = best_source(state, chosen) if state.target.keeps_snapshots else None
+    by_rank = buddies(infos) if state.target.keeps_snapshots else (None,) * len(infos)
+    for rank, (worker, buddy) in enumerate(zip(chosen, by_rank, strict=True)):
+        turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
         assignment = Assignment(
-            job_id=state.job_id,
-            attempt=state.attempt,
+            job_id=state.config.job_id,
+            attempt=state.config.attempt,
             generation=generation,
             rank=rank,
             layout=layout,
             store_host=infos[0].node_ip,
             store_port=infos[0].store_port,
-            restore_from=restore_from,
+            restore_from=_newest_url(state),
             restore_snapshot=memory,
             buddy=buddy,
             is_recovery=state.incident is not None,
-            skip_steps=state.skip_steps,
+            skip_steps=state.history.skip_steps,
             collective_timeout_s=hangs.collective_timeout_s(state),
         )
         turn.do(Run(worker.index, assignment))
-    source = "memory" if memory else "checkpoint" if state.newest else "initial"
+    source = "memory" if memory else "checkpoint" if state.checkpoints.newest else "initial"
     if state.incident is not None:
-        spares = [p.index for p in chosen if p.index not in state.members]
-        turn.set(
-            incident=state.incident.model_copy(
-                update={
-                    "forming_at": turn.now,
-                    "to_workers": len(chosen),
-                    "to_layout": layout.describe(),
-                    "num_spares": len(spares),
-                    "state_source": source,
-                }
-            )
+        turn.incident = replace(
+            state.incident,
+            forming_at=turn.now,
+            to_workers=len(chosen),
+            to_layout=layout.describe(),
+            num_spares=sum(worker.index not in state.group.workers for worker in chosen),
+            state_source=source,
         )
         turn.show_incident()
-    turn.set(
+    turn.group = Group(
         generation=generation,
-        members=tuple(p.index for p in chosen),
+        workers=tuple(worker.index for worker in chosen),
         layout=layout,
-        planned_by=state.spec.parallelism,
-        restored=state.newest,
-        memory=memory,
-        exits={},
-        asked={},
-        told={},
-        beats={},
-        slow={},
-        parts={name: parts for name, parts in state.parts.items() if name in state.committing},
+        planned_by=state.target.spec.parallelism,
+        source=memory,
+        restored=state.checkpoints.newest,
     )
-    turn.enter(Stage.FORMING)
+    _forget_the_last_group(turn)
+    turn.enter(Forming(since=turn.now))
     turn.emit(
         "generation.forming",
         generation=generation,
@@ -123,88 +131,20 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         layout=layout.describe(),
         reason=planned.reason,
         source=source,
-        restore=state.newest,
-        step=memory.step if memory else durable_step(state),
+        restore=state.checkpoints.newest,
+        step=memory.step if memory else state.checkpoints.durable_step,
     )
 
 
-def _ready(turn: Turn) -> bool:
-    """All that were asked for are there; or enough are, and the others let us wait too long."""
-    state = turn.state
-    members = next_members(state, turn.now)
-    if len(members) < max(1, state.min_workers) or turn.now < state.not_before:
-        return False
-    if recall.is_pending(state, turn.now) or holdings.awaited(state, turn.now):
-        return False
-    return len(members) >= state.granted or _settled(turn)
+def _newest_url(state: Attempt) -> str | None:
+    newest = state.checkpoints.newest
+    return None if newest is None else f"{state.config.checkpoint_root.rstrip('/')}/{newest}"
 
 
-def _settled(turn: Turn) -> bool:
-    """No worker is missing, or none has become warm for a while: the first group waits longer than others."""
-    state = turn.state
-    if len(state.workers) >= state.granted and all(p.warm for p in state.workers):
-        return True
-    newest = max((p.warm_at or 0.0 for p in state.warm), default=turn.now)
-    patience_s = state.timeouts.gather_s if state.stage is Stage.STARTING else state.timeouts.settle_s
-    return turn.now - newest >= patience_s
-
-
-def _reason_to_switch(turn: Turn) -> str | None:
-    state = turn.state
-    have, could = len(state.members), len(next_members(state, turn.now))
-    layout = turn.plan(state.spec, max(1, could), state.profile).layout
-    if state.desired is Desired.PAUSE:
-        return "pause"
-    if state.granted < have:
-        return f"shrink {have} -> {state.granted}"
-    drain = _reason_to_drain(turn)
-    if drain is not None:
-        return drain
-    if state.layout is None or layout == state.layout or turn.now < state.grow_not_before:
-        return None
-    if could > have and layout.world_size > have and _settled(turn):
-        return f"grow {have} -> {layout.world_size}"
-    if state.spec.parallelism != state.planned_by:
-        return f"relayout {state.layout.describe()} -> {layout.describe()}"
-    return None
-
-
-def _reason_to_drain(turn: Turn) -> str | None:
-    """Members have to go: once others can take their place, or nobody is to be expected any more; at the latest when
-    their time has come. Below elasticity.min_workers only then."""
-    state = turn.state
-    following = next_members(state, turn.now)
-    going = [p for p in nodes.members_to_go(state) if p not in following]
-    if not going:
-        turn.set(draining_since=None)
-        return None
-    if state.draining_since is None:
-        turn.set(draining_since=turn.now)
-    reason = nodes.why(state, going[0])
-    if any(nodes.is_due(state, p, turn.now) for p in going):
-        return reason
-    if len(following) < max(1, state.min_workers):
-        return None
-    if len(following) >= min(state.granted, len(state.members)) or _nobody_comes(turn):
-        return reason
-    return None
-
-
-def _nobody_comes(turn: Turn) -> bool:
-    """No worker has become warm for a while, and those that are starting had their time."""
-    state = turn.state
-    newest = max(turn.state.draining_since or turn.now, *(p.warm_at or 0.0 for p in state.warm))
-    is_starting = any(not p.warm for p in state.workers)
-    return turn.now - newest >= (state.timeouts.gather_s if is_starting else state.timeouts.settle_s)
-
-
-def _switch(turn: Turn, reason: str) -> None:
-    """Ask for a stop at the next step boundary. Its snapshot in memory is enough, unless nobody will be left to read it
-    from there: in a pause, or when the attempt will have to wait for capacity."""
-    state = turn.state
-    following = len(next_members(state, turn.now))
-    durable = state.desired is Desired.PAUSE or not state.keeps_snapshots or following < max(1, state.min_workers)
-    turn.enter(Stage.SWITCHING)
-    turn.set(switch_durable=durable)
-    turn.emit("generation.switching", generation=state.generation, reason=reason, durable=durable)
-    turn.do(*(RequestYield(index, state.generation, durable) for index in state.members))
+def _forget_the_last_group(turn: Turn) -> None:
+    """Its snapshots are overwritten from now on, and the parts that it has saved will not become whole."""
+    turn.snapshots = replace(turn.snapshots, requested={}, reported={})
+    turn.progress = replace(turn.progress, stamps={}, slow_steps={})
+    committing = turn.checkpoints.committing
+    parts = {name: parts for name, parts in turn.checkpoints.parts.items() if name in committing}
+    turn.checkpoints = replace(turn.checkpoints, parts=parts)

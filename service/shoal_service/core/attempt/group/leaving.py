@@ -1,16 +1,19 @@
 """Members leave `run`, as planned or by accident: wake the rest, and put an end to those that cannot be woken.
 
-Once nobody is in `run` any more, `judging` says what follows.
+Once nobody is in `run` any more, `outcome` says what follows.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from shoal_service.core.attempt import nodes, worker_pool
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_service.core.attempt.faults import hangs, suspicion
 from shoal_service.core.attempt.faults.blame import blame
-from shoal_service.core.attempt.group import holdings, judging, recall
-from shoal_service.core.attempt.state.attempt import Stage, Worker
+from shoal_service.core.attempt.group import holdings, outcome, recall
+from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind, WorkerExit
@@ -29,43 +32,46 @@ _TAKEN = (IncidentCause.WORKER_DIED, IncidentCause.NODE_DIED, IncidentCause.UNRE
 def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
     """A worker is gone. A member that had not left `run` yet takes the whole group down with it; one that had may take
     its part of the last checkpoint with it."""
-    if turn.state.worker(index) is None:
+    if turn.pool.worker(index) is None:
         return
     worker = turn.drop_worker(index)
     if cause in _TAKEN and nodes.leave_of(turn.state, worker) is not None:
         cause = IncidentCause.PREEMPTED
-    turn.emit("worker.lost", worker_id=worker.worker_id, rank=turn.state.rank_of(index), cause=cause, message=message)
+    turn.emit("worker.lost", worker_id=worker.worker_id, rank=turn.group.rank_of(index), cause=cause, message=message)
     suspicion.process_was_lost(turn, worker, cause)
     if not worker.warm:
         worker_pool.start_died(turn, worker, message)
     elif worker.in_run and turn.state.group_active:
         recall.note_loss(turn, worker, cause)
         _lose(turn, cause, witness, message, worker)
-        judging.judge_when_all_left(turn)
-    elif judging.takes_its_part_along(turn.state, index):
+        outcome.follow_when_all_left(turn)
+    elif outcome.takes_its_part_along(turn.state, index):
         blame(turn, cause, witness, message, worker)
-        judging.after_commit(turn)
-    elif turn.state.stage is Stage.QUIESCING:
-        judging.judge_when_all_left(turn)  # it may have been the last that was asked for its holdings
+        outcome.after_commit(turn)
+    elif turn.stage is Stage.QUIESCING:
+        outcome.follow_when_all_left(turn)  # it may have been the last that was asked for its holdings
 
 
 def evict(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
     """Kill a worker that lives, or may live, and treat it as lost."""
-    if turn.state.worker(index) is not None:
+    if turn.pool.worker(index) is not None:
         turn.do(KillWorker(index, message))
         worker_lost(turn, index, cause, witness, message)
 
 
 def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
     state = turn.state
-    if worker_exit.generation != state.generation or state.worker(index) is None:
+    worker = state.pool.worker(index)
+    if worker_exit.generation != state.group.generation or worker is None:
         return  # of a generation that is over
-    turn.update_worker(index, in_run=False)
-    turn.set(exits={**state.exits, index: worker_exit}, step=max(state.step, worker_exit.step))
-    if worker_exit.kind in judging.PLANNED:
-        if turn.state.stage in (Stage.FORMING, Stage.RUNNING):
-            turn.enter(Stage.SWITCHING)  # the others are about to leave as well, or run into the deadline
-    elif turn.state.stage is not Stage.QUIESCING and turn.state.group_active:
+    turn.pool = turn.pool.with_worker(replace(worker, in_run=False))
+    turn.group = replace(turn.group, exits={**turn.group.exits, index: worker_exit})
+    turn.progress = replace(turn.progress, step=max(turn.progress.step, worker_exit.step))
+    if worker_exit.kind in outcome.PLANNED:
+        if turn.stage in (Stage.FORMING, Stage.RUNNING):
+            # not asked to: the others are about to leave as well, or run into the deadline
+            turn.enter(Switching(since=turn.now, durable=not turn.target.keeps_snapshots))
+    elif turn.stage is not Stage.QUIESCING and turn.state.group_active:
         detail = worker_exit.error.message if worker_exit.error else str(worker_exit.kind)
         witness = f"rank {worker_exit.rank}"
         if worker_exit.kind in _SUSPICIONS:
@@ -73,58 +79,61 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
         else:
             if worker_exit.kind is ExitKind.STORAGE_FAILED:
                 turn.emit("checkpoint.failed", rank=worker_exit.rank, step=worker_exit.step, message=detail)
-                turn.set(grow_not_before=turn.now + 60.0)
+                turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
             if worker_exit.kind is ExitKind.USER_ERROR:
                 _hear_the_others(turn)
             else:
                 _quiesce(turn)
-    judging.judge_when_all_left(turn)
+    outcome.follow_when_all_left(turn)
 
 
 def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> None:
     """The group is given up although no member is known to be gone."""
     _lose(turn, cause, witness, message, None)
-    judging.judge_when_all_left(turn)
+    outcome.follow_when_all_left(turn)
 
 
 def interrupt_acknowledged(turn: Turn, index: int, generation: int) -> None:
-    if (
-        turn.state.stage is Stage.QUIESCING
-        and generation == turn.state.generation
-        and index not in turn.state.acknowledged
-    ):
-        turn.set(acknowledged=(*turn.state.acknowledged, index))
+    quiescing = turn.current
+    if not isinstance(quiescing, Quiescing) or generation != turn.group.generation:
+        return
+    if index not in quiescing.acknowledged:
+        turn.stay(replace(quiescing, acknowledged=(*quiescing.acknowledged, index)))
 
 
 def give_up_on_the_unresponsive(turn: Turn) -> None:
     """In QUIESCING: who does not answer is killed and replaced, and who cannot be woken within the deadline, too."""
-    state = turn.state
-    if state.interrupted_at is None:
+    state, quiescing = turn.state, turn.current
+    if not isinstance(quiescing, Quiescing) or quiescing.interrupted_at is None:
         return
-    waited, timeouts = turn.now - state.interrupted_at, state.timeouts
+    waited, timeouts = turn.now - quiescing.interrupted_at, state.config.timeouts
     hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
     silent = hangs.silent(state, turn.now) if hung else frozenset()
     for index in state.in_run:
-        worker = state.worker(index)
+        worker = state.pool.worker(index)
         assert worker is not None
         if worker.unreachable_since is not None:
-            message = f"it does not answer, and generation {state.generation} broke"
+            message = f"it does not answer, and generation {state.group.generation} broke"
             evict(turn, index, IncidentCause.UNREACHABLE, "no answer", message)
-        elif index in silent and index not in state.acknowledged:
+        elif index in silent and index not in quiescing.acknowledged:
             message = f"left every poll of {timeouts.silent_s:g} s and more unanswered"
             evict(turn, index, IncidentCause.HUNG, "no answer", message)
-        elif index not in state.acknowledged and waited >= timeouts.unresponsive_s:
-            message = f"did not hear within {timeouts.unresponsive_s:g} s that generation {state.generation} is over"
+        elif index not in quiescing.acknowledged and waited >= timeouts.unresponsive_s:
+            message = (
+                f"did not hear within {timeouts.unresponsive_s:g} s that generation {state.group.generation} is over"
+            )
             evict(turn, index, IncidentCause.HUNG if hung else IncidentCause.STUCK, "deadline", message)
         elif waited >= timeouts.quiesce_s:
-            message = f"did not leave generation {state.generation} within {timeouts.quiesce_s:g} s"
+            message = f"did not leave generation {state.group.generation} within {timeouts.quiesce_s:g} s"
             evict(turn, index, IncidentCause.HUNG if hung else IncidentCause.STUCK, "deadline", message)
 
 
 def interrupt_rest(turn: Turn) -> None:
     """Wake those that have not left `run` by themselves."""
-    turn.set(interrupt_at=None, interrupted_at=turn.now)
-    turn.do(*(Interrupt(index, turn.state.generation) for index in turn.state.in_run))
+    quiescing = turn.current
+    assert isinstance(quiescing, Quiescing)
+    turn.stay(replace(quiescing, interrupt_at=None, interrupted_at=turn.now))
+    turn.do(*(Interrupt(index, turn.group.generation) for index in turn.state.in_run))
     give_up_on_the_unresponsive(turn)
 
 
@@ -135,7 +144,7 @@ def _lose(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
 
 
 def _quiesce(turn: Turn) -> None:
-    if turn.state.stage is Stage.QUIESCING:
+    if turn.stage is Stage.QUIESCING:
         return
     _enter_quiescing(turn)
     interrupt_rest(turn)
@@ -143,11 +152,11 @@ def _quiesce(turn: Turn) -> None:
 
 def _hear_the_others(turn: Turn) -> None:
     """A rank that is a little slower is about to raise the same: once it is interrupted, nobody would know."""
-    _enter_quiescing(turn)
-    turn.set(interrupt_at=turn.now + turn.state.timeouts.user_error_grace_s)
+    _enter_quiescing(turn, interrupt_at=turn.now + turn.config.timeouts.user_error_grace_s)
 
 
-def _enter_quiescing(turn: Turn) -> None:
-    turn.enter(Stage.QUIESCING)
-    turn.set(interrupt_at=None, interrupted_at=None, acknowledged=())
+def _enter_quiescing(turn: Turn, *, interrupt_at: float | None = None) -> None:
+    switching = turn.current
+    durable = switching.durable if isinstance(switching, Switching) else not turn.target.keeps_snapshots
+    turn.enter(Quiescing(since=turn.now, interrupt_at=interrupt_at, durable=durable))
     holdings.ask_the_others(turn)

@@ -9,31 +9,42 @@ and only where there is none do the others close up, in order.
 from __future__ import annotations
 
 from shoal_service.core.attempt import nodes
-from shoal_service.core.attempt.state.attempt import Attempt, Worker
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import Worker
 
 
-def next_members(state: Attempt, now: float) -> tuple[Worker, ...]:
+def next_workers(state: Attempt, now: float) -> tuple[Worker, ...]:
     """Usable workers up to the grant, in rank order. Stragglers only where nobody else fills the group. Those that
     are to leave their node or are about to go only where elasticity.min_workers cannot be had without them; and not at
     all once their time has come."""
-    order = {index: rank for rank, index in enumerate(state.members)}
-    usable = sorted(state.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
+    order = {index: rank for rank, index in enumerate(state.group.workers)}
+    usable = sorted(state.pool.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
     staying = [p for p in usable if nodes.leave_of(state, p) is None]
     chosen = [p for p in staying if p.slow_until is None]
-    if len(chosen) < state.granted:
-        chosen += [p for p in staying if p.slow_until is not None][: state.granted - len(chosen)]
-    missing = min(state.min_workers, state.granted) - len(chosen)
+    if len(chosen) < state.target.granted:
+        chosen += [p for p in staying if p.slow_until is not None][: state.target.granted - len(chosen)]
+    missing = min(state.target.min_workers, state.target.granted) - len(chosen)
     if missing > 0:
         chosen += [p for p in usable if p not in staying and not nodes.is_due(state, p, now)][:missing]
     return _in_order(state, {p.index: p for p in chosen})
 
 
+def is_settled(state: Attempt, now: float) -> bool:
+    """No worker is missing, or none has become warm for a while: the first group waits longer than others."""
+    workers, timeouts = state.pool.workers, state.config.timeouts
+    if len(workers) >= state.target.granted and all(worker.warm for worker in workers):
+        return True
+    newest = max((worker.warm_at or 0.0 for worker in state.pool.warm), default=now)
+    return now - newest >= (timeouts.gather_s if state.stage is Stage.STARTING else timeouts.settle_s)
+
+
 def _in_order(state: Attempt, available: dict[int, Worker]) -> tuple[Worker, ...]:
-    size = min(state.granted, len(available))
-    members = [index for index in state.members if index in available][:size]
-    spares = sorted(index for index in available if index not in state.members)[: size - len(members)]
+    size = min(state.target.granted, len(available))
+    members = [index for index in state.group.workers if index in available][:size]
+    spares = sorted(index for index in available if index not in state.group.workers)[: size - len(members)]
     order = []
-    for index in state.members:
+    for index in state.group.workers:
         if index in members:
             order.append(index)
         elif spares and index not in available:

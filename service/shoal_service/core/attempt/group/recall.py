@@ -11,9 +11,14 @@ to a durable checkpoint would cost all steps since.
 
 from __future__ import annotations
 
-from shoal_service.core.attempt.group.source import best_source, durable_step, newest_kept
-from shoal_service.core.attempt.state.attempt import Attempt, Desired, Stage, Worker
+from dataclasses import replace
+
+from shoal_service.core.attempt.group.source import best_source, newest_kept
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Waiting
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import IncidentCause
 
 _NODE_LIVES = (IncidentCause.WORKER_DIED, IncidentCause.STUCK, IncidentCause.HUNG)
@@ -24,53 +29,60 @@ _BEARABLE = 1
 
 def note_loss(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
     """A member was lost before it could tell what lies in its node's memory."""
-    if cause in _NODE_LIVES and worker.info is not None and worker.info.node_id not in turn.state.left_behind:
-        turn.set(left_behind=(*turn.state.left_behind, worker.info.node_id))
+    known = turn.snapshots.unreported_nodes
+    if cause in _NODE_LIVES and worker.info is not None and worker.info.node_id not in known:
+        turn.snapshots = replace(turn.snapshots, unreported_nodes=(*known, worker.info.node_id))
 
 
 def is_worthwhile(state: Attempt) -> bool:
     """Steps would be lost that somebody could tell of, and nobody has been sent for them yet."""
-    trusted = state.oldest_snapshot <= state.generation
-    asked_for = state.desired is Desired.RUN and state.keeps_snapshots and state.recall_until is None
-    return asked_for and trusted and bool(_silent_nodes(state)) and _could_gain(state)
+    trusted = state.snapshots.oldest_generation <= state.group.generation
+    wanted = state.target.desired is Desired.RUN and state.target.keeps_snapshots
+    return wanted and trusted and bool(_silent_nodes(state)) and _could_gain(state)
 
 
 def begin(turn: Turn) -> None:
     """Once per group that was lost."""
-    turn.enter(Stage.WAITING)
-    turn.set(recall_until=turn.now + turn.state.timeouts.recall_s)
+    until = turn.now + turn.config.timeouts.recall_s
+    turn.enter(Waiting(since=turn.now, recall_until=until))
     turn.emit(
         "memory.recalled", nodes=list(_silent_nodes(turn.state)), steps=_would_lose(turn.state),
-        until=turn.state.recall_until,
+        until=until,
     )  # fmt: skip
 
 
 def is_pending(state: Attempt, now: float) -> bool:
     """The next group waits for it."""
-    until = state.recall_until
+    until = recall_until(state)
     return until is not None and now < until and bool(_silent_nodes(state)) and _could_gain(state)
+
+
+def recall_until(state: Attempt) -> float | None:
+    return state.current.recall_until if isinstance(state.current, Waiting) else None
 
 
 def next_node(state: Attempt) -> str:
     """Where a worker is to be started next, and nowhere else; empty: wherever there is room."""
-    if state.recall_until is None:
+    if recall_until(state) is None:
         return ""
-    reached = {p.only_on for p in state.workers}
+    reached = {p.only_on for p in state.pool.workers}
     return next((node for node in _silent_nodes(state) if node not in reached), "")
 
 
 def end(turn: Turn) -> None:
     """A worker that has not come up by then may wait for room on its node for good: it is started anew elsewhere."""
-    turn.set(left_behind=(), recall_until=None)
-    for worker in turn.state.workers:
+    turn.snapshots = replace(turn.snapshots, unreported_nodes=())
+    if isinstance(turn.current, Waiting):
+        turn.stay(replace(turn.current, recall_until=None))
+    for worker in turn.pool.workers:
         if worker.only_on and not worker.warm:
             turn.kill(worker.index, f"nobody waits for node {worker.only_on} any longer")
 
 
 def _silent_nodes(state: Attempt) -> tuple[str, ...]:
-    answering = {p.info.node_id for p in state.usable if p.info is not None}
-    avoided = {node.node_id for node in state.avoided}
-    return tuple(node for node in state.left_behind if node not in answering and node not in avoided)
+    answering = {p.info.node_id for p in state.pool.usable if p.info is not None}
+    avoided = {node.node_id for node in state.target.avoided}
+    return tuple(node for node in state.snapshots.unreported_nodes if node not in answering and node not in avoided)
 
 
 def _could_gain(state: Attempt) -> bool:
@@ -81,9 +93,9 @@ def _could_gain(state: Attempt) -> bool:
 
 
 def _would_lose(state: Attempt) -> int:
-    return state.step - _known_step(state)
+    return state.progress.step - _known_step(state)
 
 
 def _known_step(state: Attempt) -> int:
     known = best_source(state)
-    return known.step if known is not None else durable_step(state)
+    return known.step if known is not None else state.checkpoints.durable_step

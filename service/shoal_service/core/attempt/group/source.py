@@ -14,8 +14,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shoal_service.core.attempt.state.attempt import Attempt, Worker
-from shoal_workers.contract.marker import CheckpointName
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
 
 
@@ -33,7 +33,7 @@ def best_source(state: Attempt, members: Sequence[Worker] = ()) -> SnapshotSourc
     """The snapshot to restore from, read from workers that stay in the group where possible; None: storage is as
     new, or no snapshot is whole."""
     snapshot = max(_whole(state), key=lambda s: (s.step, s.generation), default=None)
-    if snapshot is None or snapshot.step < durable_step(state):
+    if snapshot is None or snapshot.step < state.checkpoints.durable_step:
         return None
     return SnapshotSource(
         generation=snapshot.generation,
@@ -61,12 +61,6 @@ def is_served(state: Attempt, source: SnapshotSource) -> bool:
     return set(source.parts) <= alive
 
 
-def durable_step(state: Attempt) -> int:
-    """Of the newest committed checkpoint; 0: there is none."""
-    newest = CheckpointName.parse(state.newest) if state.newest else None
-    return newest.step if newest else 0
-
-
 def _whole(state: Attempt) -> Iterator[_Snapshot]:
     servers = {p.info.node_id for p in _serving(state) if p.info}
     found: dict[tuple[int, int, int], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -81,18 +75,18 @@ def _whole(state: Attempt) -> Iterator[_Snapshot]:
 
 
 def _is_trusted(state: Attempt, generation: int, step: int) -> bool:
-    return generation >= state.oldest_snapshot and (generation, step) not in state.unreadable
+    return generation >= state.snapshots.oldest_generation and (generation, step) not in state.snapshots.unreadable
 
 
 def _snapshot_parts(state: Attempt) -> Iterator[SnapshotPart]:
-    for worker_exit in state.exits.values():
+    for worker_exit in state.group.exits.values():
         yield from worker_exit.snapshot_parts
-    for snapshot_parts in state.told.values():
+    for snapshot_parts in state.snapshots.reported.values():
         yield from snapshot_parts
 
 
 def _serving(state: Attempt) -> list[Worker]:
-    return [p for p in state.usable if p.info is not None and p.info.snapshot_port != 0]
+    return [p for p in state.pool.usable if p.info is not None and p.info.snapshot_port != 0]
 
 
 def _servers(state: Attempt, members: Sequence[Worker]) -> dict[str, Worker]:

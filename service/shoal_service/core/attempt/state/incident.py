@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal_service.core.attempt.faults.actions import action_of
-from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause
 
 
-class Incident(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
     """The open incident; times are wall-clock."""
 
     id: int

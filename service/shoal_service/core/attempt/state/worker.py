@@ -1,9 +1,11 @@
-"""What is known of one worker and of its node. Values only, parts of `state.Attempt`."""
+"""The workers of an attempt, and what is known of each of them and of its node."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.messages import Phase, WorkerInfo
+from shoal_workers.contract.messages import WorkerInfo
 
 
 class AvoidedNode(Frozen):
@@ -13,29 +15,12 @@ class AvoidedNode(Frozen):
     reason: str
     """For people and for the incident: "drain requested", "on probation: ..."."""
     deadline: float | None = None
-    """Wall-clock time at which it goes away; None: there is time."""
+    """Wall-clock time at which it goes away; None: no deadline is known."""
 
 
-class NodeLoss(Frozen):
-    """A worker was lost on this node."""
-
-    node_id: str
-    at: float
-
-
-class Hang(Frozen):
-    """The last hang that was seen."""
-
-    step: int
-    """Completed steps at the time."""
-    index: int
-    """The worker that it points at."""
-    is_repeated: bool = False
-    """The group has hung at this step before."""
-
-
-class Worker(Frozen):
-    """One shard worker. `index` counts the workers that the attempt ever started."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """`index` counts the workers that the attempt has ever started."""
 
     index: int
     worker_id: str
@@ -43,31 +28,48 @@ class Worker(Frozen):
     avoids: tuple[str, ...] = ()
     """Ids of the nodes on which it was not to be started."""
     only_on: str = ""
-    """Id of the one node on which it was to be started, for what lies in its memory; empty: wherever there is room."""
+    """Id of the one node on which it was to be started, to serve the snapshots there; empty: any node with room."""
     info: WorkerInfo | None = None
     """None while it starts; set once it is warm."""
     warm_at: float | None = None
     in_run: bool = False
     """A `run` call is in flight."""
     unreachable_since: float | None = None
-    """Calls to it fail, and nothing was acknowledged of it since."""
+    """Calls to it have failed since then, and it has not answered since."""
     leave: AvoidedNode | None = None
     """The worker (not its whole node) is about to be taken away."""
     slow_until: float | None = None
-    """It computes too slowly for the others; so long a replacement is waited for."""
+    """It computes too slowly for the others; a replacement is waited for until then."""
 
     @property
     def warm(self) -> bool:
         return self.info is not None
 
 
-class LastBeat(Frozen):
-    """The newest change of a member's beat in this generation."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPool:
+    """Every worker that exists: starting, warm, or in a group."""
 
-    beat: int
-    step: int
-    phase: Phase
-    at: float
-    """By the worker's own clock."""
-    seen_at: float
-    """By our clock: when it was acknowledged of, less how long it had stood still by then."""
+    workers: tuple[Worker, ...] = ()
+    next_index: int = 0
+
+    def worker(self, index: int) -> Worker | None:
+        return next((worker for worker in self.workers if worker.index == index), None)
+
+    @property
+    def warm(self) -> tuple[Worker, ...]:
+        return tuple(worker for worker in self.workers if worker.warm)
+
+    @property
+    def usable(self) -> tuple[Worker, ...]:
+        """Those that could train: warm, and not unreachable."""
+        return tuple(worker for worker in self.workers if worker.warm and worker.unreachable_since is None)
+
+    def with_worker(self, changed: Worker) -> WorkerPool:
+        """With this worker in place of the one of the same index."""
+        workers = tuple(changed if worker.index == changed.index else worker for worker in self.workers)
+        return WorkerPool(workers=workers, next_index=self.next_index)
+
+    def without(self, index: int) -> WorkerPool:
+        workers = tuple(worker for worker in self.workers if worker.index != index)
+        return WorkerPool(workers=workers, next_index=self.next_index)

@@ -1,4 +1,4 @@
-"""A world for the attempt machine; see attempt_world/world.py in tests/kit."""
+"""A world for the attempt machine; see worlds/attempt/world.py in tests/kit."""
 
 from __future__ import annotations
 

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kit.worlds.attempt.parts import from_journal
 from shoal_service.core import goodput
 from shoal_service.core.attempt.events import DesiredChanged, ElasticityChanged, GrantChanged, ReportArrived
-from shoal_service.core.attempt.state.attempt import Attempt, Desired, Stage
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.desired import Desired
 from shoal_workers.contract.messages import SnapshotCost
 
 NewWorld = Callable[..., Any]
@@ -163,7 +166,7 @@ def test_time_in_which_nothing_changes_is_booked_every_few_seconds_only(new_worl
 def test_a_supervisor_that_was_restarted_settles_what_it_is_told_again_only_once(new_world: NewWorld) -> None:
     world = new_world(workers=8).open(then=0)
     steps(world, 1)
-    journal = Attempt.model_validate_json(world.state.model_dump_json())
+    journal = from_journal(world.state)
     told = [event for event in world.history if isinstance(event, ReportArrived)]
     steps(world, 1)
     told_since = [event for event in world.history if isinstance(event, ReportArrived)][len(told) :]
@@ -186,7 +189,7 @@ def test_what_is_booked_is_the_integral_of_the_workers_asked_for(
 ) -> None:
     world = new_world(workers=4, standby=1).open()
     for kind, number, elapsed_s in life:
-        before, asked = world.state.ledger, world.state.spec.elasticity.max_workers
+        before, asked = world.state.ledger, world.state.target.spec.elasticity.max_workers
         act(world, kind, number, elapsed_s)
         ledger = world.state.ledger
         assert ledger.at is not None and ledger.at <= world.now
@@ -214,13 +217,13 @@ def act(world: Any, kind: str, number: int, elapsed_s: float) -> None:
             world.feed(GrantChanged(1 + number % 6))
         case "elastic":
             change = {"max_workers": 6 + number % 3}
-            world.feed(ElasticityChanged(world.state.spec.elasticity.model_copy(update=change)))
+            world.feed(ElasticityChanged(world.state.target.spec.elasticity.model_copy(update=change)))
         case "break" if not world.is_whole:
             world.break_collectives()
         case "commit":
             world.answer_storage()
         case "restart":
-            world.state = Attempt.model_validate_json(world.state.model_dump_json())
+            world.state = from_journal(world.state)
         case "pause" if number == 0:
             world.feed(DesiredChanged(Desired.PAUSE))
         case "cooperate":

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.core.attempt.commands import KillWorker, SuspectNode
 from shoal_service.core.attempt.events import DeathDated, InterruptAcknowledged, WorkerUnreachable
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import IncidentCause
 
 NewWorld = Callable[..., Any]
@@ -39,7 +39,8 @@ def test_who_does_not_hear_that_it_shall_leave_is_replaced_at_once(new_world: Ne
     world.pass_time(0.25)
     assert killed(world) == [1]
     assert world.events("worker.lost")[-1]["cause"] is IncidentCause.STUCK
-    assert world.state.stage is Stage.FORMING and world.state.memory.step == 6, "both parts lie with their buddies"
+    assert world.state.stage is Stage.FORMING
+    assert world.state.group.source.step == 6, "both parts lie with their buddies"
 
 
 def test_who_has_heard_it_has_more_time(new_world: NewWorld) -> None:
@@ -55,7 +56,7 @@ def test_who_has_heard_it_has_more_time(new_world: NewWorld) -> None:
 def test_an_old_acknowledgement_does_not_count(new_world: NewWorld) -> None:
     world = broken(new_world)
     world.feed(InterruptAcknowledged(1, 0))
-    assert world.state.acknowledged == ()
+    assert world.state.current.acknowledged == ()
 
 
 def test_unreachable_and_a_broken_group_are_enough_together(new_world: NewWorld) -> None:
@@ -106,7 +107,7 @@ def test_a_spare_that_does_not_answer_takes_nobodys_place(new_world: NewWorld) -
     world.feed(WorkerUnreachable(2, "timed out"))
     world.die(1)
     world.recover()
-    assert world.state.members == (0,)
+    assert world.state.group.workers == (0,)
 
 
 def test_the_silence_while_the_supervisor_was_away_kills_nobody(new_world: NewWorld) -> None:
@@ -143,7 +144,7 @@ def test_whoever_saw_the_process_die_says_when(new_world: NewWorld) -> None:
     world.beat(2, beat=7)
     world.now += 0.75
     died_at = world.now - 0.03
-    worker_id = world.state.worker(2).worker_id
+    worker_id = world.state.pool.worker(2).worker_id
     world.die(2)
     world.deliver("lost-2")
     for who, at in ((worker_id, died_at), (worker_id, world.now + 5.0), (worker_id, 0.0), ("nobody", world.now)):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.worlds.attempt.parts import from_journal
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import End
 from shoal_service.core.attempt.events import (
@@ -32,7 +33,10 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.desired import Desired
 from shoal_service.planner import plan
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import (
@@ -138,9 +142,10 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
 def events(state: Attempt) -> Iterator[Event]:
     """Of every kind, about workers that are there and ones that are not, of this generation and the one before."""
     error = ErrorReport(type="E", message="m", traceback="", phase=Phase.FORWARD)
-    name = f"step-{state.step:012d}-a1-g{state.generation}"
+    step = state.progress.step
+    name = f"step-{step:012d}-a1-g{state.group.generation}"
     yield Tick()
-    for found in (None, "step-000000000002-a0-g1", name, *state.damaged):
+    for found in (None, "step-000000000002-a0-g1", name, *state.checkpoints.damaged):
         yield CheckpointFound(found)
     yield StorageUnusable("read-only")
     for grant in (0, 1, 2, 3, 5):
@@ -151,10 +156,10 @@ def events(state: Attempt) -> Iterator[Event]:
         yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
     for tp in (1, 2):
         yield ParallelismChanged(ParallelismSpec(tp=tp))
-    for generation in (state.generation, max(0, state.generation - 1)):
-        yield CheckpointCommitted(name, generation, state.step)
-        yield CommitFailed(name, generation, state.step, "disk full")
-    for worker_id in ("nobody", *(worker.worker_id for worker in state.workers)):
+    for generation in (state.group.generation, max(0, state.group.generation - 1)):
+        yield CheckpointCommitted(name, generation, step)
+        yield CommitFailed(name, generation, step, "disk full")
+    for worker_id in ("nobody", *(worker.worker_id for worker in state.pool.workers)):
         yield DeathDated(worker_id, 1.0)
     for avoided in ((), ("n0",), ("n0", "n1", "n2", "n3")):
         for deadline in (None, 0.0, 1e9):
@@ -163,25 +168,25 @@ def events(state: Attempt) -> Iterator[Event]:
         yield WorkerUnreachable(index, "timed out")
         yield SnapshotPartsReported(index, ())
         held = SnapshotPart(
-            generation=state.generation, rank=0, world_size=1, step=state.step, num_bytes=1, node_id=f"n{index}"
+            generation=state.group.generation, rank=0, world_size=1, step=step, num_bytes=1, node_id=f"n{index}"
         )
         yield SnapshotPartsReported(index, (held,))
-        for generation in (state.generation, state.generation - 1):
+        for generation in (state.group.generation, state.group.generation - 1):
             yield InterruptAcknowledged(index, generation)
-            yield Beat(index, Progress(generation=generation, phase=Phase.FORWARD, step=state.step, at=0, counter=1))
+            yield Beat(index, Progress(generation=generation, phase=Phase.FORWARD, step=step, at=0, counter=1))
         yield WorkerWarm(
             index, WorkerInfo(worker_id="s", node_id="n", node_ip="10.0.0.1", pid=1, store_port=2, device="cpu")
         )
         yield WorkerFailedToStart(index, error)
         for cause in (IncidentCause.WORKER_DIED, IncidentCause.NODE_DIED):
             yield WorkerLost(index, cause, "run call", "gone")
-        for generation in (state.generation, state.generation - 1):
+        for generation in (state.group.generation, state.group.generation - 1):
             for kind in ExitKind:
                 exit_error = error if kind is not ExitKind.FINISHED else None
                 yield RunReturned(
-                    index, WorkerExit(generation=generation, rank=index, kind=kind, step=state.step, error=exit_error)
+                    index, WorkerExit(generation=generation, rank=index, kind=kind, step=step, error=exit_error)
                 )
-            for item in _news(generation, state.step):
+            for item in _news(generation, step):
                 yield ReportArrived(index, item)
 
 
@@ -215,11 +220,11 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
         for event in events(state):
             after, commands = machine.step(state, event, world.now + 0.5, plan)
             if after.stage is not state.stage or pairs % 8 == 0:
-                assert Attempt.model_validate_json(after.model_dump_json()) == after
+                assert from_journal(after) == after
             assert sum(isinstance(c, End) for c in commands) == (
                 after.stage is Stage.ENDED and state.stage is not Stage.ENDED
             )
-            assert after.generation in (state.generation, state.generation + 1)
+            assert after.group.generation in (state.group.generation, state.group.generation + 1)
             pairs += 1
     assert pairs > 2000
 
@@ -237,4 +242,4 @@ def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, desired: Desire
             now += 1.0
             state, _ = machine.step(state, Tick(), now, plan)
         assert state.stage is Stage.ENDED, f"{world.state.stage} gets stuck in {state.stage}"
-        assert state.stage is Stage.ENDED or not state.exits
+        assert state.stage is Stage.ENDED or not state.group.exits

@@ -23,7 +23,7 @@ def test_an_error_of_the_users_code_is_grouped_over_ranks(new_world: NewWorld) -
         world.leave(worker, ExitKind.USER_ERROR, raised(message))
     world.deliver_all()
     assert world.end is None and world.count(Interrupt) == 0, "the last one may be about to raise the same"
-    world.pass_time(world.state.timeouts.user_error_grace_s)
+    world.pass_time(world.state.config.timeouts.user_error_grace_s)
     assert world.end is None and world.count(Interrupt) == 1, "it is woken first"
     world.obey_interrupts()
     world.deliver_all()
@@ -66,7 +66,7 @@ def test_every_process_is_killed_before_the_end_is_told(new_world: NewWorld) -> 
     for worker in world.group():
         world.leave(worker, ExitKind.USER_ERROR, raised("boom"))
     world.deliver_all()
-    assert world.count(KillWorker) == 3 and world.state.workers == ()
+    assert world.count(KillWorker) == 3 and world.state.pool.workers == ()
 
 
 def test_an_assignment_that_was_fenced_before_it_arrived_is_followed_by_another(new_world: NewWorld) -> None:
@@ -74,4 +74,4 @@ def test_an_assignment_that_was_fenced_before_it_arrived_is_followed_by_another(
     for worker in world.group():
         world.leave(worker, ExitKind.STALE)
     world.deliver_all()
-    assert world.end is None and world.state.generation == 2
+    assert world.end is None and world.state.group.generation == 2

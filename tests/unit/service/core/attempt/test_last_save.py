@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.attempt.events import ReportArrived
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ExitKind, SaveFailed
 
@@ -60,19 +60,23 @@ def test_a_last_save_that_succeeds_later_is_a_success(new_world: NewWorld) -> No
     commit_fails(world)
     world.deliver_all()
     world.pass_time(1.25)
-    assert world.state.memory.step == world.total_steps, "no step is done again"
+    assert world.state.group.source.step == world.total_steps, "no step is done again"
     world.form()
     world.deliver_all()
     world.train(1)
     world.deliver_all()
     world.answer_storage()
     world.deliver_all()
-    assert world.end.reason is EndReason.FINISHED and world.state.steps_lost == 0
+    assert world.end.reason is EndReason.FINISHED and world.state.history.steps_lost == 0
 
 
 def _failed_part(world: Any) -> Any:
     error = "No space left on device"
     failed = SaveFailed(
-        generation=world.state.generation, step=world.total_steps, rank=1, directory="/checkpoints/j1/x", error=error
+        generation=world.state.group.generation,
+        step=world.total_steps,
+        rank=1,
+        directory="/checkpoints/j1/x",
+        error=error,
     )
     return ReportArrived(1, failed)

@@ -7,7 +7,8 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, RequestYield, StartWorker, SuspectNode
 from shoal_service.core.attempt.events import NodesAvoided, ReportArrived
-from shoal_service.core.attempt.state.attempt import AvoidedNode, Stage
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import PreemptionNotice
 
@@ -20,7 +21,7 @@ def drain(world: Any, *node_ids: str, in_s: float | None = None) -> None:
 
 
 def notify(world: Any, index: int, grace_s: float) -> None:
-    generation = world.state.generation
+    generation = world.state.group.generation
     world.feed(
         ReportArrived(index, PreemptionNotice(generation=generation, at=world.now, grace_s=grace_s, reason="SIGTERM"))
     )
@@ -48,8 +49,8 @@ def test_a_drained_node_is_left_once_a_replacement_is_warm(new_world: NewWorld) 
         "generation": 1, "reason": "drain n1: requested", "durable": False,
     }  # fmt: skip
     switch(world)
-    assert world.state.members == (0, 3, 2) and world.state.step == 7
-    assert world.state.steps_lost == 0 and world.incidents() == []
+    assert world.state.group.workers == (0, 3, 2) and world.state.progress.step == 7
+    assert world.state.history.steps_lost == 0 and world.incidents() == []
     assert [c.reason for c in world.commands if isinstance(c, KillWorker) and c.index == 1] == ["requested"]
 
 
@@ -67,7 +68,7 @@ def test_where_nobody_comes_the_group_leaves_smaller(new_world: NewWorld) -> Non
     world.pass_time(0.5)
     assert world.state.stage is Stage.SWITCHING
     switch(world)
-    assert world.state.members == (0, 2) and world.state.steps_lost == 0
+    assert world.state.group.workers == (0, 2) and world.state.history.steps_lost == 0
 
 
 def test_a_deadline_is_not_waited_for_to_the_last_second(new_world: NewWorld) -> None:
@@ -93,12 +94,12 @@ def test_unless_its_time_has_come_and_then_a_checkpoint_is_left(new_world: NewWo
     assert world.state.stage is Stage.SWITCHING
     assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
     world.run(1)
-    assert world.state.stage is Stage.WAITING and world.state.newest == "step-000000000006-a1-g1"
-    assert world.state.worker(1) is None, "nothing stays there"
+    assert world.state.stage is Stage.WAITING and world.state.checkpoints.newest == "step-000000000006-a1-g1"
+    assert world.state.pool.worker(1) is None, "nothing stays there"
     world.start_all()
     world.form()
     world.deliver_all()
-    assert world.world_size == 3 and world.state.steps_lost == 0
+    assert world.world_size == 3 and world.state.history.steps_lost == 0
 
 
 def test_a_drain_that_is_taken_back_changes_nothing(new_world: NewWorld) -> None:
@@ -106,7 +107,7 @@ def test_a_drain_that_is_taken_back_changes_nothing(new_world: NewWorld) -> None
     drain(world, "n1")
     drain(world)
     world.pass_time(10.0)
-    assert world.state.stage is Stage.RUNNING and world.state.draining_since is None
+    assert world.state.stage is Stage.RUNNING and world.state.current.draining_since is None
 
 
 def test_who_was_to_keep_away_from_a_node_is_started_anew_once_it_may_be_used_again(new_world: NewWorld) -> None:
@@ -114,13 +115,13 @@ def test_who_was_to_keep_away_from_a_node_is_started_anew_once_it_may_be_used_ag
     drain(world, "n1")
     world.pass_time(5.0)
     switch(world)
-    assert world.world_size == 2 and not world.state.worker(3).warm, "nowhere else is room for it"
+    assert world.world_size == 2 and not world.state.pool.worker(3).warm, "nowhere else is room for it"
     drain(world)
     [anew] = [c for c in world.commands if isinstance(c, StartWorker)][4:]
-    assert world.state.worker(3) is None and anew.avoid_nodes == ()
+    assert world.state.pool.worker(3) is None and anew.avoid_nodes == ()
     world.start_all()
     switch(world)
-    assert world.world_size == 3 and world.state.steps_lost == 0
+    assert world.world_size == 3 and world.state.history.steps_lost == 0
 
 
 def test_a_spare_on_a_drained_node_is_moved(new_world: NewWorld) -> None:
@@ -147,7 +148,7 @@ def test_a_process_that_gives_notice_is_left_like_a_node(new_world: NewWorld) ->
     assert world.events("worker.leaving")[0]["grace_s"] == 30.0
     assert world.state.stage is Stage.SWITCHING
     switch(world)
-    assert world.state.members == (0, 3, 2) and world.state.worker(1) is None
+    assert world.state.group.workers == (0, 3, 2) and world.state.pool.worker(1) is None
     assert [c.avoid_nodes for c in world.commands if isinstance(c, StartWorker)][-1] == (), "the node is all right"
 
 
@@ -156,7 +157,7 @@ def test_a_short_notice_lets_nobody_be_waited_for(new_world: NewWorld) -> None:
     notify(world, 1, grace_s=5.0)
     assert world.state.stage is Stage.SWITCHING
     switch(world)
-    assert world.state.members == (0, 2) and world.state.steps_lost == 0
+    assert world.state.group.workers == (0, 2) and world.state.history.steps_lost == 0
 
 
 def test_a_process_that_dies_of_what_it_announced_was_preempted(new_world: NewWorld) -> None:

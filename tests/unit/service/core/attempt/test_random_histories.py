@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from kit.worlds.attempt.parts import from_journal
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.events import (
     DesiredChanged,
@@ -36,7 +37,9 @@ from shoal_service.core.attempt.events import (
     RunReturned,
     Tick,
 )
-from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.desired import Desired
 from shoal_service.planner import plan
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, PreemptionNotice, ReplayMismatch
@@ -161,7 +164,7 @@ def lives_of(
         def a_process_gives_notice(self, data: st.DataObject, grace_s: float) -> None:
             index = data.draw(st.sampled_from(self.alive))
             notice = PreemptionNotice(
-                generation=self.world.state.generation, at=self.world.now, grace_s=grace_s, reason="SIGTERM"
+                generation=self.world.state.group.generation, at=self.world.now, grace_s=grace_s, reason="SIGTERM"
             )
             self.world.post(f"news-{index}", ReportArrived(index, notice))
 
@@ -186,7 +189,7 @@ def lives_of(
         @precondition(lambda self: memory and self.world.is_whole)
         @rule()
         def a_step_is_not_finite(self) -> None:
-            if self.world.state.stage is Stage.RUNNING and self.world.state.rollbacks < 3:
+            if self.world.state.stage is Stage.RUNNING and self.world.state.budgets.rollbacks < 3:
                 for worker in self.world.group():
                     self.world.leave(worker, ExitKind.NON_FINITE, ERROR)
 
@@ -229,17 +232,17 @@ def lives_of(
             old = [
                 event
                 for event in self.world.history[-40:]
-                if isinstance(event, RunReturned) and event.exit.generation != state.generation
+                if isinstance(event, RunReturned) and event.exit.generation != state.group.generation
             ]
             if old:
                 before = self.world.state
                 self.world.feed(data.draw(st.sampled_from(old)))
-                assert self.world.state.exits == before.exits or self.world.state.stage is not before.stage
+                assert self.world.state.group.exits == before.group.exits or self.world.state.stage is not before.stage
 
         @rule()
         def the_supervisor_is_restarted(self) -> None:
             """Its state comes from the journal; the calls to the storage are lost with it, and made again."""
-            state = Attempt.model_validate_json(self.world.state.model_dump_json())
+            state = from_journal(self.world.state)
             assert state == self.world.state
             self.world.finds, self.world.commits = [], []
             self.world.pending.pop("find", None)
@@ -267,23 +270,23 @@ def lives_of(
         def a_generation_starts_at_its_source(self) -> None:
             state = self.world.state
             if state.stage is Stage.RUNNING:
-                restored = CheckpointName.parse(state.restored) if state.restored else None
+                restored = CheckpointName.parse(state.group.restored) if state.group.restored else None
                 durable = restored.step if restored else 0
-                assert state.start_step == (state.memory.step if state.memory else durable)
-                assert state.step >= state.start_step >= durable
+                assert state.group.start_step == (state.group.source.step if state.group.source else durable)
+                assert state.progress.step >= state.group.start_step >= durable
 
         @invariant()
         def incidents_are_counted_and_told(self) -> None:
             opened = [e["id"] for e in self.world.events("incident.opened")]
             closed = [e["id"] for e in self.world.events("incident.closed")]
-            assert opened == list(range(1, self.world.state.num_incidents + 1))
+            assert opened == list(range(1, self.world.state.history.num_incidents + 1))
             assert len(set(closed)) == len(closed) and set(closed) <= set(opened)
             still_open = self.world.state.incident
             assert len(opened) - len(closed) == (still_open is not None), "one at a time, each comes to an end"
 
         @invariant()
         def what_is_asked_of_the_storage_is_remembered(self) -> None:
-            assert set(self.world.state.committing) <= set(self.world.state.parts)
+            assert set(self.world.state.checkpoints.committing) <= set(self.world.state.checkpoints.parts)
 
         def teardown(self) -> None:
             self.ticks_alone_lead_to_an_end()
@@ -315,7 +318,7 @@ def lives_of(
                         worker.is_stuck = worker.is_stopped
                     world.break_collectives()  # the collective's own deadline frees whoever waits for the stuck one
                 world.cooperate()
-            assert world.end is not None, f"still {world.state.stage} at step {world.state.step}"
+            assert world.end is not None, f"still {world.state.stage} at step {world.state.progress.step}"
 
     return Life
 

@@ -8,7 +8,7 @@ from typing import Any
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import FindCheckpoint, Interrupt, RequestYield
 from shoal_service.core.attempt.events import GrantChanged
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
 
 NewWorld = Callable[..., Any]
@@ -65,7 +65,7 @@ def test_a_commit_of_the_generation_before_is_repeated(new_world: NewWorld) -> N
     commits = world.commits
     world.die(1)
     world.recover()
-    assert world.state.generation == 2 and list(machine.reopen(world.state)) == commits
+    assert world.state.group.generation == 2 and list(machine.reopen(world.state)) == commits
     world.answer_storage()
     world.deliver_all()
-    assert machine.reopen(world.state) == () and world.state.parts == {}
+    assert machine.reopen(world.state) == () and world.state.checkpoints.parts == {}

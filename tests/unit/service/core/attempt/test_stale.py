@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.events import ReportArrived, RunReturned, WorkerFailedToStart, WorkerLost, WorkerWarm
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, Phase
 
@@ -35,7 +35,7 @@ def test_news_of_a_process_that_is_no_member_are_dropped(new_world: NewWorld) ->
 
 def test_words_of_processes_that_were_dropped_change_nothing(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
-    info = world.state.worker(0).info
+    info = world.state.pool.worker(0).info
     world.die(1)
     world.recover()
     error = ErrorReport(type="E", message="m", traceback="", phase=Phase.PREPARING)
@@ -62,4 +62,4 @@ def test_an_answer_of_run_that_comes_twice_counts_once(new_world: NewWorld) -> N
     world.feed(world.history[-1])
     assert world.state.stage is Stage.QUIESCING
     world.deliver("exit-1")
-    assert world.state.stage is Stage.FORMING and world.state.generation == 2
+    assert world.state.stage is Stage.FORMING and world.state.group.generation == 2

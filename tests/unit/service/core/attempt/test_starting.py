@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import FindCheckpoint, Run, StartWorker
 from shoal_service.core.attempt.events import StorageUnusable
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Phase
 
@@ -35,7 +35,7 @@ def test_the_group_forms_once_every_granted_worker_is_warm(new_world: NewWorld) 
     world.deliver_all()
     assert world.state.stage is Stage.RUNNING
     world.run(1)
-    assert world.state.step == 1
+    assert world.state.progress.step == 1
 
 
 def test_a_smaller_group_forms_after_the_settle_time(new_world: NewWorld) -> None:
@@ -71,15 +71,15 @@ def test_spare_processes_above_the_grant_do_not_count_as_workers(new_world: NewW
 
 def test_standbys_are_kept_warm_beside_the_group(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=1)
-    assert world.world_size == 2 and len(world.state.warm) == 3
+    assert world.world_size == 2 and len(world.state.pool.warm) == 3
 
 
 def test_an_attempt_resumes_from_what_the_storage_holds(new_world: NewWorld) -> None:
     world = new_world(workers=2)
     world.committed["step-000000000004-a0-g3"] = True
     world.open(then=1)
-    assert world.state.step == 5
-    assert world.state.steps_lost == 0
+    assert world.state.progress.step == 5
+    assert world.state.history.steps_lost == 0
 
 
 def test_every_run_call_of_a_generation_meets_at_rank_zeros_store(new_world: NewWorld) -> None:
@@ -102,12 +102,12 @@ def test_a_newcomer_that_cannot_load_the_task_harms_nobody_but_itself(new_world:
     world.recover()
     world.run(1)
     assert world.state.stage is Stage.RUNNING and world.world_size == 1
-    newcomer = world.state.workers[-1].index
+    newcomer = world.state.pool.workers[-1].index
     world.fail_to_start(newcomer)
     world.deliver_all()
     assert world.state.stage is Stage.RUNNING
     assert world.events("worker.start_failed")[0]["error"] == "ImportError: no torchvision"
-    assert world.state.worker(newcomer) is None
+    assert world.state.pool.worker(newcomer) is None
     started = world.count(StartWorker)
     world.pass_time(29.0)
     assert world.count(StartWorker) == started, "the next one is tried later"
@@ -121,29 +121,29 @@ def test_a_process_that_dies_while_starting_is_replaced(new_world: NewWorld) -> 
     world.deliver_all()
     assert world.count(StartWorker) == 3
     world.start_all()
-    assert world.state.stage is Stage.FORMING and world.state.members == (1, 2)
+    assert world.state.stage is Stage.FORMING and world.state.group.workers == (1, 2)
     assert world.incidents() == []
 
 
 def test_starts_that_fail_in_a_row_end_the_attempt(new_world: NewWorld) -> None:
     world = new_world(workers=2).open()
     for _ in range(6):
-        world.die(world.state.workers[0].index)
+        world.die(world.state.pool.workers[0].index)
         world.deliver_all()
     assert world.end.reason is EndReason.START_FAILED
-    assert "6 worker workers in a row" in world.end.message and "signal 9" in world.end.message
+    assert "6 workers in a row" in world.end.message and "signal 9" in world.end.message
 
 
 def test_one_good_start_forgives_the_bad_ones_before_it(new_world: NewWorld) -> None:
     world = new_world(workers=2, min_workers=2).open()
     for _ in range(5):
-        world.die(world.state.workers[-1].index)
+        world.die(world.state.pool.workers[-1].index)
         world.deliver_all()
-    world.start(world.state.workers[0].index)
+    world.start(world.state.pool.workers[0].index)
     world.deliver_all()
-    world.die(world.state.workers[-1].index)
+    world.die(world.state.pool.workers[-1].index)
     world.deliver_all()
-    assert world.state.stage is Stage.STARTING and world.state.failed_starts == 1
+    assert world.state.stage is Stage.STARTING and world.state.budgets.failed_starts == 1
 
 
 def test_beside_a_running_group_failing_starts_are_tried_ever_more_slowly(new_world: NewWorld) -> None:
@@ -154,7 +154,7 @@ def test_beside_a_running_group_failing_starts_are_tried_ever_more_slowly(new_wo
     world.run(1)
     before = world.count(StartWorker)
     for _ in range(100):
-        starting = [p for p in world.state.workers if not p.warm]
+        starting = [p for p in world.state.pool.workers if not p.warm]
         for worker in starting:
             world.die(worker.index)
         world.deliver_all()

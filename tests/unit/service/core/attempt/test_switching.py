@@ -9,7 +9,8 @@ import pytest
 
 from shoal_service.core.attempt.commands import Commit, KillWorker, RequestYield, Run
 from shoal_service.core.attempt.events import DesiredChanged, GrantChanged
-from shoal_service.core.attempt.state.attempt import Desired, Stage
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.desired import Desired
 from shoal_service.supervisor.status import job_state
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
@@ -30,12 +31,12 @@ def test_a_group_grows_without_losing_a_step(new_world: NewWorld) -> None:
     assert world.events("generation.switching")[0]["reason"] == "grow 2 -> 3"
     world.run(1)
     assert world.state.stage is Stage.FORMING and world.world_size == 3
-    assert world.state.restored == "step-000000000006-a1-g1"
+    assert world.state.group.restored == "step-000000000006-a1-g1"
     world.form()
     world.deliver_all()
     world.run(1)
-    assert world.state.step == 7 and world.num_steps == 7
-    assert world.state.steps_lost == 0 and world.incidents() == []
+    assert world.state.progress.step == 7 and world.num_steps == 7
+    assert world.state.history.steps_lost == 0 and world.incidents() == []
 
 
 def test_a_group_does_not_grow_while_another_newcomer_may_settle(new_world: NewWorld) -> None:
@@ -66,7 +67,7 @@ def test_a_smaller_grant_shrinks_the_group_and_releases_the_rest(new_world: NewW
     world.run(1)
     world.form()
     world.deliver_all()
-    assert world.state.members == (0, 1) and world.state.steps_lost == 0
+    assert world.state.group.workers == (0, 1) and world.state.history.steps_lost == 0
     assert sorted(c.index for c in world.commands if isinstance(c, KillWorker)) == [2, 3]
     assert len(world.events("worker.released")) == 2
 
@@ -79,7 +80,7 @@ def test_a_grant_below_min_workers_waits_for_a_better_one(new_world: NewWorld) -
     world.feed(GrantChanged(2))
     world.start_all()
     world.until(Stage.RUNNING)
-    assert world.world_size == 2 and world.state.steps_lost == 0
+    assert world.world_size == 2 and world.state.history.steps_lost == 0
 
 
 def test_death_on_the_way_to_the_boundary_is_an_ordinary_incident(new_world: NewWorld) -> None:
@@ -87,7 +88,7 @@ def test_death_on_the_way_to_the_boundary_is_an_ordinary_incident(new_world: New
     world.die(1)
     world.recover()
     world.run(1)
-    assert world.state.stage is Stage.RUNNING and world.state.members == (0, 2)
+    assert world.state.stage is Stage.RUNNING and world.state.group.workers == (0, 2)
     [incident] = world.incidents()
     assert incident.cause is IncidentCause.WORKER_DIED and incident.steps_lost == 2
 
@@ -106,10 +107,10 @@ def test_a_newcomer_that_dies_meanwhile_costs_nothing(new_world: NewWorld) -> No
     world = grown(new_world(workers=2).open(then=6))
     world.die(2)
     world.run(1)
-    assert world.state.stage is Stage.FORMING and world.state.members == (0, 1)
+    assert world.state.stage is Stage.FORMING and world.state.group.workers == (0, 1)
     world.form()
     world.deliver_all()
-    assert world.state.step == 7 and world.incidents() == []
+    assert world.state.progress.step == 7 and world.incidents() == []
 
 
 def test_death_while_the_commit_is_in_flight_loses_nothing(new_world: NewWorld) -> None:
@@ -121,8 +122,8 @@ def test_death_while_the_commit_is_in_flight_loses_nothing(new_world: NewWorld) 
     world.deliver_all()
     world.answer_storage()
     world.deliver_all()
-    assert world.state.stage is Stage.FORMING and world.state.members == (0, 2)
-    assert world.state.restored == "step-000000000006-a1-g1" and world.incidents() == []
+    assert world.state.stage is Stage.FORMING and world.state.group.workers == (0, 2)
+    assert world.state.group.restored == "step-000000000006-a1-g1" and world.incidents() == []
 
 
 def test_a_member_that_dies_with_its_part_untold_makes_the_group_go_back(new_world: NewWorld) -> None:
@@ -136,7 +137,7 @@ def test_a_member_that_dies_with_its_part_untold_makes_the_group_go_back(new_wor
     world.deliver("news-0")
     world.die(1)
     world.deliver_all()
-    assert world.state.stage is Stage.FORMING and world.state.restored == "step-000000000004-a1-g1"
+    assert world.state.stage is Stage.FORMING and world.state.group.restored == "step-000000000004-a1-g1"
     world.form()
     world.deliver_all()
     world.run(1)
@@ -170,7 +171,7 @@ def test_a_switch_whose_commit_fails_goes_on_from_the_checkpoint_before(new_worl
     assert world.state.stage is Stage.FORMING and world.world_size == 3
     world.form()
     world.deliver_all()
-    assert world.state.steps_lost == 3, "steps that are done again are owned up to"
+    assert world.state.history.steps_lost == 3, "steps that are done again are owned up to"
 
 
 def test_a_switch_whose_commit_hangs_goes_on_after_the_deadline(new_world: NewWorld) -> None:
@@ -178,7 +179,7 @@ def test_a_switch_whose_commit_hangs_goes_on_after_the_deadline(new_world: NewWo
     world.train(1)
     world.deliver_all()
     world.pass_time(20.1)
-    assert world.state.stage is Stage.FORMING and world.state.restored == "step-000000000004-a1-g1"
+    assert world.state.stage is Stage.FORMING and world.state.group.restored == "step-000000000004-a1-g1"
 
 
 def test_a_save_that_failed_puts_the_next_growth_off(new_world: NewWorld) -> None:
@@ -214,7 +215,7 @@ def test_a_member_that_never_follows_the_others_out_of_the_last_step_is_not_wait
     assert world.state.stage is Stage.SWITCHING
     world.pass_time(40.1)
     world.pass_time(5.1)
-    assert world.state.stage is Stage.FORMING and world.state.members == (0,)
+    assert world.state.stage is Stage.FORMING and world.state.group.workers == (0,)
 
 
 def _last_run(world: Any, index: int) -> Any:
@@ -240,11 +241,11 @@ def test_a_finished_member_is_not_released_before_its_part_is_heard_of(new_world
     world.recover()
     world.run(1)
     world.start_all()
-    assert world.state.members == (2, 1)
+    assert world.state.group.workers == (2, 1)
     world.run(5)
     while world.group() and world.group()[0].step < 12:
         world.train(1)
-    last = world.state.members[-1]
+    last = world.state.group.workers[-1]
     world.deliver(f"exit-{last}")
     world.feed(GrantChanged(2))
     world.deliver_all()
@@ -281,7 +282,7 @@ def test_a_pause_of_a_running_group_keeps_every_step(new_world: NewWorld) -> Non
     assert world.state.stage is Stage.SWITCHING and job_state(world.state) is JobState.PAUSING
     world.run(1)
     assert world.end.reason is EndReason.PAUSED
-    assert world.state.newest == "step-000000000006-a1-g1" and world.end.step == 6
+    assert world.state.checkpoints.newest == "step-000000000006-a1-g1" and world.end.step == 6
 
 
 def test_a_pause_while_the_group_forms_waits_for_its_first_boundary(new_world: NewWorld) -> None:
@@ -293,7 +294,7 @@ def test_a_pause_while_the_group_forms_waits_for_its_first_boundary(new_world: N
     world.deliver_all()
     assert world.state.stage is Stage.SWITCHING
     world.run(1)
-    assert world.end.reason is EndReason.PAUSED and world.state.newest is not None
+    assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest is not None
 
 
 def test_a_pause_while_survivors_are_woken_ends_once_they_are(new_world: NewWorld) -> None:
@@ -315,7 +316,7 @@ def test_a_pause_while_the_commit_is_in_flight_waits_for_it(new_world: NewWorld)
     assert world.state.stage is Stage.COMMITTING
     world.answer_storage()
     world.deliver_all()
-    assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000006-a1-g1"
+    assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
 def test_a_pause_that_is_taken_back_goes_on_training(new_world: NewWorld) -> None:
@@ -326,7 +327,7 @@ def test_a_pause_that_is_taken_back_goes_on_training(new_world: NewWorld) -> Non
     assert world.state.stage is Stage.FORMING
     world.form()
     world.deliver_all()
-    assert world.state.step == 6 and world.state.steps_lost == 0
+    assert world.state.progress.step == 6 and world.state.history.steps_lost == 0
 
 
 def test_a_pause_in_the_last_step_finishes_instead(new_world: NewWorld) -> None:

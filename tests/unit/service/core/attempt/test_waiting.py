@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import StartWorker
 from shoal_service.core.attempt.events import ElasticityChanged
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.supervisor.status import Readings, status_of
 from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.spec import ElasticitySpec
@@ -42,7 +42,7 @@ def test_it_asks_for_a_replacement_and_resumes_once_it_is_warm(new_world: NewWor
     world.form()
     world.deliver_all()
     world.run(1)
-    assert world.state.stage is Stage.RUNNING and world.state.members == (0, 3, 2)
+    assert world.state.stage is Stage.RUNNING and world.state.group.workers == (0, 3, 2)
     [incident] = world.incidents()
     assert incident.closed and incident.steps_lost == 2 and incident.recovery_s == 20.0
 
@@ -67,4 +67,4 @@ def test_survivors_that_die_while_it_waits_are_replaced_too(new_world: NewWorld)
     world.deliver_all()
     assert world.state.stage is Stage.WAITING and world.count(StartWorker) == 5
     world.start_all()
-    assert world.state.stage is Stage.FORMING and world.state.members == (3, 4, 2)
+    assert world.state.stage is Stage.FORMING and world.state.group.workers == (3, 4, 2)

@@ -9,7 +9,8 @@ import pytest
 
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run
 from shoal_service.core.attempt.events import GrantChanged
-from shoal_service.core.attempt.state.attempt import Stage, essential
+from shoal_service.core.attempt.state.attempt import essential
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Phase
 
@@ -25,10 +26,10 @@ def running(new_world: NewWorld, **settings: Any) -> Any:
     return world
 
 
-def poll(world: Any, *indexes: int, standing_s: float) -> None:
+def poll(world: Any, *indexes: int, stalled_s: float) -> None:
     """These answer a poll: they stand where they stood."""
     for index in indexes:
-        world.beat(index, beat=10, standing_s=standing_s)
+        world.beat(index, beat=10, stalled_s=stalled_s)
 
 
 def hang_again(world: Any) -> None:
@@ -51,7 +52,7 @@ def test_a_stopped_member_is_replaced_soon_after_the_threshold(new_world: NewWor
     world.deliver_all()
     world.pass_time(0.5)
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
-    assert world.state.stage is Stage.FORMING and world.state.members == (0, 3, 2)
+    assert world.state.stage is Stage.FORMING and world.state.group.workers == (0, 3, 2)
     world.form()
     world.deliver_all()
     world.run(1)
@@ -66,7 +67,7 @@ def test_a_member_that_has_left_every_poll_unanswered_is_not_asked_again(new_wor
     world.stop(1)
     for passed in range(1, 4):
         world.pass_time(1.0)
-        poll(world, 0, 2, standing_s=float(passed))
+        poll(world, 0, 2, stalled_s=float(passed))
     world.pass_time(0.25)
     assert world.state.stage is Stage.QUIESCING and world.state.incident.cause is IncidentCause.HUNG
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1], "at once"
@@ -85,7 +86,7 @@ def test_how_long_a_member_had_stood_still_counts_when_it_is_heard_late(new_worl
     world = running(new_world)
     world.pass_time(1.0)
     for index in (0, 1, 2):
-        world.beat(index, beat=11, standing_s=0.75)
+        world.beat(index, beat=11, stalled_s=0.75)
     world.pass_time(2.25)
     assert world.state.stage is Stage.RUNNING, "three seconds since it moved, but for a quarter"
     world.pass_time(0.25)
@@ -137,7 +138,7 @@ def test_a_beat_of_an_older_generation_is_no_progress(new_world: NewWorld) -> No
     run = world.workers[0].run
     world.workers[0].run = run.model_copy(update={"generation": 1})
     world.beat(0, beat=99)
-    assert essential(world.state) == essential(before) and world.state.beats == before.beats
+    assert essential(world.state) == essential(before) and world.state.progress.stamps == before.progress.stamps
 
 
 def test_where_everybody_leaves_somebody_is_named_and_nobody_killed(new_world: NewWorld) -> None:
@@ -150,16 +151,16 @@ def test_where_everybody_leaves_somebody_is_named_and_nobody_killed(new_world: N
     world.recover()
     assert world.state.stage is Stage.RUNNING and world.world_size == 3 and world.count(KillWorker) == 0
     world.run(1)
-    assert world.state.hang is None and world.incidents()[0].closed
+    assert world.state.health.hang is None and world.incidents()[0].closed
 
 
 def test_who_is_named_at_the_same_step_again_is_replaced(new_world: NewWorld) -> None:
     world = running(new_world, standby=1)
     world.pass_time(3.25)
     world.recover()
-    assert world.state.members == (0, 1, 2)
+    assert world.state.group.workers == (0, 1, 2)
     hang_again(world)
-    assert world.state.members == (3, 1, 2) and world.state.memory.step == 6
+    assert world.state.group.workers == (3, 1, 2) and world.state.group.source.step == 6
     assert world.count(KillWorker) == 0, "it serves its part until the next group has made a step"
     world.run(1)
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [0]

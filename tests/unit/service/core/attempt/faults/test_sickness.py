@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, Run, SuspectNode
 from shoal_service.core.attempt.events import ReportArrived
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, ReplayMismatch, StepSkipped
 
@@ -53,7 +53,7 @@ def test_a_skip_is_remembered_by_the_generations_that_follow(new_world: NewWorld
     world.run(2)
     world.die(1)
     world.recover()
-    assert last_run(world).skip_steps == (7,) and world.state.memory.generation == 2
+    assert last_run(world).skip_steps == (7,) and world.state.group.source.generation == 2
 
 
 def test_rollbacks_in_a_row_are_bounded(new_world: NewWorld) -> None:
@@ -73,7 +73,7 @@ def test_a_newer_checkpoint_ends_the_row(new_world: NewWorld) -> None:
     world.form()
     world.deliver_all()
     world.run(5)
-    assert world.state.newest == "step-000000000008-a1-g2" and world.state.rollbacks == 0
+    assert world.state.checkpoints.newest == "step-000000000008-a1-g2" and world.state.budgets.rollbacks == 0
     diverge(world)
     assert world.end is None and last_run(world).skip_steps == (7, 10)
 
@@ -82,12 +82,12 @@ def test_a_skipped_step_is_told_and_counts(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
     world.feed(ReportArrived(0, StepSkipped(generation=1, step=6, at=world.now, loss=None, grad_norm=None)))
     assert world.events("step.skipped") == [{"step": 6, "loss": None, "grad_norm": None}]
-    assert world.state.step == 6 and world.state.num_skipped == 1
+    assert world.state.progress.step == 6
 
 
 def name(world: Any, rank: int) -> None:
     message = "micro-batch 3 gave another gradient than on ranks 0 and 2"
-    named = ReplayMismatch(generation=world.state.generation, step=6, at=world.now, rank=rank, message=message)
+    named = ReplayMismatch(generation=world.state.group.generation, step=6, at=world.now, rank=rank, message=message)
     world.feed(ReportArrived(0, named))
 
 
@@ -97,7 +97,8 @@ def test_a_rank_that_computes_wrong_is_killed_and_memory_is_not_trusted(new_worl
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
     assert [c.node_id for c in world.commands if isinstance(c, SuspectNode)] == ["n1"]
     world.recover()
-    assert world.state.members == (0, 3, 2) and world.state.memory is None and world.state.step == 4
+    group = world.state.group
+    assert group.workers == (0, 3, 2) and group.source is None and world.state.progress.step == 4
     world.run(1)
     [incident] = world.incidents()
     assert (incident.cause, incident.witness, incident.ranks) == (IncidentCause.CORRUPTED, "replay", (1,))
@@ -111,7 +112,7 @@ def test_snapshots_taken_since_are_trusted_again(new_world: NewWorld) -> None:
     world.run(2)
     world.die(2)
     world.recover()
-    assert world.state.memory.generation == 2 and world.state.step == 6
+    assert world.state.group.source.generation == 2 and world.state.progress.step == 6
 
 
 def test_a_rank_that_several_name_is_killed_once(new_world: NewWorld) -> None:

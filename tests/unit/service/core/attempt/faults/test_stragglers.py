@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, StartWorker, SuspectNode
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 
 NewWorld = Callable[..., Any]
 HEALTH = {"straggler_factor": 2.0, "straggler_steps": 3}
@@ -43,7 +43,7 @@ def test_it_is_replaced_by_a_warm_spare_without_losing_a_step(new_world: NewWorl
     assert world.state.stage is Stage.SWITCHING
     assert world.events("generation.switching")[0]["reason"].startswith("replace straggler")
     switch(world)
-    assert world.state.members == (0, 3, 2) and world.state.steps_lost == 0 and world.incidents() == []
+    assert world.state.group.workers == (0, 3, 2) and world.state.history.steps_lost == 0 and world.incidents() == []
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
 
 
@@ -55,7 +55,7 @@ def test_without_a_spare_an_extra_process_is_started_elsewhere(new_world: NewWor
     world.start_all()
     assert world.state.stage is Stage.SWITCHING
     switch(world)
-    assert world.state.members == (0, 3, 2) and len(world.state.workers) == 3
+    assert world.state.group.workers == (0, 3, 2) and len(world.state.pool.workers) == 3
 
 
 def test_where_nobody_comes_it_is_kept_and_left_alone_for_a_while(new_world: NewWorld) -> None:
@@ -66,7 +66,7 @@ def test_where_nobody_comes_it_is_kept_and_left_alone_for_a_while(new_world: New
         world.beat(0, beat=100 + beat)
     assert len(world.events("worker.straggler_kept")) == 1
     assert world.state.stage is Stage.RUNNING and world.world_size == 3
-    assert len(world.state.workers) == 3, "the one that never came is dropped"
+    assert len(world.state.pool.workers) == 3, "the one that never came is dropped"
     slow_steps(world, 29)
     assert len(world.events("worker.straggler")) == 1
     slow_steps(world, 5)
@@ -100,4 +100,4 @@ def test_a_step_that_was_not_measured_says_nothing(new_world: NewWorld) -> None:
     world = running(new_world)
     for _ in range(5):
         world.report()
-    assert world.events("worker.straggler") == [] and world.state.slow == {}
+    assert world.events("worker.straggler") == [] and world.state.progress.slow_steps == {}

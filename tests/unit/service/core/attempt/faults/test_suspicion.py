@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal_service.core.attempt.commands import SuspectNode
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import IncidentCause
 
 NewWorld = Callable[..., Any]

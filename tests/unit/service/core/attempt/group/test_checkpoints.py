@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDamaged, Run
 from shoal_service.core.attempt.events import CheckpointFound, ReportArrived
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind, SavedPart
 
@@ -33,7 +33,7 @@ def test_a_part_that_is_told_twice_commits_once(new_world: NewWorld) -> None:
     assert len(again) == 2
     for event in again:
         assert world.feed(event) == ()
-    assert world.state.parts == {}
+    assert world.state.checkpoints.parts == {}
 
 
 def test_a_save_that_fails_on_one_rank_is_not_committed(new_world: NewWorld) -> None:
@@ -45,7 +45,7 @@ def test_a_save_that_fails_on_one_rank_is_not_committed(new_world: NewWorld) -> 
     world.deliver_all()
     world.save()
     world.deliver_all()
-    assert world.count(Commit) == 0 and world.state.parts == {}
+    assert world.count(Commit) == 0 and world.state.checkpoints.parts == {}
     assert len(world.events("checkpoint.failed")) == 1
     assert world.state.stage is Stage.RUNNING and first.alive
 
@@ -56,7 +56,7 @@ def test_a_commit_that_fails_leaves_the_one_before_it_the_newest(new_world: NewW
     world.deliver_all()
     world.answer_storage(ok=False)
     world.deliver_all()
-    assert world.state.newest == "step-000000000004-a1-g1" and world.state.stage is Stage.RUNNING
+    assert world.state.checkpoints.newest == "step-000000000004-a1-g1" and world.state.stage is Stage.RUNNING
 
 
 def test_a_damaged_checkpoint_is_left_for_the_one_before_it(new_world: NewWorld) -> None:
@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(new_world: NewWorld)
     world.form()
     world.deliver_all()
     world.run(1)
-    assert world.state.step == 5
+    assert world.state.progress.step == 5
     assert world.events("checkpoint.damaged")[0]["name"] == NEW
     assert world.events("checkpoint.fallback") == [{"to": OLD}]
     assert world.incidents()[0].cause is IncidentCause.DAMAGED_CHECKPOINT and world.incidents()[0].closed
@@ -87,7 +87,7 @@ def test_without_any_good_checkpoint_training_starts_from_the_seed(new_world: Ne
     world.start_all()
     world.until(Stage.RUNNING)
     world.run(1)
-    assert world.state.step == 1 and world.state.restored is None
+    assert world.state.progress.step == 1 and world.state.group.restored is None
 
 
 def test_the_damaged_one_is_the_one_that_was_read_not_the_newest_by_then(new_world: NewWorld) -> None:
@@ -100,17 +100,17 @@ def test_the_damaged_one_is_the_one_that_was_read_not_the_newest_by_then(new_wor
     world.deliver_all()
     world.obey_interrupts()
     world.deliver_all()
-    assert world.state.stage is Stage.FORMING and world.state.restored == "step-000000000004-a1-g1"
+    assert world.state.stage is Stage.FORMING and world.state.group.restored == "step-000000000004-a1-g1"
     world.damage_newest()
     world.answer_storage()
     world.deliver_all()
-    assert world.state.newest == commit.name
+    assert world.state.checkpoints.newest == commit.name
     world.form()
     world.deliver_all()
-    assert world.state.damaged == ("step-000000000004-a1-g1",)
+    assert world.state.checkpoints.damaged == ("step-000000000004-a1-g1",)
     world.answer_storage()
     world.deliver_all()
-    assert world.state.restored == commit.name
+    assert world.state.group.restored == commit.name
 
 
 def test_a_commit_during_the_search_for_an_older_one_is_not_forgotten(new_world: NewWorld) -> None:
@@ -130,7 +130,7 @@ def test_a_commit_during_the_search_for_an_older_one_is_not_forgotten(new_world:
     world.answer_storage()
     world.deliver("commit")
     world.deliver("find")
-    assert world.state.restored == commits[0].name
+    assert world.state.group.restored == commits[0].name
 
 
 def test_an_answer_to_a_search_that_nobody_waits_for_is_dropped(new_world: NewWorld) -> None:
@@ -146,14 +146,14 @@ def test_a_late_commit_of_an_older_generation_is_restored_from_next_time(new_wor
     world.deliver_all()
     world.die(2)
     world.recover()
-    assert world.state.step == 4
+    assert world.state.progress.step == 4
     world.answer_storage()
     world.deliver_all()
     world.die(1)
     world.recover()
     runs = [c.assignment for c in world.commands if isinstance(c, Run)]
     assert runs[-1].restore_from.endswith("step-000000000008-a1-g1")
-    assert world.state.step == 8
+    assert world.state.progress.step == 8
 
 
 def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world: NewWorld) -> None:
@@ -168,7 +168,7 @@ def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world:
         world.now += 60.0
         world.pass_time(0.0)
     assert world.end.reason is EndReason.STORAGE_FAILED
-    assert world.state.generation == 4
+    assert world.state.group.generation == 4
 
 
 def test_saves_that_fail_between_are_reported_and_training_goes_on(new_world: NewWorld) -> None:
@@ -178,4 +178,4 @@ def test_saves_that_fail_between_are_reported_and_training_goes_on(new_world: Ne
     world.deliver_all()
     assert world.events("checkpoint.failed")[0]["message"] == "disk full"
     world.run(1)
-    assert world.state.newest == "step-000000000004-a1-g1"
+    assert world.state.checkpoints.newest == "step-000000000004-a1-g1"

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from shoal_service.core.attempt.group.ranks import next_members
-from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Worker
+from shoal_service.core.attempt.group.ranks import next_workers
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.worker import AvoidedNode, Worker, WorkerPool
 from shoal_workers.contract.messages import WorkerInfo
 
 NewWorld = Callable[..., Any]
 NOW = 1000.0
 
 
-def state_of(new_world: NewWorld, *, alive: str, members: tuple[int, ...], granted: int, **more: Any) -> Attempt:
+def state_of(
+    new_world: NewWorld, *, alive: str, ranks: tuple[int, ...], granted: int, avoided: tuple[AvoidedNode, ...] = ()
+) -> Attempt:
     state: Attempt = new_world().state
-    workers = tuple(worker(int(index)) for index in alive)
-    return state.model_copy(update={"workers": workers, "members": members, "granted": granted, **more})
+    return replace(
+        state,
+        pool=WorkerPool(workers=tuple(worker(int(index)) for index in alive)),
+        group=replace(state.group, workers=ranks),
+        target=replace(state.target, granted=granted, avoided=avoided),
+    )
 
 
 def worker(index: int) -> Worker:
@@ -26,8 +34,8 @@ def worker(index: int) -> Worker:
     return Worker(index=index, worker_id=f"s{index}", started_at=0.0, info=info)
 
 
-def ranks(state: Attempt) -> str:
-    return "".join(str(p.index) for p in next_members(state, NOW))
+def next_ranks(state: Attempt) -> str:
+    return "".join(str(p.index) for p in next_workers(state, NOW))
 
 
 @pytest.mark.parametrize(
@@ -45,20 +53,20 @@ def ranks(state: Attempt) -> str:
     ],
 )
 def test_members_keep_their_places(new_world: NewWorld, alive: str, granted: int, expected: str) -> None:
-    assert ranks(state_of(new_world, alive=alive, members=(0, 1, 2, 3), granted=granted)) == expected
+    assert next_ranks(state_of(new_world, alive=alive, ranks=(0, 1, 2, 3), granted=granted)) == expected
 
 
 def test_a_process_that_does_not_answer_is_left_out(new_world: NewWorld) -> None:
-    state = state_of(new_world, alive="01", members=(0, 1), granted=2)
-    silent = state.workers[0].model_copy(update={"unreachable_since": NOW})
-    assert ranks(state.model_copy(update={"workers": (silent, state.workers[1])})) == "1"
+    state = state_of(new_world, alive="01", ranks=(0, 1), granted=2)
+    silent = replace(state.pool.workers[0], unreachable_since=NOW)
+    assert next_ranks(replace(state, pool=state.pool.with_worker(silent))) == "1"
 
 
 def test_a_straggler_is_taken_only_where_nobody_else_fills_the_group(new_world: NewWorld) -> None:
     for alive, expected in (("012", "012"), ("0123", "031")):
-        state = state_of(new_world, alive=alive, members=(0, 2, 1), granted=3)
-        slow = tuple(p.model_copy(update={"slow_until": NOW + 1} if p.index == 2 else {}) for p in state.workers)
-        got = ranks(state.model_copy(update={"workers": slow}))
+        state = state_of(new_world, alive=alive, ranks=(0, 2, 1), granted=3)
+        slow = replace(state.pool.worker(2), slow_until=NOW + 1)
+        got = next_ranks(replace(state, pool=state.pool.with_worker(slow)))
         assert got == (expected if alive == "0123" else "021")
 
 
@@ -75,7 +83,7 @@ def test_a_node_that_is_left_is_used_only_for_min_workers(
     new_world: NewWorld, minimum: int, deadline: float | None, expected: str
 ) -> None:
     avoided = tuple(AvoidedNode(node_id=node, reason="drain", deadline=deadline) for node in ("n1", "n2"))
-    state = state_of(new_world, alive="012", members=(0, 1, 2), granted=3, avoided=avoided)
-    elasticity = state.spec.elasticity.model_copy(update={"min_workers": minimum})
-    state = state.model_copy(update={"spec": state.spec.model_copy(update={"elasticity": elasticity})})
-    assert ranks(state) == expected
+    state = state_of(new_world, alive="012", ranks=(0, 1, 2), granted=3, avoided=avoided)
+    elasticity = state.target.spec.elasticity.model_copy(update={"min_workers": minimum})
+    state = replace(state, target=state.target.with_elasticity(elasticity))
+    assert next_ranks(state) == expected

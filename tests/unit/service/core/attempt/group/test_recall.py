@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, StartWorker
 from shoal_service.core.attempt.events import GrantChanged
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.supervisor.status import job_state
 from shoal_workers.contract.job import IncidentCause, JobState
 
@@ -37,7 +37,7 @@ def test_what_lies_on_their_nodes_is_fetched_and_no_step_is_lost(new_world: NewW
     world.run(1)
     [incident] = world.incidents()
     assert (incident.state_source, incident.steps_lost, incident.to_workers) == ("memory", 0, 3)
-    assert world.state.left_behind == () and world.state.recall_until is None
+    assert world.state.snapshots.unreported_nodes == ()
 
 
 def test_one_node_may_be_enough(new_world: NewWorld) -> None:
@@ -46,7 +46,7 @@ def test_one_node_may_be_enough(new_world: NewWorld) -> None:
     world.deliver_all()
     assert world.state.stage is Stage.WAITING, "nobody has settled yet"
     world.pass_time(3.25)
-    assert world.state.stage is Stage.FORMING and world.state.memory.step == 6
+    assert world.state.stage is Stage.FORMING and world.state.group.source.step == 6
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [sent(world)["n2"]]
 
 
@@ -58,20 +58,21 @@ def test_a_node_that_does_not_answer_is_waited_for_so_long_and_no_longer(new_wor
     world.pass_time(14.75)
     assert world.state.stage is Stage.WAITING
     world.pass_time(0.5)
-    assert world.state.stage is Stage.FORMING and world.state.memory is None and world.state.restored is not None
+    assert world.state.stage is Stage.FORMING
+    assert world.state.group.source is None and world.state.group.restored is not None
     assert {c.index for c in world.commands if isinstance(c, KillWorker)} == set(sent(world).values())
 
 
 def test_dead_nodes_are_not_waited_for(new_world: NewWorld) -> None:
     world = bereft(new_world, cause=IncidentCause.NODE_DIED)
-    assert world.state.generation == 2 and sent(world) == {}
+    assert world.state.group.generation == 2 and sent(world) == {}
 
 
 def test_nobody_waits_where_a_living_process_serves_it(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True, nodes=2).open(then=6)
     world.die(1)
     world.recover()
-    assert world.state.generation == 2 and sent(world) == {}
+    assert world.state.group.generation == 2 and sent(world) == {}
 
 
 def test_one_step_is_done_again_rather_than_waited_for(new_world: NewWorld) -> None:
@@ -79,7 +80,7 @@ def test_one_step_is_done_again_rather_than_waited_for(new_world: NewWorld) -> N
     world.die(1)
     world.die(2)
     world.recover()
-    assert world.state.generation == 2 and sent(world) == {}
+    assert world.state.group.generation == 2 and sent(world) == {}
 
 
 def test_nobody_is_sent_for_what_no_node_can_have(new_world: NewWorld) -> None:
@@ -91,13 +92,13 @@ def test_nobody_is_sent_for_what_no_node_can_have(new_world: NewWorld) -> None:
     world.memory = kept
     world.die(1)
     world.recover()
-    assert world.state.generation == 2 and sent(world) == {}
+    assert world.state.group.generation == 2 and sent(world) == {}
 
 
 def test_it_ends_with_the_time_that_was_given(new_world: NewWorld) -> None:
     world = bereft(new_world, min_workers=3)
     world.feed(GrantChanged(3))
     world.pass_time(15.25)
-    assert world.state.stage is Stage.WAITING and world.state.recall_until is None
-    fresh = [p for p in world.state.workers if not p.warm]
+    assert world.state.stage is Stage.WAITING and world.state.current.recall_until is None
+    fresh = [p for p in world.state.pool.workers if not p.warm]
     assert len(fresh) == 2 and not any(p.only_on for p in fresh), "they may come up anywhere now"

@@ -9,7 +9,7 @@ import pytest
 
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run, StartWorker
 from shoal_service.core.attempt.events import RunReturned
-from shoal_service.core.attempt.state.attempt import Stage
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
@@ -25,7 +25,7 @@ def test_survivors_are_interrupted_and_form_the_next_generation(new_world: NewWo
     world.obey_interrupts()
     world.deliver_all()
     assert world.state.stage is Stage.FORMING
-    assert world.state.generation == 2 and world.state.members == (0, 2)
+    assert world.state.group.generation == 2 and world.state.group.workers == (0, 2)
 
 
 def test_an_incident_is_closed_by_the_first_completed_step(new_world: NewWorld) -> None:
@@ -45,7 +45,7 @@ def test_an_incident_is_closed_by_the_first_completed_step(new_world: NewWorld) 
     assert incident.state_source == "checkpoint"
     assert incident.recovery_s == pytest.approx(0.5)
     assert world.events("incident.closed")[0]["steps_lost"] == 2
-    assert world.state.incident is None and world.state.steps_lost == 2
+    assert world.state.incident is None and world.state.history.steps_lost == 2
 
 
 def test_before_the_first_checkpoint_the_group_starts_again_from_the_seed(new_world: NewWorld) -> None:
@@ -53,14 +53,14 @@ def test_before_the_first_checkpoint_the_group_starts_again_from_the_seed(new_wo
     world.die(0)
     world.recover()
     world.run(1)
-    assert world.incidents()[0].state_source == "initial" and world.state.steps_lost == 3
+    assert world.incidents()[0].state_source == "initial" and world.state.history.steps_lost == 3
 
 
 def test_survivors_keep_their_ranks_so_that_state_stays_where_it_is(new_world: NewWorld) -> None:
     world = new_world(workers=4, standby=1).open(then=5)
     world.die(0)
     world.recover()
-    assert world.state.members == (4, 1, 2, 3), "the spare has taken the dead rank's place"
+    assert world.state.group.workers == (4, 1, 2, 3), "the spare has taken the dead rank's place"
 
 
 def test_a_standby_takes_the_dead_ranks_place_at_once(new_world: NewWorld) -> None:
@@ -68,7 +68,7 @@ def test_a_standby_takes_the_dead_ranks_place_at_once(new_world: NewWorld) -> No
     started = world.count(StartWorker)
     world.die(1)
     world.recover()
-    assert world.world_size == 2 and world.state.members == (0, 2)
+    assert world.world_size == 2 and world.state.group.workers == (0, 2)
     assert world.count(StartWorker) == started, "nothing is started while the group re-forms"
     world.run(1)
     assert world.count(StartWorker) == started + 1, "the spare is replaced afterwards"
@@ -80,7 +80,7 @@ def test_death_while_the_group_forms(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.FORMING
     world.die(2)
     world.recover()
-    assert world.state.stage is Stage.RUNNING and world.state.generation == 2 and world.world_size == 2
+    assert world.state.stage is Stage.RUNNING and world.state.group.generation == 2 and world.world_size == 2
 
 
 def test_death_while_a_group_recovers_belongs_to_the_same_incident(new_world: NewWorld) -> None:
@@ -94,7 +94,7 @@ def test_death_while_a_group_recovers_belongs_to_the_same_incident(new_world: Ne
     [incident] = world.incidents()
     assert incident.closed and incident.ranks == (1,) and len(incident.worker_ids) == 2
     assert (incident.from_workers, incident.to_workers, incident.steps_lost) == (4, 2, 2)
-    assert world.state.steps_lost == 2, "the same two steps are not counted twice"
+    assert world.state.history.steps_lost == 2, "the same two steps are not counted twice"
 
 
 def test_a_late_report_of_a_step_does_not_close_the_incident_of_a_second_death(new_world: NewWorld) -> None:
@@ -156,7 +156,7 @@ def test_a_survivor_that_cannot_be_woken_is_killed_and_replaced(new_world: NewWo
     world.pass_time(5.1)
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [2]
     assert world.events("worker.lost")[-1]["cause"] is IncidentCause.STUCK
-    assert world.state.stage is Stage.FORMING and world.state.members == (1,)
+    assert world.state.stage is Stage.FORMING and world.state.group.workers == (1,)
     assert world.state.incident.cause is IncidentCause.WORKER_DIED, "the first cause is kept"
     assert world.state.incident.ranks == (0, 2)
 
@@ -168,7 +168,7 @@ def test_a_group_that_does_not_come_together_is_given_up(new_world: NewWorld) ->
     assert world.state.stage is Stage.QUIESCING
     assert world.state.incident.cause is IncidentCause.FORM_FAILED
     world.recover()
-    assert world.state.stage is Stage.RUNNING and world.state.generation == 2
+    assert world.state.stage is Stage.RUNNING and world.state.group.generation == 2
 
 
 def test_exits_of_a_generation_that_is_over_are_dropped(new_world: NewWorld) -> None:
@@ -192,7 +192,7 @@ def test_the_word_of_an_evicted_process_is_dropped(new_world: NewWorld) -> None:
     stuck.run = run
     world.leave(stuck, ExitKind.INTERRUPTED)
     world.deliver("exit-2")
-    assert world.state.stage is Stage.FORMING and 2 not in world.state.exits
+    assert world.state.stage is Stage.FORMING and 2 not in world.state.group.exits
 
 
 def test_re_formations_that_complete_no_step_back_off(new_world: NewWorld) -> None:
@@ -202,8 +202,8 @@ def test_re_formations_that_complete_no_step_back_off(new_world: NewWorld) -> No
         world.break_collectives()
         world.deliver_all()
         if world.state.stage is Stage.WAITING:
-            waited.append(world.state.not_before - world.now)
-            world.now = world.state.not_before
+            waited.append(world.state.budgets.form_not_before - world.now)
+            world.now = world.state.budgets.form_not_before
             world.pass_time(0.0)
         assert world.state.stage is Stage.FORMING
     assert waited == [1.0, 2.0, 4.0, 8.0]
@@ -231,7 +231,7 @@ def test_a_completed_step_forgives_fruitless_re_formations(new_world: NewWorld) 
         world.break_collectives()
         world.recover()
         world.run(1)
-    assert world.state.stage is Stage.RUNNING and world.state.recoveries == 8
+    assert world.state.stage is Stage.RUNNING and world.state.budgets.recoveries == 8
 
 
 def test_the_recovery_budget_ends_the_attempt(new_world: NewWorld) -> None:
@@ -276,7 +276,7 @@ def test_news_of_forming_that_come_after_the_first_to_leave_still_count(new_worl
     while world.group():
         world.train(1)
     world.deliver("exit-0")
-    assert world.state.stage is Stage.COMMITTING and world.state.step == 12
+    assert world.state.stage is Stage.COMMITTING and world.state.progress.step == 12
     world.deliver_all()
     world.answer_storage()
     world.deliver_all()

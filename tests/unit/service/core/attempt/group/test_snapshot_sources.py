@@ -7,7 +7,8 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import KillWorker, RequestSnapshotParts, RequestYield, Run
 from shoal_service.core.attempt.events import DesiredChanged, GrantChanged
-from shoal_service.core.attempt.state.attempt import Desired, Stage
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
@@ -16,7 +17,7 @@ NewWorld = Callable[..., Any]
 
 def last_runs(world: Any) -> list[Any]:
     runs = [c.assignment for c in world.commands if isinstance(c, Run)]
-    return [run for run in runs if run.generation == world.state.generation]
+    return [run for run in runs if run.generation == world.state.group.generation]
 
 
 def test_a_death_loses_no_completed_step_where_a_buddy_has_the_part(new_world: NewWorld) -> None:
@@ -31,15 +32,15 @@ def test_a_death_loses_no_completed_step_where_a_buddy_has_the_part(new_world: N
     [incident] = world.incidents()
     assert (incident.state_source, incident.steps_lost, incident.bytes_moved) == ("memory", 0, 40)
     assert (incident.from_layout, incident.to_layout) == ("fsdp3", "fsdp2")
-    assert world.state.step == 7 and world.num_steps == 7
+    assert world.state.progress.step == 7 and world.num_steps == 7
 
 
 def test_the_memory_of_a_dead_process_is_served_by_another_on_its_node(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True, nodes=1).open(then=6)
     world.die(1)
     world.recover()
-    assert world.state.step == 6 and world.state.memory is not None
-    assert {endpoint.port for endpoint in world.state.memory.parts} == {7000}, "one that stays a member"
+    assert world.state.progress.step == 6 and world.state.group.source is not None
+    assert {endpoint.port for endpoint in world.state.group.source.parts} == {7000}, "one that stays a member"
 
 
 def test_a_spare_is_asked_what_lies_on_a_node_that_lost_its_member(new_world: NewWorld) -> None:
@@ -59,7 +60,7 @@ def test_a_spare_is_asked_what_lies_on_a_node_that_lost_its_member(new_world: Ne
     assert world.state.stage is Stage.QUIESCING, "the spare may know of rank 1's part"
     world.pending["held-3"] = held
     world.deliver_all()
-    assert world.state.stage is Stage.FORMING and world.state.memory.step == 6
+    assert world.state.stage is Stage.FORMING and world.state.group.source.step == 6
 
 
 def test_a_spare_that_does_not_answer_is_not_waited_for_beyond_the_deadline(new_world: NewWorld) -> None:
@@ -71,7 +72,7 @@ def test_a_spare_that_does_not_answer_is_not_waited_for_beyond_the_deadline(new_
     world.recover()
     assert world.state.stage is Stage.QUIESCING
     world.pass_time(5.1)
-    assert world.state.stage is Stage.FORMING and world.state.memory is None
+    assert world.state.stage is Stage.FORMING and world.state.group.source is None
 
 
 def test_nobody_waits_for_a_spare_once_the_newest_step_is_whole(new_world: NewWorld) -> None:
@@ -79,7 +80,7 @@ def test_nobody_waits_for_a_spare_once_the_newest_step_is_whole(new_world: NewWo
     world.stop(3)
     world.die(1)
     world.recover()
-    assert world.state.generation == 2 and world.state.step == 6
+    assert world.state.group.generation == 2 and world.state.progress.step == 6
 
 
 def test_a_node_that_takes_its_buddy_along_leaves_the_checkpoint(new_world: NewWorld) -> None:
@@ -109,7 +110,7 @@ def test_a_newer_checkpoint_goes_before_memory(new_world: NewWorld) -> None:
         world.memory[node] = [(i, h) for i, h in world.memory[node] if h.step == 3]
     world.die(1)
     world.recover()
-    assert world.state.memory is None and world.state.step == 4
+    assert world.state.group.source is None and world.state.progress.step == 4
 
 
 def test_a_snapshot_that_cannot_be_read_is_not_chosen_again(new_world: NewWorld) -> None:
@@ -117,13 +118,13 @@ def test_a_snapshot_that_cannot_be_read_is_not_chosen_again(new_world: NewWorld)
     world.lost_memory = {(1, 6)}
     world.die(1)
     world.recover()
-    assert world.state.stage is Stage.FORMING and world.state.unreadable == ((1, 6),)
-    assert world.state.memory.step == 5, "the one before it is whole as well"
+    assert world.state.stage is Stage.FORMING and world.state.snapshots.unreadable == ((1, 6),)
+    assert world.state.group.source.step == 5, "the one before it is whole as well"
     world.lost_memory.add((1, 5))
     world.form()
     world.deliver_all()
     world.pass_time(3.0)  # the third attempt backs off
-    assert world.state.stage is Stage.FORMING and world.state.memory is None
+    assert world.state.stage is Stage.FORMING and world.state.group.source is None
     world.form()
     world.deliver_all()
     world.run(1)
@@ -137,16 +138,17 @@ def test_a_source_whose_server_died_is_read_from_another(new_world: NewWorld) ->
     world.deliver_all()
     world.obey_interrupts()
     world.deliver_all()
-    assert {e.node_id for e in world.state.memory.parts} == {"n0", "n2", "n3"}
+    assert {e.node_id for e in world.state.group.source.parts} == {"n0", "n2", "n3"}
     world.die(3)
     for worker in world.group():
         world.leave(worker, ExitKind.SNAPSHOT_LOST)
     world.deliver_all()
-    assert world.state.unreadable == () and world.state.memory.step == 6, "rank 3's part lies with its buddy"
+    assert world.state.snapshots.unreadable == ()
+    assert world.state.group.source.step == 6, "rank 3's part lies with its buddy"
     world.form()
     world.deliver_all()
     world.run(1)
-    assert world.state.steps_lost == 0
+    assert world.state.history.steps_lost == 0
 
 
 def test_growing_needs_no_storage(new_world: NewWorld) -> None:
@@ -161,7 +163,7 @@ def test_growing_needs_no_storage(new_world: NewWorld) -> None:
     world.form()
     world.deliver_all()
     world.run(1)
-    assert world.state.step == 7 and world.num_steps == 7 and world.incidents() == []
+    assert world.state.progress.step == 7 and world.num_steps == 7 and world.incidents() == []
 
 
 def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step(new_world: NewWorld) -> None:
@@ -174,7 +176,7 @@ def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step
     assert world.state.stage is Stage.RUNNING and world.count(KillWorker) == 0
     world.run(1)
     assert sorted(c.index for c in world.commands if isinstance(c, KillWorker)) == [2, 3]
-    assert world.state.step == 7 and world.state.steps_lost == 0
+    assert world.state.progress.step == 7 and world.state.history.steps_lost == 0
 
 
 def test_a_switch_whose_snapshot_is_not_whole_says_so(new_world: NewWorld) -> None:
@@ -192,7 +194,7 @@ def test_a_switch_whose_snapshot_is_not_whole_says_so(new_world: NewWorld) -> No
     assert world.events("generation.switch_lossy")[0]["step"] == 4
     world.form()
     world.deliver_all()
-    assert world.state.steps_lost == 3
+    assert world.state.history.steps_lost == 3
 
 
 def test_a_pause_is_durable(new_world: NewWorld) -> None:
@@ -200,7 +202,7 @@ def test_a_pause_is_durable(new_world: NewWorld) -> None:
     world.feed(DesiredChanged(Desired.PAUSE))
     assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
     world.run(1)
-    assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000006-a1-g1"
+    assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
 def test_a_pause_that_comes_while_the_group_switches_keeps_every_step(new_world: NewWorld) -> None:
@@ -214,7 +216,7 @@ def test_a_pause_that_comes_while_the_group_switches_keeps_every_step(new_world:
     world.form()
     world.deliver_all()
     world.run(1)
-    assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000007-a1-g2"
+    assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000007-a1-g2"
 
 
 def test_a_death_in_a_pause_keeps_what_is_in_memory(new_world: NewWorld) -> None:
@@ -223,7 +225,7 @@ def test_a_death_in_a_pause_keeps_what_is_in_memory(new_world: NewWorld) -> None
     world.die(1)
     world.recover()
     world.run(1)
-    assert world.end.reason is EndReason.PAUSED and world.state.newest == "step-000000000007-a1-g2"
+    assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000007-a1-g2"
 
 
 def test_a_grant_below_min_workers_is_left_with_a_checkpoint(new_world: NewWorld) -> None:
@@ -231,7 +233,7 @@ def test_a_grant_below_min_workers_is_left_with_a_checkpoint(new_world: NewWorld
     world.feed(GrantChanged(1))
     assert {c.durable for c in world.commands if isinstance(c, RequestYield)} == {True}
     world.run(1)
-    assert world.state.stage is Stage.WAITING and world.state.newest == "step-000000000006-a1-g1"
+    assert world.state.stage is Stage.WAITING and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
 def test_a_newcomer_on_a_dead_node_tells_what_its_memory_still_holds(new_world: NewWorld) -> None:
@@ -244,14 +246,14 @@ def test_a_newcomer_on_a_dead_node_tells_what_its_memory_still_holds(new_world: 
     world.deliver("warm-1")
     assert world.state.stage is Stage.WAITING
     world.deliver_all()
-    assert world.state.stage is Stage.FORMING and world.state.memory.step == 6
+    assert world.state.stage is Stage.FORMING and world.state.group.source.step == 6
 
 
 def test_without_snapshots_nobody_is_asked(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     world.die(1)
     world.recover()
-    assert world.count(RequestSnapshotParts) == 0 and world.state.memory is None
+    assert world.count(RequestSnapshotParts) == 0 and world.state.group.source is None
     assert all(run.buddy is None for run in last_runs(world))
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged
 from shoal_service.core.attempt.faults.blame import blame
 from shoal_service.core.attempt.group import forming, holdings, source
-from shoal_service.core.attempt.state.attempt import Attempt, AvoidedNode, Desired, Stage
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Committing, FallingBack, Quiescing, Stage, Switching
+from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
@@ -19,25 +24,29 @@ _LAST_SAVES = 5
 cost a whole training run."""
 
 
-def judge_when_all_left(turn: Turn) -> None:
+def follow_when_all_left(turn: Turn) -> None:
     """Once no member is in `run` any more, how they left says what follows."""
     state = turn.state
     if not state.group_active or state.in_run:
         return
-    exits = list(state.exits.values())
+    exits = list(state.group.exits.values())
     by_kind = {kind: [e for e in exits if e.kind is kind] for kind in ExitKind}
     if by_kind[ExitKind.USER_ERROR]:
         failure = _grouped(by_kind[ExitKind.USER_ERROR])
         turn.end(EndReason.USER_ERROR, f"{failure.type}: {failure.message}", failure)
     elif by_kind[ExitKind.NON_FINITE]:
         _not_finite(turn, by_kind[ExitKind.NON_FINITE][0])
-    elif by_kind[ExitKind.DAMAGED_CHECKPOINT] and state.restored is not None:
-        _fall_back(turn, state.restored, by_kind[ExitKind.DAMAGED_CHECKPOINT][0])
-    elif len(exits) == len(state.members) and len({(e.kind, e.step) for e in exits}) == 1 and exits[0].kind in PLANNED:
+    elif by_kind[ExitKind.DAMAGED_CHECKPOINT] and state.group.restored is not None:
+        _fall_back(turn, state.group.restored, by_kind[ExitKind.DAMAGED_CHECKPOINT][0])
+    elif (
+        len(exits) == len(state.group.workers)
+        and len({(e.kind, e.step) for e in exits}) == 1
+        and exits[0].kind in PLANNED
+    ):
         _left_as_planned(turn, exits)
-    elif by_kind[ExitKind.STORAGE_FAILED] and by_kind[ExitKind.STORAGE_FAILED][0].step == state.total_steps:
+    elif by_kind[ExitKind.STORAGE_FAILED] and by_kind[ExitKind.STORAGE_FAILED][0].step == state.history.total_steps:
         _save_again(turn, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
-    elif by_kind[ExitKind.STORAGE_FAILED] and state.fruitless >= 3:
+    elif by_kind[ExitKind.STORAGE_FAILED] and state.budgets.fruitless >= 3:
         turn.end(EndReason.STORAGE_FAILED, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
     elif not holdings.awaited(state, turn.now):
         if by_kind[ExitKind.SNAPSHOT_LOST]:
@@ -50,45 +59,45 @@ def after_commit(turn: Turn) -> None:
     state = turn.state
     if state.stage is not Stage.COMMITTING:
         return
-    last = next(iter(state.exits.values()))
-    name = str(CheckpointName(last.step, state.attempt, state.generation))
+    last = next(iter(state.group.exits.values()))
+    name = str(CheckpointName(last.step, state.config.attempt, state.group.generation))
     if _is_durable(state, last.step):
         _go_on(turn, last.kind)
-    elif name in state.failed_saves:
+    elif name in state.checkpoints.failed:
         go_on_without_commit(turn, "the checkpoint of the last step could not be saved")
-    elif any(state.worker(index) is None and takes_its_part_along(state, index) for index in state.members):
+    elif any(state.pool.worker(index) is None and takes_its_part_along(state, index) for index in state.group.workers):
         _re_form(turn)
 
 
 def go_on_without_commit(turn: Turn, message: str) -> None:
     """The state of the last step did not become durable: finishing would lose the model, switching may lose steps."""
-    last = next(iter(turn.state.exits.values()))
+    last = next(iter(turn.group.exits.values()))
     if last.kind is ExitKind.FINISHED:
         _save_again(turn, message)
         return
-    turn.set(grow_not_before=turn.now + 60.0)
+    turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
     _switch_from_what_there_is(turn, last, message)
 
 
 def takes_its_part_along(state: Attempt, index: int) -> bool:
     """This member has left as planned, but its part of that step's checkpoint was not acknowledged of yet."""
-    worker_exit = state.exits.get(index)
+    worker_exit = state.group.exits.get(index)
     if worker_exit is None or worker_exit.kind not in PLANNED:
         return False
     if not state.group_active and state.stage is not Stage.COMMITTING:
         return False
-    name = str(CheckpointName(worker_exit.step, state.attempt, state.generation))
-    return worker_exit.rank not in state.parts.get(name, {}) and not _is_durable(state, worker_exit.step)
+    name = str(CheckpointName(worker_exit.step, state.config.attempt, state.group.generation))
+    return worker_exit.rank not in state.checkpoints.parts.get(name, {}) and not _is_durable(state, worker_exit.step)
 
 
 def _save_again(turn: Turn, message: str) -> None:
     """Training is done, but its result is not durable: a group forms once more, to save it."""
-    tries = turn.state.last_saves + 1
-    if tries >= _LAST_SAVES or turn.state.desired is not Desired.RUN:
+    tries = turn.budgets.last_saves + 1
+    if tries >= _LAST_SAVES or turn.target.desired is not Desired.RUN:
         turn.end(EndReason.STORAGE_FAILED, f"training finished, but its result is not durable: {message}")
         return
     back_off_s = 2.0 ** (tries - 1)
-    turn.set(last_saves=tries, not_before=turn.now + back_off_s)
+    turn.budgets = replace(turn.budgets, last_saves=tries, form_not_before=turn.now + back_off_s)
     turn.emit("checkpoint.retried", message=message, number=tries, of=_LAST_SAVES - 1, after_s=back_off_s)
     forming.plan_next(turn)
 
@@ -99,43 +108,47 @@ def _message_of(failed: WorkerExit) -> str:
 
 def _not_finite(turn: Turn, worker_exit: WorkerExit) -> None:
     """Roll back if that is desired, and skip the step on the way; stop otherwise, or when it has not helped."""
-    state, health = turn.state, turn.state.spec.health
+    state, health = turn.state, turn.target.spec.health
     bad = worker_exit.step + 1
     detail = worker_exit.error.message if worker_exit.error else "loss or gradient norm is not finite"
     message = f"step {bad}: {detail}"
     if health.non_finite is not NonFinitePolicy.ROLL_BACK:
         turn.end(EndReason.NON_FINITE, message)
-    elif state.rollbacks >= health.max_non_finite:
+    elif state.budgets.rollbacks >= health.max_non_finite:
         turn.end(
             EndReason.NON_FINITE,
-            f"{message}; rolled back {state.rollbacks} times already (health.max_non_finite {health.max_non_finite})",
+            f"{message}; rolled back {state.budgets.rollbacks} times already "
+            f"(health.max_non_finite {health.max_non_finite})",
         )
     else:
         blame(turn, IncidentCause.NON_FINITE, f"rank {worker_exit.rank}", message, None)
-        turn.set(
-            rollbacks=state.rollbacks + 1,
-            skip_steps=(*(s for s in state.skip_steps if s != bad), bad),
-            oldest_snapshot=state.generation + 1,
-        )
-        turn.emit("step.rolled_back", step=bad, to=source.durable_step(state), message=detail)
+        turn.budgets = replace(turn.budgets, rollbacks=turn.budgets.rollbacks + 1)
+        turn.history = replace(turn.history, skip_steps=(*(s for s in turn.history.skip_steps if s != bad), bad))
+        turn.snapshots = replace(turn.snapshots, oldest_generation=turn.group.generation + 1)
+        turn.emit("step.rolled_back", step=bad, to=state.checkpoints.durable_step, message=detail)
         _re_form(turn)
 
 
 def _left_as_planned(turn: Turn, exits: list[WorkerExit]) -> None:
-    state, last = turn.state, exits[0]
-    if last.kind is ExitKind.FINISHED or state.switch_durable or all(e.is_durable for e in exits):
-        turn.enter(Stage.COMMITTING)
+    last = exits[0]
+    if last.kind is ExitKind.FINISHED or _was_durable(turn) or all(e.is_durable for e in exits):
+        turn.enter(Committing(since=turn.now))
         after_commit(turn)
     else:
         _switch_from_what_there_is(turn, last, f"the snapshot of step {last.step} is not whole in memory")
 
 
+def _was_durable(turn: Turn) -> bool:
+    """Whether the group was asked for a durable checkpoint of the step at which it stopped."""
+    return isinstance(turn.current, (Switching, Quiescing)) and turn.current.durable
+
+
 def _switch_from_what_there_is(turn: Turn, last: WorkerExit, message: str) -> None:
     """From memory nothing is lost; otherwise the steps since the newest checkpoint are done again, and it is said."""
     best = source.best_source(turn.state)
-    newest = best.step if best is not None else source.durable_step(turn.state)
+    newest = best.step if best is not None else turn.checkpoints.durable_step
     if newest < last.step:
-        turn.emit("generation.switch_lossy", message=message, restore=turn.state.newest, step=newest)
+        turn.emit("generation.switch_lossy", message=message, restore=turn.checkpoints.newest, step=newest)
     forming.plan_next(turn)
 
 
@@ -143,38 +156,37 @@ def _doubt_the_source(turn: Turn) -> None:
     """A snapshot that could not be read, although everybody who serves it lives, is not chosen again. Where a server
     is gone the same snapshot may still be whole elsewhere; a second failure decides."""
     state = turn.state
-    if state.memory is None:
+    if state.group.source is None:
         return
-    this = (state.memory.generation, state.memory.step)
-    if source.is_served(state, state.memory) or this in state.doubted:
-        turn.set(unreadable=(*state.unreadable, this))
+    this = (state.group.source.generation, state.group.source.step)
+    if source.is_served(state, state.group.source) or this in state.snapshots.doubtful:
+        turn.snapshots = replace(turn.snapshots, unreadable=(*turn.snapshots.unreadable, this))
     else:
-        turn.set(doubted=(*state.doubted, this))
+        turn.snapshots = replace(turn.snapshots, doubtful=(*turn.snapshots.doubtful, this))
 
 
 def _replace_who_hangs_again(turn: Turn) -> None:
     """Everybody could be woken, as the last time at this very step: the one that stood still first has to go. It still
     serves what lies in its memory until the next group runs."""
-    state, hang = turn.state, turn.state.hang
-    worker = state.worker(hang.index) if hang is not None and hang.is_repeated else None
+    state, hang = turn.state, turn.health.hang
+    worker = state.pool.worker(hang.index) if hang is not None and hang.is_repeated else None
     if state.incident is None or state.incident.cause is not IncidentCause.HUNG or state.incident.ranks:
         return
     if worker is not None and worker.info is not None:
-        rank = state.rank_of(worker.index)
-        message = f"the group hung at step {state.step} again, and rank {rank} stood still first"
+        rank = state.group.rank_of(worker.index)
+        message = f"the group hung at step {state.progress.step} again, and rank {rank} stood still first"
         leave = AvoidedNode(node_id=worker.info.node_id, reason=message, deadline=turn.now)
-        turn.update_worker(worker.index, leave=leave)
+        turn.pool = turn.pool.with_worker(replace(worker, leave=leave))
         blame(turn, IncidentCause.HUNG, "progress stamps", message, worker)
 
 
 def _is_durable(state: Attempt, step: int) -> bool:
-    newest = CheckpointName.parse(state.newest) if state.newest else None
-    return newest is not None and newest.step >= step
+    return state.checkpoints.newest is not None and state.checkpoints.durable_step >= step
 
 
 def _go_on(turn: Turn, kind: ExitKind) -> None:
     if kind is ExitKind.FINISHED:
-        turn.end(EndReason.FINISHED, f"finished after {turn.state.step} steps")
+        turn.end(EndReason.FINISHED, f"finished after {turn.progress.step} steps")
     else:
         forming.plan_next(turn)
 
@@ -183,21 +195,20 @@ def _re_form(turn: Turn) -> None:
     """Survivors are out of their collectives: form the next group, unless this has gone on for too long."""
     _replace_who_hangs_again(turn)
     state = turn.state
-    recoveries, fruitless = state.recoveries + 1, state.fruitless + 1
+    recoveries, fruitless = state.budgets.recoveries + 1, state.budgets.fruitless + 1
     back_off_s = 0.0 if fruitless <= 2 else min(30.0, 0.5 * 2 ** (fruitless - 2))
-    turn.set(recoveries=recoveries, fruitless=fruitless, not_before=turn.now + back_off_s)
+    turn.budgets = replace(
+        turn.budgets, recoveries=recoveries, fruitless=fruitless, form_not_before=turn.now + back_off_s
+    )
     if state.incident is not None:
-        turn.set(
-            incident=state.incident.model_copy(
-                update={"quiesced_at": turn.now, "step_before": max(state.incident.step_before, state.step)}
-            )
-        )
+        step_before = max(state.incident.step_before, state.progress.step)
+        turn.incident = replace(state.incident, quiesced_at=turn.now, step_before=step_before)
     last = state.incident.message if state.incident else "unknown"
-    if recoveries > state.spec.retry.max_recoveries:
+    limit = state.target.spec.retry.max_recoveries
+    if recoveries > limit:
         turn.end(
             EndReason.RECOVERY_BUDGET,
-            f"recovered {state.recoveries} times, and retry.max_recoveries is {state.spec.retry.max_recoveries}; "
-            f"last: {last}",
+            f"recovered {state.budgets.recoveries} times, and retry.max_recoveries is {limit}; last: {last}",
         )
     elif fruitless > _FRUITLESS_LIMIT:
         turn.end(
@@ -211,15 +222,16 @@ def _re_form(turn: Turn) -> None:
 def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
     state = turn.state
     message = worker_exit.error.message if worker_exit.error else "verification failed"
-    damaged = (*state.damaged, bad)
-    turn.set(damaged=damaged, newest=None if state.newest == bad else state.newest)
+    damaged = (*state.checkpoints.damaged, bad)
+    newest = None if turn.checkpoints.newest == bad else turn.checkpoints.newest
+    turn.checkpoints = replace(turn.checkpoints, damaged=damaged, newest=newest)
     turn.emit("checkpoint.damaged", name=bad, message=message)
     if state.incident is not None:
-        turn.set(incident=state.incident.model_copy(update={"quiesced_at": turn.now}))
-    if state.desired is Desired.PAUSE:
+        turn.incident = replace(state.incident, quiesced_at=turn.now)
+    if state.target.desired is Desired.PAUSE:
         turn.end(EndReason.PAUSED, "paused on request")
         return
-    turn.enter(Stage.FALLING_BACK)
+    turn.enter(FallingBack(since=turn.now))
     turn.do(ForgetDamaged(bad, message), FindCheckpoint(excluding=damaged))
 
 

@@ -1,0 +1,139 @@
+"""The stages of an attempt, the table of transitions between them, and what each stage alone has to know.
+
+Attempt.current holds one of the classes below. A field that has a meaning in one stage only cannot be read in another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shoal_workers.contract.spec import ParallelismSpec
+
+
+class Stage(StrEnum):
+    """Where the attempt stands. The diagram in docs/architecture.md is generated from TRANSITIONS."""
+
+    OPENING = "opening"
+    """Reading which checkpoint is the newest."""
+    STARTING = "starting"
+    """Workers start; no group was formed yet."""
+    WAITING = "waiting"
+    """No group can form yet: too few workers are warm, a back-off runs, or snapshots are looked for. Has a deadline."""
+    FORMING = "forming"
+    """`run(generation)` was sent; the group forms and restores."""
+    RUNNING = "running"
+    QUIESCING = "quiescing"
+    """The group is lost: survivors are interrupted. The next group forms when every `run` has returned and the
+    snapshots in memory are known."""
+    SWITCHING = "switching"
+    """The group was asked to stop at the next step boundary (to grow, shrink or pause), or its workers are leaving
+    after the last step."""
+    COMMITTING = "committing"
+    """Every worker of the group has left `run` as planned; the durable checkpoint of that step is being committed."""
+    FALLING_BACK = "falling_back"
+    """The checkpoint to restore was damaged; looking for the one before it."""
+    ENDED = "ended"
+
+
+TRANSITIONS: dict[Stage, frozenset[Stage]] = {
+    Stage.OPENING: frozenset({Stage.STARTING, Stage.ENDED}),
+    Stage.STARTING: frozenset({Stage.FORMING, Stage.ENDED}),
+    Stage.WAITING: frozenset({Stage.FORMING, Stage.ENDED}),
+    Stage.FORMING: frozenset({Stage.RUNNING, Stage.SWITCHING, Stage.QUIESCING, Stage.ENDED}),
+    Stage.RUNNING: frozenset({Stage.SWITCHING, Stage.QUIESCING, Stage.ENDED}),
+    Stage.SWITCHING: frozenset({Stage.QUIESCING, Stage.COMMITTING, Stage.FORMING, Stage.WAITING, Stage.ENDED}),
+    Stage.QUIESCING: frozenset({Stage.FORMING, Stage.WAITING, Stage.FALLING_BACK, Stage.COMMITTING, Stage.ENDED}),
+    Stage.COMMITTING: frozenset({Stage.FORMING, Stage.WAITING, Stage.ENDED}),
+    Stage.FALLING_BACK: frozenset({Stage.FORMING, Stage.WAITING, Stage.ENDED}),
+    Stage.ENDED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AnyStage:
+    since: float
+    """When the stage began, wall-clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening(_AnyStage):
+    stage: Literal[Stage.OPENING] = Stage.OPENING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting(_AnyStage):
+    stage: Literal[Stage.STARTING] = Stage.STARTING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(_AnyStage):
+    recall_until: float | None = None
+    """Until then the next group waits for workers that were sent to nodes with unreported snapshots; None: none were
+    sent. See group/recall.py."""
+    stage: Literal[Stage.WAITING] = Stage.WAITING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming(_AnyStage):
+    stage: Literal[Stage.FORMING] = Stage.FORMING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """What the layout depends on while an attempt lasts; the rest of the spec cannot change."""
+
+    num_workers: int
+    parallelism: Literal["auto"] | ParallelismSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running(_AnyStage):
+    draining_since: float | None = None
+    """Since when a worker of the group has to leave; None: all may stay."""
+    kept_layout_for: PlanInputs | None = None
+    """The last inputs for which a layout was planned and the group kept its own; not planned for again."""
+    stage: Literal[Stage.RUNNING] = Stage.RUNNING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quiescing(_AnyStage):
+    interrupt_at: float | None = None
+    """The workers of the group are not interrupted before this time; None: they have been interrupted."""
+    interrupted_at: float | None = None
+    acknowledged: tuple[int, ...] = ()
+    """Indexes of the workers that have acknowledged the interrupt."""
+    durable: bool
+    """As in Switching: what the group had been asked for before it was lost."""
+    stage: Literal[Stage.QUIESCING] = Stage.QUIESCING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switching(_AnyStage):
+    durable: bool
+    """The next group starts from a durable checkpoint of the step boundary; False: from its snapshot in memory."""
+    stage: Literal[Stage.SWITCHING] = Stage.SWITCHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committing(_AnyStage):
+    stage: Literal[Stage.COMMITTING] = Stage.COMMITTING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallingBack(_AnyStage):
+    stage: Literal[Stage.FALLING_BACK] = Stage.FALLING_BACK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(_AnyStage):
+    stage: Literal[Stage.ENDED] = Stage.ENDED
+
+
+CurrentStage = Annotated[
+    Opening | Starting | Waiting | Forming | Running | Quiescing | Switching | Committing | FallingBack | Ended,
+    Field(discriminator="stage"),
+]
