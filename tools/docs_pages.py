@@ -2,7 +2,8 @@
 
 - docs/reference/spec.md lists every key of a job spec, from the schema of `JobSpec`;
 - docs/reference/metrics.md lists every metric, from its declaration;
-- the state diagram in docs/architecture.md is the table of transitions of the attempt machine.
+- the state diagram in docs/architecture.md is the table of transitions of the attempt machine;
+- the table of causes there is the table of faults.
 
 Tests compare the committed pages with what this makes, so they cannot fall behind the code.
 """
@@ -15,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from shoal_service.core.attempt.faults.table import FAULTS, Budget
 from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry import metric_names
@@ -30,20 +32,48 @@ def main() -> None:
     (DOCS / "reference" / "spec.md").write_text(spec_page(), encoding="utf-8")
     (DOCS / "reference" / "metrics.md").write_text(metrics_page(), encoding="utf-8")
     page = DOCS / "architecture.md"
-    page.write_text(with_stage_diagram(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(with_fault_table(with_stage_diagram(page.read_text(encoding="utf-8"))), encoding="utf-8")
 
 
 def with_stage_diagram(page: str) -> str:
-    """docs/architecture.md with its state diagram made anew; everything else is written by hand."""
-    before, rest = page.split(_DIAGRAM_BEGIN)
-    after = rest.split(_DIAGRAM_END)[1]
-    return f"{before}{_DIAGRAM_BEGIN}\n{_stage_diagram()}{_DIAGRAM_END}{after}"
+    """docs/architecture.md with a new state diagram."""
+    return _with_section(page, _DIAGRAM_BEGIN, _stage_diagram(), _DIAGRAM_END)
+
+
+def with_fault_table(page: str) -> str:
+    """docs/architecture.md with a new table of faults."""
+    return _with_section(page, _FAULTS_BEGIN, fault_table(), _FAULTS_END)
+
+
+def _with_section(page: str, begin: str, section: str, end: str) -> str:
+    """The page with what stands between the two marks replaced; everything else is written by hand."""
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{section}{end}{rest.split(end)[1]}"
 
 
 _DIAGRAM_BEGIN = (
     "<!-- stages: made by tools/docs_pages.py from TRANSITIONS in core/attempt/state/stages.py; run `make docs` -->"
 )
 _DIAGRAM_END = "<!-- end of stages -->"
+
+
+_FAULTS_BEGIN = (
+    "<!-- faults: made by tools/docs_pages.py from FAULTS in core/attempt/faults/table.py; run `make docs` -->"
+)
+_FAULTS_END = "<!-- end of faults -->"
+
+
+def fault_table() -> str:
+    """One row per incident cause."""
+    lines = [
+        "| cause | witness | at fault | action | probation of the node | snapshots in memory | budget | in words |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for cause, f in FAULTS.items():
+        budget = "none" if f.budget is Budget.NONE else ", ".join(f"`{key}`" for key in f.budget.split(", "))
+        row = (f"`{cause}`", f.witness, f.blames, f.action, f.probation, f.memory, budget, f.words)
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _stage_diagram() -> str:

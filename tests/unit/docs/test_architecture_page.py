@@ -27,6 +27,10 @@ def test_the_committed_diagram_is_up_to_date(generate: ModuleType) -> None:
     assert generate.with_stage_diagram(PAGE) == PAGE, "run `make docs`"
 
 
+def test_the_committed_table_of_faults_is_up_to_date(generate: ModuleType) -> None:
+    assert generate.with_fault_table(PAGE) == PAGE, "run `make docs`"
+
+
 def test_the_diagram_shows_every_transition_but_the_ends() -> None:
     for stage, followers in TRANSITIONS.items():
         for after in followers - {Stage.ENDED}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shoal_service.core.attempt.faults.table import FAULTS, Memory
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.attempt.state.worker import Worker
@@ -11,14 +12,13 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
-_DEATHS = (IncidentCause.WORKER_DIED, IncidentCause.NODE_DIED)
-
 
 def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: Worker | None) -> None:
     """Open the incident, or add to the one that is open.
 
     `worker`: the one that is gone; None where the group broke and nobody is known to be gone.
     """
+    distrust_memory(turn, cause)
     state = turn.state
     rank = None if worker is None else state.group.rank_of(worker.index)
     ranks = () if rank is None else (rank,)
@@ -64,10 +64,16 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
     turn.show_incident()
 
 
+def distrust_memory(turn: Turn, cause: IncidentCause) -> None:
+    """If the cause says so, no snapshot up to this generation is read any more."""
+    if FAULTS[cause].memory is Memory.DISTRUSTED:
+        turn.snapshots = replace(turn.snapshots, oldest_generation=turn.group.generation + 1)
+
+
 def date_death(turn: Turn, worker_id: str, died_at: float) -> None:
     """The worker's own death is a later sign than its last beat, if the open incident is about nothing else."""
     incident = turn.incident
-    if incident is None or incident.cause not in _DEATHS or worker_id not in incident.worker_ids:
+    if incident is None or not FAULTS[incident.cause].is_death or worker_id not in incident.worker_ids:
         return
     if max(0.0, incident.last_sign_at or 0.0) < died_at <= incident.at:
         turn.incident = replace(incident, last_sign_at=died_at)

@@ -30,5 +30,4 @@ def suspect_named(turn: Turn, item: ReplayMismatch) -> None:
         f"rank {item.rank} computes wrong: {item.message}; snapshots in memory may carry its errors, so the state "
         "comes from the newest durable checkpoint"
     )
-    turn.snapshots = replace(turn.snapshots, oldest_generation=state.group.generation + 1)
     leaving.evict(turn, state.group.workers[item.rank], IncidentCause.CORRUPTED, "replay", message)

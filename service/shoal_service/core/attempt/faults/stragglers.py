@@ -12,8 +12,10 @@ import statistics
 from dataclasses import replace
 
 from shoal_service.core.attempt.faults import suspicion
+from shoal_service.core.attempt.faults.table import FAULTS
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import StepReport
 
 _PAUSE = 10
@@ -73,7 +75,7 @@ def _name(turn: Turn, index: int, report: StepReport) -> None:
     )
     turn.pool = turn.pool.with_worker(replace(worker, slow_until=turn.now + state.config.timeouts.start_s))
     if suspicion.is_alone(state, node_id, besides=index):
-        suspicion.suspect(turn, node_id, "its only worker computes too slowly for the others")
+        suspicion.suspect(turn, node_id, FAULTS[IncidentCause.STRAGGLER].words)
 
 
 def _median_of_others(report: StepReport, rank: int) -> float:

@@ -1,7 +1,8 @@
-"""Which nodes are suspected: the control plane puts them on probation, and nothing of ours is placed there meanwhile.
+"""Which nodes are suspected. The control plane puts such a node on probation, and no worker starts there meanwhile.
 
-A node is told from its workers by its other workers: while one of them answers, the node is not at fault. And on
-such thin evidence it is never suspected where there is no other node to go to: better to stay than to wait.
+`leaving` and `stragglers` call this; the column `probation` of the table of faults says for which causes. While another
+worker of the job answers from the node, the worker is at fault and not the node. A node is never suspected if no worker
+answers from another one: a job on a doubtful node makes progress, a job without a node does not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from shoal_service.core.attempt.commands import SuspectNode
-from shoal_service.core.attempt.faults.actions import RESPONSES, Suspicion
+from shoal_service.core.attempt.faults.table import FAULTS, Probation
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.health import NodeLoss
 from shoal_service.core.attempt.state.worker import Worker
@@ -18,25 +19,26 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
 
 REPEATED = 3
-"""Workers that a node loses ..."""
+"""A node that loses this many workers ..."""
 WINDOW_S = 600.0
-"""... within so long; and the other nodes none, or few."""
+"""... within this time is suspected, if every other node has lost at most a third as many."""
 _ONCE_S = 60.0
-"""The workers of a node are lost one after the other; that is one suspicion."""
+"""A node that fails loses its workers one after the other; within this time that is one suspicion."""
 
 
-def process_was_lost(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
+def worker_was_lost(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
     """Called once the worker is gone from the state."""
+    fault = FAULTS[cause]
     node_id = worker.info.node_id if worker.info is not None else ""
-    if not node_id or cause is IncidentCause.PREEMPTED:
+    if not node_id or fault.probation is Probation.NEVER:
         return
     recent = tuple(loss for loss in turn.health.losses if turn.now - loss.at < WINDOW_S)
     turn.health = replace(turn.health, losses=(*recent, NodeLoss(node_id=node_id, at=turn.now)))
-    match RESPONSES[cause].suspicion:
-        case Suspicion.ALWAYS:
-            suspect(turn, node_id, RESPONSES[cause].words)
-        case Suspicion.ALONE if is_alone(turn.state, node_id):
-            suspect(turn, node_id, f"{RESPONSES[cause].words}; no other worker answers from there")
+    match fault.probation:
+        case Probation.ALWAYS:
+            suspect(turn, node_id, fault.words)
+        case Probation.ALONE if is_alone(turn.state, node_id):
+            suspect(turn, node_id, f"{fault.words}; no other worker answers from there")
         case _ if _loses_too_many(turn.state, node_id):
             reason = f"{REPEATED} workers lost within {WINDOW_S / 60:.0f} minutes, and other nodes hardly lost any"
             suspect(turn, node_id, reason)

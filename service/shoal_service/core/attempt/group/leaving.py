@@ -10,23 +10,14 @@ from dataclasses import replace
 from shoal_service.core.attempt import nodes, worker_pool
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_service.core.attempt.faults import hangs, suspicion
-from shoal_service.core.attempt.faults.blame import blame
+from shoal_service.core.attempt.faults.blame import blame, distrust_memory
+from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS
 from shoal_service.core.attempt.group import holdings, outcome, recall
 from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind, WorkerExit
-
-_SUSPICIONS = {
-    ExitKind.COLLECTIVE_FAILED: IncidentCause.COLLECTIVE_FAILED,
-    ExitKind.FORM_FAILED: IncidentCause.FORM_FAILED,
-    ExitKind.SNAPSHOT_LOST: IncidentCause.SNAPSHOT_LOST,
-    ExitKind.DAMAGED_CHECKPOINT: IncidentCause.DAMAGED_CHECKPOINT,
-}
-
-_TAKEN = (IncidentCause.WORKER_DIED, IncidentCause.NODE_DIED, IncidentCause.UNREACHABLE)
-"""How it looks when a worker is taken away that was about to leave."""
 
 
 def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
@@ -35,10 +26,11 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
     if turn.pool.worker(index) is None:
         return
     worker = turn.drop_worker(index)
-    if cause in _TAKEN and nodes.leave_of(turn.state, worker) is not None:
+    if FAULTS[cause].is_preemption_after_notice and nodes.leave_of(turn.state, worker) is not None:
         cause = IncidentCause.PREEMPTED
     turn.emit("worker.lost", worker_id=worker.worker_id, rank=turn.group.rank_of(index), cause=cause, message=message)
-    suspicion.process_was_lost(turn, worker, cause)
+    distrust_memory(turn, cause)
+    suspicion.worker_was_lost(turn, worker, cause)
     if not worker.warm:
         worker_pool.start_died(turn, worker, message)
     elif worker.in_run and turn.state.group_active:
@@ -74,8 +66,8 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
     elif turn.stage is not Stage.QUIESCING and turn.state.group_active:
         detail = worker_exit.error.message if worker_exit.error else str(worker_exit.kind)
         witness = f"rank {worker_exit.rank}"
-        if worker_exit.kind in _SUSPICIONS:
-            _lose(turn, _SUSPICIONS[worker_exit.kind], witness, detail, None)
+        if worker_exit.kind in CAUSE_OF_EXIT:
+            _lose(turn, CAUSE_OF_EXIT[worker_exit.kind], witness, detail, None)
         else:
             if worker_exit.kind is ExitKind.STORAGE_FAILED:
                 turn.emit("checkpoint.failed", rank=worker_exit.rank, step=worker_exit.step, message=detail)

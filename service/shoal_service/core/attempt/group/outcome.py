@@ -124,7 +124,6 @@ def _not_finite(turn: Turn, worker_exit: WorkerExit) -> None:
         blame(turn, IncidentCause.NON_FINITE, f"rank {worker_exit.rank}", message, None)
         turn.budgets = replace(turn.budgets, rollbacks=turn.budgets.rollbacks + 1)
         turn.history = replace(turn.history, skip_steps=(*(s for s in turn.history.skip_steps if s != bad), bad))
-        turn.snapshots = replace(turn.snapshots, oldest_generation=turn.group.generation + 1)
         turn.emit("step.rolled_back", step=bad, to=state.checkpoints.durable_step, message=detail)
         _re_form(turn)
 

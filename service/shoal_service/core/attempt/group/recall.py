@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from shoal_service.core.attempt.faults.table import FAULTS, Memory
 from shoal_service.core.attempt.group.source import best_source, newest_kept
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Waiting
@@ -21,8 +22,6 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import IncidentCause
 
-_NODE_LIVES = (IncidentCause.WORKER_DIED, IncidentCause.STUCK, IncidentCause.HUNG)
-"""It was the worker alone."""
 _BEARABLE = 1
 """Steps that are done again rather than waited for."""
 
@@ -30,7 +29,9 @@ _BEARABLE = 1
 def note_loss(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
     """A member was lost before it could tell what lies in its node's memory."""
     known = turn.snapshots.unreported_nodes
-    if cause in _NODE_LIVES and worker.info is not None and worker.info.node_id not in known:
+    if FAULTS[cause].memory is not Memory.ON_NODE or worker.info is None:
+        return
+    if worker.info.node_id not in known:
         turn.snapshots = replace(turn.snapshots, unreported_nodes=(*known, worker.info.node_id))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_service.core.attempt.faults.actions import action_of
+from shoal_service.core.attempt.faults.table import FAULTS, Blame, action_of
 from shoal_workers.contract.job import IncidentCause
 
 
@@ -46,11 +46,7 @@ class Incident:
     @property
     def is_suspicion(self) -> bool:
         """The group broke, and nobody is known to be at fault: a better witness may still say who was."""
-        return not self.ranks and self.cause in (
-            IncidentCause.COLLECTIVE_FAILED,
-            IncidentCause.FORM_FAILED,
-            IncidentCause.SNAPSHOT_LOST,
-        )
+        return not self.ranks and FAULTS[self.cause].blames is Blame.UNKNOWN
 
     @property
     def action(self) -> str:

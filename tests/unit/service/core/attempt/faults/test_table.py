@@ -1,0 +1,50 @@
+"""The table of faults has a row for every cause, and what follows from a cause is what its row says."""
+
+from __future__ import annotations
+
+from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS, Blame, Memory, Probation, action_of
+from shoal_workers.contract.job import IncidentCause
+
+
+def test_every_cause_has_a_row_with_words() -> None:
+    assert list(FAULTS) == list(IncidentCause)
+    for fault in FAULTS.values():
+        assert fault.words and fault.witness
+        assert not fault.words.endswith(".") and "|" not in fault.words + fault.witness
+
+
+def test_each_way_to_leave_run_reports_one_cause() -> None:
+    kinds = [fault.exit_kind for fault in FAULTS.values() if fault.exit_kind is not None]
+    assert len(kinds) == len(set(kinds)) == len(CAUSE_OF_EXIT)
+
+
+def test_a_cause_that_blames_nobody_yet_loses_no_worker_and_suspects_no_node() -> None:
+    for fault in FAULTS.values():
+        if fault.blames is Blame.UNKNOWN:
+            assert fault.probation is Probation.NEVER and not fault.is_death and not fault.is_preemption_after_notice
+
+
+def test_the_snapshots_of_these_causes_are_not_trusted() -> None:
+    distrusted = {cause for cause, fault in FAULTS.items() if fault.memory is Memory.DISTRUSTED}
+    assert distrusted == {IncidentCause.CORRUPTED, IncidentCause.NON_FINITE}
+
+
+def test_the_nodes_of_these_causes_are_suspected() -> None:
+    suspected = {cause for cause, fault in FAULTS.items() if fault.probation in (Probation.ALONE, Probation.ALWAYS)}
+    assert suspected == {
+        IncidentCause.STUCK,
+        IncidentCause.HUNG,
+        IncidentCause.UNREACHABLE,
+        IncidentCause.NODE_DIED,
+        IncidentCause.CORRUPTED,
+        IncidentCause.STRAGGLER,
+    }
+
+
+def test_the_words_say_how_the_gap_was_filled() -> None:
+    died = IncidentCause.WORKER_DIED
+    assert action_of(died, 4, None, num_spares=0) == "restart worker"
+    assert action_of(died, 4, 3, num_spares=0) == "restart worker, shrink"
+    assert action_of(died, 4, 4, num_spares=1) == "restart worker, replace from standby"
+    assert action_of(IncidentCause.NODE_DIED, 4, 3, num_spares=1) == "exclude node, replace from standby, shrink"
+    assert action_of(IncidentCause.COLLECTIVE_FAILED, 4, 4, num_spares=0) == "re-form"
