@@ -1,1 +1,5 @@
-"""The `shoal` command. A thin client of the REST API: it parses, asks, prints, and decides nothing."""
+"""The `shoal` command: a thin client of the REST API.
+
+Inside: the commands, their output, the errors as people read them. Called by the console script `shoal` (`main.py`).
+Never decides anything about a job, and never loads torch or Ray: `shoal --help` must appear without a delay.
+"""

@@ -1,12 +1,12 @@
-"""Errors as a person reads them: one short sentence, and the way out. `explain` is the only place that translates.
+"""Errors as a person reads them: one short sentence and a hint. `explain` is the only place that converts errors.
 
 CliError
-  raised by the command line itself, and made by `explain` from
-    SpecError              a spec that is refused             -> exit code 2
+  raised by the commands, and made by `explain` from
+    SpecError              an invalid spec                    -> exit code 2
     CodeArchiveError       a working_dir that cannot be sent  -> 2
     SettingsError, StoreUnavailable                           -> 2
     client.ApiError        a problem document of the server   -> 4 (404), 2 (other 4xx), 1 (5xx)
-    client.Disconnected    nobody answers                     -> 3
+    client.Disconnected    no server answers                  -> 3
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CliError(Exception):
 
 
 def explain(error: Exception, url: str) -> CliError | None:
-    """The error for people, or None for one that nobody foresaw (a bug: `main` says how to see the traceback)."""
+    """The error for people; None if the error is unexpected, which is a bug in Shoal."""
     from shoal_api.client import ApiError, Disconnected
     from shoal_service.control.code_archive import CodeArchiveError
     from shoal_service.settings import SettingsError
@@ -56,7 +56,7 @@ def explain(error: Exception, url: str) -> CliError | None:
             return error
         case SpecError():
             return CliError(
-                "the spec is refused",
+                "the spec is not valid",
                 details=tuple(str(error).splitlines()),
                 hint="`shoal schema` prints every key with its meaning and default",
             )
@@ -80,9 +80,9 @@ def _from_problem(error: ApiError) -> CliError:
     elif problem.status < 500:
         exit_code, hint = ExitCode.USAGE, ""
     else:
-        exit_code, hint = ExitCode.FAILED, "the server's log says more"
+        exit_code, hint = ExitCode.FAILED, "the server's log has the cause"
         if problem.error_id:
-            hint += f"; look for {problem.error_id}"
+            hint += f" under {problem.error_id}"
     return CliError(
         f"{problem.title}: {problem.detail}",
         hint=hint,

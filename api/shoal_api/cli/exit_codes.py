@@ -6,17 +6,17 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """0 done; everything else says who has to act."""
+    """0 means done."""
 
     OK = 0
     FAILED = 1
-    """The job failed or was cancelled, two jobs have no parity, the demo or a check of the doctor did not pass, or the
-    server broke."""
+    """The job failed or was cancelled; the losses of two jobs differ by more than the tolerance; nothing fits (`plan`);
+    the demo or a check of the doctor failed; or the server had an internal error."""
     USAGE = 2
-    """Wrong options, a spec that is refused, or a request that does not fit the job's state."""
+    """Invalid options, an invalid spec, or a request that the job's state does not allow."""
     UNREACHABLE = 3
     """No server answers at --url."""
     NOT_FOUND = 4
     """No such job, or no such file."""
     INTERRUPTED = 130
-    """Ctrl-C. A followed job goes on."""
+    """Ctrl-C. A followed job continues."""

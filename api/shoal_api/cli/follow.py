@@ -1,10 +1,10 @@
-"""Follows a job to its end: events as they happen, progress twice a second. Never touches the job.
+"""Follows a job to its end: shows each event when it arrives, and the progress twice a second. Never changes the job.
 
-    pump thread   long-polls the events with its own client and puts them into a queue; reconnects by itself
-    caller        takes them out, asks for the job's status whenever nothing has come for half a second
+    pump thread   reads the event stream with its own client and puts the events into a queue; reconnects
+    caller        takes them from the queue; requests the job's status every half second
 
-The job does not need the follower, and the follower survives a restart of the control plane: events are numbered
-without gaps, so it goes on after the last one that it has shown.
+Called by `submit --follow`, `watch` and the demo. A restart of the control plane loses nothing: event numbers have no
+gaps, so the pump continues after the last event that it has read.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _TICK_S = 0.5
 _RETRY_S = 1.0
 _SERIES_EVERY_S = 2.0
 _PATIENCE_S = 60.0
-"""How long an unreachable server is asked again."""
+"""How long the follower retries while the server is unreachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """The server does not answer."""
+    """The server does not answer at the moment."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The history is complete, or cannot be read any further."""
+    """The history is complete, or an error prevents further reading."""
 
     error: Exception | None = None
 
@@ -55,9 +55,9 @@ def follow_job(
     after: int = 0,
     on_tick: Callable[[JobView], None] | None = None,
 ) -> JobView:
-    """Show a job until it has ended; return its last state. `on_tick` sees every status that is fetched.
+    """Show a job until it has ended; return its final state. `on_tick` is called with each status that is fetched.
 
-    Raises Disconnected when the server stays away for longer than a minute, and ApiError as the client does.
+    Raises Disconnected if the server is unreachable for longer than a minute, and ApiError as the client does.
     """
     items: queue.Queue[_Item] = queue.Queue()
     stop = threading.Event()
@@ -82,7 +82,7 @@ def _show(
 ) -> None:
     losses: Sequence[float] = ()
     next_series = next_status = time.monotonic()
-    away = False
+    is_away = False
     while True:
         now = time.monotonic()
         if now >= next_status:
@@ -93,7 +93,7 @@ def _show(
                     next_series = now + _SERIES_EVERY_S
                     losses = [point.loss for point in client.series(job_id)]
             except (Disconnected, ServerError):
-                pass  # the pump sees it too; it decides how long to wait
+                pass  # the pump has the same error; it decides how long to wait
             else:
                 screen.progress(job, losses, now)
                 if on_tick is not None:
@@ -104,16 +104,16 @@ def _show(
             continue
         match item:
             case EventView():
-                if away:
-                    screen.notice("the server is back", "good")
-                away = False
+                if is_away:
+                    screen.notice("the server answers again", "good")
+                is_away = False
                 screen.event(item)
             case _Lost(error):
-                if not away:
+                if not is_away:
                     screen.notice(
-                        f"the server does not answer ({error}); the job needs it not. Trying again ...", "warn"
+                        f"the server does not answer ({error}); the job continues without it. Trying again ...", "warn"
                     )
-                away = True
+                is_away = True
             case _End(error):
                 if error is not None:
                     raise error
@@ -137,12 +137,12 @@ def _pump(
                             return
                     items.put(_End())
                     return
-                except Disconnected as error:  # the client has tried several times by now
+                except Disconnected as error:  # after several retries of the client
                     now = time.monotonic()
                     lost_since = now if lost_since is None else lost_since
                     if now - lost_since > _PATIENCE_S:
                         raise
                     items.put(_Lost(error))
                     stop.wait(_RETRY_S)
-    except Exception as error:  # the boundary of this thread: whatever it is, the caller raises it
+    except Exception as error:  # the catch-all of this thread; the caller raises the error
         items.put(_End(error))

@@ -1,4 +1,7 @@
-"""The console script `shoal`: puts the commands together. `python -m shoal_api.cli.main` is the same."""
+"""The console script `shoal`: registers the commands. `python -m shoal_api.cli.main` does the same.
+
+tools/cli_page.py reads the same registry and writes docs/reference/cli.md.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,35 @@ from shoal_api.cli.commands import (
     submit,
 )
 
-_HELP = """Elastic training on Ray: jobs survive dead workers and finish with the undisturbed run's model.
+_HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
 
-`shoal demo` shows it. `shoal serve` starts a server, `shoal submit SPEC --follow` trains on it.
+`shoal demo` shows this. `shoal serve` starts a server; `shoal submit SPEC --follow` trains a job on it.
 """
 
 _SPECS = "Specs and data"
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Jobs": (
-        submit.submit, submit.watch, inspect.jobs, inspect.show, inspect.logs, inspect.events,
-        control.scale, control.relayout, control.pause, control.resume, control.cancel,
-        inspect.workers, incidents.incidents, goodput.goodput, parity.parity, inspect.checkpoints,
+        submit.submit,
+        submit.watch,
+        inspect.jobs,
+        inspect.show,
+        inspect.logs,
+        inspect.events,
+        control.scale,
+        control.relayout,
+        control.pause,
+        control.resume,
+        control.cancel,
+        inspect.workers,
+        incidents.incidents,
+        goodput.goodput,
+        parity.parity,
+        inspect.checkpoints,
         export.export,
     ),
     _SPECS: (specs.validate, plan.plan, plan.profile, specs.schema),
     "Server": (serve.serve, inspect.cluster, nodes.nodes, nodes.drain, check.demo, check.doctor, check.version),
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -45,7 +61,7 @@ def main() -> None:
 
 
 def build_app() -> typer.Typer:
-    """The commands, in the order in which the help shows them."""
+    """The commands, in the order in which the help lists them."""
     app = typer.Typer(
         help=_HELP,
         no_args_is_help=True,

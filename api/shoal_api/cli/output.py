@@ -1,7 +1,7 @@
-"""Where words go: results to standard output, progress and errors to standard error, `--json` as one document.
+"""Writes the output of a command: results to standard output, progress and errors to standard error.
 
-With `--json` standard output carries JSON only, whatever happens: a document, or one line per item where something is
-followed. Human text never mixes in.
+With `--json` standard output holds JSON only, in every case: one document, or one line per item of a stream.
+Called by every command through its `Session`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _PIPED_WIDTH = 200
-"""Columns when nobody looks: a table that wraps at 80 is useless to grep."""
+"""Columns when standard output is not a terminal: a table that wraps at 80 columns cannot be searched with grep."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One per command."""
+    """The output of one invocation of a command."""
 
     as_json: bool
 
@@ -40,11 +40,11 @@ class Output:
 
     @property
     def live(self) -> bool:
-        """A person watches: things may move."""
+        """Standard output is a terminal, so moving elements are allowed."""
         return not self.as_json and self.stdout.is_terminal
 
     def document(self, value: Any, text: Callable[[], RenderableType | Iterable[RenderableType]]) -> None:
-        """The result of a command. `text` is only called when people read it."""
+        """Write the result of a command. `text` is called only without `--json`."""
         if self.as_json:
             self._write(json.dumps(plain(value), indent=2))
             return
@@ -53,18 +53,18 @@ class Output:
             self.stdout.print(part)
 
     def line(self, value: Any, text: str, style: str = "plain") -> None:
-        """One item of a stream, written at once."""
+        """Write one item of a stream and flush it."""
         if self.as_json:
             self._write(json.dumps(plain(value), separators=(",", ":")))
         else:
             self.stdout.print(text, style=STYLES[style], soft_wrap=True)
 
     def say(self, text: str, style: str = "plain") -> None:
-        """Progress, for people, on standard error."""
+        """Write a progress message for people to standard error."""
         self.stderr.print(text, style=STYLES[style], soft_wrap=True)
 
     def fail(self, error: CliError) -> None:
-        """The error on standard error, and with `--json` as a document on standard output too."""
+        """Write the error to standard error; with `--json` also as a document to standard output."""
         if self.as_json:
             self._write(json.dumps(error.document()))
         self.say(f"error: {error.message}", "bad")
@@ -82,7 +82,7 @@ STYLES = {"plain": "", "good": "green", "warn": "yellow", "bad": "red", "dim": "
 
 
 def plain(value: Any) -> Any:
-    """Values, and containers of them, as JSON can hold them."""
+    """Convert models and containers to values that JSON can represent."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`--set key.path=value`: changes of a spec from the command line, applied before it is validated. Pure."""
+"""`--set key.path=value`: changes a spec on the command line before it is validated. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal_api.cli.errors import CliError
 def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """A copy of `spec` with every assignment made in order; values are read as YAML (`3`, `true`, `null`, `[a, b]`).
 
-    Sections on the way are created. Raises CliError for an assignment without `=`, and for a path that leads through
-    something that is not a section.
+    Missing sections of a path are created. Raises CliError for an assignment without `=`, and for a path through a
+    value that is not a section.
     """
     changed: dict[str, Any] = copy.deepcopy(dict(spec))
     for assignment in assignments:
@@ -43,8 +43,8 @@ def _assign(spec: dict[str, Any], keys: list[str], value: Any) -> None:
         section = here.setdefault(key, {})
         if not isinstance(section, dict):
             raise CliError(
-                f"--set {'.'.join(keys)}: {'.'.join(keys[: depth + 1])} is {section!r}, not a section of keys",
-                hint="remove it from the spec, or set it as a whole: --set parallelism='{dp_shard: 2}'",
+                f"--set {'.'.join(keys)}: {'.'.join(keys[: depth + 1])} is {section!r}, not a section with keys",
+                hint="remove it from the spec, or set the whole section: --set parallelism='{dp_shard: 2}'",
             )
         here = section
     here[keys[-1]] = value

@@ -1,4 +1,4 @@
-"""What a server says of its own readiness, in words. Reads /readyz without the retries of the client."""
+"""Reads `/readyz` of a server, without the retries of the client. Called by the doctor and the demo."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import httpx
 
 
 def waits_for(url: str) -> str | None:
-    """What a server that answers is still waiting for; None: it is ready. Raises httpx.TransportError, InvalidURL."""
-    answer = _ask(url)
+    """What a running server waits for before it is ready; None if it is. Raises httpx.TransportError, InvalidURL."""
+    answer = _get(url)
     if answer.status_code == 200:
         return None
     try:
@@ -15,17 +15,17 @@ def waits_for(url: str) -> str | None:
         errors = [f"{error['path']}: {error['message']}" for error in document.get("errors", ())]
         return ", ".join(errors) or str(document["detail"])
     except (ValueError, AttributeError, KeyError, TypeError):
-        return f"an answer that Shoal would give (it is {answer.status_code})"
+        return f"a Shoal server (another program answers there, with status {answer.status_code})"
 
 
 def warns_of(url: str) -> tuple[str, ...]:
-    """What a server that is ready complains about. Raises httpx.TransportError, InvalidURL."""
-    answer = _ask(url)
+    """The warnings of a server that is ready. Raises httpx.TransportError, InvalidURL."""
+    answer = _get(url)
     try:
         return tuple(str(warning) for warning in answer.json().get("warnings", ()))
     except (ValueError, AttributeError, TypeError):
         return ()
 
 
-def _ask(url: str) -> httpx.Response:
+def _get(url: str) -> httpx.Response:
     return httpx.get(f"{url.rstrip('/')}/readyz", timeout=5.0, trust_env=False)

@@ -1,4 +1,4 @@
-"""JOB on the command line: an id, the beginning of an id that only one job has, or a name that only one job has."""
+"""Resolves JOB on the command line: an id, a unique beginning of an id, or a unique name. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SHOWN = 5
 
 
 def match_job(reference: str, jobs: Iterable[JobSummary]) -> JobSummary:
-    """The one job that is meant. An exact id wins over names, an exact name over beginnings of ids.
+    """The job that `reference` names. An exact id has priority over a name, and a name over the beginning of an id.
 
-    Raises CliError when no job fits (exit code 4) or several do (exit code 2); it lists them.
+    Raises CliError if no job matches (exit code 4) or several do (exit code 2); the error lists them.
     """
     known = list(jobs)
     for candidates in (
@@ -39,10 +39,10 @@ def _ambiguous(reference: str, candidates: list[JobSummary]) -> CliError:
     newest = sorted(candidates, key=lambda job: job.created_at, reverse=True)
     more = len(newest) - _SHOWN
     return CliError(
-        f"{reference!r} fits {len(newest)} jobs",
+        f"{reference!r} matches {len(newest)} jobs",
         details=(
             *(f"{job.id}  {job.name}  {job.state}" for job in newest[:_SHOWN]),
             *((f"... and {more} more",) if more > 0 else ()),
         ),
-        hint="use an id (the first one is the newest)",
+        hint="give an id; the first one listed is the newest",
     )

@@ -1,6 +1,6 @@
-"""What every command shares: its options, its client, and the one place where its errors end.
+"""What all commands share: common options, the client, and the handling of errors.
 
-Imports nothing heavy at the top: `shoal --help` has to be there before a finger has left the key.
+Called by every command. Never imports heavy modules at the top: `shoal --help` must appear without a delay.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from shoal_workers.contract.job import JobState
 
 DEFAULT_URL = "http://127.0.0.1:8470"
-"""The client's too; repeated here, because importing the client takes longer than showing the help."""
+"""Equal to the client's default; repeated here because importing the client takes longer than showing the help."""
 _NUM_RETRIES = 3
-"""Half a second: somebody who mistyped an address should not wait for the news."""
+"""Retries take half a second in all, so that a mistyped address is reported quickly."""
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON to standard output, nothing else.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Write only JSON to standard output.")]
 UrlOption = Annotated[str, typer.Option("--url", envvar="SHOAL_URL", help="Address of the Shoal server.")]
 JobArgument = Annotated[
-    str, typer.Argument(metavar="JOB", help="An id, the beginning of one, or a name that only one job has.")
+    str, typer.Argument(metavar="JOB", help="Id, unique beginning of an id, or unique name of a job.")
 ]
-SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help='A YAML or JSON file; "-" reads standard input.')]
+SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help='YAML or JSON file; "-" reads standard input.')]
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Session:
         from shoal_api.client.transport import RetryPolicy
 
         if not self.url.startswith(("http://", "https://")):
-            raise CliError(f"--url {self.url!r} is no address of a server", hint=f"for example: --url {DEFAULT_URL}")
+            raise CliError(f"--url {self.url!r} is not a valid URL", hint=f"for example: --url {DEFAULT_URL}")
 
         return Client(self.url, retry=RetryPolicy(num_retries=_NUM_RETRIES))
 
     def job_id(self, client: Client, reference: str) -> str:
-        """The id that JOB stands for. An id is looked up directly; only a name or a beginning reads the list."""
+        """The id of the job that `reference` names. An id is looked up directly; a name needs the list of jobs."""
         from shoal_api.cli.resolve import match_job
         from shoal_api.client import ApiError
 
@@ -67,7 +67,7 @@ class Session:
 
 @contextmanager
 def command(url: str, as_json: bool) -> Iterator[Session]:
-    """Runs a command's body; an error becomes short red text and an exit code. SHOAL_DEBUG=1 shows the traceback."""
+    """Run a command's body. An error becomes a short red text and an exit code; SHOAL_DEBUG=1 shows the traceback."""
     from shoal_api.cli.errors import explain
     from shoal_api.cli.output import Output
 
@@ -82,22 +82,22 @@ def command(url: str, as_json: bool) -> Iterator[Session]:
         if os.environ.get("SHOAL_DEBUG") == "1":
             raise
         known = explain(error, url)
-        session.output.fail(known or _unforeseen(error))
+        session.output.fail(known or _unexpected(error))
         raise typer.Exit(known.exit_code if known else ExitCode.FAILED) from None
 
 
 def exit_code_of(state: JobState) -> ExitCode:
-    """For commands that wait for a job's end."""
+    """The exit code of a command that waited for the end of a job."""
     from shoal_workers.contract.job import JobState
 
     return ExitCode.FAILED if state in (JobState.FAILED, JobState.CANCELLED) else ExitCode.OK
 
 
-def _unforeseen(error: Exception) -> CliError:
+def _unexpected(error: Exception) -> CliError:
     from shoal_api.cli.errors import CliError
 
     return CliError(
         f"{type(error).__name__}: {error}",
-        hint="this is a bug; SHOAL_DEBUG=1 shows where",
+        hint="this is a bug; SHOAL_DEBUG=1 shows the traceback",
         exit_code=ExitCode.FAILED,
     )

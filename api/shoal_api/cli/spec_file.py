@@ -1,6 +1,6 @@
-"""Reads a spec from a YAML or JSON file, or from standard input, and makes it ready to submit.
+"""Reads a spec from a YAML or JSON file or from standard input, and prepares it for submission.
 
-Paths in `code.working_dir` are taken relative to the file that names them, as everybody expects who has moved a spec.
+A relative `code.working_dir` starts at the directory of the file that names it, so a spec can be moved with its code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def load_spec(source: str, assignments: Iterable[str] = (), name: str | None = N
     """The decoded document of `source` ("-": standard input), with `--set` and `--name` applied. Not yet validated."""
     text = sys.stdin.read(_MAX_BYTES + 1) if source == "-" else _read(Path(source))
     if len(text) > _MAX_BYTES:
-        raise CliError(f"the spec {source} is larger than {_MAX_BYTES} bytes", hint="is it really a job spec?")
+        raise CliError(f"the spec {source} is larger than {_MAX_BYTES} bytes", hint="check that it is a job spec")
     document = decode_spec(text, source)
     if source != "-":
         document = _with_absolute_code(document, Path(source).resolve().parent)
@@ -32,13 +32,13 @@ def load_spec(source: str, assignments: Iterable[str] = (), name: str | None = N
 
 
 def decode_spec(text: str, source: str) -> dict[str, Any]:
-    """Decode YAML (JSON is a part of it); the error names the line."""
+    """Decode YAML, of which JSON is a subset. The error names line and column."""
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be decoded"
+        problem = getattr(error, "problem", None) or "syntax error"
         raise CliError(f"{source} is not YAML or JSON: {problem}{where}", hint="check the indentation there") from None
     if not isinstance(document, dict):
         shown = "empty" if document is None else f"a {type(document).__name__}"
@@ -51,7 +51,7 @@ def _read(path: Path) -> str:
         with path.open(encoding="utf-8") as file:
             return file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="give the spec's path") from None
+        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"cannot read {path}: {error}", hint="give a readable YAML or JSON file") from None
 

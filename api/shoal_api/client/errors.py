@@ -2,10 +2,10 @@
 
 ClientError
 |-- Disconnected            the service cannot be reached, after retries
-|-- WaitTimeout             `wait` reached its time-out; carries the job as it was last seen
-`-- ApiError                the service answered with a problem document
+|-- WaitTimeout             `wait` reached its timeout; has the last known state of the job
+`-- ApiError                the service returned a problem document
     |-- BadRequest              400, 403, 413, 415, 422
-    |   `-- InvalidSpec         `problem.errors` says everything that is wrong
+    |   `-- InvalidSpec         `problem.errors` lists everything that is wrong
     |-- NotFound                404
     |-- Conflict                409
     |-- PreconditionFailed      412
@@ -21,7 +21,7 @@ from shoal_service.views import JobView
 
 
 class ClientError(Exception):
-    """Root of everything that the client raises by itself."""
+    """Root of the errors that the client defines."""
 
 
 class Disconnected(ClientError):
@@ -31,7 +31,7 @@ class Disconnected(ClientError):
         self.cause = cause
 
     def __str__(self) -> str:
-        return f"The service at {self.url} cannot be reached ({self.cause}). Is it running? `shoal serve` starts one."
+        return f"The service at {self.url} cannot be reached ({self.cause}). `shoal serve` starts one."
 
 
 class WaitTimeout(ClientError):
@@ -45,7 +45,7 @@ class WaitTimeout(ClientError):
 
 
 class ApiError(ClientError):
-    """`problem` is the whole document; `code` is stable and made to be compared."""
+    """`problem` is the whole document; programs compare `code`, which is stable."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -86,7 +86,7 @@ class ServerError(ApiError):
 
 
 def error_of(response: httpx.Response) -> ApiError:
-    """The exception for an answer of 400 or more; its body has been read."""
+    """The exception for a response with status 400 or above, whose body has been read."""
     problem = _problem_of(response)
     if problem.code == "invalid-spec":
         return InvalidSpec(problem)
@@ -98,12 +98,12 @@ def error_of(response: httpx.Response) -> ApiError:
 def _problem_of(response: httpx.Response) -> Problem:
     try:
         return Problem.model_validate_json(response.content)
-    except ValueError:  # not from the service itself: a proxy, or the HTTP server below it
+    except ValueError:  # the response comes from a proxy or from the HTTP server itself
         return Problem(
             type="about:blank",
             title=response.reason_phrase or "HTTP error",
             status=response.status_code,
-            detail=f"The answer is no problem document: {response.text[:200]!r}",
+            detail=f"The response is not a problem document: {response.text[:200]!r}",
             instance=response.url.path,
             code=f"http-{response.status_code}",
         )

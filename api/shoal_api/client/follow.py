@@ -1,4 +1,4 @@
-"""Follows a server-sent event stream over broken connections: nothing twice, nothing left out, in order."""
+"""Follows a server-sent event stream across broken connections: every event once and in order."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ServerSentEvent:
 
 
 def follow(transport: Transport, path: str, params: Mapping[str, Any]) -> Iterator[ServerSentEvent]:
-    """All events of a numbered stream, until its `end` event, which is not given out.
+    """Yield all events of a numbered stream until its `end` event, which is not yielded.
 
-    A broken stream is opened again from the last number that was given out (Last-Event-ID). It gives up only after
-    several failures in a row without a single event.
+    A broken stream is reopened after the last number that was yielded (Last-Event-ID). The function gives up after
+    several failures in a row without an event in between.
 
     Raises:
         ApiError, Disconnected
@@ -57,7 +57,7 @@ def follow(transport: Transport, path: str, params: Mapping[str, Any]) -> Iterat
 
 
 def parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
-    """Events of a stream, as the WHATWG HTML standard (9.2.6) reads them; a cut-off one at the end is dropped."""
+    """Parse a stream as the WHATWG HTML standard (9.2.6) defines it; an incomplete event at the end is dropped."""
     event_id, event = "", ""
     data: list[str] = []
     for line in lines:
@@ -77,7 +77,7 @@ def parse(lines: Iterator[str]) -> Iterator[ServerSentEvent]:
 
 
 def lines_of(chunks: Iterator[bytes]) -> Iterator[str]:
-    """Lines that end in LF and nothing else: the text may hold other characters that Unicode calls line ends."""
+    """Split at LF only: the text may contain other characters that Unicode defines as line ends."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

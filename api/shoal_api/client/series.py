@@ -1,4 +1,4 @@
-"""Reads the resources with numbers that may not be finite, for which JSON has null: the series, and two compared."""
+"""Parses series and parity reports. JSON has null for a number that is not finite; here it becomes NaN or infinity."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _COMPARED = {"loss": math.nan, "against": math.nan, "abs_diff": math.inf, "rel_d
 
 
 def parse_series(body: bytes) -> tuple[SeriesPoint, ...]:
-    """Points of an answer; a loss or gradient norm that was not finite is NaN again."""
+    """The points of a response. A loss or gradient norm of null becomes NaN."""
     return tuple(_point(item) for item in json.loads(body)["items"])
 
 
 def parse_parity(body: bytes) -> ParityView:
-    """A report; a loss that was not finite is NaN again, a difference that was not is infinite."""
+    """A parity report. A loss of null becomes NaN, a difference of null becomes infinity."""
     report = json.loads(body)
     if report["steps_compared"]:
         report |= {key: math.inf for key in _LARGEST if report[key] is None}
@@ -26,10 +26,6 @@ def parse_parity(body: bytes) -> ParityView:
         {key: _COMPARED.get(key) if value is None else value for key, value in p.items()} for p in report["points"]
     ]
     return ParityView.model_validate(report | {"points": points})
-
-
-def _filled(point: dict[str, float | None]) -> dict[str, float]:
-    return {key: value for key, value in _COMPARED.items() if point[key] is None}
 
 
 def _point(item: dict[str, float | None]) -> SeriesPoint:

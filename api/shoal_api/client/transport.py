@@ -1,7 +1,7 @@
-"""Requests over one pooled HTTP connection set, with retries where a repeated request cannot do harm.
+"""Sends requests over a pool of HTTP connections and retries the idempotent ones.
 
-A request is repeated when the connection failed or the service said 503, with exponential back-off and jitter. POSTs
-are repeated only when the caller says that they are idempotent. Thread-safe, as httpx.Client is.
+A request is repeated if the connection fails or the service returns 503, with exponential back-off and jitter. It is
+not repeated if the caller passes `idempotent=False`. Thread-safe, as httpx.Client is.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from shoal_api.client.errors import Disconnected, error_of
 _UNAVAILABLE = 503
 _LONG_POLL_MARGIN_S = 10.0
 _STREAM_SILENCE_S = 45.0
-"""The service sends a heartbeat every 15 s; a stream that is silent for longer has lost its peer."""
+"""The service sends a heartbeat every 15 s; a stream without data for this long is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often an idempotent request is repeated, and how long to wait before: `first_s` x 2^n, at most `most_s`."""
+    """Number of retries of an idempotent request, and their delays: `first_s` x 2^n, at most `most_s` seconds."""
 
     num_retries: int = 5
     first_s: float = 0.1
     most_s: float = 3.0
 
     def delay_s(self, failures: int, spread: float) -> float:
-        """Before the next try after so many failures in a row; `spread` in [0, 1) keeps clients apart."""
+        """Delay after `failures` failures in a row; a random `spread` in [0, 1) keeps clients apart."""
         return min(self.most_s, self.first_s * 2.0**failures) * (0.5 + spread / 2)
 
 
@@ -62,11 +62,11 @@ class Transport:
         idempotent: bool = True,
         wait_s: float = 0.0,
     ) -> httpx.Response:
-        """The answer, if it is below 400.
+        """Send a request and return the response, whose status is below 400.
 
         Raises:
-            ApiError: the service refused.
-            Disconnected: no answer, after retries.
+            ApiError: the status is 400 or above.
+            Disconnected: no response after all retries.
         """
         timeout_s = max(self._timeout_s, wait_s + _LONG_POLL_MARGIN_S) if wait_s else self._timeout_s
         failures = 0
@@ -88,7 +88,7 @@ class Transport:
 
     @contextmanager
     def stream(self, path: str, params: Mapping[str, Any], headers: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """An open stream; a connection that fails raises httpx.TransportError, at the start or while it is read."""
+        """Open a stream. A failing connection raises httpx.TransportError, at the start or during reading."""
         timeout = httpx.Timeout(self._timeout_s, read=_STREAM_SILENCE_S)
         with self._http.stream("GET", path, params=_given(params), headers=headers, timeout=timeout) as response:
             if response.status_code >= 400:
@@ -97,7 +97,7 @@ class Transport:
             yield response
 
     def back_off(self, failures: int) -> None:
-        """Wait before a repetition; ends early when the client is closed."""
+        """Wait before a retry; returns early if the client is closed."""
         self._closed.wait(self._retry.delay_s(failures, random.random()))
 
     def gives_up(self, failures: int) -> bool:

@@ -1,1 +1,5 @@
-"""`shoal demo`: a real run as a stranger would see it. Everything it does goes through the public command and API."""
+"""`shoal demo`: trains a job that loses a worker, and compares it with an undisturbed run.
+
+Called by `shoal demo` (cli/commands/check.py). Inside: the run, the server's process, the checks, the report.
+Never uses anything but the public command and the public API, so that it shows what a user sees.
+"""

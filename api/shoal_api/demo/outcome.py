@@ -1,4 +1,4 @@
-"""What the demo found out, and whether that is what Shoal promises. Pure: series and events in, a verdict out."""
+"""The measured results of the demo, and the checks that they must pass. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shoal_workers.contract.job import JobState
 
 @dataclass(frozen=True, slots=True)
 class LossComparison:
-    """Two runs, step by step."""
+    """The losses of two runs, compared step by step."""
 
     num_steps: int
     """Steps that both runs have."""
     missing: tuple[int, ...]
-    """Steps that only one of them has."""
+    """Steps that only one of the runs has."""
     max_abs_diff: float | None
-    """None: no step in common, or a loss that is not finite."""
+    """None if the runs have no step in common or a loss is not finite."""
     worst_step: int | None
 
 
@@ -32,9 +32,9 @@ class DemoOutcome:
     steps: int
     world_sizes: tuple[int, ...]
     layouts: tuple[str, ...]
-    """Over the run, one entry per change."""
+    """The layouts over the run, one entry per change."""
     survivors: tuple[int, ...]
-    """Pids of the workers that trained before the kill, and in the smaller group after it."""
+    """Pids of the workers that trained before the kill and in the smaller group after it."""
     incidents: tuple[IncidentView, ...]
     comparison: LossComparison
     val_bits_per_byte: float | None
@@ -54,28 +54,26 @@ class DemoOutcome:
         }
 
 
-def broken_promises(
+def failed_checks(
     outcome: DemoOutcome, *, workers: int, tolerance: float, layouts: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Everything that the run should have shown and did not; empty: the demo passed."""
+    """One message per failed check; empty if the demo passed."""
     broken = []
     expected = (workers, workers - 1, workers)
     if outcome.state != JobState.SUCCEEDED:
         broken.append(f"the disturbed job ended as {outcome.state}, not SUCCEEDED")
     if not contains_in_order(outcome.world_sizes, expected):
-        broken.append(f"the world sizes were {arrows(outcome.world_sizes)}; {arrows(expected)} was expected in them")
+        broken.append(f"the world sizes were {arrows(outcome.world_sizes)}; expected {arrows(expected)} among them")
     if not contains_in_order(outcome.layouts, layouts):
-        broken.append(f"the layouts were {arrows(outcome.layouts)}; {arrows(layouts)} was expected in them")
+        broken.append(f"the layouts were {arrows(outcome.layouts)}; expected {arrows(layouts)} among them")
     if len(outcome.survivors) < workers - 1:
-        broken.append(
-            f"{len(outcome.survivors)} processes trained before and after the kill; {workers - 1} were to survive it"
-        )
+        broken.append(f"{len(outcome.survivors)} workers trained before and after the kill; expected {workers - 1}")
     if not outcome.incidents:
-        broken.append("no incident was recorded, although a shard was killed")
+        broken.append("no incident was recorded although a worker was killed")
     diff = outcome.comparison.max_abs_diff
     if outcome.comparison.missing:
         steps = ", ".join(str(step) for step in outcome.comparison.missing[:5])
-        broken.append(f"{len(outcome.comparison.missing)} steps are in one run only: {steps} ...")
+        broken.append(f"{len(outcome.comparison.missing)} steps are in only one of the runs: {steps} ...")
     if diff is None:
         broken.append("the losses of the two runs cannot be compared")
     elif not diff <= tolerance:
@@ -99,7 +97,7 @@ def compare_losses(disturbed: Iterable[SeriesPoint], undisturbed: Iterable[Serie
 
 
 def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
-    """The world sizes over the run, each once for as long as it lasted: one entry per change."""
+    """The world sizes over the run, one entry per change."""
     sizes: list[int] = []
     for event in sorted(events, key=lambda event: event.seq):
         if event.type == "generation.formed" and (not sizes or sizes[-1] != event.data["workers"]):
@@ -118,7 +116,7 @@ def layouts(events: Iterable[EventView]) -> tuple[str, ...]:
 
 
 def with_detection(incidents: Iterable[IncidentView], killed_at: float | None) -> tuple[IncidentView, ...]:
-    """Fill in how long the first one took to be noticed: only who sent the signal knows when it was sent."""
+    """Set the time to detect of the first incident. Only the demo knows when it sent the signal."""
     known = tuple(incidents)
     if killed_at is None or not known or known[0].detect_s is not None:
         return known

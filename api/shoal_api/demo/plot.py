@@ -1,4 +1,4 @@
-"""Two loss curves in one plot of characters. Pure."""
+"""Plots two loss curves with characters. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def plot_losses(
     width: int,
     height: int,
 ) -> list[str]:
-    """Lines of a plot, step to the right and loss upwards. `marks` are steps under which a one-letter mark is put.
+    """The lines of a plot; x is the step, y the loss. `marks` maps a step to the character that marks it on the x axis.
 
-    ● is a point of both runs, ▲ one of the disturbed run only, ▽ one of the undisturbed run only: equal runs show one
-    curve of dots, unequal ones fray.
+    ● is a point of both runs, ▲ one of the disturbed run only, ▽ one of the undisturbed run only. Two equal runs show
+    one curve of ●.
     """
     curves = [{step: loss for step, loss in curve.items() if math.isfinite(loss)} for curve in (disturbed, undisturbed)]
     steps = [step for curve in curves for step in curve]

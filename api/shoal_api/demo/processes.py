@@ -1,8 +1,8 @@
-"""Starts the demo's server, and leaves no process of it behind, however the demo ends.
+"""Starts the demo's server and ends all of its processes, however the demo ends.
 
-On Linux the demo becomes the reaper of everything below it (PR_SET_CHILD_SUBREAPER), so that even a process whose
-parent has gone is still found as its descendant; and the server gets SIGTERM when the demo itself is killed.
-Elsewhere the server's own process group is all that is swept.
+On Linux the demo becomes the subreaper of its descendants (PR_SET_CHILD_SUBREAPER), so a process whose parent has ended
+is still found among them, and the server receives SIGTERM if the demo is killed. On other systems only the server's
+process group is killed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _POLL_S = 0.05
 
 
 class ServerProcess:
-    """`shoal serve` in a process of its own; use `stop` in a `finally`."""
+    """A process of `shoal serve`. Call `stop` in a `finally` block."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, *, outlive: bool) -> None:
-        """`outlive`: the server stays when the demo's process is gone (`--keep`)."""
+        """`outlive`: the server keeps running after the demo has ended (`--keep`)."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 0 if outlive else 1)
         self._not_ours = set(descendants(os.getpid()))
         with log.open("wb") as file:
@@ -47,7 +47,7 @@ class ServerProcess:
         return self._process.poll()
 
     def wait(self, seconds: float) -> None:
-        """Return when it ends, or after so many seconds."""
+        """Return when the server ends, after `seconds` at the latest."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
@@ -55,11 +55,11 @@ class ServerProcess:
         return tuple(self.log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def owns(self, pid: int) -> bool:
-        """Whether `pid` is below the server: the demo never signals anything else."""
-        return pid in descendants(self.pid) or pid in self._below_the_demo()
+        """Whether `pid` is a descendant of the server. The demo sends signals to no other process."""
+        return pid in descendants(self.pid) or pid in self._below_this_process()
 
     def stop(self, grace_s: float = 20.0) -> None:
-        """Ask it to end, wait, then sweep what is left of it. Idempotent; a second Ctrl-C meanwhile cuts the wait."""
+        """Send SIGTERM, wait, then kill the remaining processes. Idempotent; a second Ctrl-C ends the wait."""
         below = descendants(self.pid)
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
@@ -71,15 +71,15 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         _sweep({pid: started for pid, started in below.items() if start_time(pid) == started})
-        _sweep(self._below_the_demo())
+        _sweep(self._below_this_process())
 
-    def _below_the_demo(self) -> dict[int, str]:
-        """What came below this process since the server was started; orphans of the server are among them."""
+    def _below_this_process(self) -> dict[int, str]:
+        """Descendants of this process that are newer than the server; they include orphans of the server."""
         return {pid: started for pid, started in descendants(os.getpid()).items() if pid not in self._not_ours}
 
 
 def descendants(root: int) -> dict[int, str]:
-    """Pid -> start time of every process below `root`; empty where there is no /proc."""
+    """Pid and start time of every descendant of `root`; empty on systems without /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         fields = _stat(int(entry.name))
@@ -94,7 +94,7 @@ def descendants(root: int) -> dict[int, str]:
 
 
 def start_time(pid: int) -> str | None:
-    """Tells a process from a later one with the same pid."""
+    """Start time of a process; it distinguishes the process from a later one with the same pid."""
     fields = _stat(pid)
     return fields[19] if fields is not None else None
 
@@ -113,7 +113,7 @@ def _sweep(victims: Mapping[int, str]) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat from the state on; the name before it may hold blanks and brackets."""
+    """Fields of /proc/PID/stat, beginning with the state. The name before it may contain spaces and brackets."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""Waits until the demo's server is ready, and says what it is waiting for."""
+"""Waits until the demo's server is ready, and shows what the server waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLL_S = 0.2
 
 
 def await_ready(server: ServerProcess, url: str, output: Output) -> None:
-    """Return once /readyz says so. Raises CliError with the end of the server's log when it dies or takes too long."""
+    """Return when the server is ready. Raises CliError with the end of its log if it ends or takes too long."""
     began = time.monotonic()
     spinner: Any = output.stdout.status("") if output.live else nullcontext()
     with spinner as status:
@@ -39,7 +39,7 @@ def await_ready(server: ServerProcess, url: str, output: Output) -> None:
 
 
 def _waits_for(url: str) -> str | None:
-    """What is not there yet; None: everything is."""
+    """What the server waits for; None if it is ready."""
     try:
         return waits_for(url)
     except httpx.TransportError:

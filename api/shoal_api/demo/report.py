@@ -1,4 +1,4 @@
-"""The demo's last screen: the table, the two curves, the verdict. Pure: an outcome in, something to print out."""
+"""The report at the end of the demo: a table, two loss curves, the result. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLOT_HEIGHT = 12
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One of the two jobs, with what the report needs of it."""
+    """What the report needs of one of the two jobs."""
 
     job_id: str
     series: tuple[SeriesPoint, ...]
@@ -36,7 +36,7 @@ class Run:
 def report(
     outcome: DemoOutcome, disturbed: Run, undisturbed: Run, broken: Sequence[str], *, url: str, tolerance: float
 ) -> list[RenderableType]:
-    """Everything to print at the end."""
+    """The parts of the report, in the order in which they are printed."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -48,7 +48,7 @@ def report(
         Text(),
         Panel(Group(table, Text(), _verdict(outcome, broken, tolerance)), title="shoal demo", border_style="cyan"),
         Group(*(Text(line, style="cyan") for line in _curves(outcome, disturbed, undisturbed))),
-        Text("loss of both runs: ● the same, ▲ only with SIGKILL, ▽ only undisturbed; ✗ the kill, ↑ the regrowth"),
+        Text("loss: ● both runs, ▲ only with SIGKILL, ▽ only undisturbed; ✗ the group shrinks, ↑ the group grows"),
         Text(f"jobs          {url}/v1/jobs/{disturbed.job_id}  {url}/v1/jobs/{undisturbed.job_id}", style="dim"),
         Text(f"checkpoints   {disturbed.checkpoint_url}", style="dim"),
     ]
@@ -59,7 +59,7 @@ def _rows(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[tuple[
         ("steps", str(outcome.steps), str(max((point.step for point in undisturbed.series), default=0))),
         ("world size", arrows(outcome.world_sizes), arrows(sizes_of(undisturbed.series))),
         ("layout", arrows(outcome.layouts), next(iter(outcome.layouts), "")),
-        ("processes that lived on", ", ".join(f"pid {pid}" for pid in outcome.survivors), ""),
+        ("surviving workers", ", ".join(f"pid {pid}" for pid in outcome.survivors), ""),
     ]
     for incident in outcome.incidents:
         to_workers = "?" if incident.to_workers is None else incident.to_workers
@@ -88,7 +88,7 @@ def _verdict(outcome: DemoOutcome, broken: Sequence[str], tolerance: float) -> T
         return Text("\n".join(f"✗ {line}" for line in broken), style="bold red")
     diff = outcome.comparison.max_abs_diff
     return Text(
-        f"✓ the same model: over {outcome.comparison.num_steps} steps the losses differ by at most {diff:.1e} "
+        f"✓ the same model: the losses of {outcome.comparison.num_steps} steps differ by at most {diff:.1e} "
         f"(allowed: {tolerance:g})",
         style="bold green",
     )

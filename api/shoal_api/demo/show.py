@@ -1,4 +1,4 @@
-"""Runs the demo: serve, submit, kill, watch, run again undisturbed, compare, report, clean up.
+"""Runs the demo: start a server, train a job, kill a worker, train the same job undisturbed, compare, report, clean up.
 
 With `--json` the report is one line on standard output, and everything else goes to standard error.
 """
@@ -24,8 +24,8 @@ from shoal_api.cli.render.progress import LiveScreen, PlainScreen, Screen
 from shoal_api.client import Client
 from shoal_api.demo.outcome import (
     DemoOutcome,
-    broken_promises,
     compare_losses,
+    failed_checks,
     layouts,
     mean_tokens_per_s,
     tokens_per_step,
@@ -43,27 +43,30 @@ if TYPE_CHECKING:
 
 
 def run_demo(output: Output, scenario: Scenario, *, keep: bool) -> bool:
-    """True when the run showed everything that it should. Nothing stays behind, except with `keep`."""
+    """Run the demo; True if all checks passed. Server, cluster and files are removed, except with `keep`."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     kept = False
     server: ServerProcess | None = None
     with _sigterm_as_interrupt():
         try:
             url = f"http://127.0.0.1:{free_port()}"
-            _tell(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
+            _print(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
             server = ServerProcess(_serve_command(url, folder), _environment(), folder / "serve.log", outlive=keep)
             await_ready(server, url, output)
             passed = _show(output, server, url, scenario)
             kept = keep
             if keep:
-                _tell(output, f"the server stays: {url} (docs: {url}/docs). Look: shoal jobs --url {url}")
-                _tell(output, f"stop it: kill {server.pid} && rm -r {folder}")
+                _print(
+                    output,
+                    f"the server keeps running at {url} (API: {url}/docs). List its jobs: shoal jobs --url {url}",
+                )
+                _print(output, f"stop the server: kill {server.pid} && rm -r {folder}")
             return passed
         finally:
             if not kept:
                 scratch = _ray_scratch(folder)
                 if server is not None:
-                    _tell(output, "stopping the server and its cluster", "dim")
+                    _print(output, "stopping the server and its cluster", "dim")
                     server.stop()
                 for leftover in (scratch, folder):
                     if leftover is not None:
@@ -71,10 +74,10 @@ def run_demo(output: Output, scenario: Scenario, *, keep: bool) -> bool:
 
 
 def _show(output: Output, server: ServerProcess, url: str, scenario: Scenario) -> bool:
-    saboteur = _Saboteur(server, url)
+    killer = _WorkerKiller(server, url)
     script = script_of(scenario, os.cpu_count() or 1)
     spec = script.spec
-    disturbed = _train(output, url, spec, on_tick=saboteur.watching)
+    disturbed = _train(output, url, spec, on_tick=killer.on_tick)
     undisturbed = _train(output, url, {**spec, "name": f"{spec['name']}-undisturbed"})
     with Client(url) as client:
         runs = [collect(client, job) for job in (disturbed, undisturbed)]
@@ -83,13 +86,13 @@ def _show(output: Output, server: ServerProcess, url: str, scenario: Scenario) -
             steps=disturbed.status.step,
             world_sizes=world_sizes(client.events(disturbed.id)),
             layouts=layouts(client.events(disturbed.id)),
-            survivors=saboteur.survivors,
-            incidents=with_detection(client.incidents(disturbed.id), saboteur.killed_at),
+            survivors=killer.survivors,
+            incidents=with_detection(client.incidents(disturbed.id), killer.killed_at),
             comparison=compare_losses(runs[0].series, runs[1].series),
             val_bits_per_byte=disturbed.status.val_bits_per_byte,
             tokens_per_s=runs[0].tokens_per_s,
         )
-    broken = broken_promises(outcome, workers=WORKERS, tolerance=TOLERANCE, layouts=script.layouts)
+    broken = failed_checks(outcome, workers=WORKERS, tolerance=TOLERANCE, layouts=script.layouts)
     if output.as_json:
         for line in broken:
             output.say(line, "bad")
@@ -104,15 +107,15 @@ def _train(
 ) -> JobView:
     with Client(url) as client:
         job = client.submit(spec)
-    _tell(output, f"\njob {job.id}: {spec['name']}, {WORKERS} workers, {spec['stop']['steps']} steps")
+    _print(output, f"\njob {job.id}: {spec['name']}, {WORKERS} workers, {spec['stop']['steps']} steps")
     screen: Screen = (
-        LiveScreen(output.stdout) if output.live else PlainScreen(lambda text, style: _tell(output, text, style))
+        LiveScreen(output.stdout) if output.live else PlainScreen(lambda text, style: _print(output, text, style))
     )
     return follow_job(lambda: Client(url), job.id, screen, on_tick=on_tick(screen) if on_tick else None)
 
 
-class _Saboteur:
-    """Kills one shard, once, when the run has come far enough."""
+class _WorkerKiller:
+    """Kills one worker, once, when the job has reported KILL_AT_STEP."""
 
     def __init__(self, server: ServerProcess, url: str) -> None:
         self._server = server
@@ -121,31 +124,31 @@ class _Saboteur:
         self._before: frozenset[int] = frozenset()
         self._generation = 0
         self.survivors: tuple[int, ...] = ()
-        """Pids of the group before the kill that are in the next group, too."""
+        """Pids that are in the group before the kill and in the group after it."""
 
-    def watching(self, screen: Screen) -> Callable[[JobView], None]:
-        return lambda job: self._look(job, screen)
+    def on_tick(self, screen: Screen) -> Callable[[JobView], None]:
+        return lambda job: self._check(job, screen)
 
-    def _look(self, job: JobView, screen: Screen) -> None:
+    def _check(self, job: JobView, screen: Screen) -> None:
         if self.killed_at is not None:
-            self._look_for_survivors(job)
+            self._find_survivors(job)
             return
         if job.status.step < KILL_AT_STEP or job.status.state.ended:
             return
         with Client(self._url) as client:
-            members = [worker for worker in client.workers(job.id) if worker.rank is not None]
-        victims = [worker for worker in members if worker.rank == KILL_RANK]
+            group = [worker for worker in client.workers(job.id) if worker.rank is not None]
+        victims = [worker for worker in group if worker.rank == KILL_RANK]
         if not victims or not self._server.owns(victims[0].pid):
             return
-        self._before = frozenset(worker.pid for worker in members)
+        self._before = frozenset(worker.pid for worker in group)
         self._generation = job.status.generation
         self.killed_at = time.time()
         os.kill(victims[0].pid, signal.SIGKILL)
         screen.notice(
-            f"          SIGKILL shard rank {KILL_RANK} (pid {victims[0].pid}) at step {job.status.step}", "bad"
+            f"          SIGKILL worker of rank {KILL_RANK} (pid {victims[0].pid}) at step {job.status.step}", "bad"
         )
 
-    def _look_for_survivors(self, job: JobView) -> None:
+    def _find_survivors(self, job: JobView) -> None:
         if self.survivors or job.status.generation == self._generation or job.status.state.ended:
             return
         with Client(self._url) as client:
@@ -154,7 +157,7 @@ class _Saboteur:
 
 
 def collect(client: Client, job: JobView) -> Run:
-    """What the report needs of an ended job."""
+    """Read from the server what the report needs of an ended job."""
     series = tuple(sorted(client.series(job.id), key=lambda point: point.step))
     committed = [one for one in client.checkpoints(job.id) if one.state == "committed"]
     wall_s = job.ended_at - job.started_at if job.ended_at and job.started_at else None
@@ -169,7 +172,7 @@ def collect(client: Client, job: JobView) -> Run:
 
 
 def _ray_scratch(folder: Path) -> Path | None:
-    """Where the embedded cluster keeps its sockets and logs; the server removes it, unless it has to be killed."""
+    """Directory of the embedded cluster's sockets and logs. The server removes it, unless it is killed."""
     try:
         note = json.loads((folder / "state" / "embedded-cluster.json").read_text())
         return Path(str(note["temp_dir"]))
@@ -180,13 +183,23 @@ def _ray_scratch(folder: Path) -> Path | None:
 def _serve_command(url: str, folder: Path) -> list[str]:
     host, _, port = url.removeprefix("http://").partition(":")
     return [
-        sys.executable, "-m", "shoal_api.cli.main", "serve", "--host", host, "--port", port,
-        "--state-dir", str(folder / "state"), "--num-cpus", str(WORKERS),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "shoal_api.cli.main",
+        "serve",
+        "--host",
+        host,
+        "--port",
+        port,
+        "--state-dir",
+        str(folder / "state"),
+        "--num-cpus",
+        str(WORKERS),
+    ]
 
 
 def _environment() -> dict[str, str]:
-    """The demo is the same on every machine: no setting of the user's own server or cluster reaches it."""
+    """The environment without the user's settings for server and cluster, so that the demo is always the same."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_") and key != "RAY_ADDRESS"}
     return {**kept, "PYTHONUNBUFFERED": "1"}
 
@@ -196,7 +209,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _tell(output: Output, text: str, style: str = "plain") -> None:
+def _print(output: Output, text: str, style: str = "plain") -> None:
     if output.as_json:
         output.say(text, style)
     else:
@@ -205,7 +218,7 @@ def _tell(output: Output, text: str, style: str = "plain") -> None:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """A demo that is told to end cleans up as after Ctrl-C."""
+    """SIGTERM ends the demo with the same clean-up as Ctrl-C."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

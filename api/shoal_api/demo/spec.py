@@ -1,6 +1,6 @@
-"""The jobs that the demo trains, and where they are hurt. Package data in the form of code: it works from a wheel too.
+"""The jobs that the demo trains, and the step and rank of the kill. They are code, not files, so that a wheel has them.
 
-It is examples/byte-lm.yaml with more frequent checkpoints, so that less is done twice; a test keeps the two alike.
+The job is examples/byte-lm.yaml with more frequent checkpoints; a test compares the two.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from enum import StrEnum
 from typing import Any
 
 KILL_AT_STEP = 25
-"""The shard is killed when the run has reported this step."""
+"""The worker is killed after the job has reported this step."""
 KILL_RANK = 2
-"""Neither the first rank nor the last: a survivor on both sides has to move."""
+"""Neither the first rank nor the last, so there are survivors with a lower and with a higher rank."""
 WORKERS = 4
 TOLERANCE = 1e-4
-"""Largest difference of the losses at any step, against the undisturbed run, that is still called equal (fp32)."""
+"""Largest allowed difference of the losses (fp32) at any step from those of the undisturbed run."""
 
 DEMO_SPEC: dict[str, Any] = {
     "name": "byte-lm",
@@ -33,23 +33,23 @@ DEMO_SPEC: dict[str, Any] = {
 
 class Scenario(StrEnum):
     RECOVERY = "recovery"
-    """Sharded data parallel: one of four workers is killed, three go on, a fourth joins them."""
+    """Sharded data parallelism: one of four workers is killed, three continue, a fourth joins them."""
     RELAYOUT = "relayout"
-    """The same under pipeline x tensor parallelism: the three that are left go on in another layout, and when there are
-    four again, in the first one."""
+    """The same with pipeline and tensor parallelism: the three survivors continue in another layout; with four workers
+    again, the job returns to the first layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a scenario trains, and what has to be seen."""
+    """What a scenario trains, and which layouts it must show."""
 
     spec: dict[str, Any]
     layouts: tuple[str, ...]
-    """In this order, others may be between them; empty: any."""
+    """Expected layouts in this order; others may lie between them. Empty: any."""
 
 
 def script_of(scenario: Scenario, num_cores: int) -> Script:
-    """For a machine: see `demo_spec`."""
+    """The script for a machine with `num_cores`; see `demo_spec`."""
     spec = demo_spec(num_cores)
     match scenario:
         case Scenario.RECOVERY:
@@ -60,6 +60,6 @@ def script_of(scenario: Scenario, num_cores: int) -> Script:
 
 
 def demo_spec(num_cores: int) -> dict[str, Any]:
-    """The spec for a machine: more steps where each is quick, so that a new worker is there before the last one."""
+    """The spec for a machine. Fast machines get more steps, so that the new worker joins before the end."""
     steps = DEMO_SPEC["stop"]["steps"] * min(4, max(1, num_cores // 2))
     return {**DEMO_SPEC, "stop": {"steps": steps}}

@@ -1,4 +1,4 @@
-"""A real server over a real store, in a thread; the tests play the supervisor by writing its news into the store."""
+"""A real server over a real store, in a thread. The tests write reports into the store as a supervisor does."""
 
 from __future__ import annotations
 
@@ -48,14 +48,21 @@ class OneNode:
 
     def snapshot(self) -> ClusterView:
         return ClusterView(
-            connected=True, address="127.0.0.1:6379", nodes=(NODE,), cpus_total=4, cpus_free=1, gpus_total=0,
-            gpus_free=0, owner="test", epoch=1,
-        )  # fmt: skip
+            connected=True,
+            address="127.0.0.1:6379",
+            nodes=(NODE,),
+            cpus_total=4,
+            cpus_free=1,
+            gpus_total=0,
+            gpus_free=0,
+            owner="test",
+            epoch=1,
+        )
 
 
 @dataclass
 class Service:
-    """The server's address, and a pen to write into its store as a supervisor would."""
+    """The server's address, and methods that write into its store as a supervisor does."""
 
     url: str
     store: Store
@@ -75,11 +82,12 @@ class Service:
         self.store.apply(job.id, said, epoch=self.epoch, now=AT)
 
     def train(self, job: JobView) -> None:
-        """Half of a run: a shard was killed and replaced, a checkpoint was committed."""
+        """Half of a run: a worker was killed and replaced, a checkpoint was committed."""
         self.begin(job)
         self.say(job, RUNNING, events=(formed(1, 4, 0),))
         self.say(
-            job, RUNNING,
+            job,
+            RUNNING,
             events=(
                 PendingEvent(
                     at=AT, type="incident.opened", data={"cause": "worker_died", "ranks": [2], "message": "SIGKILL"}
@@ -87,31 +95,61 @@ class Service:
                 formed(2, 3, 10),
                 PendingEvent(at=AT, type="checkpoint.committed", data={"step": 10, "bytes": 2048, "seconds": 0.5}),
             ),
-            incidents=(INCIDENT,), checkpoints=(CHECKPOINT,),
+            incidents=(INCIDENT,),
+            checkpoints=(CHECKPOINT,),
             series=tuple(point(step, 5.0 - step / 10) for step in range(1, 11)),
             logs=(
                 PendingLog(at=AT, rank=0, worker_id="worker-0", stream="stdout", text="hello from rank 0"),
                 PendingLog(at=AT, rank=1, worker_id="worker-1", stream="stdout", text="hello from rank 1"),
             ),
             workers=tuple(worker(rank) for rank in range(4)),
-        )  # fmt: skip
+        )
 
     def finish(self, job: JobView, reason: EndReason = EndReason.FINISHED, message: str = "done") -> None:
         self.say(job, RUNNING, end=AttemptEnd(reason=reason, message=message, step=100))
 
 
 RUNNING = JobStatus(
-    state=JobState.RUNNING, attempt=1, generation=1, workers=4, desired_workers=4, step=10, total_steps=100, loss=4.0,
-    tokens_per_s=1234.0, eta_s=42.0, num_parameters=1000, layout="fsdp4",
-)  # fmt: skip
+    state=JobState.RUNNING,
+    attempt=1,
+    generation=1,
+    workers=4,
+    desired_workers=4,
+    step=10,
+    total_steps=100,
+    loss=4.0,
+    tokens_per_s=1234.0,
+    eta_s=42.0,
+    num_parameters=1000,
+    layout="fsdp4",
+)
 INCIDENT = IncidentView(
-    id=1, cause=IncidentCause.WORKER_DIED, witness="ray", ranks=(2,), worker_ids=("worker-2",), generation=1, at=AT,
-    from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1, closed=True, message="killed",
-)  # fmt: skip
+    id=1,
+    cause=IncidentCause.WORKER_DIED,
+    witness="ray",
+    ranks=(2,),
+    worker_ids=("worker-2",),
+    generation=1,
+    at=AT,
+    from_workers=4,
+    to_workers=3,
+    detect_s=0.03,
+    recovery_s=1.5,
+    steps_lost=1,
+    closed=True,
+    message="killed",
+)
 CHECKPOINT = CheckpointView(
-    step=10, url="/tmp/x/step-10", state="committed", bytes=2048, seconds=0.5, committed_at=AT, attempt=1, generation=1,
+    step=10,
+    url="/tmp/x/step-10",
+    state="committed",
+    bytes=2048,
+    seconds=0.5,
+    committed_at=AT,
+    attempt=1,
+    generation=1,
     world_size=4,
-)  # fmt: skip
+)
 
 
 def formed(generation: int, workers: int, start_step: int) -> PendingEvent:
@@ -127,14 +165,21 @@ def point(step: int, loss: float) -> SeriesPoint:
 
 def worker(rank: int) -> WorkerView:
     return WorkerView(
-        worker_id=f"worker-{rank}", rank=rank, state="training", node_id="a" * 56, node_ip="127.0.0.1", pid=1000 + rank,
-        generation=1, phase="forward", step=10,
-    )  # fmt: skip
+        worker_id=f"worker-{rank}",
+        rank=rank,
+        state="training",
+        node_id="a" * 56,
+        node_ip="127.0.0.1",
+        pid=1000 + rank,
+        generation=1,
+        phase="forward",
+        step=10,
+    )
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command left behind."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -148,7 +193,7 @@ class Ran:
 
 
 class Shoal:
-    """Runs commands in this process, with standard output and standard error kept apart."""
+    """Runs commands in this process, with separate standard output and standard error."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -186,7 +231,7 @@ def shoal(service: Service) -> Shoal:
 
 @pytest.fixture
 def offline() -> Shoal:
-    """Commands against an address where nobody listens."""
+    """Commands against an address without a server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     return Shoal(f"http://127.0.0.1:{port}")

@@ -11,9 +11,12 @@ from shoal_workers.contract.job import IncidentCause, JobState
 
 AT = 1_700_000_000.0
 GOODPUT = Goodput(
-    at=AT + 100, seconds={"productive": 300.0, "recovering": 60.0, "degraded": 40.0},
-    recovering={"worker_died": 50.0, "hung": 10.0}, total=400.0, ratio=0.75,
-)  # fmt: skip
+    at=AT + 100,
+    seconds={"productive": 300.0, "recovering": 60.0, "degraded": 40.0},
+    recovering={"worker_died": 50.0, "hung": 10.0},
+    total=400.0,
+    ratio=0.75,
+)
 
 
 def status(**fields: Any) -> JobStatus:
@@ -22,16 +25,37 @@ def status(**fields: Any) -> JobStatus:
 
 def incident(number: int, **fields: Any) -> IncidentView:
     return IncidentView(
-        id=number, cause=IncidentCause.WORKER_DIED, witness="run call", ranks=(2,), worker_ids=("s2",), generation=1,
-        at=AT, from_workers=4, **fields,
-    )  # fmt: skip
+        id=number,
+        cause=IncidentCause.WORKER_DIED,
+        witness="run call",
+        ranks=(2,),
+        worker_ids=("s2",),
+        generation=1,
+        at=AT,
+        from_workers=4,
+        **fields,
+    )
 
 
 CLOSED = incident(
-    1, to_workers=3, detect_s=0.05, quiesce_s=0.03, plan_s=0.01, form_s=0.1, restore_s=0.04, first_step_s=0.2,
-    recovery_s=0.4, state_source="memory", bytes_moved=3 * 2**20, steps_lost=1, from_layout="fsdp4",
-    to_layout="fsdp3", action="restart process, shrink", closed=True, message="killed by signal 9",
-)  # fmt: skip
+    1,
+    to_workers=3,
+    detect_s=0.05,
+    quiesce_s=0.03,
+    plan_s=0.01,
+    form_s=0.1,
+    restore_s=0.04,
+    first_step_s=0.2,
+    recovery_s=0.4,
+    state_source="memory",
+    bytes_moved=3 * 2**20,
+    steps_lost=1,
+    from_layout="fsdp4",
+    to_layout="fsdp3",
+    action="restart process, shrink",
+    closed=True,
+    message="killed by signal 9",
+)
 
 
 def losses(*values: float) -> tuple[SeriesPoint, ...]:
@@ -57,14 +81,14 @@ def trained(service: Any) -> Any:
 def test_goodput_is_shown_with_its_share_by_category_and_cause(shoal: Any, trained: Any) -> None:
     job_id = trained()
     text = shoal("goodput", job_id).out
-    assert "goodput 75.0 %" in text and "83.3 % of those that it had" in text
+    assert "goodput 75.0 %" in text and "83.3 % of the worker time that it had" in text
     assert "productive" in text and "worker_died" in text and "12.5 %" in text
     assert "█" * 60 in text
     assert "queued" not in text
     assert shoal("goodput", job_id, "--json").json()["ratio"] == 0.75
 
 
-def test_the_time_in_the_queue_is_shown_while_it_passes_and_booked_when_it_is_over(shoal: Any, service: Any) -> None:
+def test_the_time_in_the_queue_is_shown_at_once_and_booked_at_its_end(shoal: Any, service: Any) -> None:
     job = service.add_job()
     assert "100.0 %  in the queue" in shoal("goodput", job.id).out
     assert shoal("goodput", job.id, "--json").json()["total"] == 0
@@ -76,7 +100,7 @@ def test_show_has_the_goodput_in_a_line(shoal: Any, trained: Any) -> None:
     assert "75.0%" in shoal("show", trained()).out
 
 
-def test_incidents_are_listed_with_what_was_done_and_what_it_cost(shoal: Any, trained: Any) -> None:
+def test_incidents_are_listed_with_action_and_cost(shoal: Any, trained: Any) -> None:
     job_id = trained()
     text = shoal("incidents", job_id).out
     for word in ("1.1", "restart process, shrink", "4 -> 3", "memory", "3.0 MiB", "400 ms", "open"):
@@ -85,13 +109,13 @@ def test_incidents_are_listed_with_what_was_done_and_what_it_cost(shoal: Any, tr
 
 
 @pytest.mark.parametrize("name", ["1", "1.1"])
-def test_one_incident_is_shown_with_where_its_time_went(shoal: Any, trained: Any, name: str) -> None:
+def test_one_incident_is_shown_with_the_duration_of_its_phases(shoal: Any, trained: Any, name: str) -> None:
     job_id = trained()
     text = shoal("incidents", job_id, name).out
-    for word in ("run call", "fsdp4 -> fsdp3", "quiesce", "first step", "█" * 60, "recovered in 400 ms"):
+    for word in ("run call", "fsdp4 -> fsdp3", "quiesce", "first step", "█" * 60, "recovered 400 ms after detection"):
         assert word in text
     assert shoal("incidents", job_id, name, "--json").json()["bytes_moved"] == 3 * 2**20
-    assert "nothing is known of its phases" in shoal("incidents", job_id, "2").out
+    assert "no phase is complete yet" in shoal("incidents", job_id, "2").out
 
 
 def test_an_incident_that_does_not_exist_ends_with_4_and_names_those_that_do(shoal: Any, trained: Any) -> None:

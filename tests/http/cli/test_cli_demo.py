@@ -1,4 +1,4 @@
-"""The end of the demo, on a job that a real server holds: collecting, comparing, judging, printing."""
+"""The end of the demo, on a job of a real server: collecting, comparing, checking, printing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 
 from shoal_api.client import Client
-from shoal_api.demo.outcome import DemoOutcome, broken_promises, compare_losses, world_sizes
+from shoal_api.demo.outcome import DemoOutcome, compare_losses, failed_checks, world_sizes
 from shoal_api.demo.report import report
 from shoal_api.demo.show import collect
 
 
-def test_the_outcome_of_an_ended_job_is_collected_judged_and_printed(service: Any) -> None:
+def test_the_outcome_of_an_ended_job_is_collected_checked_and_printed(service: Any) -> None:
     job = service.add_job()
     service.train(job)
     service.finish(job)
@@ -35,8 +35,8 @@ def test_the_outcome_of_an_ended_job_is_collected_judged_and_printed(service: An
     assert outcome.world_sizes == (4, 3)
     assert outcome.comparison.max_abs_diff == 0.0
     assert run.checkpoint_url.endswith("step-10")
-    broken = broken_promises(outcome, workers=4, tolerance=1e-4)
-    assert broken == ("the world sizes were 4 -> 3; 4 -> 3 -> 4 was expected in them",)
+    broken = failed_checks(outcome, workers=4, tolerance=1e-4)
+    assert broken == ("the world sizes were 4 -> 3; expected 4 -> 3 -> 4 among them",)
     console = Console(file=io.StringIO(), width=120)
     for part in report(outcome, run, run, broken, url=service.url, tolerance=1e-4):
         console.print(part)

@@ -1,4 +1,4 @@
-"""Commands that look at jobs and change them, against a real server."""
+"""Commands that read jobs and change them, against a real server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 LISTS = ("events", "workers", "incidents", "checkpoints", "logs")
 
 
-def test_an_empty_service_lists_no_jobs_and_says_how_to_make_one(shoal: Any) -> None:
+def test_an_empty_service_lists_no_jobs_and_names_the_command_to_submit_one(shoal: Any) -> None:
     assert shoal("jobs", "--json").json() == []
     assert "shoal submit" in shoal("jobs").out
 
@@ -77,7 +77,7 @@ def test_every_list_comes_as_one_json_document_and_as_text(shoal: Any, service: 
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_every_list_of_a_job_that_has_done_nothing_is_fine(shoal: Any, service: Any, name: str) -> None:
+def test_every_list_of_a_queued_job_is_printed(shoal: Any, service: Any, name: str) -> None:
     job = service.add_job()
     assert shoal(name, job.id).code == 0
     assert isinstance(shoal(name, job.id, "--json").json(), list)
@@ -124,7 +124,7 @@ def test_scale_without_a_number_is_a_usage_error(shoal: Any, service: Any) -> No
     assert shoal("scale", service.add_job().id).code == 2
 
 
-def test_scale_beyond_the_micro_batches_is_refused_with_the_arithmetic(shoal: Any, service: Any) -> None:
+def test_scaling_beyond_the_micro_batches_is_refused_with_the_numbers(shoal: Any, service: Any) -> None:
     ran = shoal("scale", service.add_job().id, "--max", "11")
     assert ran.code == 2
     assert "Lower max_workers to 10" in ran.err
@@ -137,7 +137,7 @@ def test_pause_resume_and_cancel_print_the_state_afterwards(shoal: Any, service:
     assert "CANCELLED" in shoal("cancel", job.id).out
 
 
-def test_what_does_not_fit_the_state_is_a_usage_error(shoal: Any, service: Any) -> None:
+def test_a_request_that_the_state_does_not_allow_is_a_usage_error(shoal: Any, service: Any) -> None:
     job = service.add_job()
     shoal("cancel", job.id)
     ran = shoal("resume", job.id, "--json")

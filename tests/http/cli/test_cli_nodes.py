@@ -24,5 +24,5 @@ def test_an_unknown_node_ends_with_4(shoal: Any) -> None:
     assert ran.code == 4 and "shoal nodes" in ran.err
 
 
-def test_undo_and_a_deadline_exclude_one_another(shoal: Any) -> None:
+def test_undo_cannot_be_combined_with_a_deadline(shoal: Any) -> None:
     assert shoal("drain", "aaa", "--undo", "--deadline-s", "5").code == 2

@@ -1,4 +1,4 @@
-"""Commands that need no server, and what every command shares: speed, errors, usage."""
+"""Commands that need no server, and what all commands share: start-up time, errors, usage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal_api.cli import session
 from shoal_api.client import client
 
 
-def test_the_help_loads_nothing_heavy() -> None:
+def test_the_help_loads_no_heavy_module() -> None:
     script = (
         "import sys\nfrom typer.testing import CliRunner\nfrom shoal_api.cli.main import build_app\n"
         "assert CliRunner().invoke(build_app(), ['--help']).exit_code == 0\n"
@@ -34,11 +34,11 @@ def test_a_command_against_the_server_loads_neither_torch_nor_ray(service: Any) 
     assert done.stdout.strip() == "[]"
 
 
-def test_the_default_address_is_the_clients() -> None:
+def test_the_default_url_equals_that_of_the_client() -> None:
     assert session.DEFAULT_URL == client.DEFAULT_URL
 
 
-def test_validate_says_what_every_world_size_computes(offline: Any, spec_file: Path) -> None:
+def test_validate_shows_how_each_world_size_splits_a_step(offline: Any, spec_file: Path) -> None:
     ran = offline("validate", str(spec_file))
     assert ran.code == 0
     assert "3 workers: 3 micro-batches each, 1 of them padding" in ran.out
@@ -53,13 +53,13 @@ def test_validate_lists_everything_that_is_wrong_at_once(offline: Any, spec_file
     assert "seed" in offline("validate", str(spec_file), *wrong).err
 
 
-def test_the_schema_documents_the_keys(offline: Any) -> None:
+def test_the_schema_documents_every_key(offline: Any) -> None:
     schema = offline("schema").json()
     assert schema["properties"]["stop"]
     assert "LanguageModelConfig" in schema["$defs"]
 
 
-def test_version_names_what_it_stands_on(offline: Any) -> None:
+def test_version_names_shoal_ray_torch_and_python(offline: Any) -> None:
     assert set(offline("version", "--json").json()) == {"shoal", "ray", "torch", "python"}
 
 
@@ -72,14 +72,14 @@ def test_an_unknown_option_is_a_usage_error(offline: Any) -> None:
     assert offline("jobs", "--bogus").code == 2
 
 
-def test_serve_refuses_settings_that_cannot_work_in_words(offline: Any) -> None:
+def test_serve_refuses_contradictory_settings_with_a_message(offline: Any) -> None:
     ran = offline("serve", "--ray-address", "127.0.0.1:1", "--num-cpus", "4")
     assert ran.code == 2
     assert "ray_address" in ran.err
     assert "Traceback" not in ran.err
 
 
-def test_ctrl_c_detaches_from_a_followed_job_which_goes_on(service: Any) -> None:
+def test_ctrl_c_detaches_from_a_followed_job_which_continues(service: Any) -> None:
     job = service.add_job()
     service.train(job)
     command = [sys.executable, "-m", "shoal_api.cli.main", "watch", job.id, "--url", service.url, "--json"]
@@ -103,12 +103,12 @@ def test_ctrl_c_detaches_from_a_followed_job_which_goes_on(service: Any) -> None
 
 
 def _as_in_a_terminal() -> None:
-    """Whoever runs these tests in the background of a script has SIGINT ignored, which children inherit."""
+    """If the tests run in the background of a script, SIGINT is ignored, and child processes inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _interrupt(process: subprocess.Popen[str]) -> str:
-    """Ctrl-C, again if nothing comes of it: one that arrives while Python runs a finaliser is lost. What it printed."""
+    """Send Ctrl-C, repeatedly, because one that arrives while Python runs a finaliser is lost. Return the output."""
     while True:
         process.send_signal(signal.SIGINT)
         try:
@@ -123,4 +123,4 @@ def test_export_says_which_checkpoint_cannot_be_read(offline: Any, tmp_path: Pat
     assert "never committed" in ran.err
     ran = offline("export", str(tmp_path / "nowhere"), str(tmp_path / "out"))
     assert ran.code == 2
-    assert "is no directory" in ran.err
+    assert "is not a directory" in ran.err

@@ -13,7 +13,7 @@ from shoal_service.planner.gpus import CPU
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
-def test_a_table_for_a_thousand_gpus(offline: Any, tmp_path: Path) -> None:
+def test_plan_prints_a_table_for_a_thousand_gpus(offline: Any, tmp_path: Path) -> None:
     ran = offline("plan", str(EXAMPLES / "llama-70b.yaml"), "--gpus", "1024", "--state-dir", str(tmp_path))
     assert ran.code == 0
     assert "1,024 ranks of h100, 70.6 B parameters, 512 micro-batches of 1 a step = 4,194,304 tokens" in ran.out
@@ -21,7 +21,7 @@ def test_a_table_for_a_thousand_gpus(offline: Any, tmp_path: Path) -> None:
         assert word in ran.out
 
 
-def test_json_and_top(offline: Any, spec_file: Path, tmp_path: Path) -> None:
+def test_json_lists_as_many_layouts_as_top_says(offline: Any, spec_file: Path, tmp_path: Path) -> None:
     found = offline(
         "plan", str(spec_file), "--workers", "3", "--top", "2", "--json", "--state-dir", str(tmp_path)
     ).json()
@@ -29,13 +29,15 @@ def test_json_and_top(offline: Any, spec_file: Path, tmp_path: Path) -> None:
     assert len(found["ranking"]["predictions"]) == 2
 
 
-def test_without_a_number_the_specs_own_is_taken(offline: Any, spec_file: Path, tmp_path: Path) -> None:
+def test_without_a_number_the_plan_is_for_max_workers_of_the_spec(
+    offline: Any, spec_file: Path, tmp_path: Path
+) -> None:
     desired = ("--set", "elasticity.max_workers=4", "--set", "elasticity.min_workers=1")
     found = offline("plan", str(spec_file), *desired, "--json", "--state-dir", str(tmp_path)).json()
     assert found["ranking"]["world_size"] == 4
 
 
-def test_nothing_fits_is_an_exit_code_and_a_way_out(offline: Any, tmp_path: Path) -> None:
+def test_a_plan_in_which_nothing_fits_ends_with_1_and_a_hint(offline: Any, tmp_path: Path) -> None:
     arguments = ("--gpus", "16", "--gpu", "l40s", "--state-dir", str(tmp_path))
     ran = offline("plan", str(EXAMPLES / "llama-70b.yaml"), *arguments)
     assert ran.code == 1
@@ -45,7 +47,7 @@ def test_nothing_fits_is_an_exit_code_and_a_way_out(offline: Any, tmp_path: Path
 @pytest.mark.parametrize(
     "wrong", [("--workers", "2", "--gpus", "2"), ("--workers", "0"), ("--gpus", "2", "--gpu", "x")]
 )
-def test_what_makes_no_sense_is_a_usage_error(offline: Any, spec_file: Path, wrong: tuple[str, ...]) -> None:
+def test_contradictory_options_are_a_usage_error(offline: Any, spec_file: Path, wrong: tuple[str, ...]) -> None:
     assert offline("plan", str(spec_file), *wrong).code == 2
 
 

@@ -1,4 +1,4 @@
-"""`submit` and `watch`: overrides, refusals, following, exit codes."""
+"""`submit` and `watch`: overrides, invalid specs, following, exit codes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,24 @@ def test_submit_prints_the_job_and_how_to_watch_it(shoal: Any, spec_file: Path) 
 
 def test_submit_reads_standard_input_and_applies_changes(shoal: Any, spec_file: Path) -> None:
     ran = shoal(
-        "submit", "-", "--set", "stop.steps=7", "--set", "optimizer.lr=1e-2", "--name", "mine", "--json",
+        "submit",
+        "-",
+        "--set",
+        "stop.steps=7",
+        "--set",
+        "optimizer.lr=1e-2",
+        "--name",
+        "mine",
+        "--json",
         stdin=spec_file.read_text(),
-    )  # fmt: skip
+    )
     job = ran.json()
     assert (job["name"], job["spec"]["stop"]["steps"]) == ("mine", 7)
 
 
-def test_a_refused_spec_names_the_key_and_the_nearest_one(shoal: Any, spec_file: Path) -> None:
+def test_an_invalid_spec_is_refused_and_the_error_names_the_key_and_the_nearest_one(
+    shoal: Any, spec_file: Path
+) -> None:
     ran = shoal("submit", str(spec_file), "--set", "batch.global_sise=8")
     assert ran.code == 2
     assert "'global_size'" in ran.err
@@ -117,7 +127,7 @@ def test_a_malformed_address_is_a_usage_error(offline: Any) -> None:
 
 
 def _supervise(service: Any, reason: EndReason) -> threading.Thread:
-    """Waits for the next job to be created, and plays its supervisor to the end."""
+    """Waits for the next job to be created, and writes the reports of its supervisor up to its end."""
     created = threading.Event()
     job_ids: list[str] = []
 

@@ -1,1 +1,5 @@
-"""The commands, a file for each subject. Their bodies import what they need, so that the others start fast."""
+"""The commands of `shoal`, one file per subject.
+
+`cli/main.py` registers them; docs/reference/cli.md is generated from their signatures and docstrings.
+They never import heavy modules at the top: each body imports what it needs, so that the other commands start fast.
+"""

@@ -1,4 +1,4 @@
-"""`demo`, `doctor` and `version`: does it work, will it work, what is it."""
+"""`demo`, `doctor` and `version`: show that Shoal works, check this machine, print the versions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from shoal_api.demo.spec import Scenario
 
 
 def demo(
-    scenario: Annotated[Scenario, typer.Option("--scenario", help="What is trained, and what changes.")] = (
-        Scenario.RECOVERY
-    ),
+    scenario: Annotated[
+        Scenario,
+        typer.Option(
+            "--scenario",
+            help="What is trained, and which failure is shown.",
+        ),
+    ] = (Scenario.RECOVERY),
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a language model, kill a worker, watch it go on, and compare with an undisturbed run. Two minutes."""
+    """Train a language model, kill a worker, recover, and compare the losses with an undisturbed run. Two minutes."""
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.demo.show import run_demo
 
@@ -29,12 +33,12 @@ def demo(
 
 def doctor(
     database_url: Annotated[
-        str | None, typer.Option("--database-url", help="Try this database instead of the configured one.")
+        str | None, typer.Option("--database-url", help="Check this database instead of the configured one.")
     ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Check this machine and the server; exit code 1 when something would keep jobs from running."""
+    """Check this machine and the server. Exit code 1 if something would prevent jobs from running."""
     with command(url, as_json) as session:
         from shoal_api.cli.doctor.findings import Finding, Verdict, worst
         from shoal_api.cli.doctor.probes import examine
@@ -52,14 +56,14 @@ def doctor(
         verdict = worst(findings)
         session.output.document(
             {"verdict": verdict, "findings": findings},
-            lambda: "jobs will not run here" if verdict is Verdict.FAIL else "everything that jobs need is here",
+            lambda: "jobs cannot run on this machine" if verdict is Verdict.FAIL else "jobs can run on this machine",
         )
         if verdict is Verdict.FAIL:
             raise typer.Exit(ExitCode.FAILED)
 
 
 def version(as_json: JsonFlag = False) -> None:
-    """Print the versions of Shoal and of what it stands on."""
+    """Print the versions of Shoal, Ray, torch and Python."""
     with command(DEFAULT_URL, as_json) as session:
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed

@@ -1,4 +1,4 @@
-"""Commands that change a job: scale, pause, resume, cancel. Each prints the job as the server sees it afterwards."""
+"""Commands that change a job: scale, relayout, pause, resume, cancel. Each prints the job after the change."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
 
 def scale(
     job: JobArgument,
-    least: Annotated[int | None, typer.Option("--min", min=1, help="elasticity.min_workers")] = None,
-    most: Annotated[int | None, typer.Option("--max", min=1, help="elasticity.max_workers")] = None,
-    standby: Annotated[int | None, typer.Option("--standby", min=0, help="elasticity.standby")] = None,
+    least: Annotated[int | None, typer.Option("--min", min=1, help="New elasticity.min_workers.")] = None,
+    most: Annotated[int | None, typer.Option("--max", min=1, help="New elasticity.max_workers.")] = None,
+    standby: Annotated[int | None, typer.Option("--standby", min=0, help="New elasticity.standby.")] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Change how far a job may shrink and grow. It follows at its next step boundary, without losing a step."""
+    """Change how far a job may shrink and grow. The job follows at its next step boundary and loses no step."""
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
         from shoal_service.views import ElasticityPatch, JobPatch
 
-        asked = {"min_workers": least, "max_workers": most, "standby": standby}
-        given: dict[str, Any] = {key: value for key, value in asked.items() if value is not None}
+        options = {"min_workers": least, "max_workers": most, "standby": standby}
+        given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
         if not given:
-            raise CliError("scale changes nothing without --min, --max or --standby", hint=f"shoal scale {job} --max 4")
+            raise CliError("scale needs --min, --max or --standby", hint=f"shoal scale {job} --max 4")
         patch = JobPatch(elasticity=ElasticityPatch(**given))
         _change(session, job, lambda client, job_id: client.patch(job_id, patch))
 
 
 def relayout(
     job: JobArgument,
-    auto: Annotated[bool, typer.Option("--auto", help="Let the planner choose again.")] = False,
-    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel degree")] = 1,
-    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline ranks")] = 1,
-    cp: Annotated[int, typer.Option("--cp", min=1, help="Context parallel degree")] = 1,
-    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert parallel degree")] = 1,
-    dp_replicate: Annotated[int, typer.Option("--dp-replicate", min=1, help="Replicas of the sharded model")] = 1,
-    schedule: Annotated[str, typer.Option("--schedule", help="Of the pipeline: 1f1b, zbv, ... or auto")] = "auto",
-    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, or auto")] = "auto",
+    auto: Annotated[bool, typer.Option("--auto", help="The planner chooses the layout.")] = False,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel degree.")] = 1,
+    pp: Annotated[int, typer.Option("--pp", min=1, help="Pipeline parallel degree.")] = 1,
+    cp: Annotated[int, typer.Option("--cp", min=1, help="Context parallel degree.")] = 1,
+    ep: Annotated[int, typer.Option("--ep", min=1, help="Expert parallel degree.")] = 1,
+    dp_replicate: Annotated[int, typer.Option("--dp-replicate", min=1, help="Replicas of the sharded model.")] = 1,
+    schedule: Annotated[str, typer.Option("--schedule", help="Pipeline schedule: 1f1b, zbv, ... or auto.")] = "auto",
+    shard: Annotated[str, typer.Option("--shard", help="optimizer, gradients, full, or auto.")] = "auto",
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train on in another parallel layout from the next step boundary; no process restarts, no step is lost.
+    """Change the parallel layout of a job at its next step boundary. No worker restarts and no step is lost.
 
-    Degrees that are not given are 1; what they leave of the workers shards the data axis.
+    Degrees that are not given are 1. The data axis takes the remaining workers.
     """
     with command(url, as_json) as session:
         from pydantic import ValidationError
@@ -59,9 +59,9 @@ def relayout(
         from shoal_service.views import JobPatch
         from shoal_workers.contract.spec import ParallelismSpec
 
-        asked = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "dp_replicate": dp_replicate}
+        degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "dp_replicate": dp_replicate}
         try:
-            fixed = ParallelismSpec.model_validate({**asked, "schedule": schedule, "shard": shard})
+            fixed = ParallelismSpec.model_validate({**degrees, "schedule": schedule, "shard": shard})
         except ValidationError as error:
             [first, *_] = error.errors()
             raise CliError(
@@ -74,7 +74,7 @@ def relayout(
 
 
 def pause(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """Save a checkpoint, and give the workers back until `resume`."""
+    """Save a checkpoint and release the workers until `resume`."""
     with command(url, as_json) as session:
         _change(session, job, lambda client, job_id: client.pause(job_id))
 
@@ -86,7 +86,7 @@ def resume(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = F
 
 
 def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """End a job. Its checkpoints stay."""
+    """End a job. Its checkpoints are kept."""
     with command(url, as_json) as session:
         _change(session, job, lambda client, job_id: client.cancel(job_id))
 

@@ -1,4 +1,4 @@
-"""`shoal export`: a checkpoint as safetensors, for transformers and everything that reads what it reads."""
+"""`shoal export`: writes a checkpoint's model as safetensors, which transformers and compatible programs load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, UrlOption, com
 
 
 class Dtype(StrEnum):
-    """Of the tensors that are written."""
+    """Data type of the tensors that are written."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -28,26 +28,32 @@ def export(
         str,
         typer.Argument(metavar="JOB_OR_CHECKPOINT", help="A job, or the URL or directory of a checkpoint."),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; it must be empty, or not exist.")],
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Of a job: its checkpoint of this step.")] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Of the tensors that are written.")] = Dtype.FP32,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write to. It must be empty or not exist.")],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=0, help="Step of the job's checkpoint. Default: the newest."),
+    ] = None,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the tensors that are written.")] = Dtype.FP32,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a checkpoint's model as safetensors and config.json. Of a job: its newest committed checkpoint.
+    """Write a checkpoint's model as safetensors and config.json.
 
-    Hugging Face models, and the built-in language model without experts, are read by transformers' from_pretrained.
+    transformers' from_pretrained loads Hugging Face models and the built-in language model without experts.
     """
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
 
-        is_place = "://" in source or Path(source).is_dir()
-        if is_place and step is not None:
-            raise CliError("--step chooses among a job's checkpoints", hint="name the checkpoint's own directory")
-        if not is_place and "/" in source:
-            raise CliError(f"{source} is no directory", hint="name a job, or where a checkpoint lies")
-        checkpoint = source if is_place else _checkpoint_of(session, source, step)
-        # In a process of its own, because the command line never loads the training side.
+        is_checkpoint = "://" in source or Path(source).is_dir()
+        if is_checkpoint and step is not None:
+            raise CliError(
+                "--step needs a job, not the URL of a checkpoint",
+                hint="leave out --step",
+            )
+        if not is_checkpoint and "/" in source:
+            raise CliError(f"{source} is not a directory", hint="give a job, or a checkpoint's directory")
+        checkpoint = source if is_checkpoint else _checkpoint_of(session, source, step)
+        # In a separate process, because the command line never loads torch.
         program = [sys.executable, "-m", "shoal_workers.export", checkpoint, str(out), "--dtype", dtype, "--json"]
         done = subprocess.run(program, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -56,13 +62,13 @@ def export(
                 details=tuple(done.stderr.strip().splitlines()[-3:]),
                 exit_code=ExitCode.FAILED,
             )
-        told = json.loads(done.stdout)
-        words = f"{out}: {told['tensors']} tensors, {told['bytes']:,} bytes, from {told['checkpoint']}"
-        session.output.document(told, lambda: words)
+        written = json.loads(done.stdout)
+        words = f"{out}: {written['tensors']} tensors, {written['bytes']:,} bytes, from {written['checkpoint']}"
+        session.output.document(written, lambda: words)
 
 
 def _checkpoint_of(session: Session, job: str, step: int | None) -> str:
-    """URL of the newest committed checkpoint of a job, or of that of a step."""
+    """URL of the newest committed checkpoint of a job, or of its checkpoint of `step`."""
     from shoal_api.cli.errors import CliError
 
     with session.open_client() as client:

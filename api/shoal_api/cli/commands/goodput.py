@@ -1,4 +1,4 @@
-"""The command that shows where a job's worker-seconds went."""
+"""`shoal goodput`: how a job's worker-seconds were spent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption,
 
 
 def goodput(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """Show how much of the workers' time was productive, and where the rest went."""
+    """Show which share of the workers' time was productive, and how the rest was spent."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.goodput_page import goodput_page
         from shoal_service.views import Goodput

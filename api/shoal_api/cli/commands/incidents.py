@@ -1,4 +1,4 @@
-"""The command that shows what went wrong with a job, and what it cost."""
+"""`shoal incidents`: the failures of a job and what each one cost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 def incidents(
     job: JobArgument,
     incident: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Only this one, with where its time went.")
+        str | None,
+        typer.Argument(
+            metavar="[ID]",
+            help="Show one incident; an id or attempt.id.",
+        ),
     ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """List what went wrong, and what it cost; with ID, one incident and where its time went."""
+    """List the failures of a job and what each one cost. With ID: one incident and the duration of its phases."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.incident_page import incident_page, incidents_table
 
@@ -46,5 +50,5 @@ def _one(incidents: Sequence[IncidentView], name: str) -> IncidentView:
     names = ", ".join(name_of(one) for one in fitting or incidents)
     if fitting:
         raise CliError(f"several attempts have an incident {name}", hint=f"one of {names}")
-    hint = f"there are {names}" if names else "there is none"
+    hint = f"the job has {names}" if names else "the job has no incidents"
     raise CliError(f"no incident {name!r}", hint=hint, exit_code=ExitCode.NOT_FOUND)

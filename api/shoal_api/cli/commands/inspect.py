@@ -1,4 +1,4 @@
-"""Commands that only look: jobs, show, logs, events, workers, checkpoints, cluster."""
+"""Commands that only read: jobs, show, logs, events, workers, checkpoints, cluster."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from shoal_api.client import Client
     from shoal_service.views import LogView
 
-FollowFlag = Annotated[bool, typer.Option("--follow", "-f", help="Go on as more comes, until the job ends.")]
+FollowFlag = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new entries until the job ends.")]
 
 
 def jobs(
     state: Annotated[
-        list[str] | None, typer.Option("--state", help="Only jobs in this state, e.g. RUNNING; may be repeated.")
+        list[str] | None, typer.Option("--state", help="Only jobs in this state, for example RUNNING. May be repeated.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many, newest first.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of jobs.")] = 100,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -51,11 +51,11 @@ def logs(
     job: JobArgument,
     follow: FollowFlag = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last so many lines.")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last N lines.")] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print what the shards wrote. With --json: one list, or one line each with --follow."""
+    """Print the output of the workers. With --json: one list, or with --follow one line per entry."""
     with command(url, as_json) as session:
         with session.open_client() as client:
             job_id = session.job_id(client, job)
@@ -70,7 +70,7 @@ def logs(
 def events(
     job: JobArgument, follow: FollowFlag = False, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False
 ) -> None:
-    """Print a job's history. With --json: one list, or one line each with --follow."""
+    """Print the events of a job. With --json: one list, or with --follow one line per event."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.narrate import severity
         from shoal_api.cli.render.progress import event_text
@@ -86,7 +86,7 @@ def events(
 
 
 def workers(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """List the processes of a job: rank, node, pid, phase."""
+    """List the workers of a job: rank, node, pid, phase."""
     from shoal_api.cli.render.tables import workers_table
 
     _list(job, url, as_json, lambda client, job_id: client.workers(job_id), workers_table)
@@ -100,7 +100,7 @@ def checkpoints(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFla
 
 
 def cluster(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """Show the cluster as the scheduler sees it."""
+    """Show the nodes of the cluster and its free resources, as the scheduler sees them."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.tables import cluster_page
 
@@ -123,10 +123,10 @@ def _states(names: list[str]) -> list[Any]:
     known = {state.value: state for state in JobState}
     for name in names:
         if name.upper() not in known:
-            raise CliError(f"--state {name!r} is no state of a job", hint=f"one of {', '.join(known)}")
+            raise CliError(f"--state {name!r} is not a state of a job", hint=f"use one of {', '.join(known)}")
     return [known[name.upper()] for name in names]
 
 
 def _log_text(line: LogView) -> str:
-    who = "-" if line.rank is None else str(line.rank)
-    return f"[{who}] {line.text.rstrip()}"
+    rank = "-" if line.rank is None else str(line.rank)
+    return f"[{rank}] {line.text.rstrip()}"

@@ -1,4 +1,4 @@
-"""Commands for whoever takes machines away: nodes, drain."""
+"""Commands for maintenance of machines: nodes, drain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def nodes(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """List the nodes of the cluster: what they have, and which are being drained or on probation."""
+    """List the nodes of the cluster: resources, and which are drained or on probation."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.tables import nodes_table
 
@@ -25,22 +25,23 @@ def nodes(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
 
 
 def drain(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="A node's id, the beginning of one, or its address.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Id, unique beginning of an id, or address.")],
     deadline_s: Annotated[
-        float | None, typer.Option("--deadline-s", min=0, help="Seconds until the node goes away.")
+        float | None,
+        typer.Option("--deadline-s", min=0, help="Seconds until the node is switched off."),
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Shown with the node and to the jobs.")] = "drain requested",
-    undo: Annotated[bool, typer.Option("--undo", help="Use the node again.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Shown with the node.")] = "drain requested",
+    undo: Annotated[bool, typer.Option("--undo", help="End the drain; the node is used again.")] = False,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Leave a node: jobs move off it at their next step boundary, without losing a step; nothing new goes there."""
+    """Move jobs off a node at their next step boundary, without losing a step, and place nothing new on it."""
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.render.tables import nodes_table
 
         if undo and deadline_s is not None:
-            raise CliError("--undo and --deadline-s exclude one another", hint=f"shoal drain {node} --undo")
+            raise CliError("--undo cannot be combined with --deadline-s", hint=f"shoal drain {node} --undo")
         with session.open_client() as client:
             node_id = match_node(node, client.nodes()).node_id
             view = client.undo_drain(node_id) if undo else client.drain(node_id, reason=reason, deadline_s=deadline_s)
@@ -48,7 +49,7 @@ def drain(
 
 
 def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:
-    """The one living node that is meant. Raises CliError when none fits (exit code 4) or several do (2)."""
+    """The live node that `reference` names. Raises CliError if no node matches (exit code 4) or several do (2)."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
 
@@ -57,7 +58,7 @@ def match_node(reference: str, nodes: Sequence[NodeView]) -> NodeView:
         return fitting[0]
     if fitting:
         lines = tuple(f"{n.node_id}  {n.ip}" for n in fitting)
-        raise CliError(f"{reference!r} fits {len(fitting)} nodes", details=lines, hint="use more of the id")
+        raise CliError(f"{reference!r} matches {len(fitting)} nodes", details=lines, hint="give more of the id")
     raise CliError(
-        f"there is no living node {reference!r}", hint="`shoal nodes` lists them", exit_code=ExitCode.NOT_FOUND
+        f"there is no live node {reference!r}", hint="`shoal nodes` lists them", exit_code=ExitCode.NOT_FOUND
     )

@@ -1,4 +1,4 @@
-"""The command that compares the losses of two jobs."""
+"""`shoal parity`: compares the losses of two jobs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _NUM_POINTS = 200
 def parity(
     job: JobArgument,
     against: Annotated[
-        str, typer.Option("--against", metavar="JOB2", help="The other job, usually one that nothing happened to.")
+        str, typer.Option("--against", metavar="JOB2", help="The job to compare with, usually an undisturbed run.")
     ],
     tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0.0, max=1.0, help="Largest relative difference that is parity.")
+        float, typer.Option("--tolerance", min=0.0, max=1.0, help="Largest allowed relative difference.")
     ] = 1e-5,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare the losses of two jobs, step by step. Exit code 1 if they differ by more than the tolerance."""
+    """Compare the losses of two jobs step by step. Exit code 1 if they differ by more than the tolerance."""
     with command(url, as_json) as session:
         from shoal_api.cli.render.parity_page import parity_page
 

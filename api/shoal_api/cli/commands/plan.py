@@ -1,4 +1,4 @@
-"""Commands that look at hardware before anybody pays for it: plan, profile. Neither needs a server."""
+"""`plan` predicts memory and step time of a job; `profile` measures this machine. Both need no server."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
 ]
 StateDirOption = Annotated[
-    Path | None, typer.Option("--state-dir", help="Where measured profiles are kept, below profiles/.")
+    Path | None, typer.Option("--state-dir", help="Measured profiles are stored in its folder profiles/.")
 ]
 
 
 def plan(
     spec: SpecArgument,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="So many workers as the spec has them.")
+        int | None,
+        typer.Option("--workers", min=1, help="Number of workers. Default: elasticity.max_workers."),
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="So many workers with a GPU each.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Number of workers with one GPU each.")] = None,
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", help="Which: h100, h200, b200, a100-80gb, a100-40gb, l40s, mi300x, or measured."),
+        typer.Option("--gpu", help="Type of GPU: h100, h200, b200, a100-80gb, a100-40gb, l40s, mi300x, or measured."),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, max=100, help="Layouts to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", min=1, max=100, help="Number of layouts to show.")] = 10,
     assignments: SetOption = None,
     state_dir: StateDirOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what a job would run with, and cost: every legal layout's memory and step time, and why the best is best.
+    """Predict memory and step time of every legal layout of a job, and say which one it would get and why.
 
-    Nothing runs. Without --workers and --gpus: for the spec's elasticity.max_workers. Exit code 1 if nothing fits.
+    Nothing is trained. Exit code 1 if no layout fits into memory.
     """
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.errors import CliError
@@ -46,11 +47,11 @@ def plan(
 
         document = load_spec(spec, assignments or ())
         if workers is not None and gpus is not None:
-            raise CliError("--workers and --gpus exclude one another", hint=f"shoal plan {spec} --gpus {gpus}")
+            raise CliError("--workers cannot be combined with --gpus", hint=f"shoal plan {spec} --gpus {gpus}")
         if workers is None and gpus is None:
             workers = _max_workers(document)
-        asked = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top)
-        found = answer(asked, load_profiles(_state_dir(state_dir)))
+        request = PlanRequest(spec=document, workers=workers, gpus=gpus, gpu=gpu, top=top)
+        found = answer(request, load_profiles(_state_dir(state_dir)))
         session.output.document(found, lambda: plan_page(found))
         if found.ranking.num_layouts and not found.ranking.num_fitting:
             raise typer.Exit(ExitCode.FAILED)
@@ -58,16 +59,16 @@ def plan(
 
 def profile(
     name: Annotated[
-        str | None, typer.Option("--name", help="What to call it; default: the GPU's name, or cpu.")
+        str | None, typer.Option("--name", help="Name of the profile. Default: the GPU's name, or cpu.")
     ] = None,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, max=64, help="Largest group of processes to measure.")
+        int, typer.Option("--processes", min=1, max=64, help="Size of the largest group that is measured.")
     ] = 8,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="For each rate that is measured.")] = 0.5,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.05, help="Duration of each measurement.")] = 0.5,
     state_dir: StateDirOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure this machine for the planner: arithmetic, memory, and links between processes. Keep it otherwise idle."""
+    """Measure this machine for the planner: arithmetic, memory, communication. Run nothing else on it meanwhile."""
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.render.plan_page import profile_page
         from shoal_service.control.profile_store import save_profile

@@ -1,4 +1,4 @@
-"""`serve`: turns options into settings and hands over to the composition root."""
+"""`shoal serve`: turns options into settings and calls the composition root (shoal_api/serve.py)."""
 
 from __future__ import annotations
 
@@ -14,34 +14,40 @@ def serve(
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = None,
     state_dir: Annotated[
-        Path | None, typer.Option("--state-dir", help="Database, checkpoints and code live here.")
+        Path | None, typer.Option("--state-dir", help="Directory of the database, checkpoints and code archives.")
     ] = None,
     database_url: Annotated[
-        str | None, typer.Option("--database-url", help="postgresql://... or sqlite:///FILE")
+        str | None, typer.Option("--database-url", help="postgresql://... or sqlite:///FILE.")
     ] = None,
     ray_address: Annotated[
-        str | None, typer.Option("--ray-address", help="Join this Ray cluster instead of starting one.")
+        str | None, typer.Option("--ray-address", help="Use this Ray cluster instead of starting one.")
     ] = None,
     num_cpus: Annotated[
-        int | None, typer.Option("--num-cpus", min=1, help="Logical CPUs of the started cluster.")
+        int | None, typer.Option("--num-cpus", min=1, help="Logical CPUs of the cluster that is started.")
     ] = None,
-    num_gpus: Annotated[int | None, typer.Option("--num-gpus", min=0, help="GPUs of the started cluster.")] = None,
+    num_gpus: Annotated[int | None, typer.Option("--num-gpus", min=0, help="GPUs of that cluster.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Ray nodes to start on this machine.")] = None,
     keep_cluster: Annotated[
-        bool | None, typer.Option("--keep-cluster", help="Leave the started cluster running when the server ends.")
+        bool | None, typer.Option("--keep-cluster", help="The started cluster keeps running when the server ends.")
     ] = None,
 ) -> None:
     """Run the server: REST API, scheduler, and a local Ray cluster unless --ray-address is given.
 
-    Options that are not given come from the environment (SHOAL_...), then from the defaults.
+    An option that is not given is read from the environment (SHOAL_...); otherwise it has its default.
     """
     with command(DEFAULT_URL, False):
         from shoal_api.serve import run_server
         from shoal_service.settings import load_settings
 
         given = {
-            "host": host, "port": port, "state_dir": state_dir, "database_url": database_url,
-            "ray_address": ray_address, "num_cpus": num_cpus, "num_gpus": num_gpus, "nodes": nodes,
+            "host": host,
+            "port": port,
+            "state_dir": state_dir,
+            "database_url": database_url,
+            "ray_address": ray_address,
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "nodes": nodes,
             "keep_cluster": keep_cluster,
-        }  # fmt: skip
+        }
         run_server(load_settings(**{key: value for key, value in given.items() if value is not None}))

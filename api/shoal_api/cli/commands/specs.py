@@ -1,4 +1,4 @@
-"""Commands around the spec that need no server: validate, schema, data prepare."""
+"""Commands about specs and data that need no server: validate, schema, data prepare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SetOption = Annotated[
 
 
 def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag = False) -> None:
-    """Check a spec without a server, and say what each world size would compute."""
+    """Check a spec without a server, and show how each world size would split a step."""
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.spec_file import load_spec
         from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
@@ -56,7 +56,7 @@ def data() -> None:
 
 
 def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag = False) -> None:
-    """Turn the spec's text into token shards on this machine, ahead of the training. Resumes where it was stopped."""
+    """Tokenise the spec's text on this machine before the training. A second call resumes an interrupted one."""
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.cli.errors import CliError
         from shoal_api.cli.spec_file import load_spec
@@ -67,7 +67,8 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
         parsed = parse_spec(document)
         if parsed.task != LM_TASK:
             raise CliError(
-                f"task {parsed.task!r} reads its own data", hint="only the built-in language model has shards"
+                f"task {parsed.task!r} reads its own data; there is nothing to prepare",
+                hint="only data of the built-in language model is prepared",
             )
         code = _run_data_module(document, as_json)
         if code:
@@ -76,7 +77,7 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 
 
 def describe_spec(spec: JobSpec) -> str:
-    """The spec is fine: what will happen at every world size it allows."""
+    """What the valid spec means at each world size that it allows."""
     from shoal_workers.contract.batch_partition import micro_batches_of_rank
 
     num_micro = spec.batch.num_micro_batches
@@ -95,7 +96,7 @@ def describe_spec(spec: JobSpec) -> str:
 
 
 def _run_data_module(document: dict[str, Any], as_json: bool) -> int:
-    """In a process of its own, because the command line never loads the training side."""
+    """In a separate process, because the command line never loads torch."""
     with tempfile.TemporaryDirectory(prefix="shoal-spec-") as folder:
         path = Path(folder) / "spec.json"
         path.write_text(json.dumps(document))

@@ -1,4 +1,4 @@
-"""`submit` and `watch`: start a job, and look on."""
+"""`submit` and `watch`: start a job, and follow one."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 def submit(
     spec: SpecArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch it until it ends; Ctrl-C detaches.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait silently until it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the job ends.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait without output until the job ends.")] = False,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The job's name.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the job; replaces the one in the spec.")] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Submit a job. With --follow or --wait the exit code is the job's: 0 succeeded, 1 failed or cancelled."""
+    """Submit a job. With --follow or --wait the exit code is that of the job: 0 succeeded, 1 failed or cancelled."""
     with command(url, as_json) as session:
         from shoal_api.cli.spec_file import load_spec
         from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -47,19 +47,19 @@ def submit(
             output.document(job, lambda: f"{job.id}  {job.name}  {job.status.state}\nshoal watch {job.id}")
             return
         output.say(f"submitted {job.id} ({job.name})", "dim")
-        ended = _look_on(session, job.id) if follow else _wait(session, job.id)
+        ended = _follow(session, job.id) if follow else _wait(session, job.id)
         _finish(session, ended, one_line=follow)
 
 
 def watch(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
-    """Watch a job until it ends, from its first event on. Ctrl-C detaches; the job goes on."""
+    """Follow a job from its first event until it ends. Ctrl-C detaches; the job continues."""
     with command(url, as_json) as session:
         with session.open_client() as client:
             job_id = session.job_id(client, job)
-        _finish(session, _look_on(session, job_id), one_line=True)
+        _finish(session, _follow(session, job_id), one_line=True)
 
 
-def _look_on(session: Session, job_id: str) -> JobView:
+def _follow(session: Session, job_id: str) -> JobView:
     from shoal_api.cli.follow import follow_job
     from shoal_api.cli.render.progress import screen_for
 
@@ -82,7 +82,7 @@ def _wait(session: Session, job_id: str) -> JobView:
 def _detached(session: Session, job_id: str) -> None:
     option = "" if session.url == DEFAULT_URL else f" --url {session.url}"
     session.output.say(
-        f"\ndetached; the job goes on. Look on again: shoal watch {job_id}{option}\n"
+        f"\ndetached; the job continues. Follow it again: shoal watch {job_id}{option}\n"
         f"End it: shoal cancel {job_id}{option}",
         "warn",
     )

@@ -1,1 +1,5 @@
-"""`shoal doctor`: looks at this machine and at the server, and says what will not work, and why, before a job does."""
+"""`shoal doctor`: checks this machine and the server, and names what would make a job fail.
+
+`probes.py` measures, `findings.py` judges, `database.py` tries the database. Called by `commands/check.py`.
+Never changes anything, and never imports torch or Ray into the command's own process.
+"""

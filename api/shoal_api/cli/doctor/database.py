@@ -1,4 +1,4 @@
-"""Tries the configured database without changing it: a schema that is behind is the server's business."""
+"""Tries the configured database without changing it. Migrating an older schema is the task of the server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SQLITE = "sqlite:///"
 
 
 def try_database(url: str | None) -> Finding:
-    """`url`: None takes the one that `shoal serve` would take."""
+    """Connect to the database. `url`: None for the one that `shoal serve` would use."""
     from shoal_service.settings import SettingsError, load_settings
     from shoal_service.store import Store, StoreUnavailable
     from shoal_service.store.database import Database
@@ -33,11 +33,13 @@ def try_database(url: str | None) -> Finding:
 
 
 def judge_new_file(path: Path) -> Finding:
-    """A SQLite database that is not there yet: could it be made?"""
+    """Whether a SQLite file that does not exist yet could be created."""
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if folder.is_dir() and os.access(folder, os.W_OK):
-        return Finding(check="database", verdict=Verdict.OK, message=f"a new sqlite file can be made in {folder}")
+        return Finding(check="database", verdict=Verdict.OK, message=f"a new SQLite file can be created in {folder}")
     return Finding(
-        check="database", verdict=Verdict.FAIL, message=f"{folder} is not a directory that can be written to",
+        check="database",
+        verdict=Verdict.FAIL,
+        message=f"{folder} is not a writable directory",
         hint="give another --state-dir or --database-url",
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""What the doctor says, and the judgements that need nothing but numbers. Pure."""
+"""The doctor's findings, and the functions that judge measurements. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _WANTED = {"torch": "2.13", "ray": "2.60"}
 class Verdict(StrEnum):
     OK = "ok"
     WARN = "warn"
-    """Works, but somebody should know."""
+    """It works, with a restriction."""
     FAIL = "fail"
-    """Jobs will not run here."""
+    """Jobs cannot run here."""
 
 
 class Finding(Frozen):
@@ -28,7 +28,7 @@ class Finding(Frozen):
     verdict: Verdict
     message: str
     hint: str = ""
-    """The way out; empty when there is nothing to do."""
+    """What to do; empty if nothing is needed."""
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
@@ -47,7 +47,7 @@ def judge_python(version: tuple[int, int], shown: str) -> Finding:
 def judge_space(
     check: str, what: str, free_bytes: int, *, fail_below_gib: float, warn_below_gib: float, hint: str
 ) -> Finding:
-    """Memory, disk or shared memory that is free, against two limits."""
+    """Compare the free memory, disk or shared memory with two limits."""
     message = f"{size_text(free_bytes)} free {what}"
     if free_bytes < fail_below_gib * GIB:
         return Finding(
@@ -59,34 +59,41 @@ def judge_space(
 
 
 def judge_library(name: str, version: str | None, problem: str) -> Finding:
-    """A library that was imported in a process of its own; `version` is None when that failed."""
+    """`version` of a library that was imported in a separate process; None if the import failed."""
     desired = _WANTED[name]
     if version is None:
         return Finding(
-            check=name, verdict=Verdict.FAIL, message=f"{name} cannot be imported: {problem}",
+            check=name,
+            verdict=Verdict.FAIL,
+            message=f"{name} cannot be imported: {problem}",
             hint="install Shoal with its dependencies again: `make setup`, or `pip install shoal`",
-        )  # fmt: skip
+        )
     if not f"{version}.".startswith(f"{desired}."):
         return Finding(
-            check=name, verdict=Verdict.FAIL, message=f"{name} {version}",
-            hint=f"Shoal is made for {name} {desired}.x; its internals differ from version to version",
-        )  # fmt: skip
+            check=name,
+            verdict=Verdict.FAIL,
+            message=f"{name} {version}",
+            hint=f"Shoal needs {name} {desired}.x, because it uses internals that differ between versions",
+        )
     return Finding(check=name, verdict=Verdict.OK, message=f"{name} {version}")
 
 
 def judge_ray_auth(mode: str | None, token_source: str | None) -> Finding:
-    """`token_source`: where a token was found. Ray 2.60 demands one from everybody who joins a protected cluster."""
+    """`token_source`: where a token was found. Ray 2.60 requires one to join a protected cluster."""
     if mode == "token" and token_source is None:
         return Finding(
-            check="ray auth", verdict=Verdict.FAIL, message="RAY_AUTH_MODE=token, but there is no token",
-            hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or make one: ray get-auth-token --generate",
-        )  # fmt: skip
+            check="ray auth",
+            verdict=Verdict.FAIL,
+            message="RAY_AUTH_MODE=token, but there is no token",
+            hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or generate one: ray get-auth-token --generate",
+        )
     if mode is None:
         return Finding(
-            check="ray auth", verdict=Verdict.OK,
+            check="ray auth",
+            verdict=Verdict.OK,
             message=f"RAY_AUTH_MODE is not set; token {'from ' + token_source if token_source else 'none'}",
             hint="for a protected cluster (serve --ray-address) set RAY_AUTH_MODE=token and the token's path",
-        )  # fmt: skip
+        )
     return Finding(
         check="ray auth", verdict=Verdict.OK, message=f"RAY_AUTH_MODE={mode}, token {token_source or 'not needed'}"
     )

@@ -1,5 +1,8 @@
-"""Measures what the doctor judges. torch, Ray and gloo are tried in processes of their own: a broken one must not take
-the doctor down with it, and the command line never loads them."""
+"""Measures what `findings.py` judges. Called by `shoal doctor`.
+
+torch, Ray and gloo run in separate processes: a broken one must not crash the doctor, and the command line never loads
+them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ dist.destroy_process_group()
 
 
 def examine(url: str, database_url: str | None) -> Iterator[Finding]:
-    """Every check in turn, as it is done; the slow ones last."""
+    """Run every check in turn and yield its finding; the slow checks come last."""
     checks: list[Callable[[], Finding]] = [
         _python,
         _memory,
@@ -62,26 +65,38 @@ def _python() -> Finding:
 
 def _memory() -> Finding:
     return judge_space(
-        "memory", "memory", _available_memory(), fail_below_gib=1.0, warn_below_gib=4.0,
-        hint="a shard needs about 0.5 GiB besides its model; the demo has four",
-    )  # fmt: skip
+        "memory",
+        "memory",
+        _available_memory(),
+        fail_below_gib=1.0,
+        warn_below_gib=4.0,
+        hint="a worker needs about 0.5 GiB besides its model; the demo has four workers",
+    )
 
 
 def _disk() -> Finding:
     folder = tempfile.gettempdir()
     return judge_space(
-        "disk", f"in {folder}", shutil.disk_usage(folder).free, fail_below_gib=0.5, warn_below_gib=4.0,
-        hint="make room, or point TMPDIR to a larger disk; Ray stops writing when a disk is 95 % full",
-    )  # fmt: skip
+        "disk",
+        f"in {folder}",
+        shutil.disk_usage(folder).free,
+        fail_below_gib=0.5,
+        warn_below_gib=4.0,
+        hint="free some space, or set TMPDIR to a larger disk; Ray stops writing when a disk is 95 % full",
+    )
 
 
 def _shared_memory() -> Finding:
     if not Path("/dev/shm").is_dir():
         return Finding(check="shared memory", verdict=Verdict.OK, message="no /dev/shm on this system; Ray uses files")
     return judge_space(
-        "shared memory", "in /dev/shm", shutil.disk_usage("/dev/shm").free, fail_below_gib=0.05, warn_below_gib=1.0,
-        hint="in a container give it more: docker run --shm-size=2g",
-    )  # fmt: skip
+        "shared memory",
+        "in /dev/shm",
+        shutil.disk_usage("/dev/shm").free,
+        fail_below_gib=0.05,
+        warn_below_gib=1.0,
+        hint="a container can get more: docker run --shm-size=2g",
+    )
 
 
 def _port() -> Finding:
@@ -92,9 +107,11 @@ def _port() -> Finding:
                 return Finding(check="ports", verdict=Verdict.OK, message=f"loopback works (tried port {port})")
     except OSError as error:
         return Finding(
-            check="ports", verdict=Verdict.FAIL, message=f"no connection over 127.0.0.1: {error}",
-            hint="a firewall or a sandbox is in the way",
-        )  # fmt: skip
+            check="ports",
+            verdict=Verdict.FAIL,
+            message=f"no connection over 127.0.0.1: {error}",
+            hint="check whether a firewall or a sandbox blocks loopback connections",
+        )
 
 
 def _ray_auth() -> Finding:
@@ -118,19 +135,21 @@ def judge_server(url: str) -> Finding:
         missing, warnings = waits_for(url), warns_of(url)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         return Finding(
-            check="server", verdict=Verdict.WARN, message=f"no server at {url} ({error})",
-            hint="start one with `shoal serve`, or give its address with --url or SHOAL_URL",
-        )  # fmt: skip
+            check="server",
+            verdict=Verdict.WARN,
+            message=f"no server at {url} ({error})",
+            hint="start one with `shoal serve`, or set its address with --url or SHOAL_URL",
+        )
     if missing is not None:
         return Finding(
             check="server",
             verdict=Verdict.WARN,
             message=f"{url} answers, but is not ready",
-            hint=f"waits for {missing}",
+            hint=f"it waits for {missing}",
         )
     if warnings:
         return Finding(
-            check="server", verdict=Verdict.WARN, message=f"{url} is ready, and complains", hint=" ".join(warnings)
+            check="server", verdict=Verdict.WARN, message=f"{url} is ready, with warnings", hint=" ".join(warnings)
         )
     return Finding(check="server", verdict=Verdict.OK, message=f"{url} is ready")
 
@@ -139,8 +158,12 @@ def _library(name: str) -> Finding:
     try:
         done = subprocess.run(
             [sys.executable, "-c", f"import {name}; print({name}.__version__)"],
-            capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
         return judge_library(name, None, f"the import took longer than {_IMPORT_TIMEOUT_S:g} s")
     if done.returncode:
@@ -149,17 +172,20 @@ def _library(name: str) -> Finding:
 
 
 def _gloo() -> Finding:
-    """Two ranks on this machine add a number up, as a job's shards would."""
+    """Two ranks on this machine run an all-reduce, as the workers of a job do."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="shoal-doctor-") as folder:
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", _GLOO_RANK, str(rank), f"{folder}/store"],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
             for rank in (0, 1)
-        ]  # fmt: skip
+        ]
         try:
             problems = [_last_line(rank.communicate(timeout=_GLOO_TIMEOUT_S)[1]) for rank in ranks]
         except subprocess.TimeoutExpired:
@@ -170,11 +196,15 @@ def _gloo() -> Finding:
                 rank.communicate()
     if any(rank.returncode for rank in ranks):
         return Finding(
-            check="gloo", verdict=Verdict.FAIL, message=f"two ranks cannot add up: {next(filter(None, problems), '')}",
+            check="gloo",
+            verdict=Verdict.FAIL,
+            message=f"all-reduce of two ranks failed: {next(filter(None, problems), '')}",
             hint="if the host name does not resolve, set GLOO_SOCKET_IFNAME=lo",
-        )  # fmt: skip
+        )
     return Finding(
-        check="gloo", verdict=Verdict.OK, message=f"two ranks added up ({time.monotonic() - began:.1f} s with imports)"
+        check="gloo",
+        verdict=Verdict.OK,
+        message=f"all-reduce of two ranks works ({time.monotonic() - began:.1f} s with imports)",
     )
 
 

@@ -1,4 +1,4 @@
-"""A whole split into parts, as one line of coloured blocks. Pure; for worker-seconds and for recoveries."""
+"""A sum split into parts, as one line of coloured blocks, for worker-seconds and for recoveries. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Part:
 
 
 def bar(parts: Sequence[Part], width: int) -> Text:
-    """Exactly `width` blocks, fewer only if there is nothing. A part that is not zero has at least one of them, as long
-    as there are enough."""
+    """A line of `width` blocks; empty if all parts are zero. If `width` allows, each part above zero has a block."""
     line = Text()
     for part, blocks in zip(parts, shares([part.amount for part in parts], width), strict=True):
         line.append(_BLOCK * blocks, style=part.style)
@@ -27,7 +26,7 @@ def bar(parts: Sequence[Part], width: int) -> Text:
 
 
 def shares(amounts: Sequence[float], width: int) -> list[int]:
-    """`width` split in proportion to the amounts, by the largest remainders."""
+    """`width` split in proportion to the amounts, by the largest-remainder method."""
     total = sum(amounts)
     if total <= 0:
         return [0] * len(amounts)

@@ -1,4 +1,4 @@
-"""Where a job's worker-seconds went, for a terminal. Pure."""
+"""The page of `shoal goodput`: how a job's worker-seconds were spent. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shoal_workers.contract.job import JobState
 
 _WIDTH = 60
 _LOOK = {
-    Category.PRODUCTIVE: ("green", "steps done for the first time"),
-    Category.RECOMPUTED: ("yellow", "steps done again after a rollback"),
-    Category.CHECKPOINT_STALL: ("cyan", "copies of the state, in memory or for storage"),
+    Category.PRODUCTIVE: ("green", "steps computed for the first time"),
+    Category.RECOMPUTED: ("yellow", "steps computed again after a rollback"),
+    Category.CHECKPOINT_STALL: ("cyan", "copying the state to memory or to storage"),
     Category.RECOVERING: ("red", "from the last step before an incident to the next group"),
     Category.RESIZING: ("magenta", "planned changes: grow, shrink, drain, pause"),
-    Category.DEGRADED: ("bright_black", "workers asked for that were not in the group"),
+    Category.DEGRADED: ("bright_black", "requested workers that were not in the group"),
     Category.STARTING: ("blue", "before the first group of an attempt"),
     Category.QUEUED: ("white", "in the queue"),
-    Category.IDLE: ("dim", "nothing of the above"),
+    Category.IDLE: ("dim", "none of the above"),
 }
 
 
@@ -31,7 +31,7 @@ def goodput_page(job: JobView, now: float) -> list[Any]:
     goodput = _with_the_queue(job, now)
     head = Text.assemble((job.name, "bold"), f"  {job.id}  ", (job.status.state, STATE_STYLE[job.status.state]))
     if goodput is None or goodput.total <= 0:
-        return [head, Text("nothing is booked yet", style="dim")]
+        return [head, Text("no worker-second is booked yet", style="dim")]
     parts = [Part(c, goodput.seconds.get(c, 0.0), style) for c, (style, _) in _LOOK.items()]
     lines = [head, _summary(goodput), bar(parts, _WIDTH), _table(goodput)]
     if goodput.at is not None and not job.status.state.ended:
@@ -40,7 +40,7 @@ def goodput_page(job: JobView, now: float) -> list[Any]:
 
 
 def _with_the_queue(job: JobView, now: float) -> Goodput | None:
-    """The service books the time in the queue when it is over; a reader wants to see it pass."""
+    """The goodput with the current time in the queue, which the service books only when the job leaves the queue."""
     goodput = job.status.goodput
     if goodput is None or job.status.state is not JobState.QUEUED:
         return goodput
@@ -52,9 +52,9 @@ def _summary(goodput: Goodput) -> Text:
     had = goodput.total - sum(goodput.seconds.get(c, 0.0) for c in (Category.DEGRADED, Category.QUEUED))
     productive = goodput.seconds.get(Category.PRODUCTIVE, 0.0)
     text = Text.assemble("goodput ", (_percent(productive, goodput.total), "bold"))
-    text.append(f" of {seconds(goodput.total)} of workers asked for", style="dim")
+    text.append(f" of {seconds(goodput.total)} of requested worker time", style="dim")
     if had > 0:
-        text.append(f"; {_percent(productive, had)} of those that it had", style="dim")
+        text.append(f"; {_percent(productive, had)} of the worker time that it had", style="dim")
     return text
 
 

@@ -1,4 +1,4 @@
-"""What went wrong with a job, for a terminal: all of it as a table, or one incident with where its time went. Pure."""
+"""The pages of `shoal incidents`: a table of all incidents, or one incident with the duration of its phases. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shoal_service.views import IncidentView
 
 _WIDTH = 60
 _PHASES = (
-    ("detect", "yellow", "until somebody noticed"),
-    ("quiesce", "red", "until every survivor was out of its collective"),
-    ("plan", "magenta", "members, layout, source of the state"),
+    ("detect", "yellow", "until the failure was noticed"),
+    ("quiesce", "red", "until every survivor had left its collective"),
+    ("plan", "magenta", "choice of workers, layout and source of the state"),
     ("form", "blue", "new process groups"),
     ("restore", "cyan", "model and state"),
     ("first_step", "green", "the first step of the new group"),
@@ -28,15 +28,34 @@ def incidents_table(incidents: Sequence[IncidentView]) -> Table | Text:
     if not incidents:
         return Text("no incidents", style="dim")
     table = new_table(
-        "id", "at", "cause", ">ranks", "workers", "action", ">detect", ">recovery", ">steps lost", "state from",
-        ">moved", "message",
-    )  # fmt: skip
+        "id",
+        "at",
+        "cause",
+        ">ranks",
+        "workers",
+        "action",
+        ">detect",
+        ">recovery",
+        ">steps lost",
+        "state from",
+        ">moved",
+        "message",
+    )
     for one in incidents:
         table.add_row(
-            name_of(one), clock(one.at), Text(one.cause, style="red"), _ranks(one), _workers(one), one.action or "-",
-            seconds(one.detect_s), seconds(one.recovery_s) if one.closed else Text("open", style="yellow"),
-            "?" if one.steps_lost is None else str(one.steps_lost), one.state_source or "-", _moved(one), one.message,
-        )  # fmt: skip
+            name_of(one),
+            clock(one.at),
+            Text(one.cause, style="red"),
+            _ranks(one),
+            _workers(one),
+            one.action or "-",
+            seconds(one.detect_s),
+            seconds(one.recovery_s) if one.closed else Text("open", style="yellow"),
+            "?" if one.steps_lost is None else str(one.steps_lost),
+            one.state_source or "-",
+            _moved(one),
+            one.message,
+        )
     return table
 
 
@@ -46,7 +65,7 @@ def incident_page(one: IncidentView) -> list[Any]:
         ("at", clock(one.at)),
         ("noticed by", one.witness),
         ("ranks", _ranks(one)),
-        ("shards", ", ".join(one.worker_ids)),
+        ("worker ids", ", ".join(one.worker_ids)),
         ("node", one.node_id),
         ("generation", str(one.generation)),
         ("workers", _workers(one)),
@@ -64,12 +83,12 @@ def incident_page(one: IncidentView) -> list[Any]:
 
 
 def name_of(one: IncidentView) -> str:
-    """Incidents are counted within an attempt: `attempt.id`."""
+    """`attempt.id`: incidents are numbered within an attempt."""
     return f"{one.attempt}.{one.id}"
 
 
 def find(incidents: Sequence[IncidentView], name: str) -> list[IncidentView]:
-    """Those that `name` may stand for: `attempt.id`, or an id alone."""
+    """The incidents that match `name`, which is `attempt.id` or an id."""
     return [one for one in incidents if name in (name_of(one), str(one.id))]
 
 
@@ -77,11 +96,11 @@ def _timeline(one: IncidentView) -> list[Any]:
     known = [(phase, getattr(one, f"{phase}_s"), style, words) for phase, style, words in _PHASES]
     parts = [Part(phase, spent_s, style) for phase, spent_s, style, _ in known if spent_s is not None]
     if not parts:
-        return [Text("open: nothing is known of its phases yet", style="yellow")]
+        return [Text("open: no phase is complete yet", style="yellow")]
     table = new_table("", "phase", ">took", "")
     for phase, spent_s, style, words in known:
         table.add_row(Text("█", style=style), phase.replace("_", " "), seconds(spent_s), Text(words, style="dim"))
-    whole = f"recovered in {seconds(one.recovery_s)} after it was noticed" if one.closed else "still open"
+    whole = f"recovered {seconds(one.recovery_s)} after detection" if one.closed else "still open"
     return [bar(parts, _WIDTH), table, Text(whole, style="green" if one.closed else "yellow")]
 
 

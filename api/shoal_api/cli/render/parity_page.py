@@ -1,4 +1,4 @@
-"""The losses of two jobs next to each other, for a terminal. Pure."""
+"""The page of `shoal parity`: the losses of two jobs side by side. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 60
 
 
 def parity_page(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> list[Any]:
-    """`series`: of the job, and of the one that it is compared with."""
+    """`series`: the points of the job, and those of the job that it is compared with."""
     parts: list[Any] = [_verdict(report), _numbers(report)]
     if report.steps_compared:
         parts.append(_picture(report, series))
@@ -38,15 +38,16 @@ def _verdict(report: ParityView) -> Text:
 
 
 def _numbers(report: ParityView) -> Table:
-    lonely = [
+    unmatched = [
         f"{count} only in {job_id}"
         for count, job_id in (
-            (report.steps_only_in_job, report.job_id), (report.steps_only_in_against, report.against_id)
+            (report.steps_only_in_job, report.job_id),
+            (report.steps_only_in_against, report.against_id),
         )
         if count
-    ]  # fmt: skip
+    ]
     rows = (
-        ("steps compared", ", ".join([str(report.steps_compared), *lonely])),
+        ("steps compared", ", ".join([str(report.steps_compared), *unmatched])),
         ("largest relative difference", _at(report.max_rel_diff, report.max_rel_diff_step)),
         ("largest absolute difference", _at(report.max_abs_diff, report.max_abs_diff_step)),
         ("first step that differs", _step(report.first_step_different)),
@@ -59,7 +60,7 @@ def _numbers(report: ParityView) -> Table:
 
 
 def _picture(report: ParityView, series: Sequence[Sequence[SeriesPoint]]) -> Table:
-    """Both losses, and below them how many digits agree: the higher the block, the larger the difference."""
+    """Both loss curves, and below them the difference on a logarithmic scale."""
     grid = Table.grid(padding=(0, 2))
     for job_id, points in zip((report.job_id, report.against_id), series, strict=True):
         grid.add_row(Text(job_id, style="dim"), Text(sparkline([p.loss for p in points], _WIDTH), style="cyan"))

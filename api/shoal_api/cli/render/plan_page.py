@@ -1,4 +1,4 @@
-"""What the planner found, for a terminal. Pure."""
+"""The pages of `shoal plan` and `shoal profile`. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from shoal_service.planner.memory import BytesPart
 from shoal_service.planner.step_time import SecondsPart
 
 _SHORT_BYTES = {
-    BytesPart.PARAMETERS: "par", BytesPart.OPTIMIZER: "opt", BytesPart.GRADIENTS: "grad", BytesPart.GATHERED: "gath",
-    BytesPart.ACTIVATIONS: "act", BytesPart.LOGITS: "log", BytesPart.EXCHANGE: "exch", BytesPart.RESERVED: "res",
-}  # fmt: skip
+    BytesPart.PARAMETERS: "par",
+    BytesPart.OPTIMIZER: "opt",
+    BytesPart.GRADIENTS: "grad",
+    BytesPart.GATHERED: "gath",
+    BytesPart.ACTIVATIONS: "act",
+    BytesPart.LOGITS: "log",
+    BytesPart.EXCHANGE: "exch",
+    BytesPart.RESERVED: "res",
+}
 _LEAST_SHARE = 0.01
-"""Parts below it are not worth a word."""
+"""Parts below this share of the step are left out."""
 
 
 def plan_page(answer: PlanAnswer) -> list[Any]:
@@ -37,14 +43,14 @@ def plan_page(answer: PlanAnswer) -> list[Any]:
 
 
 def profile_page(profile: HardwareProfile, path: str) -> list[Any]:
-    table = new_table("what", ">measured")
+    table = new_table("quantity", ">measured")
     for precision, rate in profile.peak_flops.items():
         table.add_row(f"{precision} matrix products", f"{rate * profile.matmul_efficiency / 1e9:,.1f} GFLOP/s")
     table.add_row("memory", f"{profile.memory_bytes / GIB:,.1f} GiB")
     table.add_row("element-wise", f"{profile.memory_bandwidth / 1e9:,.1f} GB/s")
-    table.add_row("between processes", f"{profile.inside.bandwidth / 1e9:,.2f} GB/s")
+    table.add_row("between workers", f"{profile.inside.bandwidth / 1e9:,.2f} GB/s")
     for size, latency_s in sorted(profile.inside.latency_s.items()):
-        table.add_row(f"a collective of {size}", f"{1e3 * latency_s:,.3f} ms")
+        table.add_row(f"collective of {size} ranks", f"{1e3 * latency_s:,.3f} ms")
     return [Text.assemble((profile.name, "bold"), f"  {path}"), table]
 
 
@@ -64,14 +70,26 @@ def _summary(answer: PlanAnswer) -> Text:
     ranking = answer.ranking
     return Text(
         f"{ranking.num_layouts:,} legal layouts, {ranking.num_fitting:,} fit into {ranking.usable_bytes / GIB:,.1f} "
-        "GiB; the best of each product of degrees:",
+        "GiB. The best layout of each combination of degrees:",
         style="dim",
     )
 
 
 def _table(predictions: tuple[Prediction, ...]) -> Any:
-    columns = ("layout", "shard", "schedule", "recompute", ">micro", ">GiB", "of which", ">step s", ">tokens/s", ">MFU",
-               ">bubble", "the rest of the step")  # fmt: skip
+    columns = (
+        "layout",
+        "shard",
+        "schedule",
+        "recompute",
+        ">micro",
+        ">GiB",
+        "of which",
+        ">step s",
+        ">tokens/s",
+        ">MFU",
+        ">bubble",
+        "the rest of the step",
+    )
     table = new_table(*columns)
     for p in predictions:
         memory = Text(f"{p.memory_bytes / GIB:.1f}", style="" if p.fits else "red")

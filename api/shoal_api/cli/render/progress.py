@@ -1,6 +1,7 @@
-"""How a followed job looks while it trains: a moving picture in a terminal, a line per event everywhere else.
+"""Shows a followed job: a live display in a terminal, one line per event elsewhere.
 
-A screen only shows what it is told. `LiveScreen` keeps a picture at the bottom and lets events scroll above it.
+Called by cli/follow.py. Never requests anything from the server. `LiveScreen` keeps the progress at the bottom of the
+terminal and scrolls events above it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SPARKLINE_WIDTH = 30
 
 
 class Screen(Protocol):
-    """Where a followed job is shown. Used as a context manager around the following."""
+    """The display of a followed job; a context manager for the time in which the job is followed."""
 
     def __enter__(self) -> Any: ...
 
@@ -38,20 +39,20 @@ class Screen(Protocol):
     ) -> None: ...
 
     def event(self, event: EventView) -> None:
-        """Something happened."""
+        """Show an event of the job."""
         ...
 
     def progress(self, job: JobView, losses: Sequence[float], now: float) -> None:
-        """The newest status; called about twice a second. `now` is a monotonic time."""
+        """Show the newest status; called about twice a second. `now` is a monotonic time in seconds."""
         ...
 
     def notice(self, text: str, style: str = "plain") -> None:
-        """The command line itself has something to say."""
+        """Show a message of the command itself."""
         ...
 
 
 class LiveScreen:
-    """For a terminal."""
+    """The display in a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=8, transient=True)
@@ -74,7 +75,7 @@ class LiveScreen:
 
 
 class PlainScreen:
-    """For pipes and logs: one line per event, and one about the progress every few seconds."""
+    """Text for pipes and log files: one line per event, and one about the progress every ten seconds."""
 
     def __init__(self, write: Callable[[str, str], None]) -> None:
         self._write = write
@@ -101,7 +102,7 @@ class PlainScreen:
 
 
 class JsonScreen:
-    """For programs: one JSON document per event on standard output; notices go to standard error."""
+    """JSON for programs: one document per event on standard output; notices go to standard error."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -150,7 +151,7 @@ def progress_line(job: JobView) -> str:
 
 
 def picture(job: JobView, losses: Sequence[float]) -> RenderableType:
-    """Three lines: who and what, how far, how well."""
+    """Three lines: name and state; progress; loss, throughput and workers."""
     status = job.status
     head = Text.assemble((job.name, "bold"), f"  {job.id}  ", (status.state, STATE_STYLE[status.state]))
     waiting = status.message or status.note or status.reason
@@ -164,10 +165,15 @@ def picture(job: JobView, losses: Sequence[float]) -> RenderableType:
         Text(f"ETA {seconds(status.eta_s)}" if status.eta_s is not None else "", style="dim"),
     )
     numbers = Text.assemble(
-        ("loss ", "dim"), number(status.loss), "  ", (sparkline(losses, _SPARKLINE_WIDTH), "cyan"),
-        ("   tokens/s ", "dim"), number(status.tokens_per_s, 0),
-        ("   workers ", "dim"), (worker_bar(status.workers, status.desired_workers), _workers_style(job)),
-    )  # fmt: skip
+        ("loss ", "dim"),
+        number(status.loss),
+        "  ",
+        (sparkline(losses, _SPARKLINE_WIDTH), "cyan"),
+        ("   tokens/s ", "dim"),
+        number(status.tokens_per_s, 0),
+        ("   workers ", "dim"),
+        (worker_bar(status.workers, status.desired_workers), _workers_style(job)),
+    )
     return Group(head, bar, numbers)
 
 

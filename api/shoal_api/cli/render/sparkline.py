@@ -12,12 +12,12 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 def sparkline(values: Sequence[float], width: int) -> str:
     """At most `width` characters, oldest value first; each is the mean of its share of the values.
 
-    Values that are not finite are left out: one NaN must not flatten the whole line.
+    Values that are not finite are left out; otherwise one NaN would flatten the whole line.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite or width < 1:
         return ""
-    scale = max(map(abs, finite)) or 1.0  # sums and differences of the largest floats are infinite
+    scale = max(map(abs, finite)) or 1.0  # without it, sums and differences of the largest floats would be infinite
     columns = bucket_means([value / scale for value in finite], width)
     low, high = min(columns), max(columns)
     if high == low:
@@ -33,7 +33,7 @@ def bucket_means(values: Sequence[float], num_buckets: int) -> list[float]:
 
 
 def worker_bar(workers: int, desired: int) -> str:
-    """The world size as a little bar: a filled square for a shard that trains, a hollow one for one that is missing."""
+    """The world size as a bar: one filled square per worker that trains, one hollow square per missing worker."""
     shown = max(workers, desired)
     if shown > 16:
         return f"{workers}/{shown}"

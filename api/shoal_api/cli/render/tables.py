@@ -1,4 +1,4 @@
-"""Resources of the API as tables and pages for a terminal. Pure: values in, something that rich can print out."""
+"""Resources of the API as tables and pages for a terminal. Pure: takes views, returns objects that rich prints."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ from shoal_service.views import (
 from shoal_workers.contract.job import JobState
 
 STATE_STYLE = {
-    JobState.QUEUED: "dim", JobState.STARTING: "cyan", JobState.RUNNING: "bold green",
-    JobState.RECOVERING: "bold yellow", JobState.RESIZING: "yellow", JobState.WAITING: "yellow",
-    JobState.PAUSING: "dim", JobState.PAUSED: "dim", JobState.CANCELLING: "dim",
-    JobState.SUCCEEDED: "green", JobState.FAILED: "bold red", JobState.CANCELLED: "red",
-}  # fmt: skip
+    JobState.QUEUED: "dim",
+    JobState.STARTING: "cyan",
+    JobState.RUNNING: "bold green",
+    JobState.RECOVERING: "bold yellow",
+    JobState.RESIZING: "yellow",
+    JobState.WAITING: "yellow",
+    JobState.PAUSING: "dim",
+    JobState.PAUSED: "dim",
+    JobState.CANCELLING: "dim",
+    JobState.SUCCEEDED: "green",
+    JobState.FAILED: "bold red",
+    JobState.CANCELLED: "red",
+}
 _SPARKLINE_WIDTH = 40
 
 
 def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
     if not jobs:
-        return Text("no jobs; `shoal submit SPEC` makes one", style="dim")
+        return Text("no jobs; `shoal submit SPEC` creates one", style="dim")
     table = new_table("id", "name", "state", ">step", ">loss", ">workers", ">age")
     for job in jobs:
         state = Text(job.state, style=STATE_STYLE[job.state])
@@ -46,19 +54,29 @@ def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
 
 
 def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
-    """Everything about a job that fits on a screen."""
+    """The page of `shoal show`."""
     status = job.status
     state = Text(status.state, style=STATE_STYLE[status.state])
     if status.reason:
         state.append(f" {status.reason}", style="dim")
     rows: list[tuple[str, Any]] = [
-        ("id", job.id), ("name", job.name), ("state", state), ("message", status.message or status.note),
-        ("workers", worker_bar(status.workers, status.desired_workers)
-                    + f"  (min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers})"),
+        ("id", job.id),
+        ("name", job.name),
+        ("state", state),
+        ("message", status.message or status.note),
+        (
+            "workers",
+            worker_bar(status.workers, status.desired_workers)
+            + f"  (min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers})",
+        ),
         ("layout", status.layout),
         ("step", f"{status.step}" + (f" of {status.total_steps}" if status.total_steps else "")),
-        ("loss", f"{number(status.loss)}  {sparkline([point.loss for point in series], _SPARKLINE_WIDTH)}".rstrip()
-                 if status.loss is not None else ""),
+        (
+            "loss",
+            f"{number(status.loss)}  {sparkline([point.loss for point in series], _SPARKLINE_WIDTH)}".rstrip()
+            if status.loss is not None
+            else "",
+        ),
         ("validation", _validation(job)),
         ("tokens/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
         ("tokens", f"{status.tokens:,}" if status.tokens else ""),
@@ -72,7 +90,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
         ("created", clock(job.created_at)),
         ("started", clock(job.started_at) if job.started_at else ""),
         ("ended", clock(job.ended_at) if job.ended_at else ""),
-    ]  # fmt: skip
+    ]
     page = Table.grid(padding=(0, 2))
     page.add_column(style="dim")
     page.add_column(overflow="fold")
@@ -88,13 +106,19 @@ def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
 
 
 def workers_table(workers: Iterable[WorkerView]) -> Table:
-    table = new_table(">rank", "shard", "state", "phase", ">step", ">generation", ">pid", "node")
+    table = new_table(">rank", "worker", "state", "phase", ">step", ">generation", ">pid", "node")
     for worker in workers:
         rank = "-" if worker.rank is None else str(worker.rank)
         table.add_row(
-            rank, worker.worker_id, worker.state, worker.phase, str(worker.step), str(worker.generation),
-            str(worker.pid), f"{worker.node_ip} {worker.node_id[:8]}",
-        )  # fmt: skip
+            rank,
+            worker.worker_id,
+            worker.state,
+            worker.phase,
+            str(worker.step),
+            str(worker.generation),
+            str(worker.pid),
+            f"{worker.node_ip} {worker.node_id[:8]}",
+        )
     return table
 
 
@@ -105,9 +129,15 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
     for one in checkpoints:
         style = {"committed": "green", "damaged": "red", "failed": "red"}.get(one.state, "dim")
         table.add_row(
-            str(one.step), Text(one.state, style=style), size_text(one.bytes), seconds(one.seconds),
-            seconds(one.stall_s), str(one.world_size), clock(one.committed_at) if one.committed_at else "-", one.url,
-        )  # fmt: skip
+            str(one.step),
+            Text(one.state, style=style),
+            size_text(one.bytes),
+            seconds(one.seconds),
+            seconds(one.stall_s),
+            str(one.world_size),
+            clock(one.committed_at) if one.committed_at else "-",
+            one.url,
+        )
     return table
 
 
@@ -132,11 +162,11 @@ def nodes_table(nodes: Sequence[NodeView]) -> Table:
 
 
 def _node_state(node: NodeView) -> tuple[Text, str]:
-    """In one word, and the reason for it."""
+    """The state of a node in one word, and its reason."""
     if not node.alive:
         return Text("dead", style="red"), ""
     if node.drain is not None:
-        leaves = f", goes away at {clock(node.drain.deadline)}" if node.drain.deadline is not None else ""
+        leaves = f", is switched off at {clock(node.drain.deadline)}" if node.drain.deadline is not None else ""
         return Text("drained", style="yellow"), node.drain.reason + leaves
     if node.suspected:
         test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
@@ -149,7 +179,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def clock(at: float) -> str:
-    """Local time; with the date when it was not today's."""
+    """Local time, with the date if it is not today."""
     moment = datetime.datetime.fromtimestamp(at)
     today = datetime.datetime.now().date()
     return moment.strftime("%H:%M:%S" if moment.date() == today else "%Y-%m-%d %H:%M:%S")

@@ -22,7 +22,7 @@ def test_a_value_may_contain_an_equals_sign() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["stop.steps", "=3", "a..b=1", "a=[1"])
-def test_what_is_no_assignment_is_refused(wrong: str) -> None:
+def test_text_that_is_not_an_assignment_is_refused(wrong: str) -> None:
     with pytest.raises(CliError):
         apply_overrides({}, [wrong])
 

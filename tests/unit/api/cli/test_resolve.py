@@ -32,13 +32,13 @@ def test_an_ambiguous_reference_lists_the_newest_first() -> None:
     assert caught.value.details[0].startswith("zz")
 
 
-def test_nothing_that_fits_suggests_the_nearest_name() -> None:
+def test_an_unknown_reference_suggests_the_nearest_name() -> None:
     with pytest.raises(CliError) as caught:
         match_job("onne", JOBS)
     assert caught.value.exit_code == 4
     assert "'one'" in caught.value.hint
 
 
-def test_an_empty_reference_fits_nothing() -> None:
+def test_an_empty_reference_matches_no_job() -> None:
     with pytest.raises(CliError):
         match_job("", JOBS)

@@ -18,7 +18,7 @@ def test_broken_yaml_names_the_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "7"])
-def test_what_is_no_mapping_is_refused(text: str) -> None:
+def test_a_document_that_is_not_a_mapping_is_refused(text: str) -> None:
     with pytest.raises(CliError, match="not a job spec"):
         decode_spec(text, "x")
 
@@ -29,6 +29,6 @@ def test_the_working_directory_is_relative_to_the_file(tmp_path: Path) -> None:
     assert load_spec(str(path))["code"]["working_dir"] == str(tmp_path / "src")
 
 
-def test_a_folder_is_no_spec(tmp_path: Path) -> None:
+def test_a_folder_is_refused_as_a_spec(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="cannot read"):
         load_spec(str(tmp_path))

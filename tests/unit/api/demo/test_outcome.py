@@ -5,9 +5,9 @@ import math
 
 from shoal_api.demo.outcome import (
     DemoOutcome,
-    broken_promises,
     compare_losses,
     contains_in_order,
+    failed_checks,
     mean_tokens_per_s,
     world_sizes,
 )
@@ -15,16 +15,33 @@ from shoal_service.views import EventView, IncidentView, SeriesPoint
 from shoal_workers.contract.job import IncidentCause, JobState
 
 INCIDENT = IncidentView(
-    id=1, cause=IncidentCause.WORKER_DIED, witness="ray", ranks=(2,), worker_ids=("s2",), generation=1, at=0,
-    from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1,
-)  # fmt: skip
+    id=1,
+    cause=IncidentCause.WORKER_DIED,
+    witness="ray",
+    ranks=(2,),
+    worker_ids=("s2",),
+    generation=1,
+    at=0,
+    from_workers=4,
+    to_workers=3,
+    detect_s=0.03,
+    recovery_s=1.5,
+    steps_lost=1,
+)
 
 
 def point(step: int, loss: float, at: float | None = None) -> SeriesPoint:
     return SeriesPoint(
-        step=step, at=step if at is None else at, loss=loss, grad_norm=1, lr=1, tokens_per_s=1, step_s=1,
-        world_size=4, generation=1,
-    )  # fmt: skip
+        step=step,
+        at=step if at is None else at,
+        loss=loss,
+        grad_norm=1,
+        lr=1,
+        tokens_per_s=1,
+        step_s=1,
+        world_size=4,
+        generation=1,
+    )
 
 
 def formed(seq: int, workers: int) -> EventView:
@@ -61,36 +78,48 @@ def test_the_comparison_finds_the_worst_step() -> None:
     assert (compared.max_abs_diff, compared.worst_step, compared.missing) == (0.25, 2, ())
 
 
-def test_a_step_that_only_one_run_has_is_a_broken_promise() -> None:
+def test_a_step_that_only_one_run_has_fails_the_demo() -> None:
     compared = compare_losses([point(1, 1.0)], [point(1, 1.0), point(2, 0.5)])
     assert compared.missing == (2,)
-    assert broken_promises(outcome(comparison=compared), workers=4, tolerance=1e-4)
+    assert failed_checks(outcome(comparison=compared), workers=4, tolerance=1e-4)
 
 
 def test_a_loss_that_is_not_finite_cannot_be_compared() -> None:
     compared = compare_losses([point(1, math.nan)], [point(1, 1.0)])
     assert compared.max_abs_diff is None
-    assert broken_promises(outcome(comparison=compared), workers=4, tolerance=1e-4)
+    assert failed_checks(outcome(comparison=compared), workers=4, tolerance=1e-4)
 
 
-def test_a_run_that_kept_every_promise_passes() -> None:
-    assert broken_promises(outcome(), workers=4, tolerance=1e-4) == ()
+def test_a_run_that_meets_every_check_passes() -> None:
+    assert failed_checks(outcome(), workers=4, tolerance=1e-4) == ()
 
 
-def test_every_promise_is_checked() -> None:
+def test_each_deviation_fails_one_check() -> None:
     for change in ({"state": JobState.FAILED}, {"world_sizes": (4,)}, {"incidents": ()}):
-        assert len(broken_promises(outcome(**change), workers=4, tolerance=1e-4)) == 1
+        assert len(failed_checks(outcome(**change), workers=4, tolerance=1e-4)) == 1
 
 
-def test_the_document_has_the_promised_keys_on_one_line() -> None:
+def test_the_json_document_has_the_documented_keys_on_one_line() -> None:
     document = outcome().document()
     assert list(document) == [
-        "state", "steps", "world_sizes", "layouts", "surviving_pids", "incidents", "max_abs_loss_diff",
-        "val_bits_per_byte", "tokens_per_s",
-    ]  # fmt: skip
+        "state",
+        "steps",
+        "world_sizes",
+        "layouts",
+        "surviving_pids",
+        "incidents",
+        "max_abs_loss_diff",
+        "val_bits_per_byte",
+        "tokens_per_s",
+    ]
     assert list(document["incidents"][0]) == [
-        "cause", "detect_s", "recovery_s", "steps_lost", "from_workers", "to_workers",
-    ]  # fmt: skip
+        "cause",
+        "detect_s",
+        "recovery_s",
+        "steps_lost",
+        "from_workers",
+        "to_workers",
+    ]
     assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 

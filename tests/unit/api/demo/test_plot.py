@@ -12,16 +12,16 @@ def test_equal_runs_are_one_curve() -> None:
     assert "▽" not in text
 
 
-def test_unequal_runs_fray() -> None:
+def test_unequal_runs_show_the_points_of_each_run() -> None:
     other = {step: loss + (1.0 if step > 20 else 0.0) for step, loss in CURVE.items()}
     text = "\n".join(plot_losses(CURVE, other, marks={}, width=40, height=10))
     assert all(glyph in text for glyph in "●▲▽")
 
 
-def test_marks_stand_on_the_axis() -> None:
+def test_marks_are_drawn_on_the_axis() -> None:
     assert plot_losses(CURVE, CURVE, marks={20: "✗", 99: "!"}, width=40, height=10)[-2].count("✗") == 1
 
 
-def test_nothing_to_plot_is_no_plot() -> None:
+def test_without_points_there_are_no_lines() -> None:
     assert plot_losses({}, {1: float("nan")}, marks={}, width=40, height=10) == []
     assert plot_losses({1: 2.0}, {}, marks={}, width=40, height=10)

@@ -1,4 +1,4 @@
-"""The demo leaves no process behind, not even one whose parent has gone."""
+"""The demo ends every process of its server, also one whose parent has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ time.sleep(600)
 """
 
 
-def test_stopping_sweeps_orphans_in_sessions_of_their_own(tmp_path: Path) -> None:
+def test_stopping_kills_orphans_in_other_sessions(tmp_path: Path) -> None:
     server = ServerProcess([sys.executable, "-c", _PARENT_WITH_AN_ORPHAN], os.environ, tmp_path / "log", outlive=False)
     try:
         while not server.log_tail():

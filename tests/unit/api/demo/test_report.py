@@ -31,14 +31,30 @@ def shown(broken: tuple[str, ...]) -> str:
     disturbed = Run("job-a", series(4, 4, 3, 3, 4), 2.5, 1000.0, 60.0, "/tmp/checkpoints")
     undisturbed = Run("job-b", series(4, 4, 4, 4, 4), 2.5, None, None, "none")
     incident = IncidentView(
-        id=1, cause=IncidentCause.WORKER_DIED, witness="ray", ranks=(2,), worker_ids=("s2",), generation=1, at=0,
-        from_workers=4, to_workers=3, detect_s=0.03, recovery_s=1.5, steps_lost=1,
-    )  # fmt: skip
+        id=1,
+        cause=IncidentCause.WORKER_DIED,
+        witness="ray",
+        ranks=(2,),
+        worker_ids=("s2",),
+        generation=1,
+        at=0,
+        from_workers=4,
+        to_workers=3,
+        detect_s=0.03,
+        recovery_s=1.5,
+        steps_lost=1,
+    )
     outcome = DemoOutcome(
-        state=JobState.SUCCEEDED, steps=5, world_sizes=(4, 3, 4), layouts=("pp2", "fsdp3", "pp2"),
-        survivors=(11, 12, 13), incidents=(incident,),
-        comparison=compare_losses(disturbed.series, undisturbed.series), val_bits_per_byte=2.5, tokens_per_s=1000.0,
-    )  # fmt: skip
+        state=JobState.SUCCEEDED,
+        steps=5,
+        world_sizes=(4, 3, 4),
+        layouts=("pp2", "fsdp3", "pp2"),
+        survivors=(11, 12, 13),
+        incidents=(incident,),
+        comparison=compare_losses(disturbed.series, undisturbed.series),
+        val_bits_per_byte=2.5,
+        tokens_per_s=1000.0,
+    )
     console = Console(file=io.StringIO(), width=120)
     for part in report(outcome, disturbed, undisturbed, broken, url="http://x", tolerance=1e-4):
         console.print(part)
@@ -59,13 +75,13 @@ def test_the_report_has_the_incident_the_sizes_and_the_verdict() -> None:
         assert words in text
 
 
-def test_the_report_shows_what_was_not_kept() -> None:
+def test_the_report_shows_failed_checks() -> None:
     text = shown(("the losses differ by 0.5",))
     assert "✗ the losses differ by 0.5" in text
     assert "the same model" not in text
 
 
-def test_the_kill_and_the_regrowth_are_marked() -> None:
+def test_shrinking_and_growing_are_marked() -> None:
     assert sizes_of(series(4, 4, 3, 4)) == (4, 3, 4)
     axis = next(line for line in shown(()).splitlines() if "└" in line)
     assert axis.index("✗") < axis.index("↑")

@@ -17,7 +17,7 @@ def test_an_old_python_fails() -> None:
     assert judge_python((3, 12), "3.12.0").verdict is Verdict.OK
 
 
-def test_space_has_two_limits() -> None:
+def test_free_space_is_compared_with_two_limits() -> None:
     def judged(gib: float) -> Verdict:
         free = int(gib * GIB)
         return judge_space("disk", "there", free, fail_below_gib=1, warn_below_gib=4, hint="make room").verdict
@@ -25,7 +25,7 @@ def test_space_has_two_limits() -> None:
     assert [judged(gib) for gib in (0.5, 2, 8)] == [Verdict.FAIL, Verdict.WARN, Verdict.OK]
 
 
-def test_a_library_of_another_version_fails_and_one_of_a_longer_number_is_not_mistaken() -> None:
+def test_a_library_of_another_version_fails_even_if_its_number_begins_equally() -> None:
     assert judge_library("torch", "2.13.0+cpu", "").verdict is Verdict.OK
     assert judge_library("torch", "2.130.0", "").verdict is Verdict.FAIL
     assert judge_library("ray", None, "no module").verdict is Verdict.FAIL

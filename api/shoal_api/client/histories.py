@@ -1,0 +1,87 @@
+"""The verbs that read what happened to a job: events, logs, series, workers, incidents, checkpoints, parity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal_api.answers import EventPage, LogPage
+from shoal_api.client.endpoint import Endpoint, job_path
+from shoal_api.client.follow import follow as follow_stream
+from shoal_api.client.series import parse_parity, parse_series
+from shoal_service.core.parity import DEFAULT_TOLERANCE
+from shoal_service.views import (
+    CheckpointView,
+    EventView,
+    IncidentView,
+    LogView,
+    Page,
+    ParityView,
+    SeriesPoint,
+    WorkerView,
+)
+
+
+class Histories(Endpoint):
+    """A part of `Client`."""
+
+    def events(self, job_id: str, *, after: int = 0, follow: bool = False) -> Iterator[EventView]:
+        """A job's events after number `after`, without gaps, each once. `follow`: continue until the job has ended."""
+        if follow:
+            for event in follow_stream(self._transport, f"{job_path(job_id)}/events", {"after": after}):
+                yield EventView.model_validate_json(event.data)
+            return
+        while True:
+            page = self.events_page(job_id, after=after, limit=1000)
+            yield from page.items
+            if len(page.items) < 1000:
+                return
+            after = page.next_after
+
+    def events_page(self, job_id: str, *, after: int = 0, wait_s: float = 0.0, limit: int = 500) -> EventPage:
+        """One page of events; a long poll if `wait_s` is given."""
+        params = {"after": after, "wait": min(wait_s, 60.0), "limit": limit}
+        return self._get(f"{job_path(job_id)}/events", EventPage, params, wait_s=wait_s)
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        tail: int | None = None,
+        after: int = 0,
+        follow: bool = False,
+    ) -> Iterator[LogView]:
+        """Lines of a job's log. `tail`: only the last N lines. `follow`: continue until the job has ended."""
+        path = f"{job_path(job_id)}/logs"
+        if follow:
+            params = {"rank": rank, "tail": tail, "after": after, "follow": True}
+            for event in follow_stream(self._transport, path, params):
+                yield LogView.model_validate_json(event.data)
+            return
+        while True:
+            page = self._get(path, LogPage, {"rank": rank, "tail": tail, "after": after, "limit": 10_000})
+            yield from page.items
+            if tail is not None or len(page.items) < 10_000:
+                return
+            after = page.next_after
+
+    def series(self, job_id: str, *, after_step: int = -1, max_points: int = 1000) -> tuple[SeriesPoint, ...]:
+        params = {"after_step": after_step, "max_points": max_points}
+        return parse_series(self._transport.send("GET", f"{job_path(job_id)}/series", params=params).content)
+
+    def workers(self, job_id: str) -> tuple[WorkerView, ...]:
+        return self._get(f"{job_path(job_id)}/workers", Page[WorkerView]).items
+
+    def incidents(self, job_id: str) -> tuple[IncidentView, ...]:
+        return self._get(f"{job_path(job_id)}/incidents", Page[IncidentView]).items
+
+    def checkpoints(self, job_id: str) -> tuple[CheckpointView, ...]:
+        return self._get(f"{job_path(job_id)}/checkpoints", Page[CheckpointView]).items
+
+    def parity(
+        self, job_id: str, against: str, *, tolerance: float = DEFAULT_TOLERANCE, max_points: int = 0
+    ) -> ParityView:
+        """Compare the losses of two jobs. `max_points`: number of steps to list, those that differ most first."""
+        params = {"against": against, "tolerance": tolerance, "max_points": max_points}
+        response = self._transport.send("GET", f"{job_path(job_id)}/parity", params=params)
+        return parse_parity(response.content)
