@@ -20,8 +20,11 @@ import uvicorn
 
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_service.clock import SystemClock
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.control.config import ControlConfig
+from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
 from shoal_service.control.profile_store import load_profiles
 from shoal_service.settings import Settings
@@ -30,7 +33,7 @@ from shoal_service.telemetry.collector import build_registry
 from shoal_service.telemetry.request_metrics import RequestMetrics
 
 if TYPE_CHECKING:
-    from shoal_service.cluster.ray_cluster import Cluster
+    from shoal_service.control.ray_cluster import RayCluster
 
 _STOP_S = 15.0
 _HEAL_S = 1.0
@@ -49,13 +52,12 @@ async def _serve(settings: Settings) -> None:
     for name, value in (embedded.environment if embedded is not None else CLUSTER_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
     # Only now: ray reads its environment when it is imported, and never again.
-    from shoal_service.cluster.ray_cluster import Cluster
-    from shoal_service.control.control_loop import ControlLoop, LoopConfig
+    from shoal_service.control.ray_cluster import RayCluster
 
     store = await asyncio.to_thread(Store.open, settings.database_url)
-    cluster = Cluster()
+    cluster = RayCluster()
     profiles = load_profiles(settings.state_dir)
-    loop_config = LoopConfig(
+    config = ControlConfig(
         owner=own_name(),
         lease_ttl_s=settings.lease_ttl_s,
         checkpoint_url=settings.checkpoint_url,
@@ -63,9 +65,9 @@ async def _serve(settings: Settings) -> None:
         fork_workers=settings.fork_workers,
     )
     connected = asyncio.Event()
-    control = ControlLoop(store, cluster, loop_config, reconnected=connected.set)
+    control = ControlLoop(store, cluster, SystemClock(), config, reconnected=connected.set)
     requests = RequestMetrics()
-    registry = build_registry(store, owner=loop_config.owner, requests=requests)
+    registry = build_registry(store, owner=config.owner, requests=requests)
     app = create_app(
         store=store,
         cluster=control,
@@ -137,7 +139,9 @@ async def _keep_alive(embedded: EmbeddedCluster) -> None:
             _log.exception("the embedded cluster could not be healed; trying again")
 
 
-async def _connect(settings: Settings, cluster: Cluster, embedded: EmbeddedCluster | None, stop: asyncio.Event) -> None:
+async def _connect(
+    settings: Settings, cluster: RayCluster, embedded: EmbeddedCluster | None, stop: asyncio.Event
+) -> None:
     """Bring the cluster up and become its driver, unless told to stop before."""
     while not stop.is_set():
         try:

@@ -1,4 +1,4 @@
-"""supervisor/fleet.py against a real cluster: a process that nobody wants any more is not created behind our back."""
+"""RayFleet against a real cluster: a worker that is killed while Ray creates it does not remain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kit.processes.server import Server
 _GIVE_UP_WHILE_RAY_CREATES_IT = """
 import asyncio, sys, time, ray
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.fleet import Fleet
+from shoal_service.supervisor.ray_fleet import RayFleet
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
@@ -30,7 +30,7 @@ def is_known():
 
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
 spec = parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}})
-fleet = Fleet(SupervisorConfig(
+fleet = RayFleet(SupervisorConfig(
     job_id="given-up", attempt=1, spec=spec, checkpoint_root="/nowhere", granted=1, epoch=1, spec_version=1,
 ))
 asyncio.run(give_up(fleet))
@@ -42,7 +42,7 @@ print("left behind" if is_known() else "gone")
 """
 
 
-def test_a_process_that_is_given_up_while_ray_creates_it_is_not_left_behind(shoal_server: Server) -> None:
+def test_a_worker_that_is_killed_while_ray_creates_it_does_not_remain(shoal_server: Server) -> None:
     assert shoal_server.note is not None
     ran = subprocess.run(
         [shoal_server.python, "-c", _GIVE_UP_WHILE_RAY_CREATES_IT, shoal_server.note["address"]],

@@ -1,8 +1,8 @@
 """The head's tables (Ray's GCS), read and written with a deadline: nodes, announced drains, the key-value store.
 
-Ray's public calls wait for a head that is away, minutes if need be. Nothing here does: whoever asks gets GcsUnavailable
-after a second or two, and goes on without an answer. Used by the supervisor and by `cluster.py`; the only file that
-knows Ray's client of the GCS, which is not a public interface (ray is pinned).
+Ray's public calls wait for a head that is away, for minutes if necessary. The calls here raise GcsUnavailable after two
+seconds. Called by the supervisor and by `control/ray_cluster.py`. This is the only file that uses Ray's client of the
+GCS, which is not a public interface (Ray's version is pinned).
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from ray.exceptions import RaySystemError, RpcError
 from ray.experimental import internal_kv
 
 from ray import ActorID
+from shoal_service.cluster.errors import GcsUnavailable
 
 _TIMEOUT_S = 2.0
-
-
-class GcsUnavailable(Exception):
-    """The head did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +31,23 @@ class RayNode:
     resources: dict[str, float] = field(default_factory=dict)
     """Totals; empty for a dead node."""
     raylet_port: int = 0
-    """Where its raylet listens, at `ip`."""
+    """The port of its raylet, at `ip`."""
 
 
 def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
-    """Every node that the cluster has, and those that died."""
-    return tuple(_node(info) for info in _ask("get_all_node_info", timeout=timeout_s).values())
+    """Every node of the cluster, dead ones included."""
+    return tuple(_node(info) for info in _call("get_all_node_info", timeout=timeout_s).values())
 
 
 def draining(timeout_s: float = _TIMEOUT_S) -> dict[str, float | None]:
-    """Nodes that Ray itself drains (`ray drain-node`, the autoscaler, a preemption): by id, the wall-clock time at
-    which they go away, if that is known."""
-    found: dict[str, int] = _ask("get_draining_nodes", timeout=timeout_s)
+    """Nodes that Ray itself drains (`ray drain-node`, the autoscaler, a preemption): by node id, the wall-clock time at
+    which the node goes away; None: unknown."""
+    found: dict[str, int] = _call("get_draining_nodes", timeout=timeout_s)
     return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in found.items()}
 
 
 async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
-    """Wall-clock time at which the head heard from the actor's node that its process is dead; None: not known."""
+    """Wall-clock time at which the actor's node reported the death of its process to the head; None: unknown."""
     client = internal_kv.internal_kv_get_gcs_client()
     if client is None:
         return None
@@ -62,20 +59,24 @@ async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
     return found[key].end_time / 1000 if key in found and found[key].end_time else None
 
 
-def kv_get(key: bytes, namespace: bytes, timeout_s: float = _TIMEOUT_S) -> bytes | None:
-    value: bytes | None = _ask("internal_kv_get", key, namespace, timeout=timeout_s)
-    return value
+class GcsKeyValueStore:
+    """One namespace of the head's key-value store."""
+
+    def __init__(self, namespace: bytes) -> None:
+        self._namespace = namespace
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = _call("internal_kv_get", key, self._namespace)
+        return value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        _call("internal_kv_put", key, value, True, self._namespace)
+
+    def delete(self, key: bytes) -> None:
+        _call("internal_kv_del", key, False, self._namespace)
 
 
-def kv_put(key: bytes, value: bytes, namespace: bytes, timeout_s: float = _TIMEOUT_S) -> None:
-    _ask("internal_kv_put", key, value, True, namespace, timeout=timeout_s)
-
-
-def kv_delete(key: bytes, namespace: bytes, timeout_s: float = _TIMEOUT_S) -> None:
-    _ask("internal_kv_del", key, False, namespace, timeout=timeout_s)
-
-
-def _ask(method: str, *arguments: Any, timeout: float) -> Any:
+def _call(method: str, *arguments: Any, timeout: float = _TIMEOUT_S) -> Any:
     client = internal_kv.internal_kv_get_gcs_client()
     if client is None:
         raise GcsUnavailable("not connected to a Ray cluster")

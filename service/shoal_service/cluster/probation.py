@@ -1,17 +1,17 @@
 """Probation: tests nodes that a supervisor suspected, one at a time, and clears those that pass.
 
-The first test of a node comes health.probation_s after the suspicion, the next ones later and later. Called by the
-control loop in each pass; what may be used until then is decided in `core/nodes.py`.
+The first test of a node comes `health.probation_s` after the suspicion; the pause doubles after each failed test.
+Called by the control loop in each pass. It never decides which nodes may be used; `core/nodes.py` does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
+from typing import Protocol
 
-from shoal_service.cluster.ray_cluster import Cluster
+from shoal_service.clock import Clock
 from shoal_service.core.nodes import Node, next_test_delay_s, partner_for_test
 from shoal_service.store.nodes import Suspicion
 from shoal_service.store.store import Store
@@ -19,18 +19,26 @@ from shoal_service.store.store import Store
 _log = logging.getLogger(__name__)
 
 
-class Probation:
-    """Belongs to the control loop; holds at most one test that is under way."""
+class NodeTester(Protocol):
+    """The part of `control.protocols.Cluster` that probation needs."""
 
-    def __init__(self, store: Store, cluster: Cluster) -> None:
+    async def fault_of_node(self, suspect: Node, partner: str | None) -> str: ...
+
+
+class Probation:
+    """Made by the control loop; at most one test is under way."""
+
+    def __init__(self, store: Store, tester: NodeTester, clock: Clock) -> None:
         self._store = store
-        self._cluster = cluster
+        self._tester = tester
+        self._clock = clock
         self._test: asyncio.Task[None] | None = None
 
     async def consider(self, nodes: Sequence[Node], *, epoch: int, now: float) -> None:
         """Begin the test that is due, if none is under way; returns at once.
 
-        Raises what the last test raised, LeaseLost among it.
+        Raises:
+            LeaseLost, or any other error of the last test.
         """
         if self._test is not None:
             if not self._test.done():
@@ -51,20 +59,20 @@ class Probation:
             self._test = asyncio.create_task(self._run(node, partner, suspicion, epoch))
 
     def stop(self) -> None:
-        """The lease is lost: whoever has it tests again."""
+        """The lease is lost: its next holder repeats the test."""
         if self._test is not None:
             self._test.cancel()
             self._test = None
 
     async def _run(self, node: Node, partner: str | None, suspicion: Suspicion, epoch: int) -> None:
-        fault = await self._cluster.fault_of_node(node, partner)
-        now = time.time()
+        fault = await self._tester.fault_of_node(node, partner)
+        now = self._clock.time()
         details = {"node_id": node.node_id, "partner": partner, "fault": fault}
         if not fault:
-            _log.info("a suspected node has passed its test", extra=details)
+            _log.info("node_test.passed", extra=details)
             await asyncio.to_thread(self._store.clear_suspicion, suspicion, epoch=epoch, now=now)
             return
-        _log.warning("a suspected node has failed its test", extra=details)
+        _log.warning("node_test.failed", extra=details)
         delay_s = next_test_delay_s(suspicion.probation_s, suspicion.num_tests + 1)
         await asyncio.to_thread(
             self._store.postpone_probation,

@@ -1,63 +1,56 @@
-"""Driver: follows one attempt of one job. Starts or finds its supervisor, stores its reports, sends directives."""
+"""Driver: follows one attempt of one job. Starts or finds its supervisor, stores its reports, sends directives.
+
+One asyncio task of the control loop per attempt. It never decides what a job should do; the store's row says it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
-import time
-from collections.abc import Sequence
 
-from shoal_service.cluster.ray_cluster import Cluster, SupervisorGone, SupervisorHandle, SupervisorUnavailable
+from shoal_service.clock import Clock
+from shoal_service.cluster.errors import SupervisorGone, SupervisorUnavailable
+from shoal_service.control.config import ControlConfig
 from shoal_service.control.profile_store import measured_profile
+from shoal_service.control.protocols import Cluster, SupervisorHandle
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_workers.contract.job import EndReason
 
-_log = logging.getLogger(__name__)
 _PULL_WAIT_S = 1.0
 _RETRY_S = 0.25
-_LINGER_S = 0.1
-"""Between two answers: steps of a fast job are stored in batches, not one transaction each."""
+_PULL_PAUSE_S = 0.1
+"""Between two pulls, so that the steps of a fast job are stored in batches and not in one transaction each."""
 
 
 class Driver:
-    """Lives on the control loop; dropped, not stopped, when the lease is lost."""
+    """Cancelled when the lease is lost; the supervisor goes on without it."""
 
     def __init__(
-        self,
-        store: Store,
-        cluster: Cluster,
-        row: DriveRow,
-        *,
-        epoch: int,
-        checkpoint_url: str,
-        profiles: Sequence[HardwareProfile] = (),
-        fork_workers: bool = True,
+        self, store: Store, cluster: Cluster, clock: Clock, config: ControlConfig, row: DriveRow, *, epoch: int
     ) -> None:
         self._store = store
         self._cluster = cluster
+        self._clock = clock
+        self._config = config
         self._row = row
         self._epoch = epoch
-        self._checkpoint_url = checkpoint_url
-        self._profiles = profiles
-        self._fork_workers = fork_workers
         self._avoid: tuple[AvoidedNode, ...] = ()
-        self._told: Directive | None = None
+        self._sent: Directive | None = None
+        """The last directive that the supervisor received."""
         self._changed = asyncio.Event()
 
-    def want(self, row: DriveRow, avoid: tuple[AvoidedNode, ...]) -> None:
+    def update(self, row: DriveRow, avoid: tuple[AvoidedNode, ...]) -> None:
         """The newest row of the store, and the nodes that must not be used."""
         self._avoid = avoid
-        if self._directive(row) != self._told:
+        if self._directive(row) != self._sent:
             self._row = row
             self._changed.set()
 
     async def run(self) -> None:
-        """Until the attempt's end is stored, or its supervisor is gone for good."""
+        """Until the attempt's end is stored, or its supervisor is dead and the job is back in the queue."""
         try:
             supervisor = await self._attach()
             steering = asyncio.create_task(self._steer(supervisor))
@@ -69,20 +62,23 @@ class Driver:
         except SupervisorGone as error:
             await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
             await asyncio.to_thread(
-                self._store.requeue, self._row.id, reason=EndReason.SUPERVISOR_LOST,
+                self._store.requeue,
+                self._row.id,
+                reason=EndReason.SUPERVISOR_LOST,
                 message=f"the supervisor of attempt {self._row.attempt} is gone: {error}",
-                epoch=self._epoch, now=time.time(),
-            )  # fmt: skip
+                epoch=self._epoch,
+                now=self._clock.time(),
+            )
 
     async def _attach(self) -> SupervisorHandle:
-        """Find the supervisor; start it if it was never heard of."""
+        """Find the supervisor; start it if nothing was ever pulled from one."""
         row = self._row
         found = await asyncio.to_thread(self._cluster.find_supervisor, row.id, row.attempt)
         if found is not None:
             return found
         if row.pulled_seq > 0:
             raise SupervisorGone("no actor of that name is in the cluster")
-        config = await asyncio.to_thread(self._config)
+        config = await asyncio.to_thread(self._supervisor_config)
         avoid = frozenset(node.node_id for node in self._avoid)
         return await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid)
 
@@ -90,31 +86,32 @@ class Driver:
         pulled = self._row.pulled_seq
         while True:
             try:
-                news = await supervisor.pull(pulled, _PULL_WAIT_S, self._epoch)
+                reports = await supervisor.pull(pulled, _PULL_WAIT_S, self._epoch)
             except SupervisorUnavailable:
-                await asyncio.sleep(_RETRY_S)
+                await self._clock.sleep(_RETRY_S)
                 continue
-            await asyncio.to_thread(self._store.apply, self._row.id, news, epoch=self._epoch, now=time.time())
-            pulled = news.seq
-            if news.end is not None:
+            now = self._clock.time()
+            await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
+            pulled = reports.seq
+            if reports.end is not None:
                 await supervisor.release(self._epoch)
                 await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
                 return
-            await asyncio.sleep(_LINGER_S)
+            await self._clock.sleep(_PULL_PAUSE_S)
 
     async def _steer(self, supervisor: SupervisorHandle) -> None:
-        """Pass on what is desired, each time it changes."""
+        """Send a directive each time that one of its values changes."""
         while True:
             directive = self._directive(self._row)
-            if directive != self._told:
+            if directive != self._sent:
                 try:
                     await supervisor.direct(directive)
                 except SupervisorGone:
-                    return  # `_follow` finds out too, and says so
+                    return  # the next `pull` of `_follow` raises the same error
                 except SupervisorUnavailable:
-                    await asyncio.sleep(_RETRY_S)
+                    await self._clock.sleep(_RETRY_S)
                     continue
-                self._told = directive
+                self._sent = directive
             await self._changed.wait()
             self._changed.clear()
 
@@ -129,9 +126,9 @@ class Driver:
             avoid=self._avoid,
         )
 
-    def _config(self) -> SupervisorConfig:
+    def _supervisor_config(self) -> SupervisorConfig:
         row = self._row
-        root = (row.spec.checkpoint.url or self._checkpoint_url).rstrip("/")
+        root = (row.spec.checkpoint.url or self._config.checkpoint_url).rstrip("/")
         code_uri = None
         if row.spec.code.archive is not None:
             archive = self._store.get_code(row.spec.code.archive)
@@ -149,7 +146,7 @@ class Driver:
             code_uri=code_uri,
             goodput=row.status.goodput,
             snapshot_key=secrets.token_hex(16),
-            profile=measured_profile(self._profiles, has_gpu=row.spec.worker.gpus > 0),
-            fork_workers=self._fork_workers,
+            profile=measured_profile(self._config.profiles, has_gpu=row.spec.worker.gpus > 0),
+            fork_workers=self._config.fork_workers,
             avoid=self._avoid,
         )

@@ -1,13 +1,12 @@
-"""CheckpointCoordinator: the supervisor's access to checkpoint storage.
+"""CheckpointCoordinator: the supervisor's access to checkpoint storage. Called by the executor.
 
-Blocking calls run in threads; their results become events of the attempt machine.
+Blocking calls run in threads; their results become events of the attempt machine. It decides nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from shoal_service.core.attempt.events import (
@@ -18,8 +17,8 @@ from shoal_service.core.attempt.events import (
     StorageUnusable,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.supervisor.checkpoint_catalog import CheckpointCatalog
 from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.protocols import Catalog, World
 from shoal_service.supervisor.reporter import Reporter
 from shoal_service.views import CheckpointView
 from shoal_workers.contract.marker import CheckpointName
@@ -30,23 +29,18 @@ _REMOVE_S = 5.0
 
 
 class CheckpointCoordinator:
-    """One commit at a time, in order; retention follows each."""
+    """One commit at a time, in order; old checkpoints are deleted after each."""
 
     def __init__(
-        self,
-        catalog: CheckpointCatalog,
-        config: SupervisorConfig,
-        reporter: Reporter,
-        post: Callable[[Event], None],
-        require_current: Callable[[], None],
+        self, config: SupervisorConfig, world: World, reporter: Reporter, post: Callable[[Event], None]
     ) -> None:
-        """`require_current` blocks until it is certain that no other supervisor has taken this one's place."""
-        self._catalog = catalog
+        self._catalog = world.catalog
+        self._require_current = world.journal.require_current
+        self._clock = world.clock
         self._config = config
         self._reporter = reporter
         self._post = post
-        self._require_current = require_current
-        self._checked = False
+        self._is_checked = False
         self._one_at_a_time = asyncio.Lock()
 
     async def find(self, excluding: tuple[str, ...]) -> None:
@@ -58,14 +52,14 @@ class CheckpointCoordinator:
         self._post(CheckpointFound(str(name) if name else None))
 
     async def commit(self, name: str, parts: tuple[SavedPart, ...], state: Attempt) -> None:
-        """Write the marker; only a complete set of parts of the machine's own generation gets here."""
+        """Write the marker of a complete set of parts of one generation."""
         first = parts[0]
         async with self._one_at_a_time:
             try:
                 await asyncio.to_thread(self._require_current)
                 job_id, attempt = state.config.job_id, state.config.attempt
                 marker = await asyncio.to_thread(
-                    self._catalog.commit, parts, job_id=job_id, attempt=attempt, now=time.time()
+                    self._catalog.commit, parts, job_id=job_id, attempt=attempt, now=self._clock.time()
                 )
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
@@ -78,14 +72,14 @@ class CheckpointCoordinator:
             await self._retain(state)
 
     async def remove_torn(self, state: Attempt) -> None:
-        """The attempt is over and its workers are gone: what they had only begun to save never becomes a checkpoint.
-        It is left to the retention of a later attempt if head or storage do not answer soon."""
+        """After the attempt's end and the end of its workers: deletes the checkpoints that were never committed.
+
+        If head or storage do not answer soon, they are left to the retention of a later attempt.
+        """
         try:
-            async with asyncio.timeout(_REMOVE_S):
-                await asyncio.to_thread(self._require_current)
-                await asyncio.to_thread(self._catalog.remove_torn, in_flight=_names(state.checkpoints.committing))
+            await self._clock.wait_for(self._remove_torn(state), _REMOVE_S)
         except Exception as error:
-            _log.warning("unfinished checkpoints are left behind", extra={"error": f"{type(error).__name__}: {error}"})
+            _log.warning("checkpoint.torn_not_removed", extra={"error": f"{type(error).__name__}: {error}"})
 
     async def show_damaged(self, name: str, message: str) -> None:
         parsed = CheckpointName.parse(name)
@@ -102,10 +96,14 @@ class CheckpointCoordinator:
         )
 
     def _find(self, excluding: tuple[str, ...]) -> CheckpointName | None:
-        if not self._checked:
+        if not self._is_checked:
             self._catalog.check_writable()
-            self._checked = True
+            self._is_checked = True
         return self._catalog.newest(excluding=_names(excluding))
+
+    async def _remove_torn(self, state: Attempt) -> None:
+        await asyncio.to_thread(self._require_current)
+        await asyncio.to_thread(self._catalog.remove_torn, in_flight=_names(state.checkpoints.committing))
 
     async def _retain(self, state: Attempt) -> None:
         try:
@@ -135,7 +133,7 @@ def _names(names: tuple[str, ...]) -> list[CheckpointName]:
 
 
 def _view(
-    catalog: CheckpointCatalog, name: str, parts: tuple[SavedPart, ...], state: Attempt, view_state: str, message: str
+    catalog: Catalog, name: str, parts: tuple[SavedPart, ...], state: Attempt, view_state: str, message: str
 ) -> CheckpointView:
     parsed = CheckpointName.parse(name)
     assert parsed is not None

@@ -1,16 +1,18 @@
-"""Journal: what a supervisor must still know after its own death, kept in the cluster's key-value store (GCS).
+"""GcsJournal: what a supervisor must still know after its own death, in the cluster's key-value store (GCS).
 
-It lives and dies with the cluster, which is right: without the cluster there is no shard to re-attach to, and the job
-resumes from its durable checkpoint in a new attempt. Written before the commands that follow from it are performed.
+The journal exists as long as the cluster. Without the cluster there is no worker to reattach to, and the job resumes
+from its durable checkpoint in a new attempt. An entry is written before the commands that follow from it are performed.
 
 While the Ray head is away nothing can be written, and training must not stop for that: `write` waits a moment, then
-lets the commands go ahead, and the newest entry is written when the head is back. Only a supervisor that dies in that
-very time comes back with an older entry (and not before the head, which restarts it). What its predecessor did in the
-meantime is then found out the hard way: workers of a generation that it does not know answer `stale`, or are stuck
-and replaced, so a group is formed once more than needed, from a snapshot or checkpoint; events not pulled are lost.
+lets the commands go ahead, and the newest entry is written when the head is back. A supervisor that dies during that
+time restarts with an older entry (after the head, which restarts it). What its predecessor did in the meantime is then
+found out from the workers: those of a generation that the entry does not contain answer `stale`, or are stuck and
+replaced. So one group more than necessary is formed, from a snapshot or a checkpoint, and events that were not pulled
+are lost.
 
-The head is also who tells a supervisor that it has a successor: one whose node was cut off is started again elsewhere,
-and cannot know. `require_current` is its fence, before anything that outlives the attempt is written.
+The head also decides which supervisor of an attempt is the current one. A supervisor whose node was cut off is started
+again on another node and cannot know of it, so `require_current` is its fence before every write that outlives the
+attempt.
 """
 
 from __future__ import annotations
@@ -19,23 +21,25 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
+from typing import Protocol
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
-from shoal_service.cluster import gcs
+from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.reports import AttemptEnd, PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import Frozen
 
+JOURNAL_NAMESPACE = b"shoal-journal"
 _log = logging.getLogger(__name__)
-_NAMESPACE = b"shoal-journal"
-_PATIENCE_S = 0.25
-"""The head answers within a millisecond; longer than this, it is away."""
+_WRITE_WAIT_S = 0.25
+"""The head answers within a millisecond; after this time it counts as away."""
 _RETRY_S = 0.2
-_LIVES = TypeAdapter(list[float])
-_MAX_LIVES = 100
+_STARTS = TypeAdapter(list[float])
+_MAX_STARTS = 100
 
 
 class Unacknowledged(Frozen):
@@ -51,51 +55,62 @@ class JournalEntry(Frozen):
     unacknowledged: tuple[Unacknowledged, ...] = ()
     end: AttemptEnd | None = None
     directive: Directive | None = None
-    shard_seqs: dict[int, int] = Field(default_factory=dict)
 
 
-class Journal:
-    """One job attempt's entry. `write` is called on the executor's loop only."""
+class KeyValueStore(Protocol):
+    """One namespace of the head's key-value store; `cluster.gcs.GcsKeyValueStore`. Every call raises GcsUnavailable."""
 
-    def __init__(self, job_id: str, attempt: int) -> None:
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def put(self, key: bytes, value: bytes) -> None: ...
+
+    def delete(self, key: bytes) -> None: ...
+
+
+def _exit() -> None:
+    os._exit(1)
+
+
+class GcsJournal:
+    """The real `protocols.Journal`: one entry per job attempt. `write` is called on the executor's loop only."""
+
+    def __init__(
+        self, store: KeyValueStore, job_id: str, attempt: int, *, on_replaced: Callable[[], None] = _exit
+    ) -> None:
+        """`on_replaced` must not return: it ends this process, which has a successor."""
+        self._store = store
+        self._on_replaced = on_replaced
         self._key = f"{job_id}/{attempt}".encode()
-        self._lives_key = f"{job_id}/{attempt}/lives".encode()
+        self._starts_key = f"{job_id}/{attempt}/starts".encode()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._entry: bytes | None = None
         """The newest one that is not written yet."""
         self._is_behind = False
-        self._birth = 0.0
+        self._started_at = 0.0
         self._writer: threading.Thread | None = None
 
     def read(self) -> JournalEntry | None:
-        """Blocks until the head answers."""
-        raw = _insist(self._key)
+        raw = self._get(self._key)
         return None if raw is None else JournalEntry.model_validate_json(raw)
 
-    def note_birth(self, now: float) -> list[float]:
-        """One more life of this supervisor begins: when each of them did, this one included. Blocks until the head
-        answers."""
-        raw = _insist(self._lives_key)
-        lives = [*(_LIVES.validate_json(raw) if raw is not None else ()), now][-_MAX_LIVES:]
-        self._put(self._lives_key, _LIVES.dump_json(lives))
-        self._birth = now
-        return lives
+    def record_start(self, now: float) -> list[float]:
+        raw = self._get(self._starts_key)
+        starts = [*(_STARTS.validate_json(raw) if raw is not None else ()), now][-_MAX_STARTS:]
+        self._put(self._starts_key, _STARTS.dump_json(starts))
+        self._started_at = now
+        return starts
 
     def require_current(self) -> None:
-        """Returns once the head has said that no later life of this supervisor has begun; blocks while it is away.
-
-        A worker that has a successor, or whose attempt was cleared away, ends here and now: whatever it did next would
-        be done twice.
-        """
-        raw = _insist(self._lives_key)
-        if raw is None or _LIVES.validate_json(raw)[-1] != self._birth:
-            _log.error("this supervisor has been replaced; it ends")
-            os._exit(1)
+        """Ends this process if it has a successor, or if its attempt was removed: the successor would do everything a
+        second time that this one did next."""
+        raw = self._get(self._starts_key)
+        if raw is None or _STARTS.validate_json(raw)[-1] != self._started_at:
+            _log.error("supervisor.replaced")
+            self._on_replaced()
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
-        """Returns when it is written, within a millisecond or so; or at once, or nearly, while the head is away, or if
-        nothing is to follow from it (`wait` False)."""
+        """Takes about a millisecond; while the head is away, `_WRITE_WAIT_S` the first time and nothing afterwards."""
         with self._changed:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_forever, name="journal", daemon=True)
@@ -104,16 +119,16 @@ class Journal:
             self._changed.notify_all()
             if self._is_behind or not wait:
                 return
-            if not self._changed.wait_for(lambda: self._entry is None, timeout=_PATIENCE_S):
+            if not self._changed.wait_for(lambda: self._entry is None, timeout=_WRITE_WAIT_S):
                 self._is_behind = True
-                _log.warning("the journal cannot be written: the Ray head is away")
+                _log.warning("journal.behind", extra={"reason": "the Ray head does not answer"})
 
     def delete(self) -> None:
-        for key in (self._key, self._lives_key):
+        for key in (self._key, self._starts_key):
             try:
-                gcs.kv_delete(key, _NAMESPACE)
-            except gcs.GcsUnavailable as error:
-                _log.warning("a journal is left behind", extra={"error": str(error)})
+                self._store.delete(key)
+            except GcsUnavailable as error:
+                _log.warning("journal.delete_failed", extra={"error": str(error)})
 
     def _write_forever(self) -> None:
         while True:
@@ -122,7 +137,7 @@ class Journal:
                 entry = self._entry
             assert entry is not None
             if self._is_behind:
-                self.require_current()  # whoever was cut off must not overwrite what its successor wrote
+                self.require_current()  # a supervisor that was cut off must not overwrite its successor's entry
             self._put(self._key, entry)
             with self._changed:
                 if self._entry is entry:
@@ -130,19 +145,17 @@ class Journal:
                     self._is_behind = False
                     self._changed.notify_all()
 
-    @staticmethod
-    def _put(key: bytes, value: bytes) -> None:
+    def _get(self, key: bytes) -> bytes | None:
         while True:
             try:
-                gcs.kv_put(key, value, _NAMESPACE)
+                return self._store.get(key)
+            except GcsUnavailable:
+                time.sleep(_RETRY_S)  # the head does not announce its return
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        while True:
+            try:
+                self._store.put(key, value)
                 return
-            except gcs.GcsUnavailable:
-                time.sleep(_RETRY_S)  # the client has waited for its own deadline; there is nothing to be told by
-
-
-def _insist(key: bytes) -> bytes | None:
-    while True:
-        try:
-            return gcs.kv_get(key, _NAMESPACE)
-        except gcs.GcsUnavailable:
-            time.sleep(_RETRY_S)
+            except GcsUnavailable:
+                time.sleep(_RETRY_S)

@@ -1,7 +1,7 @@
-"""Outbox: everything a supervisor has to tell, numbered, until the control plane has said that it is stored.
+"""Outbox: all reports of a supervisor, numbered, until the control plane has acknowledged that they are stored.
 
-Events, incidents and checkpoints are never dropped; of series and logs the oldest go first if nobody listens for long.
-Touched by the executor's loop (tell) and by Ray's threads (pull).
+Events, incidents and checkpoints are never dropped. Of series and logs the oldest items are dropped when the control
+plane does not pull for a long time. Called by the executor's loop (add) and by Ray's threads (pull).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Durable = PendingEvent | IncidentView | CheckpointView | SuspectedNode
 
 
 class Outbox:
-    """Sequence numbers count every item told; `pull(after)` acknowledges everything up to `after`."""
+    """Sequence numbers count every item added; `pull(after)` acknowledges everything up to `after`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Outbox:
 
     @property
     def seq(self) -> int:
-        """Number of the last item told."""
+        """Number of the last item added."""
         return self._seq
 
     @property
@@ -52,7 +52,7 @@ class Outbox:
         """Everything up to here is stored."""
         return self._acknowledged
 
-    def tell(self, *items: Durable | SeriesPoint | PendingLog) -> None:
+    def add(self, *items: Durable | SeriesPoint | PendingLog) -> None:
         with self._changed:
             for item in items:
                 self._seq += 1
@@ -64,15 +64,15 @@ class Outbox:
                     self._durable.append((self._seq, item))
             self._changed.notify_all()
 
-    def show(self, status: JobStatus, workers: tuple[WorkerView, ...]) -> None:
-        """The newest status; not news by itself, it travels with whatever is."""
+    def set_status(self, status: JobStatus, workers: tuple[WorkerView, ...]) -> None:
+        """The newest status. It is sent with the next report; a change of the job's state is a report of its own."""
         with self._changed:
             if self._status is None or status.state != self._status.state:
                 self._seq += 1
                 self._changed.notify_all()
             self._status, self._workers = status, workers
 
-    def end(self, end: AttemptEnd) -> None:
+    def add_end(self, end: AttemptEnd) -> None:
         with self._changed:
             self._seq += 1
             self._end = end
@@ -81,30 +81,30 @@ class Outbox:
     def pull(self, after: int, wait_s: float) -> SupervisorReports:
         """Blocks up to `wait_s` seconds for something newer than `after`, and for the first status."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_news(after), timeout=wait_s)
-            self._forget(after)
-            return self._news()
+            self._changed.wait_for(lambda: self._has_reports(after), timeout=wait_s)
+            self._drop(after)
+            return self._reports()
 
     def unacknowledged(self) -> tuple[int, tuple[Unacknowledged, ...], AttemptEnd | None]:
         """For the journal."""
         with self._changed:
             return self._seq, tuple(Unacknowledged(seq=seq, item=item) for seq, item in self._durable), self._end
 
-    def _has_news(self, after: int) -> bool:
-        """Without a status there is no news: an empty one would set the job's step and loss back for a moment."""
+    def _has_reports(self, after: int) -> bool:
+        """Not before the first status: an empty one would reset the job's step and loss for a moment."""
         return self._end is not None or (self._status is not None and self._seq > after)
 
-    def _forget(self, after: int) -> None:
+    def _drop(self, after: int) -> None:
         self._acknowledged = max(self._acknowledged, after)
-        for told in (self._durable, self._series, self._logs):
-            while told and told[0][0] <= after:
-                told.popleft()
+        for queue in (self._durable, self._series, self._logs):
+            while queue and queue[0][0] <= after:
+                queue.popleft()
 
-    def _news(self) -> SupervisorReports:
+    def _reports(self) -> SupervisorReports:
         seq = self._seq
-        for told in (self._durable, self._series, self._logs):
-            if len(told) > _MAX_PER_PULL:
-                seq = min(seq, told[_MAX_PER_PULL - 1][0])
+        for queue in (self._durable, self._series, self._logs):
+            if len(queue) > _MAX_PER_PULL:
+                seq = min(seq, queue[_MAX_PER_PULL - 1][0])
         durable = [item for number, item in self._durable if number <= seq]
         return SupervisorReports(
             attempt=self._attempt,

@@ -1,11 +1,14 @@
-"""Reporter: turns what an executor sees into what the control plane stores and users read."""
+"""Reporter: turns what an executor receives into the reports that the control plane stores and users read.
+
+Called by the executor, its worker clients and the checkpoint coordinator; writes to the outbox only.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import assert_never
 
+from shoal_service.clock import Clock
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
@@ -26,22 +29,23 @@ from shoal_workers.contract.messages import (
 class Reporter:
     """Called on the executor's loop only."""
 
-    def __init__(self, outbox: Outbox, config: SupervisorConfig) -> None:
+    def __init__(self, outbox: Outbox, config: SupervisorConfig, clock: Clock) -> None:
         self._outbox = outbox
+        self._clock = clock
         self.spec_version = config.spec_version
         self._readings = Readings()
 
-    def note(self, item: WorkerReport, state: Attempt) -> None:
-        """News of the current generation, before the machine decides upon them."""
+    def record_report(self, item: WorkerReport, state: Attempt) -> None:
+        """A report of the current generation, before the machine handles it."""
         if item.generation != state.group.generation:
             return
         if isinstance(item, StepReport):
             self._readings.add(item)
-            self._outbox.tell(_point(item, None))
+            self._outbox.add(_point(item, None))
         elif isinstance(item, ValidationReport):
             known = self._readings.validation
             if known is not None and (known.step, known.loss) == (item.step, item.loss):
-                return  # computed again, because nobody knew whether it had been told
+                return  # computed a second time, since it was not known whether the first was reported
             self._readings.validation = item
             event = PendingEvent(
                 at=item.at,
@@ -50,30 +54,30 @@ class Reporter:
             )
             last = self._readings.step
             point = (_point(last, item.loss),) if last is not None and last.step == item.step else ()
-            self._outbox.tell(event, *point)
+            self._outbox.add(event, *point)
         elif isinstance(item, GroupFormed):
             self._readings.num_parameters = item.num_parameters
             known_step = self._readings.step.step if self._readings.step is not None else 0
-            for report in item.past:  # of a rank 0 that died before it was acknowledged
+            for report in item.past:  # steps of a rank 0 that died before it reported them
                 if known_step < report.step <= item.start_step:
-                    self._outbox.tell(_point(report, None))
+                    self._outbox.add(_point(report, None))
         elif isinstance(item, SnapshotCost):
             self._readings.snapshots = item
 
-    def acknowledged(self, index: int, poll: WorkerPoll, state: Attempt) -> None:
+    def record_poll(self, index: int, poll: WorkerPoll, state: Attempt) -> None:
         """Logs and progress of one worker."""
         self._readings.progress[index] = poll.progress
         worker = state.pool.worker(index)
         worker_id = worker.worker_id if worker else poll.worker_id
         rank = state.group.rank_of(index)
-        self._outbox.tell(
+        self._outbox.add(
             *(
                 PendingLog(at=line.at, rank=rank, worker_id=worker_id, stream=line.stream, text=line.text)
                 for line in poll.logs
             )
         )
 
-    def tell(self, items: Sequence[Emit | ShowIncident | End], state: Attempt) -> None:
+    def report(self, items: Sequence[Emit | ShowIncident | End], state: Attempt) -> None:
         for item in items:
             match item:
                 case Emit(type_, data):
@@ -81,35 +85,35 @@ class Reporter:
                         self._readings.layout = str(data["layout"])
                     if type_ == "checkpoint.failed":
                         self._readings.checkpoint_error = str(data["message"])
-                        self._readings.checkpoint_error_since = time.time()
+                        self._readings.checkpoint_error_since = self._clock.time()
                     elif type_ == "checkpoint.committed" and self._readings.checkpoint_error is not None:
                         self._readings.checkpoint_error = None
-                        self._readings.checkpoint_error_since = time.time()
+                        self._readings.checkpoint_error_since = self._clock.time()
                     self.event(type_, data)
                 case ShowIncident(incident, closed_at):
-                    self._outbox.tell(incident_view(incident, closed_at=closed_at))
+                    self._outbox.add(incident_view(incident, closed_at=closed_at))
                 case End(end):
                     self.show(state)
-                    self._outbox.end(end)
+                    self._outbox.add_end(end)
                 case _:
                     assert_never(item)
 
     def suspect(self, command: SuspectNode) -> None:
-        """The node goes on probation, and the job's history says why."""
-        now = time.time()
-        self._outbox.tell(
+        """Reports a node for probation, with an event for the job's history."""
+        now = self._clock.time()
+        self._outbox.add(
             SuspectedNode(at=now, node_id=command.node_id, reason=command.reason),
             PendingEvent(at=now, type="node.suspected", data={"node_id": command.node_id, "reason": command.reason}),
         )
 
     def event(self, type_: str, data: dict[str, object]) -> None:
-        self._outbox.tell(PendingEvent(at=time.time(), type=type_, data=data))
+        self._outbox.add(PendingEvent(at=self._clock.time(), type=type_, data=data))
 
     def checkpoint(self, view: CheckpointView) -> None:
-        self._outbox.tell(view)
+        self._outbox.add(view)
 
     def show(self, state: Attempt) -> None:
-        self._outbox.show(
+        self._outbox.set_status(
             status_of(state, self._readings, spec_version=self.spec_version), workers_of(state, self._readings)
         )
 

@@ -1,6 +1,6 @@
-"""WorkerClient: everything that is asked of one worker, and how its answers, or their failing, become events.
+"""WorkerClient: all calls to one worker; their answers, and their failures, become events of the attempt machine.
 
-One per living worker. It holds no state of the attempt and decides nothing; the machine does.
+One client per worker, made and called by the executor. It holds no state of the attempt and decides nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
-
-from shoal_service.cluster import gcs
+from shoal_service.clock import Clock
 from shoal_service.core.attempt.events import (
     Beat,
     DeathDated,
@@ -31,21 +29,20 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.supervisor import liveness_probe
-from shoal_service.supervisor.fleet import Fleet, cause_of
 from shoal_service.supervisor.outbox import Outbox
+from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.reporter import Reporter
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress, WorkerInfo
+from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress, WorkerInfo, WorkerPoll
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _POLL_WAIT_S = 1.0
-"""A poll is answered at once when there is news. Without any it says at least so often that the worker answers, and
-how far its training thread is."""
-_POLL_CLOSELY_S = 0.25
-"""... and so long once it has stood still for half of what makes a hang: what is known of it must not be old then."""
+"""A poll returns as soon as the worker has something to report, and after this time in any case, with its progress."""
+_HANG_POLL_WAIT_S = 0.25
+"""The same, once the worker's progress counter has stood still for half of the hang limit."""
 _RETRY_S = 0.25
-_FAREWELL_S = 1.0
+_LAST_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +50,24 @@ class SupervisorContext:
     """What all clients of an attempt share; made by the executor."""
 
     fleet: Fleet
+    clock: Clock
+    until_gone: UntilGone
     outbox: Outbox
     reporter: Reporter
     post: Callable[[Event], None]
     settled: Callable[[], Awaitable[None]]
-    """Waits until everything that was posted has been decided upon."""
+    """Waits until the machine has handled everything that was posted."""
     state: Callable[[], Attempt]
     kill: Callable[[int], None]
-    """End a worker of this index for good."""
+    """End the worker of this index."""
     spawn: Callable[[Coroutine[Any, Any, None]], None]
-    """For work that outlives the client."""
+    """For work that must continue after the client was closed."""
     raylet: Callable[[str], tuple[str, int] | None]
-    """Address and port of a node's raylet, by the node's id; None: not known."""
+    """Address and port of a node's raylet, by node id; None: unknown."""
 
 
 class WorkerClient:
-    """Called on the executor's loop only. Each public method but `farewell` returns at once."""
+    """Called on the executor's loop only. All public methods but `collect_last_reports` return at once."""
 
     def __init__(self, index: int, worker_id: str, context: SupervisorContext) -> None:
         self.index = index
@@ -77,30 +76,30 @@ class WorkerClient:
         self._fleet = context.fleet
         self._post = context.post
         self._tasks: set[asyncio.Task[None]] = set()
-        self._heard = 0
-        """Up to which number the worker was listened to."""
+        self._received_seq = 0
+        """Number of the last report or log line that was received."""
 
     def start(self, avoid_nodes: tuple[str, ...], only_on: str) -> None:
-        """Start the worker and bring it up."""
+        """Start the worker and make it warm."""
         self._spawn(self._start(avoid_nodes, only_on))
 
-    def bring_up(self) -> None:
-        """Ask a worker that exists to become warm."""
+    def prepare(self) -> None:
+        """Make a worker warm that was started before."""
         self._spawn(self._prepare())
 
-    def listen(self) -> None:
-        self._spawn(self._listen())
+    def start_polling(self) -> None:
+        self._spawn(self._poll_forever())
 
-    def watch(self, info: WorkerInfo) -> None:
-        """Hear of the end of a warm worker from its port, too."""
-        self._spawn(self._watch(info))
+    def probe(self, info: WorkerInfo) -> None:
+        """Also detect the end of a warm worker by its port."""
+        self._spawn(self._probe(info))
 
     def run(self, assignment: Assignment) -> None:
-        """The one `run` call in flight."""
+        """Start the one `run` call that a worker has in flight."""
         self._spawn(self._run(assignment))
 
     def rejoin(self, generation: int) -> None:
-        """Ask again for the answer of a `run` call that is lost."""
+        """Wait for the result of a `run` call that a previous supervisor made."""
         self._spawn(self._join(generation))
 
     def interrupt(self, generation: int) -> None:
@@ -112,19 +111,18 @@ class WorkerClient:
     def request_snapshot_parts(self) -> None:
         self._spawn(self._request_snapshot_parts())
 
-    def leave(self) -> None:
-        """Nothing that the worker may still answer matters any more."""
+    def close(self) -> None:
+        """Cancel all calls: no answer of this worker is needed any more."""
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
 
-    async def farewell(self) -> None:
-        """The attempt is over: hear what the worker printed last."""
+    async def collect_last_reports(self) -> None:
+        """At the attempt's end: one more poll, for the worker's last output."""
         if not self._fleet.knows(self.index):
             return
-        with contextlib.suppress(RayError, TimeoutError):
-            call = self._fleet.poll(self.index, self._heard, self._heard, 0.0)
-            poll = await asyncio.wait_for(call, timeout=_FAREWELL_S)
-            self._context.reporter.acknowledged(self.index, poll, self._context.state())
+        with contextlib.suppress(WorkerCallError, TimeoutError):
+            call = self._fleet.poll(self.index, self._received_seq, self._received_seq, 0.0)
+            self._record(await self._context.clock.wait_for(call, _LAST_POLL_S))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -134,34 +132,29 @@ class WorkerClient:
     async def _start(self, avoid_nodes: tuple[str, ...], only_on: str) -> None:
         try:
             await self._fleet.start(self.index, self._worker_id, avoid_nodes, only_on)
-        except RayError as error:
+        except WorkerCallError as error:
             self._lost(error, "start")
             return
-        self.listen()
+        self.start_polling()
         await self._prepare()
 
     async def _prepare(self) -> None:
-        while True:
-            try:
-                answer = await self._fleet.prepare(self.index)
-                break
-            except ActorUnavailableError as error:
-                await self._unreachable(error)  # prepare is harmless to repeat
-            except RayError as error:
-                self._lost(error, "prepare call")
-                return
+        try:
+            answer = await self._insist(lambda: self._fleet.prepare(self.index))
+        except WorkerCallError as error:
+            self._lost(error, "prepare call")
+            return
         if isinstance(answer, ErrorReport):
             self._post(WorkerFailedToStart(self.index, answer))
         else:
-            self.watch(answer)
+            self.probe(answer)
             self._post(WorkerWarm(self.index, answer))
 
-    async def _watch(self, info: WorkerInfo) -> None:
-        gone = await liveness_probe.until_gone(
-            (info.node_ip, info.store_port), partial(self._context.raylet, info.node_id)
-        )
+    async def _probe(self, info: WorkerInfo) -> None:
+        address = (info.node_ip, info.store_port)
+        gone = await self._context.until_gone(address, partial(self._context.raylet, info.node_id))
         if gone is None:
-            return  # from here it cannot be reached
+            return  # the port cannot be reached from here
         if gone.with_raylet:
             message = f"the raylet of node {info.node_id[:12]} ({info.node_ip}) is gone, and worker {info.pid} with it"
             self._gone(IncidentCause.NODE_DIED, "port", message)
@@ -172,118 +165,112 @@ class WorkerClient:
     async def _run(self, assignment: Assignment) -> None:
         try:
             self._post(RunReturned(self.index, await self._fleet.run(self.index, assignment)))
-        except ActorUnavailableError as error:
+        except WorkerUnavailable as error:
             await self._unreachable(error)
             await self._join(assignment.generation)
-        except RayError as error:
+        except WorkerCallError as error:
             self._lost(error, "run call")
 
     async def _join(self, generation: int) -> None:
-        """Unavailable is not dead, and a restarted supervisor has lost its calls: ask again for the answer."""
-        while True:
-            try:
-                self._post(RunReturned(self.index, await self._fleet.join(self.index, generation)))
-                return
-            except ActorUnavailableError as error:
-                await self._unreachable(error)
-            except RayError as error:
-                self._lost(error, "join call")
-                return
+        """For the result of a `run` call whose answer was lost: by a broken connection, or with a previous
+        supervisor."""
+        try:
+            worker_exit = await self._insist(lambda: self._fleet.join(self.index, generation))
+        except WorkerCallError as error:
+            self._lost(error, "join call")
+            return
+        self._post(RunReturned(self.index, worker_exit))
 
-    async def _listen(self) -> None:
-        """Long-polls the worker for news, logs and progress, as long as it lives.
+    async def _poll_forever(self) -> None:
+        """Long-polls the worker for reports, logs and progress until it ends.
 
-        The worker keeps what it told until the control plane has stored it: a supervisor that dies before loses
-        nothing. What was stored, but not acknowledged yet, is told again: steps overwrite themselves, and some lines of
-        the log are there twice.
+        The worker keeps a report until the control plane has stored it, so nothing is lost if the supervisor dies
+        before. What was stored and not acknowledged yet is reported again: steps overwrite themselves, and some log
+        lines appear twice.
         """
-        receipts: deque[tuple[int, int]] = deque()
-        """Of each answer: its number, and the outbox's once all of it was told there."""
+        stored_after: deque[tuple[int, int]] = deque()
+        """For each poll: its number, and the outbox's number once all of it was in the outbox."""
         acknowledged = 0
         outbox = self._context.outbox
         wait_s = _POLL_WAIT_S
         while True:
-            while receipts and receipts[0][1] <= outbox.acknowledged:
-                acknowledged, _ = receipts.popleft()
+            while stored_after and stored_after[0][1] <= outbox.acknowledged:
+                acknowledged, _ = stored_after.popleft()
             try:
-                poll = await self._fleet.poll(self.index, self._heard, acknowledged, wait_s)
-            except ActorUnavailableError as error:
+                poll = await self._fleet.poll(self.index, self._received_seq, acknowledged, wait_s)
+            except WorkerUnavailable as error:
                 await self._unreachable(error)
                 continue
-            except RayError as error:
-                self._lost(error, "poll call")  # the run call says so too, if there is one; who is first counts
+            except WorkerCallError as error:
+                self._lost(error, "poll call")  # the `run` call, if there is one, fails too; the first one counts
                 return
-            self._heard = poll.seq
-            wait_s = _POLL_CLOSELY_S if self._may_soon_hang(poll.progress) else _POLL_WAIT_S
-            self._context.reporter.acknowledged(self.index, poll, self._context.state())
+            self._record(poll)
+            wait_s = _HANG_POLL_WAIT_S if self._may_hang_soon(poll.progress) else _POLL_WAIT_S
             for item in poll.reports:
                 self._post(ReportArrived(self.index, item))
             self._post(Beat(self.index, poll.progress))
             await self._context.settled()
-            if not receipts or receipts[-1][0] != poll.seq:
-                receipts.append((poll.seq, outbox.seq))
+            if not stored_after or stored_after[-1][0] != poll.seq:
+                stored_after.append((poll.seq, outbox.seq))
 
-    def _may_soon_hang(self, progress: Progress) -> bool:
-        is_at_work = progress.phase not in (Phase.IDLE, Phase.PREPARING)
-        return is_at_work and progress.stalled_s >= self._context.state().target.spec.health.hang_floor_s / 2
+    def _record(self, poll: WorkerPoll) -> None:
+        self._received_seq = poll.seq
+        self._context.reporter.record_poll(self.index, poll, self._context.state())
+
+    def _may_hang_soon(self, progress: Progress) -> bool:
+        is_training = progress.phase not in (Phase.IDLE, Phase.PREPARING)
+        return is_training and progress.stalled_s >= self._context.state().target.spec.health.hang_floor_s / 2
 
     async def _interrupt(self, generation: int) -> None:
-        """Insist: what is not woken is killed soon."""
-        while True:
-            try:
-                await self._fleet.interrupt(self.index, generation)
-                self._post(InterruptAcknowledged(self.index, generation))
-                return
-            except ActorUnavailableError as error:
-                await self._unreachable(error)
-            except RayError as error:
-                _log.info("an interrupt failed; the run call will say why", extra={"error": str(error)})
-                return
+        """Repeated until it is acknowledged: a worker that does not acknowledge it is killed soon."""
+        try:
+            await self._insist(lambda: self._fleet.interrupt(self.index, generation))
+        except WorkerCallError as error:
+            self._log_failure("worker.interrupt_failed", error)
+            return
+        self._post(InterruptAcknowledged(self.index, generation))
 
     async def _request_yield(self, generation: int, durable: bool) -> None:
-        while True:
-            try:
-                await self._fleet.request_yield(self.index, generation, durable)
-                return
-            except ActorUnavailableError as error:
-                await self._unreachable(error)
-            except RayError as error:
-                _log.info("a request failed; the run call will say why", extra={"error": str(error)})
-                return
+        try:
+            await self._insist(lambda: self._fleet.request_yield(self.index, generation, durable))
+        except WorkerCallError as error:
+            self._log_failure("worker.request_failed", error)
 
     async def _request_snapshot_parts(self) -> None:
+        try:
+            snapshot_parts = await self._insist(lambda: self._fleet.snapshot_parts(self.index))
+        except WorkerCallError as error:
+            self._lost(error, "snapshot parts call")
+            return
+        self._post(SnapshotPartsReported(self.index, snapshot_parts))
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeats a call, which must be idempotent, while the worker is unavailable."""
         while True:
             try:
-                self._post(SnapshotPartsReported(self.index, await self._fleet.snapshot_parts(self.index)))
-                return
-            except ActorUnavailableError as error:
+                return await call()
+            except WorkerUnavailable as error:
                 await self._unreachable(error)
-            except RayError as error:
-                self._lost(error, "snapshot parts call")
-                return
 
-    async def _unreachable(self, error: RayError) -> None:
-        """Ray re-connects, or calls the worker dead after its own health check; until then it is neither."""
-        self._post(WorkerUnreachable(self.index, _first_line(error)))
-        await asyncio.sleep(_RETRY_S)
+    async def _unreachable(self, error: WorkerUnavailable) -> None:
+        self._post(WorkerUnreachable(self.index, str(error)))
+        await self._context.clock.sleep(_RETRY_S)
 
-    def _lost(self, error: RayError, witness: str) -> None:
-        cause = cause_of(error) if isinstance(error, RayActorError) else IncidentCause.WORKER_DIED
-        if isinstance(error, RayActorError) and (actor_id := self._fleet.actor_id(self.index)):
+    def _log_failure(self, event: str, error: WorkerCallError) -> None:
+        """Not an event of the machine: the `run` call of the same worker fails too, and its error is reported."""
+        _log.info(event, extra={"index": self.index, "error": str(error)})
+
+    def _lost(self, error: WorkerCallError, witness: str) -> None:
+        if isinstance(error, WorkerDied) and (actor_id := self._fleet.actor_id(self.index)):
             self._context.spawn(self._date_death(actor_id))
-        self._gone(cause, witness, _first_line(error))
+        self._gone(error.cause, witness, str(error))
 
     def _gone(self, cause: IncidentCause, witness: str, message: str) -> None:
-        self.leave()
-        self._context.kill(self.index)  # the witness may be wrong, and what it calls dead would live on with its memory
+        self.close()
+        self._context.kill(self.index)  # the witness may be wrong: a worker that is still alive must not stay
         self._post(WorkerLost(self.index, cause, witness, message))
 
     async def _date_death(self, actor_id: str) -> None:
-        died_at = await gcs.died_at(actor_id)
+        died_at = await self._fleet.died_at(actor_id)
         if died_at is not None:
             self._post(DeathDated(self._worker_id, died_at))
-
-
-def _first_line(error: RayError) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""What travels between control plane and supervisor survives the trip."""
+"""Messages between control plane and supervisor survive pickling and JSON."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_configuration_and_directives_survive_pickling_and_json() -> None:
         assert type(value).model_validate_json(value.model_dump_json()) == value
 
 
-def test_news_survive_pickling_and_json() -> None:
-    news = SupervisorReports(
+def test_reports_survive_pickling_and_json() -> None:
+    reports = SupervisorReports(
         attempt=2,
         seq=(3 << 32) + 5,
         events=(PendingEvent(at=1.0, type="incident.opened", data={"ranks": [1], "cause": "stuck", "to": None}),),
@@ -81,8 +81,8 @@ def test_news_survive_pickling_and_json() -> None:
         ),
         end=END,
     )  # fmt: skip
-    assert pickle.loads(pickle.dumps(news)) == news
-    assert SupervisorReports.model_validate_json(news.model_dump_json()) == news
+    assert pickle.loads(pickle.dumps(reports)) == reports
+    assert SupervisorReports.model_validate_json(reports.model_dump_json()) == reports
 
 
 def test_a_journal_entry_survives_json() -> None:

@@ -1,4 +1,4 @@
-"""What a supervisor has to tell is numbered, told until it is acknowledged, and told once to whoever keeps count."""
+"""A supervisor's reports are numbered and sent until they are acknowledged; a reader that counts gets each one once."""
 
 from __future__ import annotations
 
@@ -44,186 +44,186 @@ def checkpoint(step: int, state: str) -> CheckpointView:
 
 
 def opened(**known: object) -> Outbox:
-    """With a status to show, as an executor gives it one before anything else."""
-    desk = Outbox(1, **known)
-    desk.show(RUNNING, ())
-    return desk
+    """With a first status, as an executor sets it before anything else."""
+    outbox = Outbox(1, **known)
+    outbox.set_status(RUNNING, ())
+    return outbox
 
 
-def numbers(news: SupervisorReports) -> list[int]:
-    return [e.data["n"] for e in news.events]
+def numbers(reports: SupervisorReports) -> list[int]:
+    return [e.data["n"] for e in reports.events]
 
 
-def test_items_are_told_in_order_with_the_number_of_the_last() -> None:
-    desk = opened()
-    before = desk.pull(0, 0.0).seq
-    desk.tell(event(1), point(1), log(1))
-    desk.tell(event(2))
-    news = desk.pull(before, 0.0)
-    assert numbers(news) == [1, 2] and len(news.series) == len(news.logs) == 1
-    assert news.seq == before + 4 and news.attempt == 1
-    assert news.status == RUNNING
+def test_items_are_reported_in_order_with_the_number_of_the_last() -> None:
+    outbox = opened()
+    before = outbox.pull(0, 0.0).seq
+    outbox.add(event(1), point(1), log(1))
+    outbox.add(event(2))
+    reports = outbox.pull(before, 0.0)
+    assert numbers(reports) == [1, 2] and len(reports.series) == len(reports.logs) == 1
+    assert reports.seq == before + 4 and reports.attempt == 1
+    assert reports.status == RUNNING
 
 
-def test_what_was_not_acknowledged_is_told_again() -> None:
-    desk = opened()
-    desk.tell(event(1))
-    first = desk.pull(0, 0.0)
-    desk.tell(event(2))
-    assert numbers(desk.pull(0, 0.0)) == [1, 2]
-    assert numbers(desk.pull(first.seq, 0.0)) == [2]
-    assert numbers(desk.pull(0, 0.0)) == [2], "acknowledged once, forgotten for good"
+def test_what_was_not_acknowledged_is_reported_again() -> None:
+    outbox = opened()
+    outbox.add(event(1))
+    first = outbox.pull(0, 0.0)
+    outbox.add(event(2))
+    assert numbers(outbox.pull(0, 0.0)) == [1, 2]
+    assert numbers(outbox.pull(first.seq, 0.0)) == [2]
+    assert numbers(outbox.pull(0, 0.0)) == [2], "what was acknowledged once is dropped"
 
 
-def test_a_reader_that_keeps_count_is_told_everything_once() -> None:
-    desk = opened()
-    told, seq = [], 0
+def test_a_reader_that_keeps_its_number_receives_every_item_once() -> None:
+    outbox = opened()
+    received, seq = [], 0
     for number in range(50):
-        desk.tell(event(number))
+        outbox.add(event(number))
         if number % 7 == 0:
-            news = desk.pull(seq, 0.0)
-            if number % 3 == 0:  # else the answer is lost on its way, and so is the number
-                told += numbers(news)
-                seq = news.seq
-    told += numbers(desk.pull(seq, 0.0))
-    assert told == list(range(50))
+            reports = outbox.pull(seq, 0.0)
+            if number % 3 == 0:  # otherwise the answer is lost, and the number with it
+                received += numbers(reports)
+                seq = reports.seq
+    received += numbers(outbox.pull(seq, 0.0))
+    assert received == list(range(50))
 
 
-def test_of_an_incident_or_checkpoint_only_the_newest_word_is_told() -> None:
-    desk = opened()
-    desk.tell(incident(1), incident(1, closed=True), incident(2))
-    desk.tell(checkpoint(4, "committed"), checkpoint(4, "deleted"))
-    news = desk.pull(0, 0.0)
-    assert [(i.id, i.closed) for i in news.incidents] == [(1, True), (2, False)]
-    assert [c.state for c in news.checkpoints] == ["deleted"]
+def test_only_the_newest_view_of_an_incident_or_checkpoint_is_reported() -> None:
+    outbox = opened()
+    outbox.add(incident(1), incident(1, closed=True), incident(2))
+    outbox.add(checkpoint(4, "committed"), checkpoint(4, "deleted"))
+    reports = outbox.pull(0, 0.0)
+    assert [(i.id, i.closed) for i in reports.incidents] == [(1, True), (2, False)]
+    assert [c.state for c in reports.checkpoints] == ["deleted"]
 
 
-def test_of_logs_and_series_the_oldest_go_first_and_events_never() -> None:
-    desk = opened()
+def test_the_oldest_logs_and_series_are_dropped_and_events_never() -> None:
+    outbox = opened()
     for number in range(module._MAX_LOGS + 10):
-        desk.tell(log(number))
+        outbox.add(log(number))
     for number in range(100):
-        desk.tell(event(number))
-    told_logs, told_events, seq = [], [], 0
+        outbox.add(event(number))
+    logs, events, seq = [], [], 0
     while True:
-        news = desk.pull(seq, 0.0)
-        if news.seq == seq:
+        reports = outbox.pull(seq, 0.0)
+        if reports.seq == seq:
             break
-        seq = news.seq
-        told_logs += [line.text for line in news.logs]
-        told_events += numbers(news)
-    assert told_logs == [str(n) for n in range(10, module._MAX_LOGS + 10)]
-    assert told_events == list(range(100))
+        seq = reports.seq
+        logs += [line.text for line in reports.logs]
+        events += numbers(reports)
+    assert logs == [str(n) for n in range(10, module._MAX_LOGS + 10)]
+    assert events == list(range(100))
 
 
-def test_an_answer_is_bounded_and_the_next_one_goes_on_where_it_ended() -> None:
-    desk = opened()
+def test_an_answer_is_bounded_and_the_next_one_continues_where_it_ended() -> None:
+    outbox = opened()
     total = 2 * module._MAX_PER_PULL + 5
     for number in range(total):
-        desk.tell(event(number), log(number))
-    seq, told, lines = 0, [], []
+        outbox.add(event(number), log(number))
+    seq, received, lines = 0, [], []
     while len(lines) < total:
-        news = desk.pull(seq, 0.0)
-        assert max(len(news.events), len(news.logs)) <= module._MAX_PER_PULL
-        told += numbers(news)
-        lines += [int(line.text) for line in news.logs]
-        seq = news.seq
-    assert told == lines == list(range(total))
+        reports = outbox.pull(seq, 0.0)
+        assert max(len(reports.events), len(reports.logs)) <= module._MAX_PER_PULL
+        received += numbers(reports)
+        lines += [int(line.text) for line in reports.logs]
+        seq = reports.seq
+    assert received == lines == list(range(total))
 
 
-def test_the_end_is_told_with_the_last_items_and_not_before() -> None:
-    desk = opened()
+def test_the_end_is_reported_with_the_last_items_and_not_before() -> None:
+    outbox = opened()
     for number in range(module._MAX_PER_PULL + 5):
-        desk.tell(event(number))
-    desk.end(END)
-    first = desk.pull(0, 0.0)
+        outbox.add(event(number))
+    outbox.add_end(END)
+    first = outbox.pull(0, 0.0)
     assert first.end is None and len(first.events) == module._MAX_PER_PULL
-    last = desk.pull(first.seq, 0.0)
+    last = outbox.pull(first.seq, 0.0)
     assert last.end == END and len(last.events) == 5
-    assert desk.pull(last.seq, 60.0).end == END, "an end that was not stored is told again, without waiting"
+    assert outbox.pull(last.seq, 60.0).end == END, "an end that was not stored is reported again, without waiting"
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", ["event", "log", "state", "end"])
 def test_a_long_poll_wakes_at_once(what: str) -> None:
-    desk = opened()
-    seq = desk.pull(0, 0.0).seq
+    outbox = opened()
+    seq = outbox.pull(0, 0.0).seq
     answers: list[SupervisorReports] = []
-    reader = threading.Thread(target=lambda: answers.append(desk.pull(seq, 600.0)))
+    reader = threading.Thread(target=lambda: answers.append(outbox.pull(seq, 600.0)))
     reader.start()
     match what:
         case "event":
-            desk.tell(event(1))
+            outbox.add(event(1))
         case "log":
-            desk.tell(log(1))
+            outbox.add(log(1))
         case "state":
-            desk.show(JobStatus(state=JobState.RECOVERING), ())
+            outbox.set_status(JobStatus(state=JobState.RECOVERING), ())
         case "end":
-            desk.end(END)
+            outbox.add_end(END)
     reader.join(15.0)
     assert answers and answers[0].seq > seq
 
 
-def test_a_long_poll_without_news_answers_after_its_time_with_the_newest_status() -> None:
-    desk = opened()
-    seq = desk.pull(0, 0.0).seq
-    desk.show(RUNNING.model_copy(update={"step": 4}), ())
+def test_a_long_poll_without_reports_answers_after_its_time_with_the_newest_status() -> None:
+    outbox = opened()
+    seq = outbox.pull(0, 0.0).seq
+    outbox.set_status(RUNNING.model_copy(update={"step": 4}), ())
     start = time.monotonic()
-    news = desk.pull(seq, 0.05)
+    reports = outbox.pull(seq, 0.05)
     assert time.monotonic() - start >= 0.04
-    assert news.seq == seq and news.status.step == 4 and news.events == ()
+    assert reports.seq == seq and reports.status.step == 4 and reports.events == ()
 
 
 @pytest.mark.timeout(20)
-def test_nothing_is_told_before_there_is_a_status() -> None:
-    """The empty status of a supervisor that has just been restarted would set the job's step and loss back."""
-    desk = Outbox(1, seq=7, unacknowledged=(Unacknowledged(seq=7, item=event(1)),))
+def test_nothing_is_reported_before_the_first_status() -> None:
+    """The empty status of a restarted supervisor would reset the job's step and loss."""
+    outbox = Outbox(1, seq=7, unacknowledged=(Unacknowledged(seq=7, item=event(1)),))
     answers: list[SupervisorReports] = []
-    reader = threading.Thread(target=lambda: answers.append(desk.pull(0, 600.0)))
+    reader = threading.Thread(target=lambda: answers.append(outbox.pull(0, 600.0)))
     reader.start()
-    desk.tell(event(2))
+    outbox.add(event(2))
     assert answers == []
-    desk.show(RUNNING, ())
+    outbox.set_status(RUNNING, ())
     reader.join(15.0)
     assert answers[0].status == RUNNING and numbers(answers[0]) == [1, 2]
 
 
 @pytest.mark.timeout(20)
-def test_an_end_is_told_even_if_there_never_was_a_status() -> None:
-    desk = Outbox(1)
-    desk.end(END)
-    assert desk.pull(0, 600.0).end == END
+def test_an_end_is_reported_even_without_a_status() -> None:
+    outbox = Outbox(1)
+    outbox.add_end(END)
+    assert outbox.pull(0, 600.0).end == END
 
 
-def test_after_a_restart_numbers_jump_beyond_any_that_were_handed_out() -> None:
-    """Between the journal's last entry and the death more may have been told: those numbers are taken."""
-    desk = opened()
-    desk.tell(event(1), event(2))
-    seq, unacknowledged, end = desk.unacknowledged()
-    desk.tell(log(1), log(2), log(3))
-    stored = desk.pull(0, 0.0).seq
+def test_after_a_restart_numbers_jump_beyond_all_earlier_ones() -> None:
+    """Items may have been numbered between the journal's last entry and the death."""
+    outbox = opened()
+    outbox.add(event(1), event(2))
+    seq, unacknowledged, end = outbox.unacknowledged()
+    outbox.add(log(1), log(2), log(3))
+    stored = outbox.pull(0, 0.0).seq
     restarted = opened(seq=seq + (1 << 32), unacknowledged=unacknowledged, end=end)
-    restarted.tell(event(3))
-    news = restarted.pull(stored, 0.0)
-    assert numbers(news) == [3], "1 and 2 were acknowledged by the number that the journal did not know"
-    assert news.seq > stored
+    restarted.add(event(3))
+    reports = restarted.pull(stored, 0.0)
+    assert numbers(reports) == [3], "1 and 2 were acknowledged with a number that the journal does not contain"
+    assert reports.seq > stored
 
 
-def test_after_a_restart_the_untold_is_told() -> None:
-    desk = opened()
-    desk.tell(event(1), incident(1), log(1))
-    acknowledged = desk.pull(0, 0.0).seq
-    desk.pull(acknowledged, 0.0)
-    desk.tell(event(2), checkpoint(4, "committed"), point(9))
-    desk.end(END)
-    seq, unacknowledged, end = desk.unacknowledged()
+def test_after_a_restart_unacknowledged_items_are_reported() -> None:
+    outbox = opened()
+    outbox.add(event(1), incident(1), log(1))
+    acknowledged = outbox.pull(0, 0.0).seq
+    outbox.pull(acknowledged, 0.0)
+    outbox.add(event(2), checkpoint(4, "committed"), point(9))
+    outbox.add_end(END)
+    seq, unacknowledged, end = outbox.unacknowledged()
     restarted = opened(seq=seq + (1 << 32), unacknowledged=unacknowledged, end=end)
-    news = restarted.pull(acknowledged, 0.0)
-    assert numbers(news) == [2] and len(news.checkpoints) == 1 and news.incidents == ()
-    assert news.end == END
+    reports = restarted.pull(acknowledged, 0.0)
+    assert numbers(reports) == [2] and len(reports.checkpoints) == 1 and reports.incidents == ()
+    assert reports.end == END
 
 
-def test_what_the_journal_keeps_survives_its_own_spelling() -> None:
+def test_unacknowledged_items_survive_json() -> None:
     items = (event(1), incident(2), checkpoint(4, "committed"))
     unacknowledged = tuple(Unacknowledged(seq=n, item=item) for n, item in enumerate(items, start=1))
     for one in unacknowledged:

@@ -1,4 +1,4 @@
-"""What shards say and what the machine decides become what users read."""
+"""Worker reports and commands of the machine become the reports that users read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shoal_service.clock import SystemClock
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
@@ -41,12 +42,12 @@ CONFIG = SupervisorConfig(
 )  # fmt: skip
 
 
-class Told:
+class Case:
     """A reporter, its outbox, and a running attempt of two workers."""
 
     def __init__(self) -> None:
-        self.desk = Outbox(1)
-        self.reporter = Reporter(self.desk, CONFIG)
+        self.outbox = Outbox(1)
+        self.reporter = Reporter(self.outbox, CONFIG, SystemClock())
         info = {"node_id": "n", "node_ip": "10.0.0.1", "store_port": 1, "device": "cpu"}
         workers = tuple(
             Worker(
@@ -66,136 +67,139 @@ class Told:
             progress=GroupProgress(step=4),
         )
 
-    def news(self) -> SupervisorReports:
+    def reports(self) -> SupervisorReports:
         self.reporter.show(self.state)
-        return self.desk.pull(0, 0.0)
+        return self.outbox.pull(0, 0.0)
 
     def step(self, step: int, *, generation: int = 2, step_s: float = 0.5) -> None:
         report = StepReport(
             generation=generation, step=step, at=9.0, loss=2.5, grad_norm=1.0, lr=1e-3, tokens=100, step_s=step_s,
             world_size=2,
         )  # fmt: skip
-        self.reporter.note(report, self.state)
+        self.reporter.record_report(report, self.state)
 
     def validate(self, step: int) -> None:
         report = ValidationReport(generation=2, step=step, at=9.0, loss=2.0, bits_per_byte=2.9, samples=8)
-        self.reporter.note(report, self.state)
+        self.reporter.record_report(report, self.state)
 
 
 def test_a_step_becomes_a_point_and_the_status() -> None:
-    told = Told()
-    told.step(5)
-    news = told.news()
-    [point] = news.series
+    case = Case()
+    case.step(5)
+    reports = case.reports()
+    [point] = reports.series
     assert (point.step, point.loss, point.tokens_per_s, point.val_loss) == (5, 2.5, 200.0, None)
-    assert news.status.loss == 2.5 and news.status.tokens_per_s == 200.0
-    assert news.status.state is JobState.RUNNING and news.status.observed_generation == 4
-    assert news.status.eta_s == pytest.approx(8 * 0.5) and news.status.checkpoint_step == 4
+    assert reports.status.loss == 2.5 and reports.status.tokens_per_s == 200.0
+    assert reports.status.state is JobState.RUNNING and reports.status.observed_generation == 4
+    assert reports.status.eta_s == pytest.approx(8 * 0.5) and reports.status.checkpoint_step == 4
 
 
-def test_the_seconds_of_a_step_are_averaged_anew_in_each_generation() -> None:
-    told = Told()
-    told.step(5, step_s=1.0)
-    told.step(6, step_s=2.0)
-    assert told.news().status.tokens_per_s == pytest.approx(100 / 1.1)
-    told.state = replace(told.state, group=replace(told.state.group, generation=3))
-    told.step(7, generation=3, step_s=4.0)
-    assert told.news().status.tokens_per_s == pytest.approx(25.0)
+def test_the_average_of_the_step_time_starts_again_in_each_generation() -> None:
+    case = Case()
+    case.step(5, step_s=1.0)
+    case.step(6, step_s=2.0)
+    assert case.reports().status.tokens_per_s == pytest.approx(100 / 1.1)
+    case.state = replace(case.state, group=replace(case.state.group, generation=3))
+    case.step(7, generation=3, step_s=4.0)
+    assert case.reports().status.tokens_per_s == pytest.approx(25.0)
 
 
 def test_news_of_an_older_generation_are_not_shown() -> None:
-    told = Told()
-    told.step(5, generation=1)
-    news = told.news()
-    assert news.series == () and news.status.loss is None
+    case = Case()
+    case.step(5, generation=1)
+    reports = case.reports()
+    assert reports.series == () and reports.status.loss is None
 
 
-def test_a_suspected_node_is_told_to_the_service_and_to_the_history() -> None:
-    told = Told()
-    told.reporter.suspect(SuspectNode("node-7", "computes wrong"))
-    news = told.news()
-    [suspect], [event] = news.suspects, news.events
+def test_a_suspected_node_is_reported_to_the_service_and_to_the_history() -> None:
+    case = Case()
+    case.reporter.suspect(SuspectNode("node-7", "computes wrong"))
+    reports = case.reports()
+    [suspect], [event] = reports.suspects, reports.events
     assert (suspect.node_id, suspect.reason) == ("node-7", "computes wrong")
     assert (event.type, event.data) == ("node.suspected", {"node_id": "node-7", "reason": "computes wrong"})
-    told.desk.pull(news.seq, 0.0)
-    assert told.news().suspects == (), "once is enough"
+    case.outbox.pull(reports.seq, 0.0)
+    assert case.reports().suspects == (), "reported once"
 
 
 def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
-    told = Told()
-    told.step(5)
-    told.validate(5)
-    told.validate(9)
-    news = told.news()
-    assert [p.val_loss for p in news.series] == [None, 2.0], "the second of a step overwrites the first in the store"
-    assert [e.type for e in news.events] == ["validation", "validation"]
-    assert news.events[0].data == {"step": 5, "loss": 2.0, "bits_per_byte": 2.9}
-    assert news.status.val_bits_per_byte == 2.9
+    case = Case()
+    case.step(5)
+    case.validate(5)
+    case.validate(9)
+    reports = case.reports()
+    assert [p.val_loss for p in reports.series] == [None, 2.0], "the second of a step overwrites the first in the store"
+    assert [e.type for e in reports.events] == ["validation", "validation"]
+    assert reports.events[0].data == {"step": 5, "loss": 2.0, "bits_per_byte": 2.9}
+    assert reports.status.val_bits_per_byte == 2.9
 
 
-def test_logs_carry_the_rank_that_the_process_has_now() -> None:
-    told = Told()
+def test_log_lines_carry_the_current_rank_of_the_worker() -> None:
+    case = Case()
     poll = WorkerPoll(
         worker_id="worker-5", seq=1, reports=(), logs=(LogLine(at=1.0, stream="stdout", text="hello"),),
         progress=Progress(generation=2, phase=Phase.BACKWARD, step=4, at=1.0),
     )  # fmt: skip
-    told.reporter.acknowledged(5, poll, told.state)
-    news = told.news()
-    [line] = news.logs
+    case.reporter.record_poll(5, poll, case.state)
+    reports = case.reports()
+    [line] = reports.logs
     assert (line.rank, line.worker_id, line.text) == (1, "worker-5", "hello")
-    assert [(w.rank, w.phase, w.state) for w in news.workers] == [(0, "idle", "training"), (1, "backward", "training")]
+    assert [(w.rank, w.phase, w.state) for w in reports.workers] == [
+        (0, "idle", "training"),
+        (1, "backward", "training"),
+    ]
 
 
-def test_logs_of_a_process_that_was_dropped_keep_their_name() -> None:
-    told = Told()
+def test_log_lines_of_a_former_worker_keep_its_id() -> None:
+    case = Case()
     poll = WorkerPoll(
         worker_id="worker-1", seq=1, reports=(), logs=(LogLine(at=1.0, stream="stderr", text="bye"),),
         progress=Progress(generation=1, phase=Phase.IDLE, step=0, at=1.0),
     )  # fmt: skip
-    told.reporter.acknowledged(1, poll, told.state)
-    [line] = told.news().logs
+    case.reporter.record_poll(1, poll, case.state)
+    [line] = case.reports().logs
     assert (line.rank, line.worker_id) == (None, "worker-1")
 
 
 def test_the_layout_of_a_forming_generation_is_shown() -> None:
-    told = Told()
-    told.reporter.tell([Emit("generation.forming", {"layout": "fsdp2"})], told.state)
-    news = told.news()
-    assert news.status.layout == "fsdp2" and news.events[0].type == "generation.forming"
+    case = Case()
+    case.reporter.report([Emit("generation.forming", {"layout": "fsdp2"})], case.state)
+    reports = case.reports()
+    assert reports.status.layout == "fsdp2" and reports.events[0].type == "generation.forming"
 
 
 def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:
-    told = Told()
+    case = Case()
     formed = GroupFormed(
         generation=2, at=1.0, start_step=4, total_steps=12, form_s=0, build_s=0, restore_s=0, num_parameters=123
     )
-    told.reporter.note(formed, told.state)
-    assert told.news().status.num_parameters == 123
+    case.reporter.record_report(formed, case.state)
+    assert case.reports().status.num_parameters == 123
 
 
 def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
-    told = Told()
-    told.reporter.tell([Emit("checkpoint.failed", {"message": "disk full"})], told.state)
-    condition = {c.type: c for c in told.news().status.conditions}["CheckpointHealthy"]
+    case = Case()
+    case.reporter.report([Emit("checkpoint.failed", {"message": "disk full"})], case.state)
+    condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.reason, condition.message) == (False, "SaveFailed", "disk full")
-    told.reporter.tell([Emit("checkpoint.committed", {"name": "x"})], told.state)
-    condition = {c.type: c for c in told.news().status.conditions}["CheckpointHealthy"]
+    case.reporter.report([Emit("checkpoint.committed", {"name": "x"})], case.state)
+    condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.message) == (True, "")
 
 
-def test_incidents_checkpoints_and_the_end_are_told() -> None:
-    told = Told()
+def test_incidents_checkpoints_and_the_end_are_reported() -> None:
+    case = Case()
     incident = Incident(
         id=1, cause=IncidentCause.STUCK, witness="deadline", ranks=(1,), worker_ids=("s",), generation=2, at=1.0,
         from_workers=2,
     )  # fmt: skip
     checkpoint = CheckpointView(step=4, url="u", state="committed", attempt=1, generation=2)
     end = AttemptEnd(reason=EndReason.FINISHED, message="m", step=12)
-    told.reporter.checkpoint(checkpoint)
-    told.reporter.tell([ShowIncident(incident), End(end)], told.state)
-    news = told.news()
+    case.reporter.checkpoint(checkpoint)
+    case.reporter.report([ShowIncident(incident), End(end)], case.state)
+    reports = case.reports()
     assert (
-        news.incidents == (incident_view(incident, closed_at=None),)
-        and news.checkpoints == (checkpoint,)
-        and news.end == end
+        reports.incidents == (incident_view(incident, closed_at=None),)
+        and reports.checkpoints == (checkpoint,)
+        and reports.end == end
     )

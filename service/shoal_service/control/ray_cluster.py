@@ -1,105 +1,77 @@
-"""Cluster: the control plane's way to Ray. Connects, looks at nodes, starts and finds supervisors; decides nothing."""
+"""RayCluster: the control plane's connection to Ray. Reads nodes, starts and finds supervisors; decides nothing.
+
+Made by `shoal serve`, called by the control loop, its drivers and the probation of nodes.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 import ray
 from shoal_service.cluster import gcs
+from shoal_service.cluster.errors import (
+    ClusterUnreachable,
+    ConnectionStale,
+    GcsUnavailable,
+    SupervisorGone,
+    SupervisorUnavailable,
+)
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.process_sessions import listens
+from shoal_service.control.protocols import ClusterSnapshot
 from shoal_service.core.nodes import Drain, Node
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_service.supervisor.journal import Journal
+from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_workers.contract.ids import NAMESPACE, supervisor_name
 
 _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
 _FORGET_S = 2.0
-_FORGOTTEN_S = 5.0
-"""A head that was restarted takes up its old clients within a second or two."""
+_UNANSWERED_S = 5.0
+"""A restarted head accepts its old clients within a second or two."""
 
 
-class SupervisorGone(Exception):
-    """No supervisor of that job attempt is alive in the cluster."""
-
-
-class SupervisorUnavailable(Exception):
-    """It does not answer now: it is being restarted, or cannot be reached. Ask again."""
-
-
-class ClusterUnreachable(Exception):
-    """Ray does not answer."""
-
-
-class ConnectionStale(Exception):
-    """A driver outlives the head, and even the raylet that it is attached to. But without that one it cannot start
-    anything, and a head that came back with other tables does not know it: then it has to connect anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
-    """The cluster at one moment."""
-
-    nodes: tuple[Node, ...]
-    free: dict[str, float]
-    """Resources that nobody holds, over all nodes."""
-
-
-class SupervisorHandle:
-    """One attempt's supervisor, wherever it lives."""
+class RaySupervisorHandle:
+    """The real `protocols.SupervisorHandle`."""
 
     def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor
 
     async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
-        """News since `after`.
-
-        Raises:
-            SupervisorGone: the actor is dead for good (Ray restarts it otherwise).
-            SupervisorUnavailable
-        """
-        try:
-            news: SupervisorReports = await self._actor.pull.remote(after, wait_s, epoch)
-        except ActorUnavailableError as error:
-            raise SupervisorUnavailable(str(error)) from error
-        except RayActorError as error:
-            raise SupervisorGone(str(error)) from error
-        return news
+        with _supervisor_errors():
+            reports: SupervisorReports = await self._actor.pull.remote(after, wait_s, epoch)
+        return reports
 
     async def direct(self, directive: Directive) -> None:
-        try:
+        with _supervisor_errors():
             await self._actor.direct.remote(directive)
-        except ActorUnavailableError as error:
-            raise SupervisorUnavailable(str(error)) from error
-        except RayActorError as error:
-            raise SupervisorGone(str(error)) from error
 
     async def release(self, epoch: int) -> None:
         try:
             await self._actor.release.remote(epoch)
         except RayError:
-            pass  # already gone: its journal entry goes with the next clean-up
+            pass  # it has ended; `reap` deletes its journal entry
         ray.kill(self._actor, no_restart=True)
 
 
-class Cluster:
-    """A connection to one Ray cluster. `connect` first; every method may raise ClusterUnreachable."""
+class RayCluster:
+    """The real `protocols.Cluster`. Call `connect` first."""
 
     def __init__(self) -> None:
         self.address = ""
         self._node_id = ""
-        """Of the raylet that this driver is attached to."""
+        """The node of the raylet that this driver is attached to."""
         self._unanswered_since_mono: float | None = None
-        """Since when the head has been listening without answering."""
+        """Since when the head has accepted connections without answering."""
 
     def connect(self, address: str) -> None:
         """Become a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
@@ -125,57 +97,49 @@ class Cluster:
     def connected(self) -> bool:
         return bool(ray.is_initialized())
 
-    def look(self) -> ClusterSnapshot:
-        """Blocks for some seconds at most, unless the head dies in this very moment; then until it is back.
-
-        Raises:
-            ConnectionStale: `reconnect`.
-            ClusterUnreachable: the head is away.
-        """
+    def snapshot(self) -> ClusterSnapshot:
+        """Blocks for some seconds at most; if the head dies during the call, until it is back."""
         if not ray.is_initialized():
-            raise ConnectionStale("the last attempt to connect has failed")
+            raise ConnectionStale("the last attempt to connect failed")
         try:
             nodes = self._nodes()
         except ClusterUnreachable as error:
-            if self._is_forgotten():
-                raise ConnectionStale(f"the head listens at {self.address}, and does not know this driver") from error
+            if self._is_unknown():
+                raise ConnectionStale(f"the head at {self.address} does not know this driver") from error
             raise
         if any(node.node_id == self._node_id and not node.alive for node in nodes):
             raise ConnectionStale(f"the raylet of this driver, on node {self._node_id}, is dead")
         return ClusterSnapshot(nodes=nodes, free=ray.available_resources())
 
     def reconnect(self) -> None:
-        """Every handle from before is worth nothing afterwards: nobody may be using one. Takes up to some seconds."""
+        """Takes up to some seconds."""
         ray.shutdown()
         self.connect(self.address)
 
     def _nodes(self) -> tuple[Node, ...]:
-        """As Ray sees them, with the drains that it announces."""
+        """Ray's node table, with the drains that Ray announces."""
         try:
             draining = gcs.draining()
             nodes = tuple(_node(node, draining) for node in gcs.nodes())
-        except gcs.GcsUnavailable as error:
+        except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         self._unanswered_since_mono = None
         return nodes
 
-    def _is_forgotten(self) -> bool:
-        """The head listens, and still does not answer this driver: it is another one."""
+    def _is_unknown(self) -> bool:
+        """The head accepts connections and does not answer this driver: it was restarted with other tables."""
         if not listens(self.address):
             self._unanswered_since_mono = None
         elif self._unanswered_since_mono is None:
             self._unanswered_since_mono = time.monotonic()
         since = self._unanswered_since_mono
-        return since is not None and time.monotonic() - since > _FORGOTTEN_S
+        return since is not None and time.monotonic() - since > _UNANSWERED_S
 
-    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> SupervisorHandle:
-        """Idempotent: an attempt has one supervisor, whoever asks for it.
-
-        Where there are others, it is kept off the head, whose death it shall survive, and off nodes to be left.
-        """
+    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> RaySupervisorHandle:
+        """Also kept off the head's node if there are others, since it should survive the head's death."""
         try:
             heads = {node.node_id for node in gcs.nodes() if node.is_head}
-        except gcs.GcsUnavailable as error:
+        except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
         actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor)
         actor = actor_class.options(
@@ -189,19 +153,18 @@ class Cluster:
             label_selector={_NODE_LABEL: f"!in({','.join(sorted({*heads, *avoid_nodes}))})"},
             fallback_strategy=[{"label_selector": {_NODE_LABEL: "!in(none)"}}],
         ).remote(config)
-        return SupervisorHandle(actor)
+        return RaySupervisorHandle(actor)
 
-    def find_supervisor(self, job_id: str, attempt: int) -> SupervisorHandle | None:
+    def find_supervisor(self, job_id: str, attempt: int) -> RaySupervisorHandle | None:
         try:
-            return SupervisorHandle(ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE))
+            return RaySupervisorHandle(ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE))
         except ValueError:
             return None
 
     def reap(self, job_id: str, attempt: int) -> int:
-        """Kill what is left of an attempt: its supervisor first, so that it replaces nothing. Returns how many.
-
-        Shards are asked to remove their snapshots before; one that does not answer leaves them to the next on its node.
-        """
+        """The supervisor is killed first, so that it does not replace the workers. Workers are asked to remove their
+        snapshots before they are killed; the snapshots of a worker that does not answer are removed by the next
+        attempt on its node."""
         prefix = supervisor_name(job_id, attempt).removesuffix("supervisor")
         names = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if a["namespace"] == NAMESPACE]
         mine = sorted((n for n in names if n.startswith(prefix)), key=lambda n: not n.endswith("/supervisor"))
@@ -210,27 +173,36 @@ class Cluster:
             try:
                 handles.append(ray.get_actor(name, namespace=NAMESPACE))
             except ValueError:
-                continue  # gone meanwhile
+                continue  # it has ended since
             if name.endswith("/supervisor"):
                 ray.kill(handles.pop(), no_restart=True)
         if handles:
             ray.wait([handle.forget_memory.remote() for handle in handles], num_returns=len(handles), timeout=_FORGET_S)
         for handle in handles:
             ray.kill(handle, no_restart=True)
-        Journal(job_id, attempt).delete()
+        GcsJournal(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).delete()
         return len(mine)
 
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
-        """The probation test of a node: what was wrong; empty: it passed. Takes some seconds."""
         return await fault_of_node(suspect.node_id, partner, has_gpu=suspect.gpus > 0)
 
     def upload_code(self, archive: bytes) -> str:
-        """Put a zip archive where the shards' runtime environments fetch it from; the same bytes, the same URI."""
         from ray._private.runtime_env.packaging import upload_package_to_gcs
 
         uri = f"gcs://_ray_pkg_{hashlib.sha256(archive).hexdigest()[:32]}.zip"
         upload_package_to_gcs(uri, archive)
         return uri
+
+
+@contextmanager
+def _supervisor_errors() -> Iterator[None]:
+    """Ray's errors as those of `cluster/errors.py`."""
+    try:
+        yield
+    except ActorUnavailableError as error:
+        raise SupervisorUnavailable(str(error)) from error
+    except RayActorError as error:
+        raise SupervisorGone(str(error)) from error
 
 
 def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:

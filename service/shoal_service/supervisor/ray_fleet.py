@@ -1,7 +1,7 @@
-"""Fleet: the shard workers of one attempt as Ray actors. Starts, finds, calls and kills them; decides nothing.
+"""RayFleet: the workers of one attempt as Ray actors. Starts, finds, calls and kills them; decides nothing.
 
-What may wait for the Ray head (creating an actor does, and killing one may) runs on threads of its own: while the head
-is away, the executor must go on with what lives.
+Made by `supervisor/actor.py`, called by the executor and its worker clients. Creating an actor waits for the Ray head,
+and killing one may; both run on threads of their own, since the executor must go on while the head is away.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 import ray
+from shoal_service.cluster import gcs
 from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor, is_worker_process
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.job import IncidentCause
@@ -30,16 +34,17 @@ _GIB = 1 << 30
 _NUM_THREADS = 8
 _TUNABLES = "GLIBC_TUNABLES"
 _COPY_PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold=0x10000"
-"""A snapshot is some hundred copies of this size or more that nobody reads soon: past the cache, they take less."""
+"""A snapshot consists of some hundred copies of this size or more, which are not read soon. Copying past the cache
+takes less time."""
 _KILL_S = 0.3
-"""Ray's own kill takes some tens of milliseconds; a worker that is stopped does not hear it."""
+"""Ray's own kill takes some tens of milliseconds; it has no effect on a stopped process (SIGSTOP)."""
 _TERMINATE_S = 2.0
 _RETIRE_S = 2.0
-"""A kill goes through the head, and one that was lost there has left a worker behind: so it is told itself, too."""
+"""`ray.kill` can be lost with the head, so the worker is also asked to exit after this many seconds."""
 
 
-class Fleet:
-    """Handles by worker index. Called on the executor's loop only."""
+class RayFleet:
+    """The real `protocols.Fleet`: actor handles by worker index."""
 
     def __init__(self, config: SupervisorConfig) -> None:
         self._config = config
@@ -56,7 +61,7 @@ class Fleet:
         runtime_env: dict[str, Any] = {"env_vars": env_vars}
         if config.code_uri is not None:
             runtime_env["working_dir"] = config.code_uri
-        # CUDA does not survive a fork, and that importing everything leaves it alone has not been shown on a GPU.
+        # CUDA does not survive a fork. That importing everything does not initialize it was not verified on a GPU.
         if config.fork_workers and (executable := py_executable(fork=not worker.gpus)) is not None:
             runtime_env["py_executable"] = executable
         self._options: dict[str, Any] = {
@@ -73,18 +78,17 @@ class Fleet:
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(WorkerActor)
 
     async def start(self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> None:
-        """Ask Ray for the worker; it may wait for resources, and the first call to it says when it is there."""
         creating = self._creating[index] = self._creators.submit(self._create, worker_id, avoid_nodes, only_on)
         try:
-            handle = await asyncio.shield(asyncio.wrap_future(creating))
-        except RayError:
+            with _worker_errors():
+                handle = await asyncio.shield(asyncio.wrap_future(creating))
+        except WorkerCallError:
             self._creating.pop(index, None)
             raise
-        self._creating.pop(index, None)  # not where this is cancelled: Ray may yet create it, and `kill` follows
+        self._creating.pop(index, None)  # not when this is cancelled: Ray may still create the actor; `kill` follows
         self._handles[index] = handle
 
     def find(self, index: int, worker_id: str, info: WorkerInfo | None) -> bool:
-        """Re-attach by name, after the supervisor's own death. False: it is gone."""
         try:
             self._handles[index] = ray.get_actor(worker_id, namespace=NAMESPACE)
         except ValueError:
@@ -94,47 +98,55 @@ class Fleet:
         return True
 
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport:
-        answer: WorkerInfo | ErrorReport = await self._handles[index].prepare.remote()
+        with _worker_errors():
+            answer: WorkerInfo | ErrorReport = await self._handles[index].prepare.remote()
         if isinstance(answer, WorkerInfo):
             self._infos[index] = answer
         return answer
 
     async def run(self, index: int, assignment: Assignment) -> WorkerExit:
-        answer: WorkerExit = await self._handles[index].run.remote(assignment)
+        with _worker_errors():
+            answer: WorkerExit = await self._handles[index].run.remote(assignment)
         return answer
 
     async def join(self, index: int, generation: int) -> WorkerExit:
-        answer: WorkerExit = await self._handles[index].join.remote(generation)
+        with _worker_errors():
+            answer: WorkerExit = await self._handles[index].join.remote(generation)
         return answer
 
     async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
-        answer: WorkerPoll = await self._handles[index].poll.remote(after, acknowledged, wait_s)
+        with _worker_errors():
+            answer: WorkerPoll = await self._handles[index].poll.remote(after, acknowledged, wait_s)
         return answer
 
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]:
-        answer: tuple[SnapshotPart, ...] = await self._handles[index].snapshot_parts.remote()
+        with _worker_errors():
+            answer: tuple[SnapshotPart, ...] = await self._handles[index].snapshot_parts.remote()
         return answer
 
     async def interrupt(self, index: int, generation: int) -> None:
-        await self._handles[index].interrupt.remote(generation)
+        with _worker_errors():
+            await self._handles[index].interrupt.remote(generation)
 
     async def request_yield(self, index: int, generation: int, durable: bool) -> None:
-        await self._handles[index].request_yield.remote(generation, durable)
+        with _worker_errors():
+            await self._handles[index].request_yield.remote(generation, durable)
 
     async def forget_memory(self, index: int) -> None:
-        await self._handles[index].forget_memory.remote()
+        with _worker_errors():
+            await self._handles[index].forget_memory.remote()
 
     def knows(self, index: int) -> bool:
-        """It was started or found, and not lost since."""
         return index in self._handles
 
     def actor_id(self, index: int) -> str | None:
-        """Ray's, while the worker is known."""
         handle = self._handles.get(index)
         return None if handle is None else handle._actor_id.hex()
 
+    async def died_at(self, actor_id: str) -> float | None:
+        return await gcs.died_at(actor_id)
+
     def by_node(self) -> dict[str, list[int]]:
-        """By node id, the workers that live there, as far as is known."""
         found: dict[str, list[int]] = {}
         for index, info in self._infos.items():
             if index in self._handles:
@@ -142,11 +154,10 @@ class Fleet:
         return found
 
     async def kill(self, index: int) -> None:
-        """End the worker, whatever state it is in; returns when that was done, or somebody else has to do it."""
         info = self._infos.pop(index, None)
         creating = self._creating.pop(index, None)
         if creating is not None:
-            self._killers.submit(creating.add_done_callback, _kill_created)  # may wait for the head at once
+            self._killers.submit(creating.add_done_callback, _kill_created)  # may run at once and wait for the head
             await asyncio.wait({asyncio.wrap_future(creating)}, timeout=_KILL_S)
         handle = self._handles.pop(index, None)
         if handle is None:
@@ -161,13 +172,13 @@ class Fleet:
             await self._terminate(info)
 
     def forget(self, index: int) -> None:
-        """The worker is known to be gone."""
         self._handles.pop(index, None)
         self._infos.pop(index, None)
 
     async def _terminate(self, info: WorkerInfo) -> None:
-        """SIGKILL for a worker that Ray's kill did not end: Ray itself would wait five seconds, holding its resources,
-        and for the head, if that is away. Only a worker of the same node can do it; without one, Ray does."""
+        """SIGKILL for a worker that Ray's kill did not end. Ray itself would hold its resources for five seconds more,
+        and would wait for the head if it is away. The signal must be sent by a process of the same node; if there is
+        none, Ray ends the worker."""
         if info.node_id == self._node_id:
             if is_worker_process(info.pid):
                 os.kill(info.pid, signal.SIGKILL)
@@ -178,7 +189,7 @@ class Fleet:
                 await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)
                 return
             except (RayError, TimeoutError, KeyError):
-                continue  # the helper is gone or stopped, too
+                continue  # the helper has ended, or is stopped
 
     def _create(self, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> ActorHandle:
         config = self._config
@@ -201,18 +212,36 @@ class Fleet:
 
 
 def _rank_bytes(config: SupervisorConfig) -> int:
-    """Of the largest group, which needs least of each: what a worker can take beforehand."""
+    """Memory of one rank in the largest group, in which each rank needs least. A worker can reserve it in advance."""
     return plan(config.spec, config.spec.elasticity.max_workers, config.profile).rank_bytes
 
 
-def cause_of(error: RayActorError) -> IncidentCause:
-    """What Ray says took the worker: its node, or only itself. Ray tells the two apart in words only."""
+@contextmanager
+def _worker_errors() -> Iterator[None]:
+    """Ray's errors as those of `protocols`."""
+    try:
+        yield
+    except ActorUnavailableError as error:
+        raise WorkerUnavailable(_first_line(error)) from error
+    except RayActorError as error:
+        raise WorkerDied(_first_line(error), _cause_of(error)) from error
+    except RayError as error:
+        raise WorkerCallError(_first_line(error)) from error
+
+
+def _first_line(error: RayError) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _cause_of(error: RayActorError) -> IncidentCause:
+    """Whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
     words = str(error).lower()
     by_node = any(phrase in words for phrase in ("its node has died", "node was terminated", "node died"))
     return IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED
 
 
 def _kill_created(creating: Future[ActorHandle]) -> None:
-    """It was given up before Ray had taken note of it. Never on the loop, which may be gone by then."""
+    """For a worker that was killed before Ray had created it. Not on the loop, which may be closed by then."""
     if not creating.cancelled() and creating.exception() is None:
         ray.kill(creating.result(), no_restart=True)

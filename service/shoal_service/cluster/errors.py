@@ -1,0 +1,38 @@
+"""Errors of the cluster's room: what Ray, its head or a supervisor did not answer. Imports no Ray."""
+
+from __future__ import annotations
+
+#   ClusterError
+#   |-- ClusterUnreachable
+#   |-- ConnectionStale
+#   |-- GcsUnavailable
+#   |-- SupervisorGone
+#   `-- SupervisorUnavailable
+
+
+class ClusterError(Exception):
+    """Something of the Ray cluster did not answer."""
+
+
+class ClusterUnreachable(ClusterError):
+    """Ray does not answer."""
+
+
+class ConnectionStale(ClusterError):
+    """The driver must connect anew.
+
+    A driver outlives the head, and even the raylet that it is attached to. But without that raylet it cannot start
+    anything, and a head that was restarted with other tables does not know it.
+    """
+
+
+class GcsUnavailable(ClusterError):
+    """The head did not answer in time."""
+
+
+class SupervisorGone(ClusterError):
+    """No supervisor of that job attempt is alive in the cluster."""
+
+
+class SupervisorUnavailable(ClusterError):
+    """The supervisor does not answer now: it is being restarted, or cannot be reached. The call can be repeated."""

@@ -1,0 +1,20 @@
+"""ControlConfig: what `shoal serve` gives the control loop, which passes it to its drivers. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal_service.planner import HardwareProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlConfig:
+    owner: str
+    """Name of this control plane process; unique."""
+    lease_ttl_s: float
+    checkpoint_url: str
+    """Checkpoint directory of jobs without a `checkpoint.url`."""
+    profiles: tuple[HardwareProfile, ...] = ()
+    """The planner uses those that were measured on nodes of this cluster."""
+    fork_workers: bool = True
+    """See SupervisorConfig."""

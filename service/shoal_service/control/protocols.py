@@ -1,0 +1,65 @@
+"""What the control plane needs from a Ray cluster: the protocols of the cluster and of a supervisor in it.
+
+The real ones are in `control/ray_cluster.py`, wired by `shoal serve`; the fakes are in `tests/doubles`. No Ray here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal_service.core.nodes import Node
+from shoal_service.reports import SupervisorReports
+from shoal_service.supervisor.config import Directive, SupervisorConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The cluster at one moment."""
+
+    nodes: tuple[Node, ...]
+    free: dict[str, float]
+    """Unreserved resources, summed over all nodes."""
+
+
+class SupervisorHandle(Protocol):
+    """One attempt's supervisor. `pull` and `direct` raise SupervisorGone (the actor is dead, and Ray does not restart
+    it), SupervisorUnavailable and StaleEpoch."""
+
+    async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
+        """Long poll: everything reported after sequence number `after`, which acknowledges everything up to it."""
+
+    async def direct(self, directive: Directive) -> None: ...
+
+    async def release(self, epoch: int) -> None:
+        """The attempt's end is stored: the supervisor may go."""
+
+
+class Cluster(Protocol):
+    """A connection to one Ray cluster. All methods but `fault_of_node` block; each may raise ClusterUnreachable."""
+
+    address: str
+
+    @property
+    def connected(self) -> bool: ...
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Raises ConnectionStale: call `reconnect`."""
+
+    def reconnect(self) -> None:
+        """Makes a new connection. Handles from the old one must not be used any more."""
+
+    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> SupervisorHandle:
+        """Idempotent: an attempt has one supervisor. It is kept off `avoid_nodes` if there are other nodes."""
+
+    def find_supervisor(self, job_id: str, attempt: int) -> SupervisorHandle | None: ...
+
+    def reap(self, job_id: str, attempt: int) -> int:
+        """Kills all actors of an attempt and deletes its journal. Returns the number of actors."""
+
+    async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
+        """The probation test of a node: what was wrong; empty: it passed. Takes some seconds."""
+
+    def upload_code(self, archive: bytes) -> str:
+        """Stores a zip archive in the cluster for the workers' runtime environments; its URI, the same for equal
+        bytes."""

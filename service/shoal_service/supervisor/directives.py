@@ -1,0 +1,40 @@
+"""What a directive, or the node table, changes for an attempt: events for its machine. Pure; called by the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal_service.cluster.node_table import NodeTable
+from shoal_service.core.attempt.events import (
+    DesiredChanged,
+    ElasticityChanged,
+    Event,
+    GrantChanged,
+    NodesAvoided,
+    ParallelismChanged,
+)
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.supervisor.config import Directive
+
+
+def changes(state: Attempt, directive: Directive) -> Iterator[Event]:
+    """One event for each value that differs from the attempt's own."""
+    if directive.elasticity != state.target.spec.elasticity:
+        yield ElasticityChanged(directive.elasticity)
+    if directive.parallelism != state.target.spec.parallelism:
+        yield ParallelismChanged(directive.parallelism)
+    if directive.granted != state.target.granted:
+        yield GrantChanged(directive.granted)
+    if directive.desired is not state.target.desired:
+        yield DesiredChanged(directive.desired)
+
+
+def avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
+    """The nodes that the control plane or Ray excludes; None: the attempt knows them. Ray's deadline replaces the
+    control plane's, since Ray enforces it."""
+    avoided = {node.node_id: node for node in (directive.avoid if directive is not None else ())}
+    for node_id, deadline in nodes.draining.items():
+        avoided[node_id] = AvoidedNode(node_id=node_id, reason="drained by Ray", deadline=deadline)
+    newest = tuple(avoided[node_id] for node_id in sorted(avoided))
+    return NodesAvoided(newest) if newest != state.target.avoided else None

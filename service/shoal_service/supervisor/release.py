@@ -1,0 +1,43 @@
+"""Ends an attempt's workers: collects their last reports, removes snapshots, kills. Called by the executor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from shoal_service.clock import Clock
+from shoal_service.supervisor.protocols import Fleet, WorkerCallError
+from shoal_service.supervisor.worker_client import WorkerClient
+
+_FORGET_S = 2.0
+
+
+async def release_workers(
+    fleet: Fleet, clock: Clock, clients: Sequence[WorkerClient], killing: Collection[asyncio.Task[None]]
+) -> None:
+    """Collects the last output of each worker, removes the attempt's snapshots from each node, kills the workers.
+
+    One worker per node stays until all others have ended, and removes the snapshots once more: a worker that was just
+    starting may have created some in the meantime.
+
+    Args:
+        killing: kills that are under way; also waited for.
+    """
+    await asyncio.gather(*(client.collect_last_reports() for client in clients))
+    answers = await asyncio.gather(*(_forget_memory(fleet, clock, indexes) for indexes in fleet.by_node().values()))
+    last = [index for index in answers if index is not None]
+    others = [client.index for client in clients if client.index not in last]
+    await asyncio.gather(*map(fleet.kill, others), *killing)
+    await asyncio.gather(*(_forget_memory(fleet, clock, [index]) for index in last))
+    await asyncio.gather(*map(fleet.kill, last))
+
+
+async def _forget_memory(fleet: Fleet, clock: Clock, indexes: list[int]) -> int | None:
+    """Remove a node's snapshots through one of its workers. The index of that worker; None: no worker answered."""
+    for index in indexes:
+        try:
+            await clock.wait_for(fleet.forget_memory(index), _FORGET_S)
+            return index
+        except (WorkerCallError, TimeoutError):
+            continue
+    return None

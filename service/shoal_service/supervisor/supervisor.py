@@ -1,0 +1,125 @@
+"""Supervisor: one attempt's supervisor without its Ray actor. Runs the executor, answers the control plane.
+
+Made by `supervisor/actor.py`. It never raises an error of the attempt: such an error ends the attempt with a report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+
+from shoal_service.clock import Clock
+from shoal_service.planner import plan_ahead
+from shoal_service.reports import AttemptEnd, SupervisorReports
+from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_service.supervisor.executor import Executor
+from shoal_service.supervisor.new_attempt import new_attempt
+from shoal_service.supervisor.outbox import Outbox
+from shoal_service.supervisor.protocols import Journal, World
+from shoal_service.supervisor.reporter import Reporter
+from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS, SHORT_RUN_S, is_crash_loop
+from shoal_service.views import UserFailure
+from shoal_workers.contract.job import EndReason
+
+_log = logging.getLogger(__name__)
+_SEQ_JUMP = 1 << 32
+
+
+class Supervisor:
+    """Obeys the control plane with the newest lease epoch; calls with an older one raise StaleEpoch.
+
+    `pull`, `direct` and `release` may be called from any thread.
+    """
+
+    def __init__(
+        self, config: SupervisorConfig, journal: Journal, clock: Clock, make_world: Callable[[], World]
+    ) -> None:
+        """`make_world` is called once, and not at all if the attempt ends here; its errors end the attempt."""
+        self._config = config
+        self._journal = journal
+        self._clock = clock
+        self._make_world = make_world
+        self._epoch = config.epoch
+        self._outbox = Outbox(config.attempt)
+        self._executor = self._prepare()
+
+    def start(self) -> None:
+        """Run the executor on a thread of its own."""
+        if self._executor is None:
+            return
+        config = self._config
+        threading.Thread(target=self._run, args=(self._executor,), name="executor", daemon=True).start()
+        # plans the layouts of all world sizes now, so that a group that re-forms does not wait for the planner
+        threading.Thread(target=plan_ahead, args=(config.spec, config.profile), name="planner", daemon=True).start()
+
+    def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
+        """Long poll: everything reported after sequence number `after`, which acknowledges everything up to it."""
+        self._check(epoch)
+        return self._outbox.pull(after, wait_s)
+
+    def direct(self, directive: Directive) -> None:
+        self._check(directive.epoch)
+        if self._executor is not None:
+            self._executor.direct(directive)
+
+    def release(self, epoch: int) -> None:
+        """The end is stored: the journal is not needed any more."""
+        self._check(epoch)
+        self._journal.delete()
+
+    def _check(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise StaleEpoch(epoch, self._epoch)
+        self._epoch = epoch
+
+    def _prepare(self) -> Executor | None:
+        """None: the attempt has ended. Nothing is raised: an actor whose constructor raises cannot report why."""
+        try:
+            return self._open()
+        except Exception as error:
+            self._fail(error)
+            return None
+
+    def _open(self) -> Executor | None:
+        config, entry = self._config, self._journal.read()
+        starts = self._journal.record_start(self._clock.time())
+        if entry is not None:
+            # items may have been numbered since the entry was written: the jump goes far beyond their numbers
+            self._outbox = Outbox(config.attempt, seq=entry.seq + _SEQ_JUMP, unacknowledged=entry.unacknowledged)
+        if is_crash_loop(starts):
+            if entry is not None:
+                Reporter(self._outbox, config, self._clock).show(entry.state)
+            self._end(
+                f"the supervisor of attempt {config.attempt} died {MAX_SHORT_RUNS} times in a row within "
+                f"{SHORT_RUN_S:g} s of its start. See the logs of the Ray workers on its node.",
+                step=entry.state.progress.step if entry is not None else 0,
+            )
+            return None
+        state = entry.state if entry is not None else new_attempt(config, self._clock.time())
+        return Executor(config, state, entry, self._outbox, self._make_world())
+
+    def _run(self, executor: Executor) -> None:
+        """The one catch-all of this process: an error of Shoal's own ends the attempt with its traceback."""
+        try:
+            asyncio.run(executor.run())
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        _log.error("supervisor.failed", exc_info=error)
+        failure = UserFailure(
+            type=type(error).__name__,
+            message=str(error),
+            traceback="".join(traceback.format_exception(error)),
+            phase="supervising",
+            ranks=(),
+            step=0,
+        )
+        self._end(f"supervisor: {failure.type}: {error}", failure=failure)
+
+    def _end(self, message: str, *, step: int = 0, failure: UserFailure | None = None) -> None:
+        """The control plane stores this and kills the attempt's remaining actors."""
+        self._outbox.add_end(AttemptEnd(reason=EndReason.INTERNAL, message=message, step=step, failure=failure))
