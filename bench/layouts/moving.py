@@ -35,7 +35,7 @@ from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.engine.group.mesh import build_mesh
 from shoal_workers.engine.model.fast_build import build_for_restore
-from shoal_workers.engine.model.task import LoadedTask, load_task
+from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.state.state_view import StateView
@@ -269,7 +269,7 @@ class _Mover:
         meshes = build_mesh(layout, "cpu", _TIMEOUT_S, self._rank)
         model = build_for_restore(self._task.build_model)
         assembly = assemble(model, self._spec, plan_of(self._spec), meshes, self._task.shard_units)
-        update: Update = self._task.build_update(assembly, self._spec.optimizer)
+        update: Update = build_update(self._task, assembly, self._spec)
         update.materialise_state()
         return StateView(assembly, update)
 

@@ -61,8 +61,6 @@ class _Rank:
         self._outbox = Outbox(f"rank-{os.getpid()}")
         self._engine = Engine(
             parse_spec(spec),
-            job_id="bench",
-            worker_id=f"rank-{os.getpid()}",
             checkpoint_root=root,
             outbox=self._outbox,
             on_phase=self._enter,

@@ -23,9 +23,9 @@ from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
+    PreemptionNotice,
     LogLine,
     Phase,
-    PreemptionNotice,
     Progress,
     WorkerConfig,
     WorkerExit,
@@ -56,7 +56,7 @@ class WorkerActor:
         self._node_ip = ray.util.get_node_ip_address()
         self._outbox = Outbox(config.worker_id)
         self._engine: Engine | None = None
-        self._ram: SnapshotStore | None = None
+        self._snapshot_store: SnapshotStore | None = None
         self._fenced = 0
         self._exits: dict[int, WorkerExit] = {}
         self._exited = threading.Condition()
@@ -71,7 +71,7 @@ class WorkerActor:
         """Become warm: imports, task class, data, rendezvous store. Idempotent; the user's errors are an answer."""
         try:
             engine = self._load_engine()
-            engine.prepare()
+            engine.prepare(self._config.expected_bytes)
         except Exception as error:
             report = getattr(error, "report", None)
             if isinstance(report, ErrorReport):
@@ -89,7 +89,7 @@ class WorkerActor:
             pid=os.getpid(),
             store_port=engine.store_port,
             device="cuda" if self._spec.worker.gpus else "cpu",
-            snapshot_port=self._ram.port if self._ram is not None else 0,
+            snapshot_port=self._snapshot_store.port if self._snapshot_store is not None else 0,
         )
 
     @ray.method(concurrency_group="train")
@@ -130,13 +130,13 @@ class WorkerActor:
     @ray.method(concurrency_group="control")
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
         """What lies in the memory of this process's node."""
-        return self._ram.snapshot_parts() if self._ram is not None else ()
+        return self._snapshot_store.snapshot_parts() if self._snapshot_store is not None else ()
 
     @ray.method(concurrency_group="control")
     def forget_memory(self) -> None:
         """The attempt is over: remove its snapshots from this node."""
-        if self._ram is not None:
-            self._ram.forget_all()
+        if self._snapshot_store is not None:
+            self._snapshot_store.forget_all()
 
     @ray.method(concurrency_group="control")
     def retire(self, within_s: float) -> None:
@@ -169,11 +169,9 @@ class WorkerActor:
         self._notices += 1
         if self._notices > 1:
             os._exit(128 + signal.SIGTERM)
-        notice = PreemptionNotice(
-            generation=self._progress().generation, at=time.time(), grace_s=_GRACE_S, reason="SIGTERM"
-        )
+        notice = PreemptionNotice(generation=self._progress().generation, at=time.time(), grace_s=_GRACE_S, reason="SIGTERM")
         # not on this thread: it may be the very one that holds the outbox's lock
-        threading.Thread(target=self._outbox.tell, args=(notice,), name="shoal-notice", daemon=True).start()
+        threading.Thread(target=self._outbox.report, args=(notice,), name="shoal-notice", daemon=True).start()
 
     def _run(self, assignment: Assignment) -> WorkerExit:
         """The process boundary's one catch-all: a fault of the engine's own is an answer with its traceback too."""
@@ -207,21 +205,18 @@ class WorkerActor:
             from shoal_workers.engine.engine import Engine
 
             torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
-            self._ram = self._open_memory()
+            self._snapshot_store = self._open_snapshot_store()
             self._engine = Engine(
                 self._spec,
-                job_id=self._config.job_id,
-                worker_id=self._config.worker_id,
                 checkpoint_root=self._config.checkpoint_root,
                 outbox=self._outbox,
-                ram=self._ram,
-                expected_bytes=self._config.expected_bytes,
+                snapshot_store=self._snapshot_store,
             )
             if self._fenced:
                 self._engine.interrupt(self._fenced)
         return self._engine
 
-    def _open_memory(self) -> SnapshotStore | None:
+    def _open_snapshot_store(self) -> SnapshotStore | None:
         """A node without shared memory to spare trains all the same; the log says what it lacks."""
         if not self._spec.snapshot.enabled:
             return None
@@ -241,7 +236,7 @@ class WorkerActor:
             text = (
                 f"no snapshots in memory: {error}. An unexpected death will cost the steps since the last checkpoint."
             )
-            self._outbox.say(text)
+            self._outbox.log_text(text)
             return None
 
 

@@ -4,7 +4,7 @@
     OUT/model.safetensors                      or several files, with model.safetensors.index.json
 
 One process, no group, no GPU. At most one file's tensors are in memory at a time. Which names the tensors get, and what
-config.json holds, is in the checkpoint (`export_config` in engine/model/task.py). The optimizer's
+config.json holds, is in the checkpoint (`export_config` in engine/task/task.py). The optimizer's
 state is left out. Called by `shoal export`.
 """
 

@@ -111,7 +111,7 @@ def main() -> int:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     root = arguments.checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints"
     outbox = Outbox(f"rank-{place.rank}")
-    engine = Engine(spec, job_id=spec.name, worker_id=f"rank-{place.rank}", checkpoint_root=str(root), outbox=outbox)
+    engine = Engine(spec, checkpoint_root=str(root), outbox=outbox)
     port = place.port or engine.store_port
     store = PrefixStore(
         f"{spec.name}/{place.restart}/run",

@@ -33,7 +33,7 @@ class WorkerProcess:
         self.go = threading.Event()
         self.strikes = {}
         self.entered = {}
-        self.outbox = Outbox("worker-under-test")
+        self.outbox = Outbox("shard-under-test")
         self.engine = None
         self.ram = None
 
@@ -61,7 +61,7 @@ class WorkerProcess:
 
     def state(self):
         """This rank's part of every tensor: name -> (shape of the whole, offsets of the part, its values)."""
-        tensors = self.engine._kept.view.tensors()
+        tensors = self.engine._runtime.state.view.tensors()
         return {name: _part(tensor) for name, tensor in tensors.items()}
 
     def obey(self):
@@ -76,22 +76,20 @@ class WorkerProcess:
         if memory is not None:
             root, node_id = memory
             self.ram = SnapshotStore(
-                job_id="job", attempt=1, worker_id=f"worker-{os.getpid()}", node_id=node_id, key="key", root=Path(root)
+                job_id="job", attempt=1, worker_id=f"shard-{os.getpid()}", node_id=node_id, key="key", root=Path(root)
             )
         self.engine = Engine(
             parse_spec(spec),
-            job_id="job",
-            worker_id="worker-under-test",
             checkpoint_root=checkpoint_root,
             outbox=self.outbox,
-            ram=self.ram,
+            snapshot_store=self.ram,
             on_phase=self.on_phase,
         )
         return self.engine.store_port, self.ram.port if self.ram else 0
 
     def do_kept_model(self):
         """Tells one model object from another."""
-        return id(self.engine._kept.assembly.parts[0])
+        return id(self.engine._runtime.assembly.parts[0])
 
     def do_strike(self, phase, step, action, count):
         assert phase in list(Phase)

@@ -3,12 +3,12 @@
 Exception
 ├── EngineError
 │   ├── TaskFailed          the user's own code raised; carries the ErrorReport
-│   ├── FormFailed          the group did not come together
+│   ├── FormFailed          the group did not form
 │   ├── Fenced              the supervisor fenced this generation
 │   ├── NonFinite           loss or gradient norm is not finite
-│   ├── ComputesWrong       a replay named a rank, and nobody took it away
-│   └── StorageFailed       storage could not be read or written where training cannot go on without it
-└── (torch) RuntimeError, DistError: a broken collective, told apart in `endings`
+│   ├── ComputesWrong       a replay named a rank, and the supervisor did not remove it in time
+│   └── StorageFailed       storage could not be read or written, and training cannot continue without it
+└── (torch) RuntimeError, DistError: a broken collective, recognised by `group/collective_errors.py`
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class TaskFailed(EngineError):
 
 
 class FormFailed(EngineError):
-    """The members of a generation did not meet in time, or the store could not be reached."""
+    """Not all ranks of a generation arrived in time, or the rendezvous store could not be reached."""
 
 
 class Fenced(EngineError):
-    """The generation is over by the supervisor's word; the training thread leaves as fast as it can."""
+    """The supervisor has ended the generation; the training thread leaves it as fast as it can."""
 
 
 class NonFinite(EngineError):
-    """Raised after the vote and before any mutation, on every rank in the same step."""
+    """Raised after the vote and before anything is changed, on every rank in the same step."""
 
 
 class ComputesWrong(EngineError):
@@ -48,4 +48,4 @@ class ComputesWrong(EngineError):
 
 
 class StorageFailed(EngineError):
-    """The checkpoint storage failed where going on would lose the run."""
+    """The checkpoint storage failed, and continuing would lose the run."""

@@ -1,4 +1,7 @@
-"""How long a run is, and which of its steps save or validate: pure functions of the spec and the data's size."""
+"""How long a run is, and which of its steps save or validate: pure functions of the spec and the size of the data.
+
+Called by the trainer and by `Replay`.
+"""
 
 from __future__ import annotations
 
@@ -26,5 +29,5 @@ def total_steps(stop: StopSpec, *, global_size: int, num_samples: int, tokens_pe
 
 
 def is_due(step: int, every_steps: int | None) -> bool:
-    """Whether a thing that happens every so many completed steps happens after step number `step`."""
+    """Whether something that happens every `every_steps` completed steps happens after step number `step`."""
     return every_steps is not None and step % every_steps == 0

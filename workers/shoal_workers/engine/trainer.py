@@ -1,131 +1,103 @@
-"""The training loop of one generation: step, vote, update, snapshot, report, validate, save; until finished or asked to
-yield.
+"""The training loop of one generation: step, vote, update, snapshot, report, validate, save; until finished or yielded.
 
-    forward + backward of the local micro-batches      nothing is mutated
+    forward + backward of the local micro-batches      no parameter is changed
     the vote                                           the only all-reduce of the loop itself
     -------- from here on every rank does the same ----------------------------------------------------
     clip, learning rate, optimizer step                completed steps + 1
-    snapshot in memory, report (rank 0), validation, checkpoint part       as the step and the vote say
+    snapshot in memory, report (rank 0), validation, checkpoint part       as the step and the vote require
 
-Raises what `endings` classifies. Everything that it decides from, besides the vote, is a function of spec and step.
+Raises exceptions that `process/exits.py` classifies. Besides the vote, every decision is a function of spec and step.
+Called by the engine on the training thread.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport, StepSkipped
-from shoal_workers.contract.spec import JobSpec, NonFinitePolicy
+from shoal_workers.contract.messages import ExitKind, Phase, StepReport, StepSkipped
+from shoal_workers.contract.spec import NonFinitePolicy
 from shoal_workers.engine.errors import NonFinite
-from shoal_workers.engine.extent import is_due
+from shoal_workers.engine.extent import is_due, total_steps
 from shoal_workers.engine.group.collective_wait import waited_s
-from shoal_workers.engine.model.assembly import Assembly
-from shoal_workers.engine.model.user_code import UserCode
-from shoal_workers.engine.process.exits import Ending
-from shoal_workers.engine.process.outbox import Outbox
-from shoal_workers.engine.process.position import Position
-from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
+from shoal_workers.engine.model.runtime import ModelRuntime
+from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.recent_reports import Recent
+from shoal_workers.engine.state.restore import Restored, is_restoring, restore
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
-from shoal_workers.engine.state.state_view import StateView
 from shoal_workers.engine.state.training_state import Extra
+from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.step.learning_rate import lr_factor
-from shoal_workers.engine.step.loss_scaling import Scaling
+from shoal_workers.engine.step.loss_scale import Scaling
 from shoal_workers.engine.step.replay import Replay
-from shoal_workers.engine.step.update import Update
 from shoal_workers.engine.step.validation import Validation
 from shoal_workers.engine.step.vote import Ballot, Requests, Verdict, hold_vote
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """What the control thread may have said about this generation."""
-
-    check: Callable[[], None]
-    """Raises Fenced once the generation is fenced."""
-    is_yield_asked: Callable[[], bool]
-    is_durable_asked: Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What a generation is made of, after form, build and restore."""
-
-    assembly: Assembly
-    update: Update
-    view: StateView
-    living: DoubleBufferedState
-    gradients: GradientPass
-    validation: Validation | None
-    device: torch.device
-    total_steps: int
-    tokens_per_sample: int
-    export: dict[str, Any]
-    """What `shoal export` needs to know of the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Keepers:
-    """Where the process keeps state beyond the generation."""
-
-    saver: Saver
-    ram: SnapshotStore | None
-    recent: Recent
-    scaling: Scaling
-
-
 class Trainer:
-    """Trains one generation. Training thread only."""
+    """Trains one generation: `restore`, then `train`. Training thread only."""
 
     def __init__(
-        self,
-        spec: JobSpec,
-        assignment: Assignment,
-        built: Built,
-        position: Position,
-        keepers: Keepers,
-        outbox: Outbox,
-        signals: Signals,
+        self, generation: Generation, runtime: ModelRuntime, saver: Saver, store: SnapshotStore | None
     ) -> None:
-        self._spec = spec
-        self._assignment = assignment
-        self._built = built
-        self._position = position
-        self._saver = keepers.saver
-        self._extra = Extra(built.update, spec.seed, keepers.recent, keepers.scaling)
-        self._snapshots = Snapshots(
-            spec.snapshot, assignment, keepers.ram, outbox, built.view, built.living, self._extra
-        )
-        self._recent = keepers.recent
-        self._scaling = keepers.scaling
-        self._outbox = outbox
-        self._signals = signals
-        self._user_code = UserCode(lambda: position.phase)
-        self._replay = Replay(spec, assignment, built.gradients, outbox, signals.check)
-        self._parameters = built.assembly.parameters()
+        spec, task = generation.spec, generation.task
+        self._generation = generation
+        self._runtime = runtime
+        self._saver = saver
+        self._store = store
+        batches = Batches(task, task.train_data, generation.device)
+        self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls)
+        self._validation = _validation(generation, runtime, self._gradients)
+        self._replay = Replay(generation, self._gradients)
+        self._recent = Recent()
+        self._scaling = Scaling(spec)
+        self._extra = Extra(runtime.update, spec.seed, self._recent, self._scaling)
+        self._snapshots = Snapshots(generation, store, runtime.state, self._extra)
         self._saved_mono = time.monotonic()
         self._num_skipped = 0
+        with generation.user_code:
+            self._tokens_per_sample = task.tokens_per_sample
+        self.total_steps = total_steps(
+            spec.stop,
+            global_size=spec.batch.global_size,
+            num_samples=batches.num_samples,
+            tokens_per_sample=self._tokens_per_sample,
+        )
 
-    def train(self) -> Ending:
+    def restore(self) -> Restored:
+        """Read the state that the assignment names, if any. No collective. Raises as `state.restore.restore`."""
+        generation = self._generation
+        if not is_restoring(generation.assignment):
+            return Restored(0, 0, 0)
+        generation.position.enter(Phase.RESTORING)
+        with generation.user_code:
+            self._runtime.update.materialise_state()
+            self._runtime.state.view.tensors()
+        restored = restore(generation, self._runtime.state, self._store)
+        generation.position.reach(restored.step)
+        for report in restored.past:
+            self._recent.add(report)
+        self._scaling.restore(restored.loss_scale)
+        return restored
+
+    def train(self) -> GenerationEnd:
         """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
-        for part in self._built.assembly.parts:
+        position = self._generation.position
+        self._saved_mono = time.monotonic()
+        self._snapshots.start()
+        for part in self._runtime.assembly.parts:
             part.train()
-        # The first snapshot of a new model is that of the first step: until then the one that was restored from is
-        # whole, and taking memory for another layout costs as much as a step.
-        ending = self._catch_up()
+        # The first snapshot of a new model is that of its first step. Until then the snapshot that was restored from is
+        # complete, and taking memory for another layout costs as much as a step.
+        end = self._catch_up()
         ended = time.perf_counter()
-        while ending is None:
-            if self._position.step + 1 in self._assignment.skip_steps:
+        while end is None:
+            if position.step + 1 in self._generation.assignment.skip_steps:
                 self._skip(None)
                 requests = Requests()
             else:
@@ -135,61 +107,62 @@ class Trainer:
                     self._report(verdict, now - ended)
                 requests = verdict.requests
                 if verdict.is_finite or requests.yields:
-                    self._snapshots.say(self._position.step)
+                    self._snapshots.mark_complete(position.step)
                 if requests.snapshots or requests.yields:
                     self._snapshot(replicate=requests.replicates and not requests.is_sending)
-                self._snapshots.update(verdict, now - ended, self._position.step)
+                self._snapshots.update(verdict, now - ended, position.step)
                 ended = now
-            ending = self._after(self._position.step, requests)
-        return ending
+            end = self._after(position.step, requests)
+        return end
 
-    def _catch_up(self) -> Ending | None:
-        """What a lost group may have left undone after the step that this one starts from."""
-        step, total = self._position.step, self._built.total_steps
-        if step >= total and self._assignment.restore_snapshot is None:  # restored from the final checkpoint
+    def _catch_up(self) -> GenerationEnd | None:
+        """Do what a lost group may have left undone after the step that this generation starts from."""
+        step, assignment = self._generation.position.step, self._generation.assignment
+        if step >= self.total_steps and assignment.restore_snapshot is None:  # restored from the final checkpoint
             self._validate()
-            return Ending(ExitKind.FINISHED)
-        if step >= total or (
-            step > 0 and self._assignment.is_recovery and self._assignment.restore_snapshot is not None
-        ):
+            return GenerationEnd(ExitKind.FINISHED)
+        is_from_memory = assignment.restore_snapshot is not None
+        if step >= self.total_steps or (step > 0 and assignment.is_recovery and is_from_memory):
             return self._after(step, Requests())
         return None
 
-    def _after(self, step: int, requests: Requests) -> Ending | None:
-        """Validation, checkpoint, and whether this was the last step."""
-        is_last = step == self._built.total_steps
-        if is_last or is_due(step, self._spec.validation.every_steps):
+    def _after(self, step: int, requests: Requests) -> GenerationEnd | None:
+        """Validate and save if due. Returns the end if this was the last step."""
+        spec = self._generation.spec
+        is_last = step == self.total_steps
+        if is_last or is_due(step, spec.validation.every_steps):
             self._validate()
         pending = None
-        if is_last or requests.durably or requests.saves or is_due(step, self._spec.checkpoint.every_steps):
+        if is_last or requests.durably or requests.saves or is_due(step, spec.checkpoint.every_steps):
             pending = self._save(step)
         if is_last:
-            return Ending(ExitKind.FINISHED, pending=pending)
+            return GenerationEnd(ExitKind.FINISHED, pending=pending)
         if requests.yields:
-            return Ending(ExitKind.YIELDED, pending=pending if requests.durably else None)
+            return GenerationEnd(ExitKind.YIELDED, pending=pending if requests.durably else None)
         return None
 
     def _step(self) -> Verdict:
         """One optimizer step, or one that was skipped because its result is not finite."""
-        step, built = self._position.step, self._built
+        generation, spec = self._generation, self._generation.spec
+        step = generation.position.step
         self._replay.run(step)
         start, waited = time.perf_counter(), waited_s()
         scale = self._scaling.scale
-        losses = built.gradients.run(step, scale)
-        gradients = built.gradients.gradients()
+        losses = self._gradients.run(step, scale)
+        gradients = self._gradients.gradients()
         compute_s = time.perf_counter() - start - (waited_s() - waited)
         copy_s, send_s = self._snapshots.take_costs()
         ballot = Ballot(
             loss_sum=losses,
-            squared_norm=built.gradients.squared_norm(gradients) / scale**2,
-            requests=self._wishes(step + 1),
+            squared_norm=self._gradients.squared_norm(gradients) / scale**2,
+            requests=self._requests_after(step + 1),
             compute_s=compute_s,
             copy_s=copy_s,
             send_s=send_s,
         )
-        verdict = hold_vote(ballot, self._assignment.rank, self._assignment.world_size)
-        self._signals.check()
-        # No scale is to blame for a loss that is not finite: it is multiplied only afterwards, and in fp32.
+        verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
+        generation.check()
+        # A loss that is not finite is not the scale's fault: the loss is multiplied by it only afterwards, in fp32.
         scaled = self._scaling.update(is_finite=verdict.is_finite) if math.isfinite(verdict.loss) else None
         if not verdict.is_finite:
             if scaled is not None and not scaled.is_hopeless:
@@ -198,23 +171,24 @@ class Trainer:
                 self._refuse_or_skip(step, verdict)
             return verdict
         self._num_skipped = 0
-        self._position.enter(Phase.OPTIMIZER)
+        generation.position.enter(Phase.OPTIMIZER)
         gradients.scale(1 / scale)
-        if self._spec.optimizer.clip_norm is not None:
-            gradients.clip(verdict.grad_norm, self._spec.optimizer.clip_norm)
-        with self._user_code:
-            built.living.step(lr_factor(self._spec.schedule, step, built.total_steps))
-            built.gradients.after_update()
-        self._position.reach(step + 1)
+        if spec.optimizer.clip_norm is not None:
+            gradients.clip(verdict.grad_norm, spec.optimizer.clip_norm)
+        with generation.user_code:
+            self._runtime.state.step(lr_factor(spec.schedule, step, self.total_steps))
+            self._gradients.after_update()
+        generation.position.reach(step + 1)
         return verdict
 
-    def _wishes(self, step: int) -> Requests:
-        """What this rank wants after step number `step`."""
-        is_asked = self._signals.is_yield_asked()
+    def _requests_after(self, step: int) -> Requests:
+        """What this rank requests after step number `step`."""
+        fence = self._generation.fence
+        yields = fence.is_yield_requested
         snapshots = self._snapshots.is_due(step)
         return Requests(
-            yields=is_asked,
-            durably=is_asked and self._signals.is_durable_asked(),
+            yields=yields,
+            durably=yields and fence.is_durable_requested,
             saves=self._is_save_time(),
             snapshots=snapshots,
             replicates=snapshots and self._snapshots.is_sending_due(step),
@@ -224,27 +198,29 @@ class Trainer:
 
     def _refuse_or_skip(self, step: int, verdict: Verdict) -> None:
         self._num_skipped += 1
-        health, optimizer = self._spec.health, self._spec.optimizer
+        spec = self._generation.spec
+        health, optimizer = spec.health, spec.optimizer
         if health.non_finite is not NonFinitePolicy.SKIP or self._num_skipped > health.max_non_finite:
             raise NonFinite(
                 f"loss {verdict.loss} and gradient norm {verdict.grad_norm} in step {step + 1}. Nothing was updated. "
                 f"A lower optimizer.lr ({optimizer.lr:g}), a longer schedule.warmup_steps "
-                f"({self._spec.schedule.warmup_steps}) or a lower optimizer.clip_norm may help; health.non_finite "
+                f"({spec.schedule.warmup_steps}) or a lower optimizer.clip_norm may help; health.non_finite "
                 f"({health.non_finite}) can skip such a step, at most health.max_non_finite "
                 f"({health.max_non_finite}) in a row."
             )
         self._skip(verdict)
 
     def _skip(self, verdict: Verdict | None) -> None:
-        """The step's samples are used up, and nothing is updated; all ranks."""
-        for parameter in self._parameters:
+        """The step's samples are used up, and nothing is updated; on all ranks."""
+        generation = self._generation
+        for parameter in self._runtime.assembly.parameters():
             parameter.grad = None
-        self._position.reach(self._position.step + 1)
-        if self._assignment.rank == 0:
-            self._outbox.tell(
+        generation.position.reach(generation.position.step + 1)
+        if generation.rank == 0:
+            generation.outbox.report(
                 StepSkipped(
-                    generation=self._assignment.generation,
-                    step=self._position.step,
+                    generation=generation.assignment.generation,
+                    step=generation.position.step,
                     at=time.time(),
                     loss=_finite(verdict.loss) if verdict else None,
                     grad_norm=_finite(verdict.grad_norm) if verdict else None,
@@ -254,49 +230,61 @@ class Trainer:
     def _snapshot(self, *, replicate: bool) -> None:
         if not self._snapshots.is_on:
             return
-        self._position.enter(Phase.SNAPSHOT)
-        self._snapshots.take(self._position.step, replicate=replicate)
+        position = self._generation.position
+        position.enter(Phase.SNAPSHOT)
+        self._snapshots.take(position.step, replicate=replicate)
 
     def _is_save_time(self) -> bool:
-        """Rank 0's clock decides for all."""
-        every_s = self._spec.checkpoint.every_s
-        is_timed = every_s is not None and self._assignment.rank == 0
+        """Rank 0's clock decides for all ranks."""
+        every_s = self._generation.spec.checkpoint.every_s
+        is_timed = every_s is not None and self._generation.rank == 0
         return is_timed and time.monotonic() - self._saved_mono >= (every_s or 0)
 
     def _report(self, verdict: Verdict, step_s: float) -> None:
-        """All ranks remember it, rank 0 tells it."""
-        step = self._position.step
+        """All ranks keep the report, rank 0 sends it."""
+        generation, spec = self._generation, self._generation.spec
+        step = generation.position.step
         report = StepReport(
-            generation=self._assignment.generation,
+            generation=generation.assignment.generation,
             step=step,
             at=time.time(),
             loss=verdict.loss,
             grad_norm=verdict.grad_norm,
-            lr=self._spec.optimizer.lr * lr_factor(self._spec.schedule, step - 1, self._built.total_steps),
-            tokens=self._spec.batch.global_size * self._built.tokens_per_sample,
+            lr=spec.optimizer.lr * lr_factor(spec.schedule, step - 1, self.total_steps),
+            tokens=spec.batch.global_size * self._tokens_per_sample,
             step_s=step_s,
-            world_size=self._assignment.world_size,
+            world_size=generation.layout.world_size,
             compute_s=verdict.compute_s,
         )
         self._recent.add(report)
-        if self._assignment.rank == 0:
-            self._outbox.tell(report)
+        if generation.rank == 0:
+            generation.outbox.report(report)
 
     def _validate(self) -> None:
-        if self._built.validation is not None:
-            report = self._built.validation.run(self._position.step, self._built.device)
-            self._signals.check()
-            if self._assignment.rank == 0:
-                self._outbox.tell(report)
+        if self._validation is not None:
+            report = self._validation.run(self._generation.position.step)
+            self._generation.check()
+            if self._generation.rank == 0:
+                self._generation.outbox.report(report)
 
     def _save(self, step: int) -> CheckpointName:
-        self._position.enter(Phase.SAVING)
-        with self._user_code:
-            tensors = self._built.view.tensors()
-            extra = {**self._extra.values(step), "export": self._built.export}
-            name = self._saver.save(self._assignment, step, tensors, extra, self._signals.check)
+        generation = self._generation
+        generation.position.enter(Phase.SAVING)
+        with generation.user_code:
+            tensors = self._runtime.state.view.tensors()
+            extra = {**self._extra.values(step), "export": generation.task.export}
+            name = self._saver.save(generation.assignment, step, tensors, extra, generation.check)
         self._saved_mono = time.monotonic()
         return name
+
+
+def _validation(generation: Generation, runtime: ModelRuntime, gradients: GradientPass) -> Validation | None:
+    """None if the job does not validate, or if its data has no validation split."""
+    data = generation.task.validation_data
+    if data is None or not len(data):
+        return None
+    batches = Batches(generation.task, data, generation.device)
+    return Validation(generation, runtime.assembly, batches, gradients.passes)
 
 
 def _finite(value: float) -> float | None:

@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from shoal_workers.engine.deterministic.integer_sum import NUM_DIGITS, digits_of, row_squares, split_finite, value_of
 from shoal_workers.engine.deterministic.scale import NUM_RUNGS, rung_of, scale_of
 from shoal_workers.engine.deterministic.units import Slot, Unit, units_of
+from shoal_workers.engine.parallel.cutting import shard_like
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class ExactGradients:
             self._rung = needed
             return None
         for slot, shard, num_ranks in zip(self._slots, shards, touched, strict=True):
-            slot.shard.grad = _as_shard_of(slot.shard, shard) if num_ranks else None
+            slot.shard.grad = shard_like(slot.shard, shard) if num_ranks else None
         return ExactSums(
             loss=math.nan if bad_loss else value_of(loss_digits),
             squared_norm=math.nan if bad_norm else value_of(norm_digits),
@@ -170,14 +171,3 @@ class ExactGradients:
 
     def _zeros(self, num: int) -> Tensor:
         return torch.zeros(num, dtype=torch.int64, device=self._device)
-
-
-def _as_shard_of(parameter: DTensor, local: Tensor) -> DTensor:
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

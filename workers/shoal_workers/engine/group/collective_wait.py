@@ -1,14 +1,15 @@
-"""Waiting for a collective: how long it takes, and how to leave one that will never come back.
+"""Waiting for a collective: measures how long it takes, and can leave a collective that will never end.
 
-torch's Python collectives end in `Work.wait`, which is replaced here, once per process.
+torch's Python collectives end in `Work.wait`, which is replaced here, once per worker.
 
-- It is timed: compute time is what is left of a step, and tells a slow rank from one that is kept waiting. On a GPU
+- Each wait is timed: the rest of a step is compute time, which tells a slow rank from one that waits for others. On a GPU
   `wait` only orders streams and takes no time, so the two cannot be told apart there this way.
-- On gloo it waits in slices. The collective itself runs in a thread of the process group, so the training thread can
-  leave at the end of any slice. It must, about one time in 30: gloo then leaves a send waiting whose socket is closed
-  already, until the group's timeout. Who may leave, and when, is for `leave` to say (see Group.leave_if_lost).
-- Sending to one rank, or receiving from it, has no thread of the group: `wait` itself does it, and one with a deadline
-  breaks the connection when it passes. So another thread waits, which is left behind if it comes to the worst.
+- On gloo a wait is cut into slices. The collective itself runs in a thread of the process group, so the training thread
+  can leave at the end of any slice. About one time in 30 it must: gloo then keeps waiting to send on a socket that is
+  already closed, until the group's timeout. The `leave` function decides who may leave, and when (see
+  Group.leave_if_lost).
+- Sending to one rank, or receiving from it, has no thread of the group: `wait` itself does the work, and a wait with a
+  deadline breaks the connection when the deadline passes. So another thread waits, and is abandoned if the rank leaves.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from typing import Any
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 _SLICE = timedelta(milliseconds=50)
-_SLICE_IS_OVER = "Operation timed out!"
-"""torch's words for it; gloo's own timeouts read otherwise."""
+_END_OF_SLICE = "Operation timed out!"
+"""torch's message at the end of a slice; gloo's own timeouts have other messages."""
 
 
 PlainWait = Callable[[Work], bool]
 
 
-class _Aside:
-    """A thread that waits in another's place."""
+class _WaitingThread:
+    """A thread that waits in the place of the training thread."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[tuple[PlainWait, Work, list[BaseException], threading.Event] | None] = (
             queue.SimpleQueue()
         )
-        threading.Thread(target=self._obey, name="shoal-aside", daemon=True).start()
+        threading.Thread(target=self._run, name="shoal-wait", daemon=True).start()
 
     def wait(self, plain_wait: PlainWait, work: Work, leave: Callable[[], None]) -> None:
-        """Raises what the wait raises, or `leave`; in the latter case it must not be used again."""
+        """Raises what the wait raises, or what `leave` raises; after the latter this thread must not be used again."""
         errors: list[BaseException] = []
         is_done = threading.Event()
         self._orders.put((plain_wait, work, errors, is_done))
@@ -53,7 +54,7 @@ class _Aside:
     def end(self) -> None:
         self._orders.put(None)
 
-    def _obey(self) -> None:
+    def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             plain_wait, work, errors, is_done = order
             try:
@@ -63,20 +64,20 @@ class _Aside:
             is_done.set()
 
 
-class _Own(threading.local):
+class _PerThread(threading.local):
     waited_s = 0.0
     leave: Callable[[], None] | None = None
-    aside: _Aside | None = None
+    waiting_thread: _WaitingThread | None = None
     point_to_point: dict[int, Work] | None = None
-    """By id, while they are outstanding; only between `leaving` and its end."""
+    """By id, while they are outstanding; only within `interruptible_waits`."""
 
 
-_own = _Own()
+_own = _PerThread()
 _is_replaced = False
 
 
 def replace_wait() -> None:
-    """Idempotent; once per process, before the first group is made."""
+    """Idempotent; once per worker, before the first group is made."""
     global _is_replaced
     if _is_replaced:
         return
@@ -90,24 +91,24 @@ def replace_wait() -> None:
             if leave is None or arguments or named:
                 return bool(plain_wait(self, *arguments, **named))
             if _own.point_to_point and _own.point_to_point.pop(id(self), None) is not None:
-                _wait_aside(plain_wait, self, leave)
+                _wait_on_other_thread(plain_wait, self, leave)
                 return True
             while True:
                 try:
                     return bool(plain_wait(self, _SLICE))
                 except RuntimeError as error:
-                    if _SLICE_IS_OVER not in str(error):
+                    if _END_OF_SLICE not in str(error):
                         raise
                 leave()
         finally:
             _own.waited_s += time.perf_counter() - start
 
     Work.wait = wait  # type: ignore[method-assign]
-    ProcessGroup.send = _remembered(ProcessGroup.send)  # type: ignore[method-assign]
-    ProcessGroup.recv = _remembered(ProcessGroup.recv)  # type: ignore[method-assign]
+    ProcessGroup.send = _recorded(ProcessGroup.send)  # type: ignore[method-assign]
+    ProcessGroup.recv = _recorded(ProcessGroup.recv)  # type: ignore[method-assign]
 
 
-def _remembered(plain: Callable[..., Work]) -> Callable[..., Work]:
+def _recorded(plain: Callable[..., Work]) -> Callable[..., Work]:
     def call(*arguments: Any, **named: Any) -> Work:
         work = plain(*arguments, **named)
         if _own.point_to_point is not None:
@@ -117,19 +118,19 @@ def _remembered(plain: Callable[..., Work]) -> Callable[..., Work]:
     return call
 
 
-def _wait_aside(plain_wait: PlainWait, work: Work, leave: Callable[[], None]) -> None:
-    aside = _own.aside = _own.aside or _Aside()
+def _wait_on_other_thread(plain_wait: PlainWait, work: Work, leave: Callable[[], None]) -> None:
+    thread = _own.waiting_thread = _own.waiting_thread or _WaitingThread()
     try:
-        aside.wait(plain_wait, work, leave)
+        thread.wait(plain_wait, work, leave)
     except BaseException:
-        _own.aside = None  # it may never come back
-        aside.end()
+        _own.waiting_thread = None  # its wait may never return
+        thread.end()
         raise
 
 
 @contextmanager
-def leaving(leave: Callable[[], None] | None) -> Iterator[None]:
-    """For as long as the block runs, this thread's waits call `leave` now and then; it may raise."""
+def interruptible_waits(leave: Callable[[], None] | None) -> Iterator[None]:
+    """Within the block, waits of this thread call `leave` after each slice; `leave` may raise to end the wait."""
     _own.leave = leave
     _own.point_to_point = {} if leave is not None else None
     try:
@@ -140,5 +141,5 @@ def leaving(leave: Callable[[], None] | None) -> Iterator[None]:
 
 
 def waited_s() -> float:
-    """Seconds that the calling thread has ever waited in collectives."""
+    """Seconds that the calling thread has waited in collectives since it started."""
     return _own.waited_s

@@ -1,16 +1,19 @@
-"""What the control thread has told the training thread: up to which generation it is fenced, and where to yield.
+"""What the control thread has ordered: up to which generation everything is over, and up to which one ranks shall yield.
 
-Two integers that only grow. Generations only grow too, so a late or repeated message can do no harm. Reading them costs
-nothing: the training thread looks at the fence several times in each step.
+The fence is three integers that only grow. Generations only grow too, so a late or repeated order does no harm. Reading
+them takes no lock: the training thread looks at the fence several times in each step. Written by `Engine.interrupt` and
+`Engine.request_yield` on the control thread, read on the training thread.
 """
 
 from __future__ import annotations
 
 import threading
 
+from shoal_workers.engine.errors import Fenced
+
 
 class Fence:
-    """Thread-safe; generations count from 0."""
+    """Of one worker, for all its generations. Thread-safe; generations count from 0."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,22 +22,53 @@ class Fence:
         self._durable_to = -1
 
     def raise_to(self, generation: int) -> None:
-        """Every generation up to this one is over."""
+        """End every generation up to this one."""
         with self._lock:
             self._fenced_to = max(self._fenced_to, generation)
 
-    def ask_yield(self, generation: int, *, durable: bool) -> None:
+    def request_yield(self, generation: int, *, durable: bool) -> None:
         """Every generation up to this one shall stop at its next step boundary; `durable`: with a checkpoint of it."""
         with self._lock:
             self._yield_to = max(self._yield_to, generation)
             if durable:
                 self._durable_to = max(self._durable_to, generation)
 
+    def of(self, generation: int) -> GenerationFence:
+        """The fence as one generation sees it."""
+        return GenerationFence(self, generation)
+
     def is_fenced(self, generation: int) -> bool:
         return generation <= self._fenced_to
 
-    def is_yield_asked(self, generation: int) -> bool:
+    def is_yield_requested(self, generation: int) -> bool:
         return generation <= self._yield_to
 
-    def is_durable_asked(self, generation: int) -> bool:
+    def is_durable_requested(self, generation: int) -> bool:
         return generation <= self._durable_to
+
+
+class GenerationFence:
+    """What the control thread has ordered for one generation. Any thread."""
+
+    def __init__(self, fence: Fence, generation: int) -> None:
+        self._fence = fence
+        self._generation = generation
+
+    @property
+    def is_raised(self) -> bool:
+        """The generation is over."""
+        return self._fence.is_fenced(self._generation)
+
+    @property
+    def is_yield_requested(self) -> bool:
+        return self._fence.is_yield_requested(self._generation)
+
+    @property
+    def is_durable_requested(self) -> bool:
+        """The requested yield needs a durable checkpoint."""
+        return self._fence.is_durable_requested(self._generation)
+
+    def check(self) -> None:
+        """Raises Fenced if the generation is over."""
+        if self.is_raised:
+            raise Fenced(f"generation {self._generation} is fenced")

@@ -1,7 +1,8 @@
-"""Functional collectives of DTensor on the CPU, done by the plain ones, whose waits can be timed and left.
+"""Makes DTensor's functional collectives on the CPU use the plain ones, whose waits can be timed and left.
 
-torch's own wait in C++ until the operation ends, which for a rank that gloo has lost is its timeout. The one that is
-used inside a step is all-reduce: by the loss on split logits (torch's `loss_parallel`). Called once per process.
+torch's own functional collectives wait in C++ until the operation ends: for a rank that gloo has lost, that is the
+timeout. Only all-reduce is used inside a step, by the loss on split logits (torch's `loss_parallel`). Called once per
+worker, by the engine.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ _OPERATIONS = {
     "product": dist.ReduceOp.PRODUCT,
 }
 _libraries: list[torch.library.Library] = []
-"""A library's kernels go with it."""
+"""Kept, because a library's kernels are removed when it is freed."""
 
 
 def replace_functional_all_reduce() -> None:
-    """Idempotent. Nothing is left to wait for afterwards, so `wait_tensor` returns at once."""
+    """Idempotent. The replacement waits itself, so a later `wait_tensor` returns at once."""
     if _libraries:
         return
     library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]

@@ -1,11 +1,11 @@
-"""The process group of one generation: made, woken, and taken down without a trace, any number of times per process.
+"""The process group of one generation: formed, woken and destroyed, any number of times per worker.
 
-    training thread   form() ........ collectives ........ dissolve()
+    training thread   form() ........ collectives ........ destroy()
     control thread            wake() wake() wake() ...
 
-The training thread owns it; only `wake` may be called from another thread. Nothing of a generation may outlive
-dissolve: a mesh, a model or a cache that still points to the old group keeps its sockets and threads alive, and may
-make DTensor resolve a group by a name that by then means another one.
+The training thread owns it; other threads may only call `wake` and `connections`. Nothing may refer to the group after
+`destroy`: a mesh, a model or a cache that still points to it keeps its sockets and threads alive, and may make DTensor
+resolve a group by a name that by then belongs to another one. Called by the engine and by `GenerationScope`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from shoal_workers.engine.group.mesh import Meshes, build_mesh
 from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.rendezvous import Rendezvous
 
-_PARTING_S = 2.0
-_BURIAL_S = 0.1
+_CLEAN_END_S = 2.0
+_DROP_S = 0.1
 
 
 class Group:
-    """One generation's membership in one process."""
+    """The process group of one generation in one worker."""
 
     def __init__(self, assignment: Assignment, device: torch.device, check: Callable[[], None]) -> None:
         self._assignment = assignment
@@ -49,21 +49,21 @@ class Group:
         self.is_formed = False
 
     def form(self) -> Meshes:
-        """Meet the other members and make all groups.
+        """Wait for the other ranks and make all groups.
 
         Raises:
-            FormFailed: somebody is missing, or the store is.
-            Fenced: the supervisor gave this generation up meanwhile.
+            FormFailed: a rank is missing, or the store cannot be reached.
+            Fenced: the supervisor has fenced this generation.
         """
         a = self._assignment
         choose_interface(a.store_host, a.store_port)
         self._sockets.watch_store(self._rendezvous.addresses())
         self._rendezvous.connect()
-        # All must be here before torch begins to connect them: its own waits cannot be interrupted.
-        self._rendezvous.gather("here", str(os.getpid()))
+        # All ranks must have arrived before torch begins to connect them: its own waits cannot be interrupted.
+        self._rendezvous.gather("arrived", str(os.getpid()))
         self._sockets.before_groups()
         if self._device.type == "cuda":
-            _tame_nccl()
+            _configure_nccl()
         try:
             dist.init_process_group(
                 "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
@@ -85,20 +85,22 @@ class Group:
         return self._rendezvous.gather(what, value)
 
     def wake(self) -> None:
-        """Any thread: free the training thread from whatever collective or store call it waits in. Call it again."""
+        """Any thread: wake the training thread out of the collective or store call that it waits in.
+
+        One call does not always succeed; call it again until the training thread has left."""
         self._sockets.sweep()
         if self._device.type == "cuda" and self.is_formed and not self._is_aborted:
             self._is_aborted = True
             _abort_nccl()
 
     def connections(self) -> list[str]:
-        """Any thread: what `wake` shuts and nobody has closed yet, for people."""
+        """Any thread: the connections that `wake` shuts down and that are still open, as text for people."""
         return self._sockets.describe()
 
     def leave_if_lost(self) -> None:
-        """Training thread, while it waits in a collective of gloo: raises Fenced once nothing can come of it any more.
+        """Training thread, while it waits in a gloo collective: raises Fenced if the collective can no longer complete.
 
-        Not before every connection is closed: the group's own thread may still be writing into the buffers until then.
+        Not before every connection is closed: until then the group's own thread may write into the buffers.
         """
         try:
             self._check()
@@ -106,28 +108,30 @@ class Group:
             if self._sockets.are_all_closed():
                 raise
 
-    def part(self) -> None:
-        """At a clean end, all ranks: nobody closes a connection that another still reads from."""
+    def wait_for_others(self) -> None:
+        """At a clean end, all ranks: no rank closes a connection that another rank still reads from."""
         try:
-            self._rendezvous.gather("parting", "", timeout_s=_PARTING_S)
-        except (EngineError, DistError):  # the others are gone, which is what we were waiting for
+            self._rendezvous.gather("leaving", "", timeout_s=_CLEAN_END_S)
+        except (EngineError, DistError):  # the others are gone already
             pass
 
-    def dissolve(self, *, is_clean: bool) -> None:
-        """Training thread, after every end, once nothing on its stack holds the model any more."""
+    def destroy(self, *, is_clean: bool) -> None:
+        """Training thread, after every end, once nothing on its stack refers to the model any more."""
         groups: list[dist.ProcessGroup] = []
         if dist.is_initialized():
             groups += dist.distributed_c10d._world.pg_map
             dist.destroy_process_group()
         self._rendezvous.close()
-        _forget_meshes()
+        _clear_mesh_caches()
         gc.collect()
-        _bury(groups, self.wake if not is_clean else None)  # at last: whoever drops the last reference may have to wait
+        _drop(groups, self.wake if not is_clean else None)  # last, because it may have to wait
 
 
-def _bury(groups: list[dist.ProcessGroup], wake: Callable[[], None] | None) -> None:
-    """Drop the last references. A group's end waits for its outstanding operations, which may take until their timeout
-    where gloo has lost one, so that is left to a thread of its own; in nearly all cases it is done at once."""
+def _drop(groups: list[dist.ProcessGroup], wake: Callable[[], None] | None) -> None:
+    """Drop the last references to the groups, on a thread of its own.
+
+    A group's destructor waits for its outstanding operations. If gloo has lost one, that takes until the timeout; in
+    nearly all other cases it is immediate."""
     if not groups:
         return
 
@@ -136,17 +140,17 @@ def _bury(groups: list[dist.ProcessGroup], wake: Callable[[], None] | None) -> N
             wake()
         groups.clear()
 
-    group_reaper = threading.Thread(target=drop, name="shoal-group_reaper", daemon=True)
+    group_reaper = threading.Thread(target=drop, name="shoal-group-reaper", daemon=True)
     group_reaper.start()
-    group_reaper.join(_BURIAL_S)
+    group_reaper.join(_DROP_S)
 
 
-def _addresses(said: list[str]) -> frozenset[Address]:
-    return frozenset((str(host), int(port)) for line in said for host, port in json.loads(line))
+def _addresses(lines: list[str]) -> frozenset[Address]:
+    return frozenset((str(host), int(port)) for line in lines for host, port in json.loads(line))
 
 
-def _tame_nccl() -> None:
-    """A communicator that breaks ends a generation, not the process: clean up only, and no watchdog that aborts us."""
+def _configure_nccl() -> None:
+    """A broken communicator ends a generation, not the worker: NCCL only cleans up, and no watchdog aborts the worker."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
 
@@ -156,10 +160,10 @@ def _abort_nccl() -> None:
         group._get_backend(torch.device("cuda")).abort()
 
 
-def _forget_meshes() -> None:
-    """DTensor caches by mesh, and a mesh equals the next generation's though its groups are other ones.
+def _clear_mesh_caches() -> None:
+    """DTensor caches by mesh, and a mesh equals that of the next generation although its groups are different.
 
-    The sharding caches are per thread, so this must run on the thread that trains.
+    The sharding caches are per thread, so this must run on the training thread.
     """
     propagator = DTensor._op_dispatcher.sharding_propagator
     propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]

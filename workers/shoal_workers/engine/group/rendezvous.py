@@ -1,7 +1,8 @@
-"""Where the members of a generation meet: a store under a prefix of its own, waited for in small interruptible pieces.
+"""Rendezvous of the ranks of a generation: a store under a prefix of its own, with waits in short slices.
 
-A blocking store call is uninterruptible from Python and may wait for a minute. The sweep ends it by shutting the
-store's connection; besides, every wait here is cut into slices, and the fence is looked at between them.
+A blocking store call cannot be interrupted from Python and may wait for a minute. The sweeper ends it by shutting down
+the connection to the store. In addition every wait here is cut into slices, and the fence is checked between them.
+Called by `Group` on the training thread.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Rendezvous:
         return frozenset((str(entry[4][0]), int(entry[4][1])) for entry in found)
 
     def connect(self) -> None:
-        """Raises FormFailed when the store does not answer before the deadline."""
+        """Raises FormFailed if the store does not answer before the deadline."""
         a = self._assignment
         while True:
             self._check()
@@ -64,13 +65,16 @@ class Rendezvous:
             except (OSError, DistError) as error:
                 self._check()
                 if time.monotonic() >= self._deadline_mono:
-                    message = f"no store at {a.store_host}:{a.store_port} within {a.store_timeout_s:g} s: {error}"
+                    message = (
+                        f"the rendezvous store at {a.store_host}:{a.store_port} could not be reached within "
+                        f"{a.store_timeout_s:g} s: {error}"
+                    )
                     raise FormFailed(message) from error
         self._tcp.set_timeout(timedelta(seconds=a.store_timeout_s))
         self._store = PrefixStore(f"{a.job_id}/{a.attempt}/{a.generation}", self._tcp)
 
     def gather(self, what: str, value: str, *, timeout_s: float | None = None) -> list[str]:
-        """Every rank's `value`, by rank; returns once all have said theirs. Raises FormFailed naming who is missing."""
+        """Every rank's `value`, by rank, once all ranks have set theirs. Raises FormFailed that names the missing ranks."""
         a = self._assignment
         deadline_mono = self._deadline_mono if timeout_s is None else time.monotonic() + timeout_s
         keys = [f"{what}/{rank}" for rank in range(a.world_size)]
@@ -84,20 +88,20 @@ class Rendezvous:
             except DistError as error:
                 self._check()
                 if time.monotonic() >= deadline_mono:
-                    raise FormFailed(self._who_is_missing(what, keys)) from error
+                    raise FormFailed(self._missing_ranks(what, keys)) from error
                 if not self._is_alive():
-                    raise FormFailed(f"the store at {a.store_host}:{a.store_port} went away: {error}") from error
+                    raise FormFailed(f"the rendezvous store at {a.store_host}:{a.store_port} was lost: {error}") from error
 
     def close(self) -> None:
         self._store = self._tcp = None
 
     def _reach(self) -> None:
-        """A plain connection first: torch's own would try for its whole timeout without listening to anybody."""
+        """Try a plain connection first: torch's own attempt cannot be interrupted before its timeout."""
         a = self._assignment
         try:
             socket.create_connection((a.store_host, a.store_port), timeout=0.5).close()
         except OSError:
-            time.sleep(0.02)  # refused at once: the store's process is not up yet, or gone
+            time.sleep(0.02)  # refused: the worker with the store is not up yet, or gone
             raise
 
     def _is_alive(self) -> bool:
@@ -107,13 +111,13 @@ class Rendezvous:
             return False
         return True
 
-    def _who_is_missing(self, what: str, keys: list[str]) -> str:
+    def _missing_ranks(self, what: str, keys: list[str]) -> str:
         a = self._assignment
         try:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
         except DistError as error:
-            return f"the store at {a.store_host}:{a.store_port} does not answer: {error}"
+            return f"the rendezvous store at {a.store_host}:{a.store_port} does not answer: {error}"
         return (
-            f"{len(missing)} of {a.world_size} ranks did not come ({what}) within {a.store_timeout_s:g} s: "
+            f"{len(missing)} of {a.world_size} ranks did not arrive ({what}) within {a.store_timeout_s:g} s: "
             f"rank {', '.join(map(str, missing))}."
         )

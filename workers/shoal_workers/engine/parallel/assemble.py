@@ -23,7 +23,7 @@ from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.pipeline_feed import num_stages
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.group.mesh import Meshes
-from shoal_workers.engine.model.assembly import Assembly
+from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.compression import mixed_precision
 from shoal_workers.engine.parallel.context import apply_context
 from shoal_workers.engine.parallel.experts import apply_experts

@@ -30,8 +30,3 @@ def mixed_precision(compute: Precision, reduction: Precision = Precision.FP32) -
 def compute_dtype(compute: Precision) -> torch.dtype:
     """Of activations."""
     return _DTYPES[compute]
-
-
-def needs_loss_scale(compute: Precision, reduction: Precision = Precision.FP32) -> bool:
-    """Whether gradients pass through fp16, whose smallest number is 6e-8 (see `loss_scale`)."""
-    return Precision.FP16 in (compute, reduction)

@@ -1,4 +1,7 @@
-"""One rank's part of a parameter that every rank has built whole, without communication."""
+"""Conversions between whole parameters, local parts and DTensors, without communication.
+
+Called when a model is built (`cut`), in forward passes (`local`), and for gradients and optimizer state (`shard_like`).
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,15 @@ def cut(parameter: nn.Parameter, cuts: Sequence[tuple[DeviceMesh, int]]) -> nn.P
         stride=parameter.stride(),
     )
     return nn.Parameter(shard, requires_grad=parameter.requires_grad)
+
+
+def shard_like(owner: DTensor, local_part: Tensor) -> DTensor:
+    """`local_part` as this rank's shard of a tensor that is laid out as `owner` is; shares its memory."""
+    if local_part.dtype == owner.dtype:  # skips the computation of the layout, which `from_local` repeats for each tensor
+        return DTensor(local_part.detach(), owner._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return DTensor.from_local(
+        local_part, owner.device_mesh, owner.placements, run_check=False, shape=owner.shape, stride=owner.stride()
+    )
 
 
 def local(parameter: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""How a generation ended for this rank: from an exception to an ExitKind and the words that go with it.
+"""How a generation ended for this rank: from an exception to an ExitKind and its error report.
 
-One place, in order of precedence. A fenced generation is INTERRUPTED whatever was raised last, for by then everything
-that breaks is a consequence. An exception that is none of these is a bug of ours and is not classified.
+This is the only place that decides it, in order of precedence. A fenced generation is INTERRUPTED whatever was raised
+last, because everything that breaks after the fence is a consequence of it. An exception of any other kind is a bug of
+the engine, and is not classified. Called by the engine.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.engine.errors import ComputesWrong, Fenced, FormFailed, NonFinite, StorageFailed, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
-from shoal_workers.engine.model.user_code import report_of
+from shoal_workers.engine.task.user_code import report_of
 from shoal_workers.snapshot_store.errors import SnapshotLost
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class GenerationEnd:
     """What is known when the training loop is left."""
 
     kind: ExitKind
     error: ErrorReport | None = None
     pending: CheckpointName | None = None
-    """The part that must be durable before this rank may say FINISHED or YIELDED."""
+    """The checkpoint whose part must be durable before this rank may report FINISHED or YIELDED."""
     is_durable: bool = False
-    """That part is."""
+    """That part is durable."""
 
     @property
     def is_clean(self) -> bool:
@@ -34,14 +35,14 @@ class Ending:
         return self.kind in (ExitKind.FINISHED, ExitKind.YIELDED, ExitKind.NON_FINITE)
 
 
-def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: bool) -> Ending | None:
-    """The ending that `error` means; None: not an expected end, let it rise."""
+def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: bool) -> GenerationEnd | None:
+    """The end that `error` means; None: the error is not an expected end and must be raised."""
     if is_fenced or isinstance(error, Fenced):
-        return Ending(ExitKind.INTERRUPTED)
+        return GenerationEnd(ExitKind.INTERRUPTED)
     kind = _kind(error, phase, is_formed=is_formed)
     if kind is None:
         return None
-    return Ending(kind, error.report if isinstance(error, TaskFailed) else report_of(error, phase))
+    return GenerationEnd(kind, error.report if isinstance(error, TaskFailed) else report_of(error, phase))
 
 
 def _kind(error: BaseException, phase: Phase, *, is_formed: bool) -> ExitKind | None:
@@ -53,7 +54,7 @@ def _kind(error: BaseException, phase: Phase, *, is_formed: bool) -> ExitKind | 
         case NonFinite():
             return ExitKind.NON_FINITE
         case ComputesWrong():
-            return ExitKind.COLLECTIVE_FAILED  # a report about someone else
+            return ExitKind.COLLECTIVE_FAILED  # the error is another rank's
         case SnapshotLost():
             return ExitKind.SNAPSHOT_LOST
         case DamagedCheckpoint():

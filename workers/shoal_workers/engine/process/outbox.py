@@ -1,8 +1,8 @@
-"""The outbox of a shard: numbered news and log lines, kept until the reader acknowledges them.
+"""The outbox of a worker: numbered reports and log lines, kept until the reader acknowledges them.
 
-The training thread and the checkpoint writer put items in; the control thread takes them out with a long poll. News are
-never dropped before they are acknowledged, since a lost SavedPart is a lost checkpoint: while nobody polls they
-pile up, some hundred bytes per step. Log lines are bounded: the oldest are dropped, and the next poll says how many.
+The training thread and the checkpoint writer add items; the control thread takes them out with a long poll. A report is
+never dropped before it is acknowledged, because a lost SavedPart is a lost checkpoint: without a poll they accumulate,
+some hundred bytes per step. Log lines are bounded: the oldest are dropped, and the next poll tells how many.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal_workers.contract.messages import LogLine, Progress, WorkerPoll, Worke
 
 
 class Outbox:
-    """Thread-safe. One sequence numbers news and logs together, from 1."""
+    """Thread-safe. One sequence numbers reports and logs together, from 1."""
 
     def __init__(self, worker_id: str = "", *, max_logs: int = 5000) -> None:
         self._worker_id = worker_id
@@ -33,16 +33,16 @@ class Outbox:
         return self._is_closed
 
     def close(self) -> None:
-        """Nothing more will come: polls answer at once from now on, also with nothing."""
+        """Nothing will be added any more: polls return at once from now on, even if there is nothing to return."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
-    def tell(self, item: WorkerReport) -> None:
+    def report(self, report: WorkerReport) -> None:
         """Any thread."""
         with self._changed:
             self._seq += 1
-            self._reports.append((self._seq, item))
+            self._reports.append((self._seq, report))
             self._changed.notify_all()
 
     def log(self, line: LogLine) -> None:
@@ -55,7 +55,7 @@ class Outbox:
                 self._num_dropped += 1
             self._changed.notify_all()
 
-    def say(self, text: str) -> None:
+    def log_text(self, text: str) -> None:
         """Any thread: a line of the engine's own in the job's log."""
         self.log(LogLine(at=time.time(), stream="shoal", text=text))
 
@@ -67,14 +67,14 @@ class Outbox:
         *,
         acknowledged: int | None = None,
     ) -> WorkerPoll:
-        """Everything newer than `after`, at once if there is anything, else after at most `wait_s` seconds.
+        """Everything newer than `after`: at once if there is anything, else after at most `wait_s` seconds.
 
-        Drops what is numbered `acknowledged` or lower. A reader that has lost its place asks with after=0 and gets all
-        that is still held.
+        Drops everything numbered `acknowledged` or lower. A reader that has lost its position polls with after=0 and
+        gets everything that is still held.
 
         Args:
-            progress: goes out with the answer; a callable is asked when the answer is ready, not before the wait.
-            acknowledged: what the reader has made durable; default: asking for the rest acknowledges it.
+            progress: sent with the answer; a callable is called when the answer is ready, not before the wait.
+            acknowledged: what the reader has made durable; default: polling for the rest acknowledges it.
         """
         durable = after if acknowledged is None else acknowledged
         with self._changed:
@@ -90,7 +90,7 @@ class Outbox:
             return WorkerPoll(
                 worker_id=self._worker_id,
                 seq=self._seq,
-                reports=tuple(item for number, item in self._reports if number > after),
+                reports=tuple(report for number, report in self._reports if number > after),
                 logs=tuple(logs),
                 progress=progress if isinstance(progress, Progress) else progress(),
             )

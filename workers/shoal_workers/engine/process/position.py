@@ -1,4 +1,7 @@
-"""Where the training thread stands, for the control thread to read and for tests to strike at exactly one point."""
+"""What the training thread is doing: read by the control thread, and by tests that inject a failure at an exact point.
+
+The control thread sends it to the supervisor with every poll, which recognises a hang by a progress counter that stops.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ PhaseHook = Callable[[Phase, int], None]
 
 
 class Position:
-    """Written by the training thread only. One value is swapped as a whole, so a reader never sees half a change."""
+    """Written by the training thread only. One value is replaced as a whole, so a reader never sees half a change."""
 
     def __init__(self, on_phase: PhaseHook | None = None) -> None:
         self._on_phase = on_phase
@@ -24,7 +27,7 @@ class Position:
 
     @property
     def step(self) -> int:
-        """Optimizer steps that are completed."""
+        """Completed optimizer steps."""
         return self._now[0].step
 
     def begin(self, generation: int) -> None:
@@ -45,6 +48,7 @@ class Position:
         self._set(now.generation, now.phase, step, now.note)
 
     def note(self, text: str) -> None:
+        """A note for people about the current phase."""
         now = self._now[0]
         self._counter += 1
         self._set(now.generation, now.phase, now.step, text)

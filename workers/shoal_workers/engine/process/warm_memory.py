@@ -1,14 +1,14 @@
-"""Keeps freed memory in the process, so that the next model is made in pages that the last one has touched.
+"""Keeps freed memory in the worker, so that the next model is built in pages that have been touched already.
 
 The first touch of a page costs 10 to 25 times what copying into it does (the kernel zeroes it; on a virtual machine the
-host may have to find it first). glibc gives blocks back to the kernel when they are freed, and takes new ones when the
-next layout's tensors are made, or the next step's activations. With this it keeps them: one arena, which is never
-trimmed, and no mapping of its own for blocks of less than 32 MiB, the most that glibc allows.
+host may have to find it first). glibc returns blocks to the kernel when they are freed, and requests new ones when the
+next layout's tensors are created, or the next step's activations. With these settings it keeps them: one arena, which is
+never trimmed, and no separate mapping for blocks of less than 32 MiB, the largest threshold that glibc accepts.
 
-A process that joins a group which trains has touched nothing yet, and in its first step everybody waits for it. So what
-the planner expects it to take is touched while it waits to be called.
+A worker that joins a training group has touched nothing yet, and in its first step all ranks wait for it. So it touches
+the memory that the planner expects it to need while it waits for its first generation.
 
-Once per training process; elsewhere than on glibc they do nothing.
+Called by the engine, once per worker. Both do nothing on other C libraries than glibc.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_THRESHOLD_BYTES = 32 << 20
 _NEVER_BYTES = 2**31 - 1
 _BLOCK_BYTES = 4 << 20
-"""Less than the threshold: of the memory that is kept."""
-_MOST_BYTES = 4 << 30
-"""Some seconds' worth."""
+"""Below the threshold, so glibc takes each block from the memory that it keeps."""
+_MAX_BYTES = 4 << 30
+"""Takes some seconds to touch."""
 _SPREAD = 2
-"""What is freed is not always of the size that is desired next: so many times what is in use at once is touched."""
+"""A freed block does not always have the size that is needed next, so this multiple of the peak is touched."""
 
 
 def keep_freed_memory() -> None:
-    """For the life of this process."""
+    """For the rest of this worker's life."""
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
@@ -42,11 +42,11 @@ def keep_freed_memory() -> None:
     libc.mallopt(_M_TRIM_THRESHOLD, _NEVER_BYTES)
 
 
-class MemoryAtHand:
-    """Touches, on a thread of its own, the memory of a process that has so much in use at its peak, and keeps it.
+class MemoryToucher:
+    """Touches memory on a thread of its own, and keeps it, for a worker that needs `num_bytes` at its peak.
 
-    After `keep_freed_memory`. At most half of what the machine has to spare: a process that is only spare shall not
-    push others out. While it touches, the process must be idle otherwise.
+    Used after `keep_freed_memory`. Touches at most half of the machine's available memory, so that a standby does not
+    displace other processes. The worker must do nothing else while it runs.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -55,18 +55,18 @@ class MemoryAtHand:
         self._thread.start()
 
     def finish(self) -> None:
-        """Until all is touched."""
+        """Wait until all of it is touched."""
         self._thread.join()
 
     def stop(self) -> None:
-        """The memory is needed now: what is touched by now has to do."""
+        """The memory is needed now: touch no more."""
         self._enough.set()
         self._thread.join()
 
     def _touch(self, num_bytes: int) -> None:
         if platform.libc_ver()[0] != "glibc":
             return
-        num_blocks = min(_SPREAD * num_bytes, _MOST_BYTES, _available_bytes() // 2) // _BLOCK_BYTES
+        num_blocks = min(_SPREAD * num_bytes, _MAX_BYTES, _available_bytes() // 2) // _BLOCK_BYTES
         blocks: list[torch.Tensor] = []
         while len(blocks) < num_blocks and not self._enough.is_set():
             block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)

@@ -14,8 +14,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
-from shoal_workers.checkpoint.commit import write_marker
-from shoal_workers.contract.marker import CommitMarker
+from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.contract.messages import SavedPart
 
 _PATIENCE = timedelta(seconds=120)
@@ -54,22 +53,11 @@ class PartCollector:
             try:
                 self._store.wait(keys, _PATIENCE)
                 parts = [SavedPart.model_validate_json(self._store.get(key)) for key in keys]
-                write_marker(own.directory, self._marker(parts))
+                marker = marker_of(parts, job_id=self._job_id, attempt=self._attempt, now=time.time())
+                write_marker(own.directory, marker)
                 self._num_committed += 1
             except (DistError, OSError) as error:
                 sys.stderr.write(f"the checkpoint of step {own.step} was not committed: {error}\n")
-
-    def _marker(self, parts: list[SavedPart]) -> CommitMarker:
-        first = parts[0]
-        return CommitMarker(
-            job_id=self._job_id,
-            attempt=self._attempt,
-            generation=first.generation,
-            step=first.step,
-            world_size=first.world_size,
-            committed_at=time.time(),
-            files=tuple(file for part in parts for file in part.files),
-        )
 
 
 def _key(step: int, rank: int) -> str:

@@ -1,7 +1,7 @@
-"""The reports of the last steps, kept by every rank and in every snapshot: rank 0 may die before it has told them.
+"""The reports of the last steps, kept by every rank and in every snapshot, because rank 0 may die before it sent them.
 
-A group that goes on from a snapshot does not do those steps again, so their losses would be missing from the job's
-history. The next rank 0, which may be a process that has never trained, tells them again with `GroupFormed`.
+A group that continues from a snapshot does not repeat those steps, so their losses would be missing from the job's
+history. The next rank 0, which may be a worker that has never trained, sends them again with `GroupFormed`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from typing import Any
 from shoal_workers.contract.messages import StepReport
 
 _NUM_KEPT = 64
-"""More than a supervisor that listens is ever behind; one that was away as long as that loses the oldest."""
+"""More steps than a polling supervisor lags behind. If it was away for longer, the oldest reports are lost."""
 
 
 class Recent:
     """Training thread only."""
 
-    def __init__(self, past: Iterable[StepReport] = ()) -> None:
+    def __init__(self) -> None:
         self._reports: deque[tuple[dict[str, Any], str]] = deque(maxlen=_NUM_KEPT)
-        for report in past:
-            self.add(report)
 
     def add(self, report: StepReport) -> None:
         values = report.model_dump(exclude={"compute_s"})
@@ -33,7 +31,7 @@ class Recent:
         return [values for values, _ in self._reports]
 
     def encoded(self) -> str:
-        """The values as JSON; of each report it is made once."""
+        """The values as JSON; each report is encoded once."""
         return f"[{', '.join(text for _, text in self._reports)}]"
 
     @staticmethod

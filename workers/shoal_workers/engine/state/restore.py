@@ -1,8 +1,10 @@
-"""Fills a generation's state from the source that its assignment names: a snapshot in memory, or a checkpoint."""
+"""Fills a generation's state from the source that its assignment names: a snapshot in memory, or a checkpoint.
+
+Called by the trainer before the first step. Never writes to a store or to a checkpoint.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from shoal_workers.contract.messages import Assignment, StepReport
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.state.training_state import apply_extra
-from shoal_workers.engine.step.update import Update
+from shoal_workers.engine.step.generation import Generation
 from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
 
@@ -26,7 +28,7 @@ class Restored:
     remote_bytes: int
     """From another node's memory."""
     past: tuple[StepReport, ...] = ()
-    """What the state knows of the steps that led to it; equal on all ranks."""
+    """Reports of the last steps before the state was saved; equal on all ranks."""
     loss_scale: dict[str, Any] | None = None
 
     def __str__(self) -> str:
@@ -43,36 +45,29 @@ def is_restoring(assignment: Assignment) -> bool:
     return assignment.restore_snapshot is not None or assignment.restore_from is not None
 
 
-def restore(
-    living: DoubleBufferedState,
-    update: Update,
-    assignment: Assignment,
-    ram: SnapshotStore | None,
-    check: Callable[[], None],
-) -> Restored:
-    """Read into the live tensors what is not there already; the optimizer's state must exist. Training thread, every
-    rank by itself.
+def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotStore | None) -> Restored:
+    """Read into the live tensors what they do not hold already; the optimizer's state must exist. No collective.
 
     Raises:
         SnapshotLost: a part of the snapshot cannot be read; the values are neither the old nor the new ones.
         DamagedCheckpoint, StateMismatch, OSError: as the checkpoint's reader.
     """
-    tensors = living.to_read(assignment.restore_snapshot)
+    assignment = generation.assignment
+    tensors = state.tensors_to_restore(assignment.restore_snapshot)
     if assignment.restore_snapshot is not None:
         source = assignment.restore_snapshot
-        if ram is None:
-            raise SnapshotLost(
-                source.generation, source.step, 0, source.parts[0].node_id, "this process has no RAM tier"
-            )
-        loaded = ram.load(tensors, source, check=check)
+        if store is None:
+            reason = "this worker has no snapshot store"
+            raise SnapshotLost(source.generation, source.step, 0, source.parts[0].node_id, reason)
+        loaded = store.load(tensors, source, check=generation.check)
         extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
     else:
         assert assignment.restore_from is not None
         extra = load(tensors, directory=assignment.restore_from)
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
-    update.fill_twins()
+    state.update.fill_tied_copies()
     return Restored(
-        step=apply_extra(extra, update),
+        step=apply_extra(extra, state.update),
         num_bytes=num_bytes,
         remote_bytes=remote_bytes,
         past=Recent.parse(extra.get("reports", ())),

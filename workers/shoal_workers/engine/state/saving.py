@@ -89,7 +89,7 @@ class Saver:
 
     def _done(self, name: CheckpointName, outcome: SavedPart | SaveFailed) -> None:
         """The writer's thread, once per save."""
-        self._outbox.tell(outcome)
+        self._outbox.report(outcome)
         with self._changed:
             self._last = (name, outcome)
             self._in_flight = None

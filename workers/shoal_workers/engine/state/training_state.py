@@ -1,11 +1,12 @@
-"""The state of a run as flat names and tensors, which is what a checkpoint holds.
+"""The state of a run as flat names and tensors: the content of a checkpoint.
 
     model.<parameter or buffer>           DTensor or Tensor
     optim.<parameter>.<key>               DTensor or Tensor, for example optim.blocks.0.up.weight.exp_avg
     extra                                 small JSON: step, seed, loss scale, and the plain values of the optimizer
 
-Names are the modules' own, so any world size can read what any other wrote. Nothing of it depends on a rank. Learning
-rate and randomness are pure functions of step and seed, therefore these two are all that there is to keep of them.
+Names are the modules' own, so any world size can read what any other wrote, and nothing depends on a rank. Learning rate
+and randomness are pure functions of step and seed, so these two numbers are all that is saved of them. Called by the
+trainer, by `Snapshots` and by `restore`.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from typing import Any
 
 from torch import Tensor
 
-from shoal_workers.engine.model.assembly import Assembly
+from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.recent_reports import Recent
-from shoal_workers.engine.step.loss_scaling import Scaling
+from shoal_workers.engine.step.loss_scale import Scaling
 from shoal_workers.engine.step.update import Update
 
-_NOT_KEPT = ("params", "lr", "initial_lr", "foreach", "fused")
+_NOT_SAVED = ("params", "lr", "initial_lr", "foreach", "fused")
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
-    """Every tensor of the run that this rank has a part of, by name; they share the live ones' memory. Tied weights
-    appear once."""
+    """Every tensor of the run that this rank has a part of, by name. They share the memory of the live tensors.
+
+    Tied weights appear once."""
     tensors = {f"model.{name}": value.detach() for name, value in assembly.named_tensors()}
     for name, key, entry in update.state():
         if isinstance(entry, Tensor):
@@ -35,7 +37,7 @@ def tensors_of(assembly: Assembly, update: Update) -> dict[str, Tensor]:
 
 
 class Extra:
-    """What is not a tensor, of one generation: JSON values. Training thread only."""
+    """The part of one generation's state that is not a tensor, as JSON values. Training thread only."""
 
     def __init__(self, update: Update, seed: int, recent: Recent, scaling: Scaling) -> None:
         self._update = update
@@ -44,22 +46,22 @@ class Extra:
         self._scaling = scaling
 
     def values(self, step: int) -> dict[str, Any]:
-        return {**self._but_reports(step), "reports": self._recent.values()}
+        return {**self._without_reports(step), "reports": self._recent.values()}
 
     def encoded(self, step: int) -> bytes:
-        """The values as JSON, for every step: what has not changed since the last is not encoded again."""
-        rest = json.dumps(self._but_reports(step), allow_nan=False)
+        """The values as JSON, for every step; reports that were encoded for an earlier step are not encoded again."""
+        rest = json.dumps(self._without_reports(step), allow_nan=False)
         return f'{rest[:-1]}, "reports": {self._recent.encoded()}}}'.encode()
 
-    def _but_reports(self, step: int) -> dict[str, Any]:
+    def _without_reports(self, step: int) -> dict[str, Any]:
         values = self._update.plain_values()
         for key, value in values.items():
             if not isinstance(value, _PLAIN):
                 raise TypeError(
-                    f"optimizer state {key!r} is {type(value).__name__}; only tensors and plain values are kept."
+                    f"optimizer state {key!r} is {type(value).__name__}; only tensors and plain values can be saved."
                 )
         groups = [
-            {key: value for key, value in group.items() if key not in _NOT_KEPT and isinstance(value, _PLAIN)}
+            {key: value for key, value in group.items() if key not in _NOT_SAVED and isinstance(value, _PLAIN)}
             for group in self._update.optimizer.param_groups
         ]
         extra = {"step": step, "seed": self._seed, "optimizer_values": values, "param_groups": groups}
@@ -68,8 +70,8 @@ class Extra:
 
 
 def apply_extra(extra: dict[str, Any], update: Update) -> int:
-    """Put the plain values back after the tensors have been read; returns the step."""
-    update.put_back(extra.get("optimizer_values", {}))
+    """Restore the plain values after the tensors have been read. Returns the step."""
+    update.restore_plain_values(extra.get("optimizer_values", {}))
     for group, saved in zip(update.optimizer.param_groups, extra.get("param_groups", ()), strict=False):
         group.update(saved)
     return int(extra["step"])

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from shoal_workers.contract.batch_partition import sample_at, sample_positions
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.engine.model.task import Dataset, LoadedTask
+from shoal_workers.engine.task.task import Dataset, LoadedTask
 
 
 class Batches:

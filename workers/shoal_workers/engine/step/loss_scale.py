@@ -1,13 +1,16 @@
-"""Dynamic loss scaling for fp16: which factor the next step's losses are multiplied with. Pure; the engine obeys.
+"""Dynamic loss scaling for fp16: the factor that the next step's losses are multiplied by.
 
-    losses x scale -> backward -> gradients x scale, reduced -> the vote says whether all are finite
+    losses x scale -> backward -> gradients x scale, reduced -> the vote tells whether all of them are finite
        finite        divide norm and gradients by the scale, update        after `growth_interval` such steps: scale x 2
        not finite    nothing is updated, the step's samples are used up    scale / 2
 
-The smallest fp16 number is 6e-8, and many gradients are smaller; the largest is 65504, and a scale that is too large
-shows at once. The policy is that of torch.amp.GradScaler (Micikevicius et al. 2018, section 3.2). All factors are
-powers of two, so scaling loses nothing. The state is a function of the verdicts alone, hence equal on every rank; it is
-part of the checkpoint.
+The smallest fp16 number is 6e-8, and many gradients are smaller. The largest is 65504, so a scale that is too large shows
+in the same step. The policy is that of torch.amp.GradScaler (Micikevicius et al. 2018, section 3.2). All factors are
+powers of two, so scaling is exact.
+
+A scale is needed if gradients pass through fp16, in the backward pass or between ranks. Otherwise it is 1 and has no
+state. The state is a function of the verdicts alone, so it is equal on every rank. It is part of `extra` in snapshots and
+checkpoints, so a group that re-forms continues with the scale of the group before. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -15,16 +18,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from shoal_workers.contract.spec import JobSpec, Precision
+
 
 @dataclass(frozen=True, slots=True)
 class ScalePolicy:
-    """How fast the scale moves, and between what."""
+    """How fast the scale changes, and its limits."""
 
     initial: float = 2.0**16
     growth_interval: int = 2000
     """Finite steps in a row after which the scale is doubled."""
     smallest: float = 1.0
-    """A step that is not finite even so has not left the range of fp16: see `ScaleVerdict.is_hopeless`."""
+    """A step that is not finite even at this scale did not overflow fp16: see `ScaleVerdict.is_hopeless`."""
     largest: float = 2.0**24
     """fp32 losses times the scale stay far from fp32's own limit."""
 
@@ -55,20 +60,20 @@ class LossScale:
         return cls(scale=float(value["scale"]), num_finite=int(value["num_finite"]))
 
     def to_json(self) -> dict[str, Any]:
-        """For the checkpoint's `extra`; exact, as a power of two is."""
+        """For the checkpoint's `extra`; exact, because the scale is a power of two."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleVerdict:
-    """What one step's outcome means."""
+    """What follows from one step's outcome."""
 
     state: LossScale
     """For the next step."""
     updates: bool
-    """The optimizer may step, with gradients and norm divided by the scale that this step had."""
+    """The optimizer may step, with gradients and norm divided by the scale of this step."""
     is_hopeless: bool
-    """Not finite at the smallest scale: no overflow of fp16, so the job's rule for non-finite steps applies."""
+    """Not finite at the smallest scale: fp16 did not overflow, so the job's rule for non-finite steps applies."""
     reason: str
 
 
@@ -83,8 +88,45 @@ def after_step(state: LossScale, *, is_finite: bool, policy: ScalePolicy) -> Sca
         return ScaleVerdict(LossScale(lower), updates=False, is_hopeless=False, reason=reason)
     num_finite = state.num_finite + 1
     if num_finite < policy.growth_interval:
-        kept = LossScale(state.scale, num_finite)
-        return ScaleVerdict(kept, updates=True, is_hopeless=False, reason=f"finite: loss scale {state.scale:g}")
+        same = LossScale(state.scale, num_finite)
+        return ScaleVerdict(same, updates=True, is_hopeless=False, reason=f"finite: loss scale {state.scale:g}")
     higher = min(state.scale * 2, policy.largest)
     reason = f"{num_finite} finite steps: loss scale {state.scale:g} -> {higher:g}"
     return ScaleVerdict(LossScale(higher), updates=True, is_hopeless=False, reason=reason)
+
+
+def needs_loss_scale(compute: Precision, reduction: Precision = Precision.FP32) -> bool:
+    """Whether gradients pass through fp16."""
+    return Precision.FP16 in (compute, reduction)
+
+
+class Scaling:
+    """The loss scale of one generation, equal on all its ranks. Training thread only."""
+
+    def __init__(self, spec: JobSpec, policy: ScalePolicy | None = None) -> None:
+        self._policy = policy or ScalePolicy()
+        self._state: LossScale | None = None
+        if needs_loss_scale(spec.precision, spec.reduce_precision):
+            self._state = LossScale.first(self._policy)
+
+    @property
+    def scale(self) -> float:
+        """The factor of the next step's losses: a power of two."""
+        return 1.0 if self._state is None else self._state.scale
+
+    def restore(self, saved: dict[str, Any] | None) -> None:
+        """Continue with what `to_json` returned. None: the state was saved by a run that needed no scale."""
+        if self._state is not None and saved is not None:
+            self._state = LossScale.from_json(saved)
+
+    def update(self, *, is_finite: bool) -> ScaleVerdict | None:
+        """After each step whose loss is finite; `is_finite`: its gradients are finite, too. None: there is no scale."""
+        if self._state is None:
+            return None
+        verdict = after_step(self._state, is_finite=is_finite, policy=self._policy)
+        self._state = verdict.state
+        return verdict
+
+    def to_json(self) -> dict[str, Any] | None:
+        """For `extra`."""
+        return None if self._state is None else self._state.to_json()

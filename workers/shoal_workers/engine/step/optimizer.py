@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from shoal_workers.contract.spec import OptimizerSpec
-from shoal_workers.engine.state.double_buffered_adamw import DoubleBufferedAdamW
+from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 
 
 def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSpec, *, deterministic: bool = False) -> Optimizer:

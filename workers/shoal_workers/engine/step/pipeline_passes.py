@@ -1,7 +1,8 @@
-"""Forward and backward of one rank's micro-batches through a pipeline, by torch's schedules.
+"""Forward and backward of one rank's micro-batches through a pipeline, with torch's schedules.
 
-The schedule moves hidden states and their gradients between stages; this feeds it: inputs to the first stage, labels to
-the last, everything else that the model is called with to all. Every rank of a pipeline reads the same micro-batches.
+The schedule moves hidden states and their gradients between stages. This module feeds it: the inputs go to the first
+stage, the labels to the last, and everything else that the model is called with goes to all stages. Every rank of a
+pipeline reads the same micro-batches. Called by `GradientPass` and `Validation`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.layout import Recompute, Schedule
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
-from shoal_workers.engine.model.model_calls import ModelCall, ModelCalls
-from shoal_workers.engine.parallel.stages import owner_of
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.stages import Stage, owner_of
 from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
-from shoal_workers.engine.step.passes import Setting, plain, refuse_non_scalar
-from shoal_workers.engine.step.randomness import seed_everything
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.passes import plain, refuse_non_scalar
+from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
+from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.tasks.balance import share_of_step
 
 _SINGLE: dict[Schedule, type[ScheduleGPipe | Schedule1F1B]] = {
@@ -48,53 +51,53 @@ _MULTIPLE: dict[Schedule, type[ScheduleInterleaved1F1B | ScheduleZBVZeroBubble |
 
 
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-"""It prints the whole schedule for every interrupted step; the exception rises all the same."""
+"""torch logs the whole schedule for every interrupted step; the exception is raised in any case."""
 
 
 class PipelinePasses:
-    """Of one generation. `calls` must have been made of the whole model."""
+    """Of one generation. `calls` must have been made from the whole model."""
 
-    def __init__(self, setting: Setting, calls: ModelCalls, device: torch.device) -> None:
-        assert setting.meshes.pp is not None
-        self._setting = setting
+    def __init__(self, generation: Generation, assembly: Assembly, calls: ModelCalls) -> None:
+        assert generation.meshes.pp is not None
+        self._generation = generation
+        self._assembly = assembly
         self._calls = calls
-        self._device = device
-        self._user_code = setting.user_code
-        self._group = setting.meshes.pp.get_group()
-        self._own = _fed(setting)
+        self._user_code = generation.user_code
+        self._group = generation.meshes.pp.get_group()
+        self._own = _fed(generation)
         self._shares = [0.0] * len(self._own)
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
         self._stages: list[_Stage] = []
 
     def losses(self, step: int, batches: Batches, scale: float) -> list[Tensor]:
-        setting = self._setting
-        num = setting.spec.batch.num_micro_batches
+        generation, assembly = self._generation, self._assembly
+        num = generation.spec.batch.num_micro_batches
         self._shares[:] = [micro_batch.weight / num * scale for micro_batch in self._own]
-        with self._user_code, setting.splitting_loss():
-            read = [setting.cut(batches.training(setting.spec, step, one.index)) for one in self._own]
+        with self._user_code, generation.split_loss():
+            read = [generation.own_tokens(batches.training(generation.spec, step, one.index)) for one in self._own]
             calls = [self._calls.catch(batch) for batch in read]
             schedule = self._schedule = self._schedule or self._make_schedule(calls[0])
             for stage in self._stages:
                 stage.clear_runtime_states()
-            seed_everything(randomness_seed(setting.spec.seed, step, self._own[0].index))
-            shown: list[Tensor] = []
+            seed_everything(randomness_seed(generation.spec.seed, step, self._own[0].index))
+            losses: list[Tensor] = []
             weights = [micro_batch.weight / num for micro_batch in self._own]
-            targets = [(batch, weight, scale, shown) for batch, weight in zip(read, weights, strict=True)]
+            targets = [(batch, weight, scale, losses) for batch, weight in zip(read, weights, strict=True)]
             schedule._step_microbatches(
-                [(call.first,) if setting.assembly.is_first else () for call in calls],
+                [(call.first,) if assembly.is_first else () for call in calls],
                 [call.others for call in calls],
                 targets,
-                [] if setting.assembly.is_last else None,
+                [] if assembly.is_last else None,
                 return_outputs=False,
             )
-        return shown
+        return losses
 
     def forward_only(self, batch: Any) -> Tensor:
-        setting, assembly = self._setting, self._setting.assembly
+        generation, assembly = self._generation, self._assembly
         parts = dict(zip(assembly.stages, assembly.parts, strict=True))
-        with torch.no_grad(), self._user_code, setting.splitting_loss():
-            cut = setting.cut(batch)
-            call = self._calls.catch(cut)
+        with torch.no_grad(), self._user_code, generation.split_loss():
+            own = generation.own_tokens(batch)
+            call = self._calls.catch(own)
             hidden = call.first
             for index in range(assembly.num_stages):
                 part = parts.get(index)
@@ -107,26 +110,26 @@ class PipelinePasses:
                 if index + 1 < assembly.num_stages and index + 1 not in parts:
                     dist.send(hidden.contiguous(), self._rank_of(index + 1), group=self._group)
             if not assembly.is_last:
-                return torch.zeros((), device=self._device)
-            return plain(self._calls.loss_of(hidden, cut)).detach().reshape(()) * setting.shown_share
+                return torch.zeros((), device=generation.device)
+            return plain(self._calls.loss_of(hidden, own)).detach().reshape(()) * generation.loss_share
 
     def _loss(self, output: Tensor, target: tuple[Any, float, float, list[Tensor]]) -> Tensor:
-        """The last stage's; what it returns is differentiated."""
-        batch, weight, scale, shown = target
+        """The last stage's loss; the schedule differentiates what this returns."""
+        batch, weight, scale, losses = target
         loss = self._calls.loss_of(output, batch)
         refuse_non_scalar(loss)
         if weight:
-            shown.append(plain(loss).detach().reshape(()) * weight * self._setting.shown_share)
-        return loss * (weight * scale / self._setting.layout.cp)
+            losses.append(plain(loss).detach().reshape(()) * weight * self._generation.loss_share)
+        return loss * (weight * scale / self._generation.layout.cp)
 
     def _make_schedule(self, call: ModelCall) -> PipelineScheduleSingle | PipelineScheduleMulti:
-        layout, assembly = self._setting.layout, self._setting.assembly
+        layout, assembly = self._generation.layout, self._assembly
         hidden = self._empty_hidden(call, device="meta").requires_grad_()
+        examples = [call.first.to("meta") if index == 0 else hidden for index in assembly.stages]
         stages = self._stages = [
-            _Stage(self._setting, self._shares, module, index, assembly.num_stages, self._device,
-                   call.first.to("meta") if index == 0 else hidden, hidden, self._group)
-            for index, module in zip(assembly.stages, assembly.parts, strict=True)
-        ]  # fmt: skip
+            _Stage(self._generation, Stage(index, module), assembly.num_stages, (example, hidden), self._shares)
+            for index, module, example in zip(assembly.stages, assembly.parts, examples, strict=True)
+        ]
         single, multiple = _SINGLE.get(layout.schedule), _MULTIPLE.get(layout.schedule)
         if single is not None:
             return single(stages[0], len(self._own), loss_fn=self._loss, scale_grads=False)
@@ -134,46 +137,53 @@ class PipelinePasses:
         return multiple(list(stages), len(self._own), loss_fn=self._loss, scale_grads=False)
 
     def _empty_hidden(self, call: ModelCall, device: str | torch.device | None = None) -> Tensor:
-        """Shape and dtype of what one stage hands to the next: the input's with hidden_size for its features, or added
-        to it where the input is made of indices (tokens); the sequence, dim 1, may be in parts."""
-        plan, layout = self._setting.plan, self._setting.layout
+        """A tensor of the shape and dtype that one stage hands to the next.
+
+        The input's shape with hidden_size in the place of its features; hidden_size is appended if the input holds
+        indices (tokens). Dim 1, the sequence, may be split over the tensor axis."""
+        generation = self._generation
+        plan, layout = generation.plan, generation.layout
         shape = [*(call.first.shape[:-1] if call.first.is_floating_point() else call.first.shape), plan.hidden_size]
         if layout.tp > 1 and cuts_sequence(plan):
             shape[1] //= layout.tp
-        return torch.empty(shape, dtype=self._setting.compute_dtype, device=device or self._device)
+        return torch.empty(shape, dtype=generation.compute_dtype, device=device or generation.device)
 
     def _rank_of(self, stage: int) -> int:
-        owner = owner_of(self._setting.layout, stage, self._setting.assembly.num_stages)
+        owner = owner_of(self._generation.layout, stage, self._assembly.num_stages)
         return dist.get_global_rank(self._group, owner)
 
 
 class _Stage(PipelineStage):
-    """A stage that says where it is, and can be stopped between two micro-batches."""
+    """A pipeline stage that reports its phase, and that can be stopped between two micro-batches."""
 
     def __init__(
         self,
-        setting: Setting,
-        shares: Sequence[float],
-        module: nn.Module,
-        index: int,
+        generation: Generation,
+        stage: Stage,
         num_stages: int,
-        device: torch.device,
-        example_input: Tensor,
-        example_output: Tensor,
-        group: dist.ProcessGroup,
+        examples: tuple[Tensor, Tensor],
+        shares: Sequence[float],
     ) -> None:
-        recomputes = setting.layout.recompute is not Recompute.NONE
+        """`examples`: the stage's input and output, on the meta device; `shares`: of the step, by micro-batch."""
+        assert generation.meshes.pp is not None
+        recomputes = generation.layout.recompute is not Recompute.NONE
         super().__init__(
-            module, index, num_stages, device, input_args=example_input, output_args=example_output, group=group,
+            stage.module,
+            stage.index,
+            num_stages,
+            generation.device,
+            input_args=examples[0],
+            output_args=examples[1],
+            group=generation.meshes.pp.get_group(),
             dw_builder=_whole_backward if recomputes else None,
-        )  # fmt: skip
-        self._setting = setting
+        )
+        self._generation = generation
         self._shares = shares
         self.has_backward = True
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self._setting.check()
-        self._setting.position.enter(Phase.FORWARD)
+        self._generation.check()
+        self._generation.position.enter(Phase.FORWARD)
         share_of_step(self.submod, self._shares[fwd_chunk_id])
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
@@ -188,23 +198,24 @@ class _Stage(PipelineStage):
         return super().get_bwd_send_ops(bwd_chunk_id)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        self._setting.position.enter(Phase.BACKWARD)
+        self._generation.position.enter(Phase.BACKWARD)
         return super().backward_one_chunk(*args, **kwargs)
 
 
 def _whole_backward() -> Callable[[], None]:
-    """What is left to do for the weights where a schedule splits the backward pass in two: nothing, the first half did
-    all of it. Apart, each weight's gradient would recompute its block anew."""
+    """The second half of a backward pass that a zero-bubble schedule splits in two: nothing is left to do.
+
+    The first half computes all gradients. In the second half each weight's gradient would recompute its block again."""
     return lambda: None
 
 
 def _contiguous(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """gloo sends nothing else."""
+    """gloo sends contiguous tensors only."""
     return tuple(None if tensor is None else tensor.contiguous() for tensor in tensors)
 
 
-def _fed(setting: Setting) -> tuple[MicroBatch, ...]:
-    """This rank's micro-batches, with as much padding as the schedule needs."""
-    own = setting.own_micro_batches()
-    missing = micro_batches_fed(setting.layout, setting.spec.batch.num_micro_batches) - len(own)
+def _fed(generation: Generation) -> tuple[MicroBatch, ...]:
+    """This rank's micro-batches, and as much padding as the schedule needs."""
+    own = generation.own_micro_batches()
+    missing = micro_batches_fed(generation.layout, generation.spec.batch.num_micro_batches) - len(own)
     return own + (MicroBatch(own[-1].index, 0.0),) * missing

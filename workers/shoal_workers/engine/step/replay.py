@@ -1,31 +1,30 @@
-"""Finds a rank that computes wrong without knowing it: each micro-batch that is tried is computed on three ranks.
+"""Finds a rank that computes wrong results without an error: three ranks compute each tried micro-batch.
 
-    micro-batch of rank   0      1      2      3        rank r tries those of ranks r, r + 1, r + 2
-    tried by           0 3 2  1 0 3  2 1 0  3 2 1       two that agree outvote the third
+    micro-batch of rank   0      1      2      3        rank r computes those of ranks r, r + 1, r + 2
+    computed by           0 3 2  1 0 3  2 1 0  3 2 1    two ranks that agree outvote the third
 
-Once in `health.replay_every_steps` steps, before the step begins, so that a named rank's step is never applied. Only
-forward passes, all of them now and of equal inputs: parameters, samples and random numbers are the same bits on every
-rank, and so must be the losses. Parameters travel as the all-gather sends them, so a wrong bit in a stored shard shows
-up everywhere alike and is not found; what is found is a processor or a kernel that goes wrong.
+It runs once in `health.replay_every_steps` steps, before the step begins, so a named rank's step is never applied. It
+runs forward passes only, on equal inputs: parameters, samples and random numbers have the same bits on every rank, so the
+losses must have the same bits as well. The parameters come through the all-gather, so a wrong bit in a stored shard
+reaches every rank and is not found. A processor or a kernel that computes wrong is found.
 
-A task that gives another loss each time for the same batch disagrees with itself everywhere: nobody is named. Needs
-three ranks. Called by the training loop on every rank.
+A task whose loss differs from call to call for the same batch disagrees with itself everywhere; then no rank is named.
+At least three ranks are needed. Called by the trainer on every rank.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
 from shoal_workers.contract.batch_partition import micro_batches_of_rank
-from shoal_workers.contract.messages import Assignment, ReplayMismatch
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.messages import ReplayMismatch
 from shoal_workers.engine.errors import ComputesWrong
 from shoal_workers.engine.extent import is_due
-from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
 
 _NUM_WITNESSES = 3
@@ -35,65 +34,60 @@ _CHECK_S = 0.02
 class Replay:
     """The replays of one rank in one generation. Training thread only."""
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        assignment: Assignment,
-        gradients: GradientPass,
-        outbox: Outbox,
-        check: Callable[[], None],
-    ) -> None:
-        world_size = assignment.world_size
-        layout = assignment.layout
+    def __init__(self, generation: Generation, gradients: GradientPass) -> None:
+        assignment, layout = generation.assignment, generation.layout
+        world_size = layout.world_size
         can_replay = layout.num_data_ranks == world_size >= _NUM_WITNESSES  # else ranks hold parts of a model
-        self._every_steps = spec.health.replay_every_steps if can_replay else None
-        self._assignment = assignment
+        self._every_steps = generation.spec.health.replay_every_steps if can_replay else None
+        self._generation = generation
         self._gradients = gradients
-        self._outbox = outbox
-        self._check = check
         owners = [(assignment.rank + distance) % world_size for distance in range(_NUM_WITNESSES)]
+        num_micro_batches = generation.spec.batch.num_micro_batches
         self._tried = (
-            [micro_batches_of_rank(spec.batch.num_micro_batches, owner, world_size)[0].index for owner in owners]
-            if can_replay
-            else []
+            [micro_batches_of_rank(num_micro_batches, owner, world_size)[0].index for owner in owners] if can_replay else []
         )
 
     def run(self, step: int) -> None:
-        """Before the step that follows `step` completed ones. A collective when one is due.
+        """Before the step that follows `step` completed ones. A collective if a replay is due.
 
         Raises:
-            ComputesWrong: on all ranks, if one was named and the supervisor did nothing about it.
+            ComputesWrong: on all ranks, if a rank was named and the supervisor did not end the generation.
         """
         if not is_due(step + 1, self._every_steps):
             return
         losses = [self._gradients.forward_only(step, index) for index in self._tried]
         own = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64)
-        everyones = [torch.zeros_like(own) for _ in range(self._assignment.world_size)]
+        everyones = [torch.zeros_like(own) for _ in range(self._generation.layout.world_size)]
         dist.all_gather(everyones, own)
-        self._check()
+        self._generation.check()
         odd_one = name_the_odd_one([found.tolist() for found in everyones])
         if odd_one is not None:
             self._accuse(odd_one, step + 1)
 
     def _accuse(self, rank: int, step: int) -> None:
+        generation = self._generation
         message = f"two other ranks agree on the losses of micro-batches of step {step}, and rank {rank} finds others"
-        if self._assignment.rank == 0:
-            self._outbox.tell(
+        if generation.rank == 0:
+            generation.outbox.report(
                 ReplayMismatch(
-                    generation=self._assignment.generation, step=step, at=time.time(), rank=rank, message=message
+                    generation=generation.assignment.generation,
+                    step=step,
+                    at=time.time(),
+                    rank=rank,
+                    message=message,
                 )
             )
-        # The named rank must be gone before the next generation, so the word of the supervisor is waited for: to leave
-        # now would be taken for a broken collective, and the group would re-form with that rank in it.
-        deadline = time.monotonic() + self._assignment.collective_timeout_s
+        # Wait for the supervisor's interrupt: the named rank must be gone before the next generation. If this rank left
+        # now, that would look like a broken collective, and the group would re-form with the named rank in it.
+        deadline = time.monotonic() + generation.assignment.collective_timeout_s
         while time.monotonic() < deadline:
-            self._check()
+            generation.check()
             time.sleep(_CHECK_S)
         raise ComputesWrong(f"rank {rank} computes wrong: {message}. Step {step} was not applied.")
 
 
 def name_the_odd_one(values: Sequence[Sequence[int]]) -> int | None:
-    """The one rank that is outvoted; None: nobody is, or more than one.
+    """The one rank that is outvoted; None if there is none, or more than one.
 
     Args:
         values: [r][k]: the bits that rank r found for the micro-batch of rank (r + k) % len(values); k = 0, 1, 2.

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from shoal_workers.contract.spec import OptimizerSpec
-from shoal_workers.engine.model.assembly import Assembly
-from shoal_workers.engine.state.double_buffered_adamw import DoubleBufferedAdamW
+from shoal_workers.contract.spec import JobSpec, OptimizerSpec
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.cutting import shard_like
+from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.optimizer import adamw
+from shoal_workers.engine.task.task import LoadedTask
 
 
 class Update:
@@ -102,7 +104,7 @@ class Update:
             name, owner = self._owners[id(parameter)]
             for key, value in state.items():
                 if isinstance(owner, DTensor) and parameter is not owner and _is_shard(value, parameter):
-                    value = _like(owner, value)
+                    value = shard_like(owner, value)
                 yield name, key, value
 
     def plain_values(self) -> dict[str, object]:
@@ -115,7 +117,7 @@ class Update:
             if not isinstance(value, Tensor)
         }
 
-    def put_back(self, plain_values: dict[str, object]) -> None:
+    def restore_plain_values(self, plain_values: dict[str, object]) -> None:
         """Set the values that are not tensors, by `<name>.<key>`; those that are missing stay."""
         for parameter, state in self.optimizer.state.items():
             if id(parameter) not in self._owners:
@@ -126,7 +128,7 @@ class Update:
                     state[key] = plain_values.get(f"{name}.{key}", value)
 
     @torch.no_grad()
-    def fill_twins(self) -> None:
+    def fill_tied_copies(self) -> None:
         """After a restore: copy values and optimizer state of each parameter to its tied copies."""
         for parameter, tied_copy in self._tied_copies:
             first, second = self._own.get(id(parameter), parameter), self._own.get(id(tied_copy), tied_copy)
@@ -139,6 +141,14 @@ class Update:
                     copied[key] = value
             for source, target in pairs:
                 target.copy_(source)
+
+
+def build_update(task: LoadedTask, assembly: Assembly, spec: JobSpec) -> Update:
+    """The task's own optimizer over the model's parameters, or AdamW if the task defines none."""
+    optimizer = task.build_optimizer(assembly.module, spec.optimizer)
+    if optimizer is not None:
+        return Update(assembly, optimizer, ())
+    return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
 
 
 def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic: bool = False) -> Update:
@@ -159,12 +169,3 @@ def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic
 def _is_shard(value: object, parameter: Tensor) -> bool:
     """Moments have their parameter's shape; counters such as AdamW's `step` do not, and are the same everywhere."""
     return isinstance(value, Tensor) and value.shape == parameter.shape
-
-
-def _like(owner: DTensor, local: Tensor) -> DTensor:
-    """`local` as the shard of a tensor that is laid out as `owner` is; shares its memory."""
-    if local.dtype == owner.dtype:  # what `from_local` would find out again for each of them
-        return DTensor(local.detach(), owner._spec, requires_grad=False)  # type: ignore[no-untyped-call]
-    return DTensor.from_local(
-        local, owner.device_mesh, owner.placements, run_check=False, shape=owner.shape, stride=owner.stride()
-    )

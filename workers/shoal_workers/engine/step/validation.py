@@ -1,8 +1,8 @@
 """Mean loss over the first samples of the validation split: exact, and equal for every world size.
 
-The samples are cut into the same micro-batches whatever the world size; ranks take turns, and those that have none left
-run the first one again with weight zero, so that everybody's collectives match. In deterministic mode the ranks' sums
-are added exactly, which makes the result the same bits.
+The samples are cut into the same micro-batches for every world size, and the ranks take turns. A rank that has none left
+runs the first micro-batch again with weight zero, so that all ranks take part in the same collectives. In deterministic
+mode the ranks' sums are added exactly, so the result has the same bits for every world size. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -17,57 +17,51 @@ from torch import Tensor
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.messages import Phase, ValidationReport
 from shoal_workers.engine.deterministic.integer_sum import sum_over_ranks
+from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.batches import Batches
-from shoal_workers.engine.step.passes import Passes, Setting
-from shoal_workers.engine.step.randomness import seed_everything
-from shoal_workers.engine.step.validation_slices import validation_slices
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.passes import Passes
+from shoal_workers.engine.task.randomness import seed_everything
 
 _STREAM = 0x56414C49
-"""Set apart from the training's randomness; the same draws in every validation, so that they can be compared."""
+"""Separates these random numbers from the training's. Every validation draws the same ones, so losses are comparable."""
 
 
 class Validation:
-    """Validates one generation's model."""
+    """Validates the model of one generation."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        passes: Passes,
-        batches: Batches,
-        generation: int,
-    ) -> None:
-        spec, layout = setting.spec, setting.layout
-        self._setting = setting
-        self._spec = spec
+    def __init__(self, generation: Generation, assembly: Assembly, batches: Batches, passes: Passes) -> None:
+        spec, layout = generation.spec, generation.layout
         self._generation = generation
+        self._assembly = assembly
         self._passes = passes
         self._batches = batches
         self._num_samples = min(spec.validation.samples, batches.num_samples)
         self._slices = validation_slices(
-            self._num_samples, spec.batch.micro_size, layout.data_rank(setting.meshes.rank), layout.num_data_ranks
+            self._num_samples, spec.batch.micro_size, layout.data_rank(generation.rank), layout.num_data_ranks
         )
 
-    def run(self, step: int, device: torch.device) -> ValidationReport:
-        """All ranks; the report is the same on each."""
-        self._setting.position.enter(Phase.VALIDATING)
-        parts = self._setting.assembly.parts
-        for part in parts:
+    def run(self, step: int) -> ValidationReport:
+        """Called by all ranks; the report is the same on each."""
+        generation = self._generation
+        generation.position.enter(Phase.VALIDATING)
+        for part in self._assembly.parts:
             part.eval()
-        sums = [torch.zeros((), dtype=torch.float64, device=device)]
+        sums = [torch.zeros((), dtype=torch.float64, device=generation.device)]
         for samples, weight in self._slices:
-            self._setting.check()
-            seed_everything(randomness_seed(self._spec.seed ^ _STREAM, 0, samples.start))
-            with self._setting.user_code:
+            generation.check()
+            seed_everything(randomness_seed(generation.spec.seed ^ _STREAM, 0, samples.start))
+            with generation.user_code:
                 batch = self._batches.of(list(samples))
             loss = self._passes.forward_only(batch)
             if weight:
                 sums.append(loss.double() * weight)
-        for part in parts:
+        for part in self._assembly.parts:
             part.train()
         loss_value = self._over_ranks(torch.stack(sums)) / self._num_samples
-        per_byte = self._setting.task.bytes_per_token
+        per_byte = generation.task.bytes_per_token
         return ValidationReport(
-            generation=self._generation,
+            generation=generation.assignment.generation,
             step=step,
             at=time.time(),
             loss=loss_value,
@@ -76,8 +70,19 @@ class Validation:
         )
 
     def _over_ranks(self, sums: Tensor) -> float:
-        if self._spec.deterministic:
+        if self._generation.spec.deterministic:
             return sum_over_ranks(sums)
         total = sums.sum()
         dist.all_reduce(total)
         return float(total)
+
+
+def validation_slices(num_samples: int, micro_size: int, rank: int, world_size: int) -> list[tuple[range, int]]:
+    """This rank's micro-batches, each with its weight: its number of samples, or 0 for padding. A pure function.
+
+    All ranks get the same number; over all ranks every sample is in exactly one micro-batch with a weight above 0.
+    """
+    whole = [range(first, min(first + micro_size, num_samples)) for first in range(0, num_samples, micro_size)]
+    rounds = -(-len(whole) // world_size)
+    own = [(samples, len(samples)) for samples in whole[rank::world_size]]
+    return own + [(whole[0], 0)] * (rounds - len(own))

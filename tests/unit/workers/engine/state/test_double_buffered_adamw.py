@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shoal_workers.engine.state.double_buffered_adamw import DoubleBufferedAdamW, Place
+from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW, Place
 
 SHAPES = [(7, 5), (64,), (3, 3, 2), (1,)]
 

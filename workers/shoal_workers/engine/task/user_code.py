@@ -15,7 +15,7 @@ from shoal_workers.contract.messages import ErrorReport, Phase
 from shoal_workers.engine.errors import EngineError, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
 
-_ENGINE = str(Path(__file__).parent)
+_ENGINE = str(Path(__file__).parent.parent)
 _MOST_TRACEBACK_CHARS = 20_000
 _MOST_MESSAGE_CHARS = 4_000
 

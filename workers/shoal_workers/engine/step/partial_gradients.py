@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.engine.group.mesh import Meshes
-from shoal_workers.engine.model.assembly import Assembly
+from shoal_workers.engine.parallel.assembly import Assembly
 
 
 class PartialGradients:

@@ -10,15 +10,13 @@ import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from shoal_workers.contract.spec import JobSpec, OptimizerSpec
-from shoal_workers.engine.model.assembly import Assembly
 from shoal_workers.engine.parallel.fsdp_units import default_shard_units
-from shoal_workers.engine.step.randomness import seed_everything
-from shoal_workers.engine.step.update import Update, default_update
+from shoal_workers.engine.task.randomness import seed_everything
 
 
 @runtime_checkable
@@ -74,8 +72,16 @@ class LoadedTask:
         self._spec = spec
         self.loss: Callable[[nn.Module, Any], Tensor] = task.loss
         self.collate: Callable[[list[Any]], Any] = getattr(task, "collate", None) or default_collate
+        self.validation_data: Dataset | None = None
+        self._train_data: Dataset | None = None
         self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
         """Goes into every checkpoint, see shoal_workers/export.py; final once a model has been built."""
+
+    @property
+    def train_data(self) -> Dataset:
+        """After `open_data`."""
+        assert self._train_data is not None, "open_data comes first"
+        return self._train_data
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         if prepare := getattr(self._task, "prepare", None):
@@ -91,7 +97,12 @@ class LoadedTask:
         value = getattr(self._task, "bytes_per_token", None)
         return None if value is None else float(value)
 
-    def build_dataset(self, split: str) -> Dataset | None:
+    def open_data(self) -> None:
+        """Open the splits that the job reads."""
+        self.validation_data = self._build_dataset("validation") if self._spec.validation.samples else None
+        self._train_data = self._build_dataset("train")
+
+    def _build_dataset(self, split: str) -> Dataset | None:
         data = self._task.build_dataset(split)
         if data is None and split != "train":
             return None
@@ -109,14 +120,15 @@ class LoadedTask:
             self.export = dict(describe(model))
         return model
 
-    def build_update(self, assembly: Assembly, settings: OptimizerSpec) -> Update:
-        """The optimizer of a model that is already sharded."""
-        if build := getattr(self._task, "build_optimizer", None):
-            optimizer = build(assembly.module, settings.model_dump())
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise TypeError(f"build_optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer.")
-            return Update(assembly, optimizer, ())
-        return default_update(assembly, settings, deterministic=self._spec.deterministic)
+    def build_optimizer(self, model: nn.Module, settings: OptimizerSpec) -> Optimizer | None:
+        """The task's own optimizer of a model that is already sharded; None if the task defines none."""
+        build = getattr(self._task, "build_optimizer", None)
+        if build is None:
+            return None
+        optimizer = build(model, settings.model_dump())
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"build_optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer.")
+        return optimizer
 
     def shard_units(self, model: nn.Module) -> Sequence[nn.Module]:
         units: Callable[[nn.Module], Iterable[nn.Module]] = getattr(self._task, "shard_units", default_shard_units)

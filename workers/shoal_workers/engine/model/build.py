@@ -1,0 +1,50 @@
+"""Builds the model, the optimizer and the state of one rank under a generation's layout. Called by the engine.
+
+Never restores: if the generation starts from a snapshot or a checkpoint, the parameters hold arbitrary values afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from shoal_workers.engine.model.fast_build import build_for_restore
+from shoal_workers.engine.model.runtime import ModelRuntime
+from shoal_workers.engine.parallel.assemble import assemble
+from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
+from shoal_workers.engine.state.restore import is_restoring
+from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.step.update import build_update
+from shoal_workers.engine.task.model_calls import ModelCalls
+
+
+def build_runtime(generation: Generation) -> ModelRuntime:
+    """Training thread. Needs no communication, because every rank builds the whole model first.
+
+    Raises:
+        TaskFailed: the task's own code raised.
+    """
+    task, spec, assignment = generation.task, generation.spec, generation.assignment
+    _choose_kernels(deterministic=spec.deterministic)
+    with generation.user_code:
+        model = build_for_restore(task.build_model) if is_restoring(assignment) else task.build_model()
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        calls = ModelCalls(task.loss, model)
+        assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
+        update = build_update(task, assembly, spec)
+    return ModelRuntime(
+        rank=assignment.rank,
+        assembly=assembly,
+        meshes=generation.meshes,
+        calls=calls,
+        update=update,
+        state=DoubleBufferedState(assembly, update),
+        num_parameters=num_parameters,
+    )
+
+
+def _choose_kernels(*, deterministic: bool) -> None:
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic, warn_only=False)

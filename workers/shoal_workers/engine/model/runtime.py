@@ -1,0 +1,105 @@
+"""ModelRuntime: a model, its optimizer and their state, which may outlive a generation.
+
+    generation 1        built  ....  park     off the groups that are about to be destroyed
+    generation 2                     revive   onto new groups of the same layout; nothing is built, and often nothing read
+
+What other axes than FSDP do to the model (tensor, context and expert axes, DTensors) refers to meshes, and a mesh looks
+its groups up by name when it needs them. The names of a generation's groups follow from its layout, so the meshes of the
+old generation find the groups of the next. Only FSDP2 holds the groups themselves: `park` drops those references, so that
+a group can be destroyed completely while the model stays, and `revive` resolves them again. Nothing may run in between.
+
+Uses private attributes of torch.distributed. No other file does so for re-forming, and tests/dist/model/test_reuse.py
+fails if a torch version changes them. Called by the engine on the training thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
+from shoal_workers.engine.step.update import Update
+from shoal_workers.engine.task.model_calls import ModelCalls
+
+_GROUPS = ("shard_process_group", "reduce_scatter_process_group", "replicate_process_group")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRuntime:
+    """What outlives a generation; one rank's part of a model under one layout."""
+
+    rank: int
+    assembly: Assembly
+    meshes: Meshes
+    """The meshes that the model was built on; it refers to them as long as it exists."""
+    calls: ModelCalls
+    update: Update
+    state: DoubleBufferedState
+    num_parameters: int
+    """Of the whole model."""
+
+    def fits(self, assignment: Assignment) -> bool:
+        """Whether the next generation splits the state as this one did, so that only the groups are different."""
+        return self.assembly.layout == assignment.layout and self.rank == assignment.rank
+
+    def park(self) -> None:
+        """Drop every reference to a process group, and what an interrupted step left in the model."""
+        for part in _fsdp_modules(self.assembly):
+            if part._get_fsdp_state()._is_root is not None:  # else it has never run, and has nothing to reset
+                part.reset_iter_state()
+        for group in self.assembly.param_groups():
+            for parameter in group.fsdp_params:  # else the next backward pass adds to these, without an error
+                parameter.unsharded_accumulated_grad = None
+                if (unsharded := getattr(parameter, "_unsharded_param", None)) is not None:
+                    unsharded.grad = None
+            for info in _mesh_infos(group):
+                for name in _GROUPS:
+                    if hasattr(info, name):
+                        setattr(info, name, None)
+                info.mesh._get_root_mesh()._pg_registry.clear()
+        self.meshes.root._pg_registry.clear()
+        for parameter in self.assembly.parameters():
+            parameter.grad = None
+
+    def revive(self, meshes: Meshes) -> bool:
+        """Put the model onto the groups of new meshes. False: their shapes or names differ from the old ones."""
+        if [_names(mesh) for mesh in _all_meshes(self.meshes)] != [_names(mesh) for mesh in _all_meshes(meshes)]:
+            return False
+        self.meshes.root._pg_registry.update(meshes.root._pg_registry)
+        for info in (info for group in self.assembly.param_groups() for info in _mesh_infos(group)):
+            info.__post_init__()
+        for part in _fsdp_modules(self.assembly):
+            part.set_requires_gradient_sync(True)
+            part.set_requires_all_reduce(True)
+            part.set_is_last_backward(True)
+            part.set_reshard_after_backward(True)
+        return True
+
+
+def _fsdp_modules(assembly: Assembly) -> Iterator[FSDPModule]:
+    for part in assembly.parts:
+        assert isinstance(part, FSDPModule)
+        yield part
+
+
+def _all_meshes(meshes: Meshes) -> list[DeviceMesh]:
+    values = (getattr(meshes, field.name) for field in fields(meshes))
+    return [value for value in values if isinstance(value, DeviceMesh)]
+
+
+def _mesh_infos(group: Any) -> list[Any]:
+    infos = [group.mesh_info, group.post_forward_mesh_info]
+    for parameter in group.fsdp_params:
+        infos += [parameter.mesh_info, parameter.post_forward_mesh_info]
+    return list({id(info): info for info in infos if info is not None}.values())
+
+
+def _names(mesh: DeviceMesh) -> tuple[tuple[int, ...], list[str]]:
+    return mesh.shape, [str(name) for name in mesh._dim_group_names]

@@ -1,0 +1,84 @@
+"""What one generation works with on one rank. Made by the engine once the group is formed, gone when the generation ends.
+
+The model is not part of it: a model may outlive its generation (see engine/model/runtime.py).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor.parallel import loss_parallel
+
+from shoal_workers.contract.batch_partition import MicroBatch, micro_batches_of_rank
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.engine.group.fence import GenerationFence
+from shoal_workers.engine.group.mesh import Meshes
+from shoal_workers.engine.parallel.compression import compute_dtype
+from shoal_workers.engine.parallel.context import shard_batch
+from shoal_workers.engine.parallel.tensor import splits_vocabulary
+from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.position import Position
+from shoal_workers.engine.task.task import LoadedTask
+from shoal_workers.engine.task.user_code import UserCode
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Shared by everything that trains in one generation. Training thread only."""
+
+    spec: JobSpec
+    assignment: Assignment
+    task: LoadedTask
+    meshes: Meshes
+    device: torch.device
+    position: Position
+    outbox: Outbox
+    fence: GenerationFence
+    plan: ParallelPlan
+    """How the task's model may be split; empty for a task without a plan."""
+
+    @property
+    def rank(self) -> int:
+        return self.assignment.rank
+
+    @property
+    def layout(self) -> Layout:
+        return self.assignment.layout
+
+    @property
+    def user_code(self) -> UserCode:
+        """Context manager around calls into the task."""
+        return UserCode(lambda: self.position.phase)
+
+    @property
+    def loss_share(self) -> float:
+        """This rank's share of a loss that every tp rank has, and that each cp rank has for its own tokens."""
+        return 1.0 / (self.layout.tp * self.layout.cp)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return compute_dtype(self.spec.precision)
+
+    def check(self) -> None:
+        """Raises Fenced if the generation is over."""
+        self.fence.check()
+
+    def own_micro_batches(self) -> tuple[MicroBatch, ...]:
+        """The micro-batches that this rank computes in each step."""
+        rank = self.layout.data_rank(self.rank)
+        return micro_batches_of_rank(self.spec.batch.num_micro_batches, rank, self.layout.num_data_ranks)
+
+    def own_tokens(self, batch: Any) -> Any:
+        """This rank's tokens of a batch: all of them, unless the context axis splits the sequence."""
+        cp = self.meshes.cp
+        return batch if cp is None else shard_batch(batch, self.plan, cp.get_local_rank(), cp.size())
+
+    def split_loss(self) -> AbstractContextManager[None]:
+        """Context manager around forward and backward passes: lets the loss work on logits split over the vocabulary."""
+        return loss_parallel() if self.layout.tp > 1 and splits_vocabulary(self.plan) else nullcontext()
