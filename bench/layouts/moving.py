@@ -35,11 +35,11 @@ from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.engine.group.mesh import build_mesh
 from shoal_workers.engine.model.fast_build import build_for_restore
-from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.process.warm_memory import keep_freed_memory
 from shoal_workers.engine.state.state_view import StateView
-from shoal_workers.engine.step.update import Update
+from shoal_workers.engine.step.update import Update, build_update
+from shoal_workers.engine.task.task import LoadedTask, load_task
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 LEAST_SHARE = 0.5

@@ -23,9 +23,9 @@ from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
-    PreemptionNotice,
     LogLine,
     Phase,
+    PreemptionNotice,
     Progress,
     WorkerConfig,
     WorkerExit,
@@ -169,7 +169,9 @@ class WorkerActor:
         self._notices += 1
         if self._notices > 1:
             os._exit(128 + signal.SIGTERM)
-        notice = PreemptionNotice(generation=self._progress().generation, at=time.time(), grace_s=_GRACE_S, reason="SIGTERM")
+        notice = PreemptionNotice(
+            generation=self._progress().generation, at=time.time(), grace_s=_GRACE_S, reason="SIGTERM"
+        )
         # not on this thread: it may be the very one that holds the outbox's lock
         threading.Thread(target=self._outbox.report, args=(notice,), name="shoal-notice", daemon=True).start()
 

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import resource, torch
-from shoal_workers.engine.process.warm_memory import MemoryAtHand, keep_freed_memory
+from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 keep_freed_memory()
 
 SIZES = [8] * 6
@@ -31,8 +31,8 @@ def test_freed_memory_is_used_again() -> None:
 
 
 def test_what_is_had_at_hand_is_used_the_first_time() -> None:
-    assert _pages_touched("MemoryAtHand(48 << 20).finish()") < PAGES_OF_ALL / 20
-    assert _pages_touched("MemoryAtHand(0).finish()") > PAGES_OF_ALL / 2
+    assert _pages_touched("MemoryToucher(48 << 20).finish()") < PAGES_OF_ALL / 20
+    assert _pages_touched("MemoryToucher(0).finish()") > PAGES_OF_ALL / 2
 
 
 def _pages_touched(warm: str) -> int:
@@ -45,10 +45,10 @@ def _pages_touched(warm: str) -> int:
 def test_it_stops_when_the_memory_is_needed() -> None:
     program = """
 import resource
-from shoal_workers.engine.process.warm_memory import MemoryAtHand, keep_freed_memory
+from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
 keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-MemoryAtHand(2 << 30).stop()
+MemoryToucher(2 << 30).stop()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

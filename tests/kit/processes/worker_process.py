@@ -33,7 +33,7 @@ class WorkerProcess:
         self.go = threading.Event()
         self.strikes = {}
         self.entered = {}
-        self.outbox = Outbox("shard-under-test")
+        self.outbox = Outbox("worker-under-test")
         self.engine = None
         self.ram = None
 
@@ -76,7 +76,7 @@ class WorkerProcess:
         if memory is not None:
             root, node_id = memory
             self.ram = SnapshotStore(
-                job_id="job", attempt=1, worker_id=f"shard-{os.getpid()}", node_id=node_id, key="key", root=Path(root)
+                job_id="job", attempt=1, worker_id=f"worker-{os.getpid()}", node_id=node_id, key="key", root=Path(root)
             )
         self.engine = Engine(
             parse_spec(spec),

@@ -114,7 +114,8 @@ class Engine:
         self._task = task
         warm_up(self._server, self._device)
         self._memory_toucher = MemoryToucher(expected_bytes if self._device.type == "cpu" else 0)
-        # The objects of the imports are never garbage. Without this each collection between generations visits them all.
+        # The objects of the imports are never garbage. Without this each collection between generations visits them
+        # all.
         gc.collect()
         gc.freeze()
         self._position.enter(Phase.IDLE)
@@ -156,7 +157,7 @@ class Engine:
             return True
 
     def request_yield(self, generation: int, *, durable: bool = True) -> None:
-        """Control thread: let every rank stop after the same step, with a durable checkpoint part or only a snapshot."""
+        """Control thread: let every rank stop after the same step, with a durable part or only a snapshot."""
         self._fence.request_yield(generation, durable=durable or self._snapshot_store is None)
 
     def close(self) -> None:

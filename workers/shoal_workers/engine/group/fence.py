@@ -1,4 +1,4 @@
-"""What the control thread has ordered: up to which generation everything is over, and up to which one ranks shall yield.
+"""What the control thread has ordered: which generations are over, and which ones shall yield.
 
 The fence is three integers that only grow. Generations only grow too, so a late or repeated order does no harm. Reading
 them takes no lock: the training thread looks at the fence several times in each step. Written by `Engine.interrupt` and

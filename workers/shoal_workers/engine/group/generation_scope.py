@@ -1,8 +1,8 @@
 """A worker's time in one generation, as the control thread sees it: the training thread can be woken until it has left.
 
 The sweeper is a thread that wakes the training thread every 20 ms until it has left. It exists only after an interrupt,
-and is joined before the next generation begins, so it can never touch a socket of the next one. If waking does not help,
-it logs the training thread's stack, because nothing can ask the worker later: it is about to be killed.
+and is joined before the next generation begins, so it can never touch a socket of the next one. If waking does not
+help, it logs the training thread's stack, because nothing can ask the worker later: it is about to be killed.
 """
 
 from __future__ import annotations

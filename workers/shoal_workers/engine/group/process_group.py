@@ -150,7 +150,7 @@ def _addresses(lines: list[str]) -> frozenset[Address]:
 
 
 def _configure_nccl() -> None:
-    """A broken communicator ends a generation, not the worker: NCCL only cleans up, and no watchdog aborts the worker."""
+    """A broken communicator ends a generation, not the worker: NCCL cleans up only, without an aborting watchdog."""
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
 

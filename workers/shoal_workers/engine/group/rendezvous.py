@@ -74,7 +74,7 @@ class Rendezvous:
         self._store = PrefixStore(f"{a.job_id}/{a.attempt}/{a.generation}", self._tcp)
 
     def gather(self, what: str, value: str, *, timeout_s: float | None = None) -> list[str]:
-        """Every rank's `value`, by rank, once all ranks have set theirs. Raises FormFailed that names the missing ranks."""
+        """Every rank's `value`, by rank, once all ranks have set theirs. FormFailed names the missing ranks."""
         a = self._assignment
         deadline_mono = self._deadline_mono if timeout_s is None else time.monotonic() + timeout_s
         keys = [f"{what}/{rank}" for rank in range(a.world_size)]
@@ -90,7 +90,9 @@ class Rendezvous:
                 if time.monotonic() >= deadline_mono:
                     raise FormFailed(self._missing_ranks(what, keys)) from error
                 if not self._is_alive():
-                    raise FormFailed(f"the rendezvous store at {a.store_host}:{a.store_port} was lost: {error}") from error
+                    raise FormFailed(
+                        f"the rendezvous store at {a.store_host}:{a.store_port} was lost: {error}"
+                    ) from error
 
     def close(self) -> None:
         self._store = self._tcp = None

@@ -1,6 +1,7 @@
 """Builds the model, the optimizer and the state of one rank under a generation's layout. Called by the engine.
 
-Never restores: if the generation starts from a snapshot or a checkpoint, the parameters hold arbitrary values afterwards.
+Never restores: if the generation starts from a snapshot or a checkpoint, the parameters hold arbitrary values
+afterwards.
 """
 
 from __future__ import annotations

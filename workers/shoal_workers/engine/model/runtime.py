@@ -1,14 +1,15 @@
 """ModelRuntime: a model, its optimizer and their state, which may outlive a generation.
 
-    generation 1        built  ....  park     off the groups that are about to be destroyed
-    generation 2                     revive   onto new groups of the same layout; nothing is built, and often nothing read
+    generation 1        built  ....  park     off the groups that are about to be destroyed generation 2
+    revive   onto new groups of the same layout; nothing is built, and often nothing read
 
 What other axes than FSDP do to the model (tensor, context and expert axes, DTensors) refers to meshes, and a mesh looks
-its groups up by name when it needs them. The names of a generation's groups follow from its layout, so the meshes of the
-old generation find the groups of the next. Only FSDP2 holds the groups themselves: `park` drops those references, so that
-a group can be destroyed completely while the model stays, and `revive` resolves them again. Nothing may run in between.
+its groups up by name when it needs them. The names of a generation's groups follow from its layout, so the meshes of
+the old generation find the groups of the next. Only FSDP2 holds the groups themselves: `park` drops those references,
+so that a group can be destroyed completely while the model stays, and `revive` resolves them again. Nothing may run in
+between.
 
-Uses private attributes of torch.distributed. No other file does so for re-forming, and tests/dist/model/test_reuse.py
+Uses private attributes of torch.distributed. No other file does so for re-forming, and tests/dist/model/test_runtime.py
 fails if a torch version changes them. Called by the engine on the training thread.
 """
 

@@ -1,8 +1,8 @@
 """Does the lazy imports and first calls that the first group of a worker would otherwise wait for, once, in `prepare`.
 
 A standby that has never trained needs 0.8 s more than a survivor to form its first group and to take its first step.
-Nearly all of it are imports (FSDP, the optimizer's torch._dynamo) and caches. So a tiny model is sharded over a group of
-one, trained for a step and discarded. Called by the engine.
+Nearly all of it are imports (FSDP, the optimizer's torch._dynamo) and caches. So a tiny model is sharded over a group
+of one, trained for a step and discarded. Called by the engine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.spec import OptimizerSpec, Precision
 from shoal_workers.engine.group.mesh import build_mesh
-from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.model.fast_build import build_for_restore
+from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.parallel.compression import mixed_precision
 from shoal_workers.engine.parallel.sharding import shard_model
 from shoal_workers.engine.step.update import default_update

@@ -32,7 +32,9 @@ def cut(parameter: nn.Parameter, cuts: Sequence[tuple[DeviceMesh, int]]) -> nn.P
 
 def shard_like(owner: DTensor, local_part: Tensor) -> DTensor:
     """`local_part` as this rank's shard of a tensor that is laid out as `owner` is; shares its memory."""
-    if local_part.dtype == owner.dtype:  # skips the computation of the layout, which `from_local` repeats for each tensor
+    if (
+        local_part.dtype == owner.dtype
+    ):  # skips the computation of the layout, which `from_local` repeats for each tensor
         return DTensor(local_part.detach(), owner._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return DTensor.from_local(
         local_part, owner.device_mesh, owner.placements, run_check=False, shape=owner.shape, stride=owner.stride()

@@ -2,8 +2,8 @@
 
 The first touch of a page costs 10 to 25 times what copying into it does (the kernel zeroes it; on a virtual machine the
 host may have to find it first). glibc returns blocks to the kernel when they are freed, and requests new ones when the
-next layout's tensors are created, or the next step's activations. With these settings it keeps them: one arena, which is
-never trimmed, and no separate mapping for blocks of less than 32 MiB, the largest threshold that glibc accepts.
+next layout's tensors are created, or the next step's activations. With these settings it keeps them: one arena, which
+is never trimmed, and no separate mapping for blocks of less than 32 MiB, the largest threshold that glibc accepts.
 
 A worker that joins a training group has touched nothing yet, and in its first step all ranks wait for it. So it touches
 the memory that the planner expects it to need while it waits for its first generation.

@@ -10,9 +10,10 @@
                           vote 5                      vote 6: step 5 is complete on every rank
 
 Works on the CPU with the default optimizer only, because only then is it known what else refers to the optimizer's
-tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they are more than a small part
-of the state, nothing is moved, and snapshots are copies, as on a GPU. Uses private attributes of torch.distributed.fsdp;
-tests/dist/state/test_double_buffered_state.py fails if a torch version changes them. Called by the trainer and by `Snapshots`.
+tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they are more than a small
+part of the state, nothing is moved, and snapshots are copies, as on a GPU. Uses private attributes of
+torch.distributed.fsdp; tests/dist/state/test_double_buffered_state.py fails if a torch version changes them. Called by
+the trainer and by `Snapshots`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _MAX_COPIED_SHARE = 0.02
 
 
 class DoubleBufferedState:
-    """The state of one model and its optimizer; in private memory until `move_to_shared_memory`. Training thread only."""
+    """The state of one model and its optimizer; in private memory at first. Training thread only."""
 
     def __init__(self, assembly: Assembly, update: Update) -> None:
         self.view = StateView(assembly, update)
@@ -130,8 +131,8 @@ class DoubleBufferedState:
         """Before a restore: the tensors that must be overwritten.
 
         If one of the buffers holds the step to restore, it becomes the current one, and only what was not moved is
-        returned. Otherwise all of the state is returned, and the current buffer is marked as incomplete, so that no other
-        rank reads from it."""
+        returned. Otherwise all of the state is returned, and the current buffer is marked as incomplete, so that no
+        other rank reads from it."""
         for index, slot in enumerate(self._slots):
             if source is not None and slot.is_of(source.generation, source.step):
                 self._point_to(index)

@@ -6,8 +6,8 @@
 If the state is in shared memory (double_buffered_state.py), a snapshot only marks the buffer with its step. Copies are
 then taken only to be sent.
 
-Rank 0 sets the pace, because a snapshot is complete only if all ranks take it after the same step. Its requests reach the
-others through the vote. Without a snapshot store, or once memory is full, everything here does nothing: training
+Rank 0 sets the pace, because a snapshot is complete only if all ranks take it after the same step. Its requests reach
+the others through the vote. Without a snapshot store, or once memory is full, everything here does nothing: training
 continues, and an unexpected death costs the steps since the last checkpoint. Called by the trainer.
 """
 
@@ -77,8 +77,8 @@ class Snapshots:
         """Once per vote: what snapshots cost since the last vote.
 
         Returns:
-            Seconds for which a snapshot kept the training thread busy, and CPU seconds of one that reached the buddy; 0:
-            there was none.
+            Seconds for which a snapshot kept the training thread busy, and CPU seconds of one that reached the buddy;
+            0: there was none.
         """
         cost = self._store.take_send_cost() if self._store is not None else None
         copy_s, self._copy_s = self._copy_s, 0.0

@@ -1,8 +1,8 @@
 """The run's tensors by name, computed once and reused while they are the same tensors.
 
-Snapshots are taken after every step. Naming some hundred tensors and laying the optimizer's shards out as DTensors takes
-longer than copying them. If an optimizer or a module replaces a tensor instead of writing into it, that is noticed.
-Called by `DoubleBufferedState`, `Snapshots` and the trainer.
+Snapshots are taken after every step. Naming some hundred tensors and laying the optimizer's shards out as DTensors
+takes longer than copying them. If an optimizer or a module replaces a tensor instead of writing into it, that is
+noticed. Called by `DoubleBufferedState`, `Snapshots` and the trainer.
 """
 
 from __future__ import annotations

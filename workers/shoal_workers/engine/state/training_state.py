@@ -4,9 +4,9 @@
     optim.<parameter>.<key>               DTensor or Tensor, for example optim.blocks.0.up.weight.exp_avg
     extra                                 small JSON: step, seed, loss scale, and the plain values of the optimizer
 
-Names are the modules' own, so any world size can read what any other wrote, and nothing depends on a rank. Learning rate
-and randomness are pure functions of step and seed, so these two numbers are all that is saved of them. Called by the
-trainer, by `Snapshots` and by `restore`.
+Names are the modules' own, so any world size can read what any other wrote, and nothing depends on a rank. Learning
+rate and randomness are pure functions of step and seed, so these two numbers are all that is saved of them. Called by
+the trainer, by `Snapshots` and by `restore`.
 """
 
 from __future__ import annotations

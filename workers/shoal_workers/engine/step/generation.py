@@ -1,4 +1,4 @@
-"""What one generation works with on one rank. Made by the engine once the group is formed, gone when the generation ends.
+"""What one generation works with on one rank. Made by the engine for each formed group.
 
 The model is not part of it: a model may outlive its generation (see engine/model/runtime.py).
 """
@@ -80,5 +80,5 @@ class Generation:
         return batch if cp is None else shard_batch(batch, self.plan, cp.get_local_rank(), cp.size())
 
     def split_loss(self) -> AbstractContextManager[None]:
-        """Context manager around forward and backward passes: lets the loss work on logits split over the vocabulary."""
+        """Context manager around forward and backward passes: logits may be split over the vocabulary."""
         return loss_parallel() if self.layout.tp > 1 and splits_vocabulary(self.plan) else nullcontext()

@@ -4,13 +4,13 @@
        finite        divide norm and gradients by the scale, update        after `growth_interval` such steps: scale x 2
        not finite    nothing is updated, the step's samples are used up    scale / 2
 
-The smallest fp16 number is 6e-8, and many gradients are smaller. The largest is 65504, so a scale that is too large shows
-in the same step. The policy is that of torch.amp.GradScaler (Micikevicius et al. 2018, section 3.2). All factors are
-powers of two, so scaling is exact.
+The smallest fp16 number is 6e-8, and many gradients are smaller. The largest is 65504, so a scale that is too large
+shows in the same step. The policy is that of torch.amp.GradScaler (Micikevicius et al. 2018, section 3.2). All factors
+are powers of two, so scaling is exact.
 
 A scale is needed if gradients pass through fp16, in the backward pass or between ranks. Otherwise it is 1 and has no
-state. The state is a function of the verdicts alone, so it is equal on every rank. It is part of `extra` in snapshots and
-checkpoints, so a group that re-forms continues with the scale of the group before. Called by the trainer.
+state. The state is a function of the verdicts alone, so it is equal on every rank. It is part of `extra` in snapshots
+and checkpoints, so a group that re-forms continues with the scale of the group before. Called by the trainer.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class LocalPasses:
             return plain(loss).detach().reshape(()) * generation.loss_share
 
     def _prepare_backward(self, *, is_last: bool) -> None:
-        """Tell FSDP what to do after the next backward pass: everything after the last one, else as little as it can."""
+        """Tell FSDP what to do after the next backward pass: everything after the last one, else less."""
         if len(self._own) == 1:
             return
         fsdp = self._fsdp

@@ -4,8 +4,8 @@
     computed by           0 3 2  1 0 3  2 1 0  3 2 1    two ranks that agree outvote the third
 
 It runs once in `health.replay_every_steps` steps, before the step begins, so a named rank's step is never applied. It
-runs forward passes only, on equal inputs: parameters, samples and random numbers have the same bits on every rank, so the
-losses must have the same bits as well. The parameters come through the all-gather, so a wrong bit in a stored shard
+runs forward passes only, on equal inputs: parameters, samples and random numbers have the same bits on every rank, so
+the losses must have the same bits as well. The parameters come through the all-gather, so a wrong bit in a stored shard
 reaches every rank and is not found. A processor or a kernel that computes wrong is found.
 
 A task whose loss differs from call to call for the same batch disagrees with itself everywhere; then no rank is named.
@@ -42,10 +42,8 @@ class Replay:
         self._generation = generation
         self._gradients = gradients
         owners = [(assignment.rank + distance) % world_size for distance in range(_NUM_WITNESSES)]
-        num_micro_batches = generation.spec.batch.num_micro_batches
-        self._tried = (
-            [micro_batches_of_rank(num_micro_batches, owner, world_size)[0].index for owner in owners] if can_replay else []
-        )
+        num = generation.spec.batch.num_micro_batches
+        self._tried = [micro_batches_of_rank(num, o, world_size)[0].index for o in owners] if can_replay else []
 
     def run(self, step: int) -> None:
         """Before the step that follows `step` completed ones. A collective if a replay is due.

@@ -1,8 +1,9 @@
 """Mean loss over the first samples of the validation split: exact, and equal for every world size.
 
-The samples are cut into the same micro-batches for every world size, and the ranks take turns. A rank that has none left
-runs the first micro-batch again with weight zero, so that all ranks take part in the same collectives. In deterministic
-mode the ranks' sums are added exactly, so the result has the same bits for every world size. Called by the trainer.
+The samples are cut into the same micro-batches for every world size, and the ranks take turns. A rank that has none
+left runs the first micro-batch again with weight zero, so that all ranks take part in the same collectives. In
+deterministic mode the ranks' sums are added exactly, so the result has the same bits for every world size. Called by
+the trainer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shoal_workers.engine.step.passes import Passes
 from shoal_workers.engine.task.randomness import seed_everything
 
 _STREAM = 0x56414C49
-"""Separates these random numbers from the training's. Every validation draws the same ones, so losses are comparable."""
+"""Separates these random numbers from the training's. All validations draw the same, so losses are comparable."""
 
 
 class Validation:

@@ -13,17 +13,17 @@ def test_a_fence_only_rises() -> None:
 
 def test_a_yield_does_not_reach_the_next_generation() -> None:
     fence = Fence()
-    fence.ask_yield(3, durable=False)
-    assert fence.is_yield_asked(3)
-    assert not fence.is_yield_asked(4)
+    fence.request_yield(3, durable=False)
+    assert fence.is_yield_requested(3)
+    assert not fence.is_yield_requested(4)
     assert not fence.is_fenced(3)
 
 
 def test_a_yield_is_durable_once_anybody_asks_for_that() -> None:
     fence = Fence()
-    fence.ask_yield(3, durable=False)
-    assert not fence.is_durable_asked(3)
-    fence.ask_yield(3, durable=True)
-    fence.ask_yield(3, durable=False)
-    assert fence.is_durable_asked(3)
-    assert not fence.is_durable_asked(4)
+    fence.request_yield(3, durable=False)
+    assert not fence.is_durable_requested(3)
+    fence.request_yield(3, durable=True)
+    fence.request_yield(3, durable=False)
+    assert fence.is_durable_requested(3)
+    assert not fence.is_durable_requested(4)

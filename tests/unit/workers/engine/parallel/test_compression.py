@@ -7,7 +7,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from shoal_workers.contract.spec import Precision
-from shoal_workers.engine.parallel.compression import mixed_precision, needs_loss_scale
+from shoal_workers.engine.parallel.compression import mixed_precision
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,8 +27,3 @@ def test_compute_and_reduction_are_chosen_apart(compute: Precision, reduction: P
 def test_gradients_of_fp32_can_travel_shorter(reduction: Precision) -> None:
     policy = mixed_precision(Precision.FP32, reduction)
     assert (policy.param_dtype, policy.reduce_dtype) == (None, DTYPES[reduction])
-
-
-def test_fp16_anywhere_needs_a_loss_scale() -> None:
-    needing = {(c, r) for c in Precision for r in Precision if needs_loss_scale(c, r)}
-    assert needing == {(c, r) for c in Precision for r in Precision if "fp16" in (c, r)}

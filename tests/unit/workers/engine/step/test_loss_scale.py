@@ -1,4 +1,4 @@
-"""The loss scale halves at once, doubles with patience, stays within its bounds, and comes back from JSON as it was."""
+"""The loss scale halves after one bad step, doubles after several good ones, and stays within its bounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.engine.step.loss_scale import LossScale, ScalePolicy, after_step
+from shoal_workers.contract.spec import JobSpec, Precision
+from shoal_workers.engine.step.loss_scale import LossScale, ScalePolicy, Scaling, after_step, needs_loss_scale
 
 POLICY = ScalePolicy(initial=16.0, growth_interval=3, smallest=1.0, largest=64.0)
 
@@ -34,15 +35,15 @@ def test_finite_steps_in_a_row_double_the_scale() -> None:
     assert run([True] * 7) == [16, 16, 32, 32, 32, 64, 64]
 
 
-def test_an_overflow_starts_the_count_again() -> None:
+def test_an_overflow_restarts_the_count_of_finite_steps() -> None:
     assert run([True, True, False, True, True, True]) == [16, 16, 8, 8, 8, 16]
 
 
-def test_the_scale_stays_at_its_largest() -> None:
+def test_the_scale_never_exceeds_its_maximum() -> None:
     assert run([True] * 30)[-1] == POLICY.largest
 
 
-def test_at_the_smallest_scale_the_range_of_fp16_is_not_to_blame() -> None:
+def test_a_non_finite_step_at_the_smallest_scale_is_hopeless() -> None:
     verdict = after_step(LossScale(1.0, 1), is_finite=False, policy=POLICY)
     assert verdict.is_hopeless and not verdict.updates
     assert verdict.state == LossScale(1.0, 0)
@@ -55,7 +56,7 @@ def test_the_scale_is_a_power_of_two_within_its_bounds(outcomes: list[bool]) -> 
 
 
 @given(st.lists(st.booleans(), max_size=30), st.integers(0, 30))
-def test_a_state_that_went_through_json_goes_on_as_if_nothing_had_happened(outcomes: list[bool], cut: int) -> None:
+def test_a_state_restored_from_json_continues_unchanged(outcomes: list[bool], cut: int) -> None:
     state = LossScale.first(POLICY)
     for is_finite in outcomes[:cut]:
         state = after_step(state, is_finite=is_finite, policy=POLICY).state
@@ -65,6 +66,45 @@ def test_a_state_that_went_through_json_goes_on_as_if_nothing_had_happened(outco
 
 
 @pytest.mark.parametrize("wrong", [{"smallest": 0.0}, {"initial": 2.0**30}, {"growth_interval": 0}])
-def test_bounds_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
+def test_contradictory_bounds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"loss scale needs|at least 1 step"):
         ScalePolicy(**wrong)  # type: ignore[arg-type]
+
+
+def test_fp16_in_either_place_needs_a_loss_scale() -> None:
+    needing = {(c, r) for c in Precision for r in Precision if needs_loss_scale(c, r)}
+    assert needing == {(c, r) for c in Precision for r in Precision if "fp16" in (c, r)}
+
+
+def _spec(**settings: str) -> JobSpec:
+    return JobSpec.model_validate({"stop": {"steps": 1}, **settings})
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "bf16"}, {"reduce_precision": "bf16"}])
+def test_without_fp16_there_is_no_scale(settings: dict[str, str]) -> None:
+    scaling = Scaling(_spec(**settings))
+    scaling.restore({"scale": 8.0, "num_finite": 1})
+    assert scaling.scale == 1.0
+    assert scaling.update(is_finite=False) is None
+    assert scaling.to_json() is None
+
+
+@pytest.mark.parametrize("settings", [{"precision": "fp16"}, {"reduce_precision": "fp16"}])
+def test_fp16_in_either_place_has_a_scale(settings: dict[str, str]) -> None:
+    scaling = Scaling(_spec(**settings))
+    scaling.restore(None)
+    assert scaling.scale == ScalePolicy().initial
+    verdict = scaling.update(is_finite=False)
+    assert verdict is not None and not verdict.updates
+    assert scaling.scale == ScalePolicy().initial / 2
+
+
+def test_a_restored_scaling_continues_from_the_saved_state() -> None:
+    first = Scaling(_spec(precision="fp16"), ScalePolicy(growth_interval=2))
+    first.update(is_finite=False)
+    first.update(is_finite=True)
+    second = Scaling(_spec(precision="fp16"), ScalePolicy(growth_interval=2))
+    second.restore(first.to_json())
+    for scaling in (first, second):
+        scaling.update(is_finite=True)
+    assert first.to_json() == second.to_json() == {"scale": ScalePolicy().initial, "num_finite": 0}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_workers.engine.step.validation_slices import validation_slices
+from shoal_workers.engine.step.validation import validation_slices
 
 
 @given(st.integers(1, 200), st.integers(1, 17), st.integers(1, 9))
@@ -15,5 +15,5 @@ def test_every_sample_counts_once_and_every_rank_runs_as_many(num_samples: int, 
     assert all(weight == len(samples) for samples, weight in counted)
 
 
-def test_filler_weighs_nothing_and_can_be_run() -> None:
+def test_padding_has_weight_zero_and_can_be_run() -> None:
     assert validation_slices(5, 2, 1, 2) == [(range(2, 4), 2), (range(2), 0)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW, Place
+from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW, ParameterBuffers
 
 SHAPES = [(7, 5), (64,), (3, 3, 2), (1,)]
 
@@ -61,17 +61,17 @@ def test_it_gives_the_bits_that_torch_gives(alternates: bool) -> None:
 
 def _step_elsewhere(optimizer: DoubleBufferedAdamW, parameters: list[nn.Parameter]) -> None:
     """Into memory that holds nonsense; what the operands were in must not change."""
-    places = {p: Place(*(torch.full_like(p.detach(), torch.nan) for _ in range(3))) for p in parameters}
+    targets = {p: ParameterBuffers(*(torch.full_like(p.detach(), torch.nan) for _ in range(3))) for p in parameters}
     old = [(p.data, optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]) for p in parameters]
     before = [tuple(tensor.clone() for tensor in tensors) for tensors in old]
-    optimizer.places = places
+    optimizer.targets = targets
     optimizer.step()
     for tensors, copies in zip(old, before, strict=True):
         assert _same(list(tensors), list(copies))
-    for parameter, place in places.items():
-        parameter.data = place.parameter
-        optimizer.state[parameter]["exp_avg"] = place.exp_avg
-        optimizer.state[parameter]["exp_avg_sq"] = place.exp_avg_sq
+    for parameter, target in targets.items():
+        parameter.data = target.parameter
+        optimizer.state[parameter]["exp_avg"] = target.exp_avg
+        optimizer.state[parameter]["exp_avg_sq"] = target.exp_avg_sq
 
 
 def test_what_has_no_other_place_is_updated_in_place() -> None:
@@ -81,10 +81,10 @@ def test_what_has_no_other_place_is_updated_in_place() -> None:
         parameter.grad = torch.ones(3)
     optimizer.step()
     was = first.detach().clone()
-    place = Place(torch.zeros(3), torch.zeros(3), torch.zeros(3))
-    optimizer.places = {first: place}
+    target = ParameterBuffers(torch.zeros(3), torch.zeros(3), torch.zeros(3))
+    optimizer.targets = {first: target}
     for parameter in (first, second):
         parameter.grad = torch.ones(3)
     optimizer.step()
     assert torch.equal(first, was)
-    assert torch.equal(place.parameter, second)
+    assert torch.equal(target.parameter, second)
