@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
-from shoal_service.store import JobEnded, Lease, LeaseLost, RequestConflict, Store
+from shoal_service.store import Lease, LeaseLost, RequestConflict, Store
 from shoal_service.views import JobPatch
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -59,7 +59,6 @@ class TestLease:
             lambda: store.begin_attempt(job_id, workers=1, **old),
             lambda: store.set_grant(job_id, workers=2, reason="", **old),
             lambda: store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", **old),
-            lambda: store.finish_without_attempt(job_id, JobState.FAILED, EndReason.START_FAILED, "", **old),
             lambda: store.record_event(job_id, "x", {}, **old),
             lambda: store.set_queue_note(job_id, "why", **old),
         ]
@@ -130,16 +129,6 @@ class TestAttempts:
         assert store.get_job(job_id).status.desired_workers == 3
         granted = [event.data for event in store.events(job_id) if event.type == "job.granted"]
         assert granted == [{"from": 2, "to": 3, "reason": "room"}]
-
-    def test_finishing_ends_a_job_once(self, store: Store, lease: Lease, submit: Submit) -> None:
-        job_id = submit()
-        store.finish_without_attempt(job_id, JobState.FAILED, EndReason.START_FAILED, "no", epoch=lease.epoch, now=3.0)
-        job = store.get_job(job_id)
-        assert (job.status.state, job.status.reason, job.ended_at) == (JobState.FAILED, "start_failed", 3.0)
-        with pytest.raises(JobEnded):
-            store.finish_without_attempt(
-                job_id, JobState.CANCELLED, EndReason.CANCELLED, "", epoch=lease.epoch, now=4.0
-            )
 
 
 class TestQueue:

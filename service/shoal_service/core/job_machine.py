@@ -66,14 +66,7 @@ class Requeued:
     """The attempt was lost without a word."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedWithoutAttempt:
-    """The control loop ends a job that no supervisor can end."""
-
-    state: JobState
-
-
-JobInput: TypeAlias = Requested | AttemptBegun | Reported | AttemptEnded | Requeued | FinishedWithoutAttempt
+JobInput: TypeAlias = Requested | AttemptBegun | Reported | AttemptEnded | Requeued
 
 
 def step(standing: JobStanding, event: JobInput) -> JobStanding | None:
@@ -91,8 +84,6 @@ def step(standing: JobStanding, event: JobInput) -> JobStanding | None:
             return _settled(standing, JobState.QUEUED if again else ENDINGS[reason].state)
         case Requeued():
             return _settled(standing, JobState.QUEUED) if standing.state in ATTEMPT_STATES else None
-        case FinishedWithoutAttempt(state=state):
-            return JobStanding(state, standing.desired) if state.ended and not standing.state.ended else None
         case _:
             assert_never(event)
 

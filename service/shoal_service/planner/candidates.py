@@ -120,15 +120,11 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
         pp, replicate, shard, cp, tp, ep, level, schedule, per_rank, recompute, context, np.zeros_like(pp), fed, (),
         offload,
     )  # fmt: skip
-    return replace(_taken(columns, legal), cut=places, cuts=cuts)
+    return replace(select_rows(columns, legal), cut=places, cuts=cuts)
 
 
-def taken(columns: Candidates, chosen: np.ndarray) -> Candidates:
-    """Some of the rows: by a mask, or by their places."""
-    return _taken(columns, chosen)
-
-
-def _taken(columns: Candidates, chosen: np.ndarray) -> Candidates:
+def select_rows(columns: Candidates, chosen: np.ndarray) -> Candidates:
+    """The chosen rows of all columns. `chosen`: a mask, or row numbers."""
     arrays = {f.name: getattr(columns, f.name) for f in fields(columns)}
     return replace(columns, **{name: a[chosen] for name, a in arrays.items() if isinstance(a, np.ndarray)})
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal_service.core.hardware_profile import HardwareProfile
-from shoal_service.planner.candidates import Candidates, Limits, candidates, taken
+from shoal_service.planner.candidates import Candidates, Limits, candidates, select_rows
 from shoal_service.planner.collectives import Floats
 from shoal_service.planner.memory import BytesPart, Work, memory
 from shoal_service.planner.prediction import Prediction
@@ -114,7 +114,7 @@ def field(task: Task, worlds: Sequence[int], *, offload: bool = False) -> Field:
 
 def only(whole: Field, chosen: np.ndarray) -> Field:
     """Part of a field, by a mask."""
-    return _predicted(whole.task, taken(whole.columns, chosen))
+    return _predicted(whole.task, select_rows(whole.columns, chosen))
 
 
 def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:

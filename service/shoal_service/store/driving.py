@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, FinishedWithoutAttempt, Requeued, step
+from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.records import JobRecord, load, load_spec, record_of
@@ -129,19 +129,6 @@ def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: 
     edit = JobEdit(connection, job, now)
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
     return edit.save()
-
-
-def finish(
-    connection: Connection, job_id: str, *, state: JobState, reason: EndReason, message: str, now: float
-) -> None:
-    """Raises JobEnded."""
-    job = load(connection, job_id, lock=True)
-    standing = step(job.standing, FinishedWithoutAttempt(state))
-    if standing is None:
-        raise _conflict(job, "be ended")
-    edit = JobEdit(connection, job, now)
-    edit.move(standing, reason.value, message, attempt=job.attempt)
-    edit.save()
 
 
 def record_event(connection: Connection, job_id: str, kind: str, data: dict[str, Any], *, now: float) -> None:

@@ -254,15 +254,6 @@ class Store:
         if changed:
             self._hub.publish(job_id)
 
-    def finish_without_attempt(
-        self, job_id: str, state: JobState, reason: EndReason, message: str, *, epoch: int, now: float
-    ) -> None:
-        """Raises JobEnded."""
-        with self._database.write() as tx:
-            leases.hold(tx, epoch)
-            driving.finish(tx, job_id, state=state, reason=reason, message=message, now=now)
-        self._hub.publish(job_id)
-
     def record_event(self, job_id: str, kind: str, data: dict[str, Any], *, epoch: int, now: float) -> None:
         with self._database.write() as tx:
             leases.hold(tx, epoch)

@@ -43,11 +43,6 @@ def best_source(state: Attempt, members: Sequence[Worker] = ()) -> SnapshotSourc
     )
 
 
-def is_whole(state: Attempt, generation: int, step: int) -> bool:
-    """Whether that very snapshot can be restored from memory."""
-    return any((s.generation, s.step) == (generation, step) for s in _whole(state))
-
-
 def newest_kept(state: Attempt) -> int | None:
     """Step of the newest snapshot that anybody told a part of, whole or not; None: nobody told of any."""
     trusted = (h.step for h in _snapshot_parts(state) if _is_trusted(state, h.generation, h.step))
