@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from shoal_service.clock import Clock
 from shoal_service.core.attempt.events import (
-    Beat,
     DeathDated,
     Event,
     InterruptAcknowledged,
+    ProgressReported,
     ReportArrived,
     RunReturned,
     SnapshotPartsReported,
@@ -208,7 +208,7 @@ class WorkerClient:
             wait_s = _HANG_POLL_WAIT_S if self._may_hang_soon(poll.progress) else _POLL_WAIT_S
             for item in poll.reports:
                 self._post(ReportArrived(self.index, item))
-            self._post(Beat(self.index, poll.progress))
+            self._post(ProgressReported(self.index, poll.progress))
             await self._context.settled()
             if not stored_after or stored_after[-1][0] != poll.seq:
                 stored_after.append((poll.seq, outbox.seq))

@@ -1,11 +1,18 @@
-"""What time alone brings about. Looked at after every event, so that a busy queue puts no deadline off."""
+"""What time alone brings about. Checked after every event, so that a busy queue delays no deadline.
+
+`overdue` decides and changes nothing; `apply` carries it out.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import assert_never
 
+from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs, stragglers
 from shoal_service.core.attempt.group import leaving, outcome, recall
+from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import (
     Committing,
     FallingBack,
@@ -18,19 +25,52 @@ from shoal_service.core.attempt.state.stages import (
     Switching,
     Waiting,
 )
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.job import EndReason, IncidentCause
 
 
-def look(turn: Turn) -> None:
-    _stage(turn)
+class Deadline(StrEnum):
+    """What was waited for and did not come in time."""
+
+    STORAGE = "storage"
+    WORKERS = "workers"
+    """elasticity.min_workers of them."""
+    RECALL = "recall"
+    FORMED = "formed"
+    STEP_BOUNDARY = "step_boundary"
+    PROGRESS = "progress"
+    USER_ERRORS = "user_errors"
+    """Other ranks had time to raise the same error as the first one."""
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    deadline: Deadline
+    reason: str
+
+
+def apply(turn: Turn) -> None:
+    found = overdue(turn.state, turn.now)
+    if found is not None:
+        _act(turn, found)
+    elif turn.stage is Stage.QUIESCING:
+        leaving.give_up_on_the_unresponsive(turn)
+        outcome.follow_when_all_left(turn)  # the time to report snapshots may have passed
+    for worker in turn.pool.workers:
+        if turn.stage is Stage.ENDED:
+            return
+        given_up = is_given_up(turn.state, worker, turn.now)
+        if given_up:
+            leaving.evict(turn, worker.index, IncidentCause.UNREACHABLE, "no answer", given_up.reason)
     if turn.stage is not Stage.ENDED:
-        _the_unreachable(turn)
         stragglers.keep_the_irreplaceable(turn)
 
 
 def forgive_absence(turn: Turn) -> None:
-    """The supervisor was away itself: stopped, or restarted. What it did not hear meanwhile is nobody's silence."""
+    """If the supervisor handled no event for timeouts.absence_s, it was suspended or restarted. Workers are not to
+    blame for what it did not receive meanwhile."""
     state = turn.state
     away_s = turn.now - turn.progress.last_event_at
     if not state.group_active and not turn.snapshots.requested:
@@ -41,7 +81,7 @@ def forgive_absence(turn: Turn) -> None:
 
 
 def _put_off(turn: Turn, away_s: float) -> None:
-    """All that answers and progress are measured from is `away_s` later."""
+    """Deadlines of answers and of progress move by the time of the absence."""
 
     def later(at: float) -> float:
         return min(turn.now, at + away_s)
@@ -62,58 +102,66 @@ def _put_off(turn: Turn, away_s: float) -> None:
             turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=later(worker.unreachable_since)))
 
 
-def _stage(turn: Turn) -> None:
-    target, timeouts, num_usable = turn.target, turn.config.timeouts, turn.state.num_usable
-    waited = turn.now - turn.current.since
-    match turn.current:
+def overdue(state: Attempt, now: float) -> Overdue | None:
+    """The deadline of the current stage that has passed."""
+    target, timeouts, num_usable = state.target, state.config.timeouts, state.num_usable
+    waited, minimum = now - state.current.since, state.target.min_workers
+    match state.current:
         case Opening() | FallingBack() if waited > timeouts.commit_s:
-            turn.end(EndReason.STORAGE_FAILED, f"{turn.config.checkpoint_root} did not answer for {waited:.0f} s")
-        case Starting() if waited > timeouts.start_s and num_usable < target.min_workers:
-            turn.end(
-                EndReason.CAPACITY_TIMEOUT,
-                f"only {num_usable} of at least {target.min_workers} workers started within {waited:.0f} s",
+            return Overdue(Deadline.STORAGE, f"{state.config.checkpoint_root} did not answer for {waited:.0f} s")
+        case Starting() if waited > timeouts.start_s and num_usable < minimum:
+            reason = f"only {num_usable} of at least {minimum} workers started within {waited:.0f} s"
+            return Overdue(Deadline.WORKERS, reason)
+        case Waiting(recall_until=float() as until) if now >= until:
+            return Overdue(Deadline.RECALL, f"no worker has reported the snapshots within {timeouts.recall_s:g} s")
+        case Waiting() if waited > target.spec.elasticity.wait_s and num_usable < minimum:
+            reason = (
+                f"{num_usable} of at least {minimum} workers (elasticity.min_workers) for {waited:.0f} s "
+                "(elasticity.wait_s)"
             )
-        case Waiting(recall_until=float() as until) if turn.now >= until:
-            recall.end(turn)
-        case Waiting() if waited > target.spec.elasticity.wait_s and num_usable < target.min_workers:
-            turn.end(
-                EndReason.CAPACITY_TIMEOUT,
-                f"{num_usable} of at least {target.min_workers} workers (elasticity.min_workers) for "
-                f"{waited:.0f} s (elasticity.wait_s)",
-            )
+            return Overdue(Deadline.WORKERS, reason)
         case Forming() if waited > timeouts.form_s:
-            message = f"the group did not form within {waited:.0f} s"
-            leaving.lose_group(turn, IncidentCause.FORM_FAILED, "deadline", message)
+            return Overdue(Deadline.FORMED, f"the group did not form within {waited:.0f} s")
         case Switching() if waited > timeouts.switch_s:
-            message = f"no step boundary was reached in {waited:.0f} s"
-            leaving.lose_group(turn, IncidentCause.COLLECTIVE_FAILED, "deadline", message)
+            return Overdue(Deadline.STEP_BOUNDARY, f"no step boundary was reached in {waited:.0f} s")
         case Running() | Switching():
-            _hang(turn)
-        case Quiescing(interrupt_at=float() as interrupt_at) if turn.now >= interrupt_at:
-            leaving.interrupt_rest(turn)
-        case Quiescing():
-            leaving.give_up_on_the_unresponsive(turn)
-            outcome.follow_when_all_left(turn)  # the time to answer AskHoldings may have passed
+            hang = hangs.find_hang(state, now)
+            return Overdue(Deadline.PROGRESS, hang.reason) if hang else None
+        case Quiescing(interrupt_at=float() as at) if now >= at:
+            reason = f"{timeouts.user_error_grace_s:g} s have passed since the first user error"
+            return Overdue(Deadline.USER_ERRORS, reason)
         case Committing() if waited > timeouts.commit_s:
-            outcome.go_on_without_commit(turn, f"the commit took longer than {waited:.0f} s")
+            return Overdue(Deadline.COMMIT, f"the commit took longer than {waited:.0f} s")
         case _:
-            pass
+            return None
 
 
-def _hang(turn: Turn) -> None:
-    found = hangs.find_hang(turn.state, turn.now)
-    if found is None:
-        return
-    message, hang = found
-    turn.health = replace(turn.health, hang=hang)
-    leaving.lose_group(turn, IncidentCause.HUNG, "progress stamps", message)
+def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
+    """An unreachable worker is not known to be dead, but it is not waited for without end."""
+    limit, since = state.config.timeouts.unreachable_s, worker.unreachable_since
+    if since is None:
+        return Decision(False, "it answers")
+    return Decision(now - since >= limit, f"it did not answer for {limit:g} s")
 
 
-def _the_unreachable(turn: Turn) -> None:
-    """Nothing else speaks against them, but nobody can wait for them for ever."""
-    limit = turn.config.timeouts.unreachable_s
-    for worker in turn.pool.workers:
-        since = worker.unreachable_since
-        if since is not None and turn.now - since >= limit and turn.stage is not Stage.ENDED:
-            message = f"it did not answer for {limit:g} s"
-            leaving.evict(turn, worker.index, IncidentCause.UNREACHABLE, "no answer", message)
+def _act(turn: Turn, found: Overdue) -> None:
+    match found.deadline:
+        case Deadline.STORAGE:
+            turn.end(EndReason.STORAGE_FAILED, found.reason)
+        case Deadline.WORKERS:
+            turn.end(EndReason.CAPACITY_TIMEOUT, found.reason)
+        case Deadline.RECALL:
+            recall.end(turn)
+        case Deadline.FORMED:
+            leaving.lose_group(turn, IncidentCause.FORM_FAILED, "deadline", found.reason)
+        case Deadline.STEP_BOUNDARY:
+            leaving.lose_group(turn, IncidentCause.COLLECTIVE_FAILED, "deadline", found.reason)
+        case Deadline.PROGRESS:
+            turn.health = replace(turn.health, hang=hangs.find_hang(turn.state, turn.now).hang)
+            leaving.lose_group(turn, IncidentCause.HUNG, "progress stamps", found.reason)
+        case Deadline.USER_ERRORS:
+            leaving.interrupt_rest(turn)
+        case Deadline.COMMIT:
+            outcome.go_on_without_commit(turn, found.reason)
+        case _:
+            assert_never(found.deadline)

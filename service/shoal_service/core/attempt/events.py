@@ -110,7 +110,7 @@ class DesiredChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class ProgressReported:
     """What a worker's answer to a poll says of its training thread. Also when nothing has changed: it answers."""
 
     index: int
@@ -168,7 +168,7 @@ Event = (
     | ElasticityChanged
     | ParallelismChanged
     | DesiredChanged
-    | Beat
+    | ProgressReported
     | InterruptAcknowledged
     | SnapshotPartsReported
     | WorkerUnreachable

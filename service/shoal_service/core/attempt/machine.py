@@ -25,7 +25,6 @@ from shoal_service.core.attempt.commands import (
     RequestYield,
 )
 from shoal_service.core.attempt.events import (
-    Beat,
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
@@ -37,6 +36,7 @@ from shoal_service.core.attempt.events import (
     InterruptAcknowledged,
     NodesAvoided,
     ParallelismChanged,
+    ProgressReported,
     ReportArrived,
     RunReturned,
     SnapshotPartsReported,
@@ -95,9 +95,9 @@ def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[At
     turn = Turn(state, now, plan)
     deadlines.forgive_absence(turn)
     _happen(turn, event)
-    for look in (deadlines.look, forming.consider, switching.consider, worker_pool.replenish):
+    for apply in (deadlines.apply, forming.consider, switching.consider, worker_pool.replenish):
         if turn.stage is not Stage.ENDED:
-            look(turn)
+            apply(turn)
     turn.ledger = booking.booked(state, turn.state, event, now)
     return turn.state, tuple(turn.commands)
 
@@ -128,9 +128,9 @@ def _happen(turn: Turn, event: Event) -> None:
             worker_pool.answered(turn, index)
             holdings.told(turn, index, held)
             outcome.follow_when_all_left(turn)
-        case Beat(index, progress):
+        case ProgressReported(index, progress):
             worker_pool.answered(turn, index)
-            hangs.beat(turn, index, progress)
+            hangs.progress_reported(turn, index, progress)
         case ReportArrived(index, item):
             worker_pool.answered(turn, index)
             reports.arrived(turn, index, item)

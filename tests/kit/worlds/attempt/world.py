@@ -24,10 +24,10 @@ from shoal_service.core.attempt.commands import (
     ShowIncident,
 )
 from shoal_service.core.attempt.events import (
-    Beat,
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
+    ProgressReported,
     ReportArrived,
     RunReturned,
     WorkerFailedToStart,
@@ -140,7 +140,7 @@ class World(Commanded):
                 generation=worker.run.generation, phase=phase, step=worker.step if step is None else step,
                 at=self.now, counter=beat, stalled_s=stalled_s,
             )  # fmt: skip
-            self.feed(Beat(index, progress))
+            self.feed(ProgressReported(index, progress))
 
     def report(self, *compute_s: float) -> None:
         """A step in which the ranks computed for so long."""
@@ -251,7 +251,7 @@ class World(Commanded):
                 self.tell(group[0], step_report(group[0].run, group[0].step, self.now))
                 if self.state.target.keeps_snapshots:
                     for worker in group:
-                        self.post(f"news-{worker.index}", Beat(worker.index, self._progress(worker)))
+                        self.post(f"news-{worker.index}", ProgressReported(worker.index, self._progress(worker)))
             step = group[0].step
             kind = ExitKind.FINISHED if step == self.total_steps else ExitKind.YIELDED
             leaves = step == self.total_steps or any(p.yields is not None for p in group)

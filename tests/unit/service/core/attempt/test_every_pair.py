@@ -11,7 +11,6 @@ from kit.worlds.attempt.parts import from_journal
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import End
 from shoal_service.core.attempt.events import (
-    Beat,
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
@@ -23,6 +22,7 @@ from shoal_service.core.attempt.events import (
     InterruptAcknowledged,
     NodesAvoided,
     ParallelismChanged,
+    ProgressReported,
     ReportArrived,
     RunReturned,
     SnapshotPartsReported,
@@ -173,7 +173,9 @@ def events(state: Attempt) -> Iterator[Event]:
         yield SnapshotPartsReported(index, (held,))
         for generation in (state.group.generation, state.group.generation - 1):
             yield InterruptAcknowledged(index, generation)
-            yield Beat(index, Progress(generation=generation, phase=Phase.FORWARD, step=step, at=0, counter=1))
+            yield ProgressReported(
+                index, Progress(generation=generation, phase=Phase.FORWARD, step=step, at=0, counter=1)
+            )
         yield WorkerWarm(
             index, WorkerInfo(worker_id="s", node_id="n", node_ip="10.0.0.1", pid=1, store_port=2, device="cpu")
         )

@@ -174,7 +174,7 @@ def test_before_any_beat_was_heard_silence_means_little(new_world: NewWorld) -> 
     world.pass_time(20.0)
     assert world.state.stage is Stage.RUNNING
     world.pass_time(0.25)
-    assert "no beat was acknowledged" in world.state.incident.message
+    assert "no progress was reported" in world.state.incident.message
 
 
 def test_a_save_that_takes_long_is_no_hang(new_world: NewWorld) -> None:
