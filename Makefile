@@ -73,6 +73,7 @@ bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a
 
 docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/docs_pages.py
+	@$(BIN)/python tools/cli_page.py
 	@$(BIN)/python tools/openapi.py
 
 picture: setup   ## the README's picture, from a real run of the demo

@@ -6,17 +6,22 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """0 means done."""
+    """0 means done; `MEANINGS` explains the others."""
 
     OK = 0
     FAILED = 1
-    """The job failed or was cancelled; the losses of two jobs differ by more than the tolerance; nothing fits (`plan`);
-    the demo or a check of the doctor failed; or the server had an internal error."""
     USAGE = 2
-    """Invalid options, an invalid spec, or a request that the job's state does not allow."""
     UNREACHABLE = 3
-    """No server answers at --url."""
     NOT_FOUND = 4
-    """No such job, or no such file."""
     INTERRUPTED = 130
-    """Ctrl-C. A followed job continues."""
+
+
+MEANINGS = {
+    ExitCode.OK: "Done. With `--follow`, `--wait` and `watch`: the job succeeded.",
+    ExitCode.FAILED: "The job failed or was cancelled; the losses of two jobs differ by more than the tolerance "
+    "(`parity`); no layout fits (`plan`); the demo or a check of the doctor failed; the server had an internal error.",
+    ExitCode.USAGE: "Invalid options, an invalid spec, or a request that the job's state does not allow.",
+    ExitCode.UNREACHABLE: "No server answers at `--url`.",
+    ExitCode.NOT_FOUND: "There is no such job, node, incident or file.",
+    ExitCode.INTERRUPTED: "Ctrl-C. A followed job continues.",
+}

@@ -29,30 +29,45 @@ _HELP = """Elastic training on Ray: a job survives dead workers and produces the
 `shoal demo` shows this. `shoal serve` starts a server; `shoal submit SPEC --follow` trains a job on it.
 """
 
-_SPECS = "Specs and data"
-_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Jobs": (
-        submit.submit,
-        submit.watch,
-        inspect.jobs,
-        inspect.show,
-        inspect.logs,
-        inspect.events,
-        control.scale,
-        control.relayout,
-        control.pause,
-        control.resume,
-        control.cancel,
-        inspect.workers,
-        incidents.incidents,
-        goodput.goodput,
-        parity.parity,
-        inspect.checkpoints,
-        export.export,
-    ),
-    _SPECS: (specs.validate, plan.plan, plan.profile, specs.schema),
-    "Server": (serve.serve, inspect.cluster, nodes.nodes, nodes.drain, check.demo, check.doctor, check.version),
+PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Jobs": {
+        "submit": submit.submit,
+        "watch": submit.watch,
+        "jobs": inspect.jobs,
+        "show": inspect.show,
+        "logs": inspect.logs,
+        "events": inspect.events,
+        "scale": control.scale,
+        "relayout": control.relayout,
+        "pause": control.pause,
+        "resume": control.resume,
+        "cancel": control.cancel,
+        "workers": inspect.workers,
+        "incidents": incidents.incidents,
+        "goodput": goodput.goodput,
+        "parity": parity.parity,
+        "checkpoints": inspect.checkpoints,
+        "export": export.export,
+    },
+    "Specs and data": {
+        "validate": specs.validate,
+        "plan": plan.plan,
+        "profile": plan.profile,
+        "schema": specs.schema,
+        "data prepare": specs.prepare,
+    },
+    "Server": {
+        "serve": serve.serve,
+        "cluster": inspect.cluster,
+        "nodes": nodes.nodes,
+        "drain": nodes.drain,
+        "demo": check.demo,
+        "doctor": check.doctor,
+        "version": check.version,
+    },
 }
+"""The commands, in the order in which the help lists them. A name of two words is a command of a group."""
+_GROUPS = {"data": specs.data}
 
 
 def main() -> None:
@@ -61,7 +76,7 @@ def main() -> None:
 
 
 def build_app() -> typer.Typer:
-    """The commands, in the order in which the help lists them."""
+    """The commands, in the order of `PANELS`."""
     app = typer.Typer(
         help=_HELP,
         no_args_is_help=True,
@@ -69,13 +84,18 @@ def build_app() -> typer.Typer:
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for panel, functions in _PANELS.items():
-        for function in functions:
-            app.command(rich_help_panel=panel)(function)
-    data = typer.Typer(help="Prepare training data.", no_args_is_help=True)
-    data.callback()(specs.data)
-    data.command()(specs.prepare)
-    app.add_typer(data, name="data", rich_help_panel=_SPECS)
+    groups: dict[str, typer.Typer] = {}
+    for panel, commands in PANELS.items():
+        for name, function in commands.items():
+            group, _, word = name.rpartition(" ")
+            if not group:
+                app.command(name, rich_help_panel=panel)(function)
+                continue
+            if group not in groups:
+                groups[group] = typer.Typer(no_args_is_help=True)
+                groups[group].callback()(_GROUPS[group])
+                app.add_typer(groups[group], name=group, rich_help_panel=panel)
+            groups[group].command(word)(function)
     return app
 
 
