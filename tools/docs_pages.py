@@ -2,6 +2,7 @@
 
 - docs/reference/spec.md lists every key of a job spec, from the schema of `JobSpec`;
 - docs/reference/metrics.md lists every metric, from its declaration;
+- docs/reference/events.md lists every event type, from the catalogue in core/events;
 - the state diagram in docs/architecture.md is the table of transitions of the attempt machine;
 - the table of causes there is the table of faults.
 
@@ -11,6 +12,7 @@ Tests compare the committed pages with what this makes, so they cannot fall behi
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from pydantic import BaseModel
 
 from shoal_service.core.attempt.faults.table import FAULTS, Budget
 from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.catalogue import TOPICS
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry import metric_names
 from shoal_workers.contract.job import IncidentCause, JobState
@@ -31,6 +35,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 def main() -> None:
     (DOCS / "reference" / "spec.md").write_text(spec_page(), encoding="utf-8")
     (DOCS / "reference" / "metrics.md").write_text(metrics_page(), encoding="utf-8")
+    (DOCS / "reference" / "events.md").write_text(events_page(), encoding="utf-8")
     page = DOCS / "architecture.md"
     page.write_text(with_fault_table(with_stage_diagram(page.read_text(encoding="utf-8"))), encoding="utf-8")
 
@@ -118,6 +123,51 @@ _LABEL_VALUES: dict[str, list[str]] = {
     "phase": [phase.value for phase in metric_names.RecoveryPhase],
 }
 """Closed sets; the others are ids, routes and methods."""
+
+
+def events_page() -> str:
+    """The whole of docs/reference/events.md."""
+    parts = [_EVENTS_INTRODUCTION]
+    for topic, events in TOPICS.items():
+        parts += [f"## {topic}", "", "| type | severity | when | data |", "|---|---|---|---|"]
+        parts += [_event_row(event) for event in events] + [""]
+    return "\n".join(parts)
+
+
+def _event_row(event: type[JobEvent]) -> str:
+    when = " ".join((event.__doc__ or "").split()).removesuffix(".")
+    by_data = event.severity_of_this is not JobEvent.severity_of_this
+    severity = f"{event.severity}, or by `to`" if by_data else str(event.severity)
+    return f"| `{event.type}` | {severity} | {when} | {', '.join(_event_fields(event))} |"
+
+
+def _event_fields(event: type[JobEvent]) -> Iterator[str]:
+    """The names on the wire, each with its docstring in brackets."""
+    for name, field in event.model_fields.items():
+        told = " ".join((field.description or "").split()).removesuffix(".")
+        optional = "where it applies" if not field.is_required() else ""
+        words = "; ".join(part for part in (told, optional) if part)
+        yield f"`{name.removesuffix('_')}`" + (f" ({words})" if words else "")
+
+
+_EVENTS_INTRODUCTION = """# Events
+
+<!-- Made by tools/docs_pages.py from service/shoal_service/core/events; run `make docs`. -->
+
+Every job has a history without gaps: `GET /v1/jobs/{id}/events` (long poll with `after=` and `wait=`, or Server-Sent
+Events), `shoal events -f JOB`, `Client.events`. An event has
+
+| key | meaning |
+|---|---|
+| `seq` | 1, 2, 3 ... per job |
+| `at` | seconds since the epoch |
+| `type` | one of those below |
+| `severity` | `info`, `success`, `warning` or `error` |
+| `message` | one line for people |
+| `data` | the fields of the type; those whose names end in `_s` are seconds |
+
+Later versions may add types and fields; a reader ignores what it does not know.
+"""
 
 
 def spec_page() -> str:

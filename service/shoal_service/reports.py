@@ -7,16 +7,22 @@ from typing import Any
 from pydantic import Field
 
 from shoal_service.core.endings import AttemptEnd as AttemptEnd
+from shoal_service.core.events.base import JobEvent
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import Frozen
 
 
 class PendingEvent(Frozen):
-    """An event that the store has not numbered yet."""
+    """An event that the store has not numbered yet, in the form in which it is sent and stored. `type` and `data` are
+    open, so that a control plane passes on what a newer supervisor reports."""
 
     at: float
     type: str
     data: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, event: JobEvent, at: float) -> PendingEvent:
+        return cls(at=at, type=event.type, data=event.data())
 
 
 class PendingLog(Frozen):

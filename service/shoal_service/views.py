@@ -7,13 +7,14 @@ from typing import Any, Generic, Literal, TypeVar
 from pydantic import Field
 
 from shoal_service.core.downsampling import SeriesPoint as SeriesPoint
+from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput as Goodput
 from shoal_service.core.nodes import Drain, Node
 from shoal_service.core.parity import Parity
 from shoal_service.core.parity import ParityPoint as ParityPoint
 from shoal_service.core.parity import SpecDifference as SpecDifference
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract.job import IncidentCause, JobState, StateSource
 from shoal_workers.contract.job import UserFailure as UserFailure
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
@@ -132,8 +133,12 @@ class EventView(Frozen):
     """1, 2, 3 ... per job."""
     at: float
     type: str
-    """Dotted, closed set: job.created, job.state, incident.opened, incident.closed, checkpoint.committed ..."""
+    """Dotted, for example job.created; docs/events.md lists all. Later versions may add types."""
+    severity: Severity
+    message: str
+    """One line for people."""
     data: dict[str, Any] = Field(default_factory=dict)
+    """The fields of this type, see docs/events.md. Later versions may add fields."""
 
 
 class IncidentView(Frozen):
@@ -167,8 +172,8 @@ class IncidentView(Frozen):
     first_step_s: float | None = None
     recovery_s: float | None = None
     """From detection to the end of the first completed step of the next generation."""
-    state_source: str | None = None
-    """"replica", "memory", "checkpoint" or "initial"."""
+    state_source: StateSource | None = None
+    """Where the next group took its state from."""
     bytes_moved: int | None = None
     """Read to restore, by all ranks together."""
     steps_lost: int | None = None

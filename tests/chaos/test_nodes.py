@@ -198,7 +198,7 @@ def test_a_suspected_node_is_tested_with_a_sound_one_and_used_again(client: Clie
     assert client.node(partner).suspected == ""
 
     cleared = waiting.wait_for_event("node.cleared")
-    assert cleared.data["node_id"] == node and cleared.data["was"] == "as a supervisor would say it"
+    assert cleared.data["node_id"] == node and cleared.data["reason"] == "as a supervisor would say it"
     _until(lambda: not client.node(node).suspected, "it is not suspected any more")
     client.cancel(waiting.id)
 

@@ -20,6 +20,7 @@ from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
 from shoal_api.http.serving import make_server
 from shoal_api.http.streams import Pace
+from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
 from shoal_service.views import ClusterView, JobStatus
@@ -70,7 +71,8 @@ class Service:
 
     def record(self, job_id: str, number: int) -> None:
         """Append an event to a job's history."""
-        self.store.record_event(job_id, "test.happened", {"number": number}, epoch=self.epoch, now=time.time())
+        event = SupervisorRestarted(found=number, of=number)
+        self.store.record_event(job_id, event, epoch=self.epoch, now=time.time())
 
 
 @contextmanager

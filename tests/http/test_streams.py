@@ -13,6 +13,7 @@ import pytest
 
 from shoal_api.client import Client
 from shoal_api.client.follow import lines_of, parse
+from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingLog
 from shoal_workers.contract.job import EndReason
 
@@ -85,12 +86,11 @@ def test_a_quiet_stream_sends_heartbeats(service: Any, spec: dict[str, Any]) -> 
 def test_writes_of_another_process_are_seen_too(own_service: Any, spec: dict[str, Any], tmp_path: Any) -> None:
     job = own_service.client.submit(spec)
     other = type(own_service.store).open(f"sqlite:///{tmp_path}/shoal.db")  # its commits notify nobody here
-    timer = threading.Timer(
-        0.2, other.record_event, (job.id, "test.other", {}), {"epoch": own_service.epoch, "now": time.time()}
-    )
+    event = SupervisorRestarted(found=1, of=1)
+    timer = threading.Timer(0.2, other.record_event, (job.id, event), {"epoch": own_service.epoch, "now": time.time()})
     timer.start()
     page = own_service.client.events_page(job.id, after=1, wait_s=20)
-    assert [event.type for event in page.items] == ["test.other"]
+    assert [event.type for event in page.items] == [event.type]
     timer.join()
     other.close()
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingEvent
 from shoal_service.store import IdempotencyConflict, Lease, LeaseLost, RequestConflict, Store
 from shoal_service.views import SeriesPoint
@@ -31,7 +32,8 @@ def test_events_written_by_many_threads_are_gap_free_and_in_order(
 
     def append(number: int) -> None:
         for i in range(25):
-            store.record_event(jobs[i % 2], f"e{number}", {"i": i}, epoch=lease.epoch, now=2.0)
+            event = SupervisorRestarted(found=number, of=i)
+            store.record_event(jobs[i % 2], event, epoch=lease.epoch, now=2.0)
 
     def follow() -> None:
         """A reader that asks for what is after the last number it saw must see every number."""
@@ -94,7 +96,8 @@ def test_after_a_change_of_owner_the_loser_writes_nothing_more(store: Store, sub
             assert mine is not None
             for _ in range(rounds.randrange(1, 4)):
                 try:
-                    store.record_event(job_id, "drive", {"epoch": mine.epoch}, epoch=mine.epoch, now=now)
+                    event = SupervisorRestarted(found=mine.epoch, of=mine.epoch)
+                    store.record_event(job_id, event, epoch=mine.epoch, now=now)
                 except LeaseLost as error:
                     assert error.current_epoch > mine.epoch
                     misses += 1
@@ -104,7 +107,7 @@ def test_after_a_change_of_owner_the_loser_writes_nothing_more(store: Store, sub
     with ThreadPoolExecutor(2) as pool:
         for work in [pool.submit(drive, f"owner-{n}", random.Random(n)) for n in range(2)]:
             lost += work.result()
-    written = [event.data["epoch"] for event in store.events(job_id) if event.type == "drive"]
+    written = [event.data["found"] for event in store.events(job_id) if event.type == SupervisorRestarted.type]
     assert written == sorted(written)
 
 

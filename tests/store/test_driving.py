@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.store import Lease, LeaseLost, RequestConflict, Store
 from shoal_service.views import JobPatch
 from shoal_workers.contract.job import EndReason, JobState
@@ -59,7 +60,7 @@ class TestLease:
             lambda: store.begin_attempt(job_id, workers=1, **old),
             lambda: store.set_grant(job_id, workers=2, reason="", **old),
             lambda: store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", **old),
-            lambda: store.record_event(job_id, "x", {}, **old),
+            lambda: store.record_event(job_id, SupervisorRestarted(found=1, of=1), **old),
             lambda: store.set_queue_note(job_id, "why", **old),
         ]
         for write in writes:

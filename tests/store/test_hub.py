@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.store import Lease, Store
 from shoal_service.store.hub import Hub
 
@@ -29,7 +30,7 @@ def test_what_was_told_is_committed(store: Store, lease: Lease, submit: Submit) 
     job_id = submit()
     seen: list[int] = []
     with store.subscribe(lambda told: seen.append(len(store.events(told))), job_id):
-        store.record_event(job_id, "x", {}, epoch=lease.epoch, now=2.0)
+        store.record_event(job_id, SupervisorRestarted(found=1, of=1), epoch=lease.epoch, now=2.0)
     assert seen == [2]
 
 

@@ -63,7 +63,7 @@ def test_a_node_that_passes_is_cleared_and_its_job_is_told(
     assert store.suspicions() == {}
     event = store.events(attempt.job_id)[-1]
     assert event.type == "node.cleared"
-    assert event.data == {"node_id": "n1", "suspected_s": 695.0, "was": "computes wrong"}
+    assert event.data == {"node_id": "n1", "suspected_s": 695.0, "reason": "computes wrong"}
 
 
 def test_a_test_does_not_clear_what_was_suspected_anew_meanwhile(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal_service.core.events.generations import GenerationFormed
 from shoal_service.views import EventView, IncidentView, SeriesPoint
 from shoal_workers.contract.job import JobState
 
@@ -100,7 +101,7 @@ def world_sizes(events: Iterable[EventView]) -> tuple[int, ...]:
     """The world sizes over the run, one entry per change."""
     sizes: list[int] = []
     for event in sorted(events, key=lambda event: event.seq):
-        if event.type == "generation.formed" and (not sizes or sizes[-1] != event.data["workers"]):
+        if event.type == GenerationFormed.type and (not sizes or sizes[-1] != event.data["workers"]):
             sizes.append(int(event.data["workers"]))
     return tuple(sizes)
 
@@ -109,7 +110,7 @@ def layouts(events: Iterable[EventView]) -> tuple[str, ...]:
     """The parallel layouts over the run, one entry per change."""
     shown: list[str] = []
     for event in sorted(events, key=lambda event: event.seq):
-        layout = event.data.get("layout") if event.type == "generation.formed" else None
+        layout = event.data.get("layout") if event.type == GenerationFormed.type else None
         if layout and (not shown or shown[-1] != layout):
             shown.append(str(layout))
     return tuple(shown)

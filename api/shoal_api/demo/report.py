@@ -12,9 +12,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.narrate import seconds
 from shoal_api.demo.outcome import DemoOutcome, arrows
 from shoal_api.demo.plot import plot_losses
+from shoal_service.core.quantities import duration_text
 from shoal_service.views import SeriesPoint
 
 _PLOT_WIDTH = 64
@@ -66,8 +66,8 @@ def _rows(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[tuple[
         ranks = ", ".join(str(rank) for rank in incident.ranks)
         rows += [
             ("incident", f"{incident.cause}, rank {ranks}: {incident.from_workers} -> {to_workers} workers", "none"),
-            ("  detected in", seconds(incident.detect_s), ""),
-            ("  training again in", seconds(incident.recovery_s), ""),
+            ("  detected in", duration_text(incident.detect_s), ""),
+            ("  training again in", duration_text(incident.recovery_s), ""),
             ("  steps lost", "?" if incident.steps_lost is None else str(incident.steps_lost), "0"),
         ]
     runs = (disturbed, undisturbed)
@@ -78,7 +78,7 @@ def _rows(outcome: DemoOutcome, disturbed: Run, undisturbed: Run) -> list[tuple[
         ("last loss", last[0], last[1]),
         ("validation, bits per byte", bits[0], bits[1]),
         ("tokens/s, recovery included", speed[0], speed[1]),
-        ("wall clock", seconds(disturbed.wall_s), seconds(undisturbed.wall_s)),
+        ("wall clock", duration_text(disturbed.wall_s), duration_text(undisturbed.wall_s)),
     ]
     return rows
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 from sqlalchemy import Connection, select
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.job import JobGranted
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
@@ -116,7 +117,7 @@ def set_grant(connection: Connection, job_id: str, *, workers: int, reason: str,
         return False
     edit = JobEdit(connection, job, now)
     edit.set(granted_workers=workers)
-    edit.event("job.granted", {"from": job.granted_workers, "to": workers, "reason": reason})
+    edit.event(JobGranted(from_=job.granted_workers, to=workers, reason=reason))
     return edit.save()
 
 
@@ -131,9 +132,9 @@ def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: 
     return edit.save()
 
 
-def record_event(connection: Connection, job_id: str, kind: str, data: dict[str, Any], *, now: float) -> None:
+def record_event(connection: Connection, job_id: str, event: JobEvent, *, now: float) -> None:
     edit = JobEdit(connection, load(connection, job_id, lock=True), now)
-    edit.event(kind, data)
+    edit.event(event)
     edit.save()
 
 

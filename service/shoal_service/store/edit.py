@@ -10,7 +10,10 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, update
 
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.job import JobStateChanged
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
+from shoal_service.reports import PendingEvent
 from shoal_service.store import ledgers
 from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
 from shoal_service.store.tables import events, jobs
@@ -33,14 +36,18 @@ class JobEdit:
     def set(self, **columns: Any) -> None:
         self._columns.update(columns)
 
-    def event(self, kind: str, data: dict[str, Any], *, at: float | None = None) -> None:
+    def event(self, event: JobEvent) -> None:
+        self.add_event(PendingEvent.of(event, self.now))
+
+    def add_event(self, event: PendingEvent) -> None:
+        """One that a supervisor has reported."""
         self._events.append(
             {
                 "job_num": self.job.num,
                 "seq": self.job.event_seq + len(self._events) + 1,
-                "at": self.now if at is None else at,
-                "type": plain_text(kind)[:64],
-                "data": document_of(data),
+                "at": event.at,
+                "type": plain_text(event.type)[:64],
+                "data": document_of(event.data),
             }
         )
 
@@ -53,7 +60,16 @@ class JobEdit:
         shown = ledgers.book(self.connection, self.job, self.standing.state, self.status.goodput, self.now)
         self.describe(goodput=shown)
 
-    def move(self, to: JobStanding, reason: str, message: str, **data: Any) -> None:
+    def move(
+        self,
+        to: JobStanding,
+        reason: str,
+        message: str,
+        *,
+        attempt: int | None = None,
+        step: int | None = None,
+        workers: int | None = None,
+    ) -> None:
         """To another standing; with an event `job.state` if the state is another one."""
         before = self.standing.state
         if to.state is not before and not (before in ATTEMPT_STATES and to.state in ATTEMPT_STATES):
@@ -69,10 +85,9 @@ class JobEdit:
             self.set(ended_at=self.now)
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)
-        self.event(
-            "job.state",
-            {"from": before.value, "to": to.state.value, "reason": reason, "message": message, **data},
-        )
+        known = {"attempt": attempt, "step": step, "workers": workers}
+        where = {name: value for name, value in known.items() if value is not None}
+        self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 
     def save(self) -> bool:
         """Writes what has changed; False: nothing had."""

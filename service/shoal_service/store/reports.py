@@ -62,7 +62,7 @@ def _store_items(edit: JobEdit, news: SupervisorReports) -> None:
     connection, job = edit.connection, edit.job
     edit.set(pulled_seq=news.seq)
     for event in news.events:
-        edit.event(event.type, event.data, at=event.at)
+        edit.add_event(event)
     told = [incident.model_copy(update={"attempt": news.attempt}) for incident in news.incidents]
     upsert(connection, incidents, [_incident_row(job.num, incident) for incident in told])
     upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in news.checkpoints])

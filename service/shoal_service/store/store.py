@@ -10,11 +10,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
 
 from sqlalchemy import text
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.service import NodeCleared
 from shoal_service.core.nodes import Drain
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.reports import SupervisorReports
@@ -254,10 +255,10 @@ class Store:
         if changed:
             self._hub.publish(job_id)
 
-    def record_event(self, job_id: str, kind: str, data: dict[str, Any], *, epoch: int, now: float) -> None:
+    def record_event(self, job_id: str, event: JobEvent, *, epoch: int, now: float) -> None:
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            driving.record_event(tx, job_id, kind, data, now=now)
+            driving.record_event(tx, job_id, event, now=now)
         self._hub.publish(job_id)
 
     def set_queue_note(self, job_id: str, message: str, *, epoch: int, now: float) -> None:
@@ -280,9 +281,11 @@ class Store:
             if not nodes.clear_suspicion(tx, suspicion):
                 return False
             driving.record_event(
-                tx, suspicion.job_id, "node.cleared",
-                {"node_id": suspicion.node_id, "suspected_s": now - suspicion.since, "was": suspicion.reason}, now=now,
-            )  # fmt: skip
+                tx,
+                suspicion.job_id,
+                NodeCleared(node_id=suspicion.node_id, suspected_s=now - suspicion.since, reason=suspicion.reason),
+                now=now,
+            )
         self._hub.publish(suspicion.job_id)
         return True
 

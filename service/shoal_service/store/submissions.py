@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Executable, select, union_all
 from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.job import JobCreated, JobPatched, JobRequested
 from shoal_service.core.job_machine import Requested, step
 from shoal_service.store.database import insert
 from shoal_service.store.edit import JobEdit
@@ -78,8 +79,9 @@ def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None
         assert idempotency_key is not None and key_hash is not None
         return _known(connection, idempotency_key, key_hash, spec_hash), False
     connection.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
-    created = {"job_num": num, "seq": 1, "at": now, "type": "job.created"}
-    connection.execute(_INSERT_EVENT, {**created, "data": document_of({"name": spec.name, "spec_version": 1})})
+    event = JobCreated(name=spec.name, spec_version=1)
+    row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
+    connection.execute(_INSERT_EVENT, row)
     view = JobView(
         id=job_id,
         name=spec.name,
@@ -128,7 +130,7 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         if job.state is JobState.QUEUED:
             edit.book()  # so many workers were asked for until now
         edit.set(spec_version=version, priority=after.priority)
-        edit.event("job.patched", {"spec_version": version, **changes.model_dump(mode="json", exclude_none=True)})
+        edit.event(JobPatched(spec_version=version, **changes.model_dump(exclude_none=True)))
         edit.save()
     return load_view(connection, job_id)
 
@@ -143,7 +145,7 @@ def request(connection: Connection, job_id: str, desired: Desired, *, now: float
     changed = standing != job.standing
     if changed:
         edit = JobEdit(connection, job, now)
-        edit.event("job.requested", {"desired": desired.value})
+        edit.event(JobRequested(desired=desired))
         edit.move(standing, "requested", _DONE[desired] if standing.state is not job.state else "")
         edit.save()
     return load_view(connection, job_id), changed

@@ -17,6 +17,7 @@ from shoal_service.core.attempt.events import (
     StorageUnusable,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.events.checkpoints import CheckpointRetentionFailed
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.protocols import Catalog, World
 from shoal_service.supervisor.reporter import Reporter
@@ -114,7 +115,7 @@ class CheckpointCoordinator:
                 in_flight=_names(state.checkpoints.committing),
             )
         except Exception as error:
-            self._reporter.event("checkpoint.retention_failed", {"message": f"{type(error).__name__}: {error}"})
+            self._reporter.event(CheckpointRetentionFailed(message=f"{type(error).__name__}: {error}"))
             return
         for name in deleted:
             self._reporter.checkpoint(

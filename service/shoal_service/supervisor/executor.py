@@ -37,6 +37,7 @@ from shoal_service.core.attempt.commands import (
 from shoal_service.core.attempt.events import Event, ReportArrived, Tick, WorkerLost
 from shoal_service.core.attempt.state.attempt import Attempt, essential
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoint_coordinator import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -262,7 +263,7 @@ class Executor:
         workers = self._state.pool.workers
         dead = self._node_watch.dead_nodes()
         found = {w.index for w in workers if self._fleet.find(w.index, w.worker_id, w.info)}
-        restarted = Emit("supervisor.restarted", {"found": len(found), "of": len(workers)})
+        restarted = Emit(SupervisorRestarted(found=len(found), of=len(workers)))
         self._reporter.report([restarted], self._state)
         for worker in workers:
             if worker.index not in found:

@@ -11,6 +11,10 @@ from typing import assert_never
 from shoal_service.clock import Clock
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
+from shoal_service.core.events.generations import GenerationForming, Validated
+from shoal_service.core.events.service import NodeSuspected
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.outbox import Outbox
@@ -47,14 +51,10 @@ class Reporter:
             if known is not None and (known.step, known.loss) == (item.step, item.loss):
                 return  # computed a second time, since it was not known whether the first was reported
             self._readings.validation = item
-            event = PendingEvent(
-                at=item.at,
-                type="validation",
-                data={"step": item.step, "loss": item.loss, "bits_per_byte": item.bits_per_byte},
-            )
+            event = Validated(step=item.step, loss=item.loss, bits_per_byte=item.bits_per_byte)
             last = self._readings.step
             point = (_point(last, item.loss),) if last is not None and last.step == item.step else ()
-            self._outbox.add(event, *point)
+            self._outbox.add(PendingEvent.of(event, item.at), *point)
         elif isinstance(item, GroupFormed):
             self._readings.num_parameters = item.num_parameters
             known_step = self._readings.step.step if self._readings.step is not None else 0
@@ -80,16 +80,16 @@ class Reporter:
     def report(self, items: Sequence[Emit | ShowIncident | End], state: Attempt) -> None:
         for item in items:
             match item:
-                case Emit(type_, data):
-                    if type_ == "generation.forming":
-                        self._readings.layout = str(data["layout"])
-                    if type_ == "checkpoint.failed":
-                        self._readings.checkpoint_error = str(data["message"])
+                case Emit(event):
+                    if isinstance(event, GenerationForming):
+                        self._readings.layout = event.layout
+                    if isinstance(event, CheckpointFailed):
+                        self._readings.checkpoint_error = event.message
                         self._readings.checkpoint_error_since = self._clock.time()
-                    elif type_ == "checkpoint.committed" and self._readings.checkpoint_error is not None:
+                    elif isinstance(event, CheckpointCommitted) and self._readings.checkpoint_error is not None:
                         self._readings.checkpoint_error = None
                         self._readings.checkpoint_error_since = self._clock.time()
-                    self.event(type_, data)
+                    self.event(event)
                 case ShowIncident(incident, closed_at):
                     self._outbox.add(incident_view(incident, closed_at=closed_at))
                 case End(end):
@@ -103,11 +103,11 @@ class Reporter:
         now = self._clock.time()
         self._outbox.add(
             SuspectedNode(at=now, node_id=command.node_id, reason=command.reason),
-            PendingEvent(at=now, type="node.suspected", data={"node_id": command.node_id, "reason": command.reason}),
+            PendingEvent.of(NodeSuspected(node_id=command.node_id, reason=command.reason), now),
         )
 
-    def event(self, type_: str, data: dict[str, object]) -> None:
-        self._outbox.add(PendingEvent(at=self._clock.time(), type=type_, data=data))
+    def event(self, event: JobEvent) -> None:
+        self._outbox.add(PendingEvent.of(event, self._clock.time()))
 
     def checkpoint(self, view: CheckpointView) -> None:
         self._outbox.add(view)

@@ -74,6 +74,17 @@ class IncidentCause(StrEnum):
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
 
 
+class StateSource(StrEnum):
+    """Where a group takes its state from."""
+
+    MEMORY = "memory"
+    """Snapshots in the memory of the job's nodes."""
+    CHECKPOINT = "checkpoint"
+    """The newest durable checkpoint."""
+    INITIAL = "initial"
+    """The seed: there is no checkpoint yet."""
+
+
 class UserFailure(Frozen):
     """An exception of the user's code, grouped over the ranks that raised the same."""
 

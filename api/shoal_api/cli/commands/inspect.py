@@ -72,7 +72,7 @@ def events(
 ) -> None:
     """Print the events of a job. With --json: one list, or with --follow one line per event."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.narrate import severity
+        from shoal_api.cli.render.narrate import style
         from shoal_api.cli.render.progress import event_text
 
         with session.open_client() as client:
@@ -82,7 +82,7 @@ def events(
                 session.output.document(list(history), str)
                 return
             for event in history:
-                session.output.line(event, event_text(event), severity(event))
+                session.output.line(event, event_text(event), style(event))
 
 
 def workers(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from shoal_api.cli.render.narrate import size_text
+from shoal_service.core.quantities import size_text
 from shoal_workers.contract.base import Frozen
 
 GIB = 1024**3

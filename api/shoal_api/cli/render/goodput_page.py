@@ -7,9 +7,9 @@ from typing import Any
 from rich.text import Text
 
 from shoal_api.cli.render.bars import Part, bar
-from shoal_api.cli.render.narrate import seconds
 from shoal_api.cli.render.tables import STATE_STYLE, clock, new_table
 from shoal_service.core.goodput import Category, account, resume, show
+from shoal_service.core.quantities import duration_text
 from shoal_service.views import Goodput, JobView
 from shoal_workers.contract.job import JobState
 
@@ -52,7 +52,7 @@ def _summary(goodput: Goodput) -> Text:
     had = goodput.total - sum(goodput.seconds.get(c, 0.0) for c in (Category.DEGRADED, Category.QUEUED))
     productive = goodput.seconds.get(Category.PRODUCTIVE, 0.0)
     text = Text.assemble("goodput ", (_percent(productive, goodput.total), "bold"))
-    text.append(f" of {seconds(goodput.total)} of requested worker time", style="dim")
+    text.append(f" of {duration_text(goodput.total)} of requested worker time", style="dim")
     if had > 0:
         text.append(f"; {_percent(productive, had)} of the worker time that it had", style="dim")
     return text
@@ -64,11 +64,11 @@ def _table(goodput: Goodput) -> Any:
         amount = goodput.seconds.get(category, 0.0)
         if not amount:
             continue
-        row = (Text("█", style=style), category, seconds(amount), _percent(amount, goodput.total))
+        row = (Text("█", style=style), category, duration_text(amount), _percent(amount, goodput.total))
         table.add_row(*row, Text(meaning, style="dim"))
         if category is Category.RECOVERING:
             for cause, part in sorted(goodput.recovering.items(), key=lambda item: -item[1]):
-                table.add_row("", f"  {cause}", seconds(part), _percent(part, goodput.total), style="dim")
+                table.add_row("", f"  {cause}", duration_text(part), _percent(part, goodput.total), style="dim")
     return table
 
 

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.render.bars import Part, bar
-from shoal_api.cli.render.narrate import seconds, size_text
 from shoal_api.cli.render.tables import clock, new_table
+from shoal_service.core.quantities import duration_text, size_text
 from shoal_service.views import IncidentView
 
 _WIDTH = 60
@@ -49,8 +49,8 @@ def incidents_table(incidents: Sequence[IncidentView]) -> Table | Text:
             _ranks(one),
             _workers(one),
             one.action or "-",
-            seconds(one.detect_s),
-            seconds(one.recovery_s) if one.closed else Text("open", style="yellow"),
+            duration_text(one.detect_s),
+            duration_text(one.recovery_s) if one.closed else Text("open", style="yellow"),
             "?" if one.steps_lost is None else str(one.steps_lost),
             one.state_source or "-",
             _moved(one),
@@ -99,8 +99,8 @@ def _timeline(one: IncidentView) -> list[Any]:
         return [Text("open: no phase is complete yet", style="yellow")]
     table = new_table("", "phase", ">took", "")
     for phase, spent_s, style, words in known:
-        table.add_row(Text("█", style=style), phase.replace("_", " "), seconds(spent_s), Text(words, style="dim"))
-    whole = f"recovered {seconds(one.recovery_s)} after detection" if one.closed else "still open"
+        table.add_row(Text("█", style=style), phase.replace("_", " "), duration_text(spent_s), Text(words, style="dim"))
+    whole = f"recovered {duration_text(one.recovery_s)} after detection" if one.closed else "still open"
     return [bar(parts, _WIDTH), table, Text(whole, style="green" if one.closed else "yellow")]
 
 

@@ -17,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.output import STYLES, Output
-from shoal_api.cli.render.narrate import narrate, seconds, severity
+from shoal_api.cli.render.narrate import narrate, style
 from shoal_api.cli.render.sparkline import sparkline, worker_bar
 from shoal_api.cli.render.tables import STATE_STYLE, clock, number
+from shoal_service.core.quantities import duration_text
 from shoal_service.views import EventView, JobView
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class LiveScreen:
         self._live.stop()
 
     def event(self, event: EventView) -> None:
-        self.notice(event_text(event), severity(event))
+        self.notice(event_text(event), style(event))
 
     def progress(self, job: JobView, losses: Sequence[float], now: float) -> None:
         self._live.update(picture(job, losses))
@@ -88,7 +89,7 @@ class PlainScreen:
         return None
 
     def event(self, event: EventView) -> None:
-        self._write(event_text(event), severity(event))
+        self._write(event_text(event), style(event))
 
     def progress(self, job: JobView, losses: Sequence[float], now: float) -> None:
         if self._next_line_mono is None:
@@ -145,7 +146,7 @@ def progress_line(job: JobView) -> str:
         parts.append(f"{number(status.tokens_per_s, 0)} tokens/s")
     parts.append(f"{status.workers}/{status.desired_workers} workers")
     if status.eta_s is not None:
-        parts.append(f"ETA {seconds(status.eta_s)}")
+        parts.append(f"ETA {duration_text(status.eta_s)}")
     waiting = status.note or status.message
     return ", ".join(parts) + (f" ({waiting})" if waiting else "")
 
@@ -162,7 +163,7 @@ def picture(job: JobView, losses: Sequence[float]) -> RenderableType:
     bar.add_row(
         ProgressBar(total=total or 1, completed=min(status.step, total or 0), width=40, pulse=total is None),
         Text(f"step {status.step}" + (f"/{total}" if total else "")),
-        Text(f"ETA {seconds(status.eta_s)}" if status.eta_s is not None else "", style="dim"),
+        Text(f"ETA {duration_text(status.eta_s)}" if status.eta_s is not None else "", style="dim"),
     )
     numbers = Text.assemble(
         ("loss ", "dim"),

@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.narrate import seconds, size_text
 from shoal_api.cli.render.sparkline import sparkline, worker_bar
+from shoal_service.core.quantities import duration_text, size_text
 from shoal_service.views import (
     CheckpointView,
     ClusterView,
@@ -49,7 +49,7 @@ def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
             state.append(f" {job.reason}", style="dim")
         step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
         workers = f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-"
-        table.add_row(job.id, job.name, state, step, number(job.loss), workers, seconds(now - job.created_at))
+        table.add_row(job.id, job.name, state, step, number(job.loss), workers, duration_text(now - job.created_at))
     return table
 
 
@@ -81,7 +81,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
         ("tokens/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
         ("tokens", f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
-        ("ETA", seconds(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
+        ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
         ("checkpoint", f"step {status.checkpoint_step}" if status.checkpoint_step is not None else ""),
         ("snapshots", _snapshots(job)),
         ("incidents", f"{status.incidents}, {status.steps_lost} steps lost" if status.incidents else ""),
@@ -132,8 +132,8 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
             str(one.step),
             Text(one.state, style=style),
             size_text(one.bytes),
-            seconds(one.seconds),
-            seconds(one.stall_s),
+            duration_text(one.seconds),
+            duration_text(one.stall_s),
             str(one.world_size),
             clock(one.committed_at) if one.committed_at else "-",
             one.url,

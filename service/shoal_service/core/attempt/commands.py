@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.events.base import JobEvent
 from shoal_workers.contract.messages import Assignment, SavedPart
 
 
@@ -88,8 +88,7 @@ class ForgetDamaged:
 class Emit:
     """An entry of the job's history."""
 
-    type: str
-    data: dict[str, Any] = field(default_factory=dict)
+    event: JobEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiesc
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.checkpoints import CheckpointFallback
 from shoal_workers.contract.job import EndReason
 
 
@@ -171,7 +172,7 @@ def _checkpoint_found(turn: Turn, name: str | None) -> None:
     if turn.stage is Stage.OPENING:
         turn.enter(Starting(since=turn.now))
     else:
-        turn.emit("checkpoint.fallback", to=turn.checkpoints.newest)
+        turn.emit(CheckpointFallback(to=turn.checkpoints.newest))
         forming.plan_next(turn)
 
 

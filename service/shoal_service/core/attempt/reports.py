@@ -12,6 +12,8 @@ from shoal_service.core.attempt.faults.hangs import MEDIAN_OF
 from shoal_service.core.attempt.group import outcome
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
+from shoal_service.core.events.generations import GenerationFormed
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import (
     GroupFormed,
@@ -58,14 +60,14 @@ def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     remember_newest(turn, name)
     if turn.history.skip_steps and step >= max(turn.history.skip_steps):
         turn.budgets = replace(turn.budgets, rollbacks=0)
-    turn.emit("checkpoint.committed", name=name, step=step, generation=generation)
+    turn.emit(CheckpointCommitted(name=name, step=step, generation=generation))
     outcome.after_commit(turn)
 
 
 def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
     _answered(turn, name)
     turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
-    turn.emit("checkpoint.failed", name=name, generation=generation, message=message)
+    turn.emit(CheckpointFailed(name=name, generation=generation, message=message))
     outcome.after_commit(turn)
 
 
@@ -114,16 +116,17 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
     turn.progress = replace(turn.progress, step=step, advanced_at=turn.now)
     layout = turn.group.layout
     turn.emit(
-        "generation.formed",
-        generation=item.generation,
-        workers=len(turn.group.workers),
-        start_step=item.start_step,
-        steps_lost=lost,
-        form_s=item.form_s,
-        build_s=item.build_s,
-        restore_s=item.restore_s,
-        num_parameters=item.num_parameters,
-        layout=layout.describe() if layout is not None else None,
+        GenerationFormed(
+            generation=item.generation,
+            workers=len(turn.group.workers),
+            start_step=item.start_step,
+            steps_lost=lost,
+            form_s=item.form_s,
+            build_s=item.build_s,
+            restore_s=item.restore_s,
+            num_parameters=item.num_parameters,
+            layout=layout.describe() if layout is not None else None,
+        )
     )
 
 
@@ -165,7 +168,6 @@ def _save_failed(turn: Turn, item: SaveFailed) -> None:
     if name not in state.checkpoints.failed:
         turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
         turn.emit(
-            "checkpoint.failed", name=name, generation=item.generation, rank=item.rank, step=item.step,
-            message=item.error,
-        )  # fmt: skip
+            CheckpointFailed(name=name, generation=item.generation, rank=item.rank, step=item.step, message=item.error)
+        )
     outcome.after_commit(turn)

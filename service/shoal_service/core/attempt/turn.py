@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from shoal_service.core.attempt.commands import Command, Emit, End, KillWorker, ShowIncident
 from shoal_service.core.attempt.plan_layout import PlanLayout
@@ -15,6 +14,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.events.base import JobEvent
 from shoal_workers.contract.job import EndReason, UserFailure
 
 
@@ -79,8 +79,8 @@ class Turn:
     def do(self, *commands: Command) -> None:
         self.commands.extend(commands)
 
-    def emit(self, type_: str, **data: Any) -> None:
-        self.do(Emit(type_, data))
+    def emit(self, event: JobEvent) -> None:
+        self.do(Emit(event))
 
     def drop_worker(self, index: int) -> Worker:
         worker = self.pool.worker(index)

@@ -11,6 +11,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.workers import WorkerLeaving, WorkerReleased, WorkerStarted, WorkerStartFailed
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
 from shoal_workers.contract.messages import ErrorReport, PreemptionNotice, WorkerInfo
@@ -25,7 +26,7 @@ def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
         return
     turn.pool = turn.pool.with_worker(replace(worker, info=info, warm_at=turn.now))
     turn.budgets = replace(turn.budgets, failed_starts=0)
-    turn.emit("worker.started", worker_id=info.worker_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid)
+    turn.emit(WorkerStarted(worker_id=info.worker_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid))
     if turn.stage in (Stage.QUIESCING, Stage.WAITING):
         holdings.ask(turn, index)  # memory outlives workers: it may serve what those before it on its node left
 
@@ -55,7 +56,7 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
         )
         turn.end(EndReason.USER_ERROR, f"{error.type}: {error.message}", failure)
         return
-    turn.emit("worker.start_failed", worker_id=worker.worker_id, error=f"{error.type}: {error.message}")
+    turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=f"{error.type}: {error.message}"))
     turn.kill(index, "the task could not be loaded in it")
     failed = turn.budgets.failed_starts + 1
     turn.budgets = replace(turn.budgets, failed_starts=failed, grow_not_before=turn.now + 30.0)
@@ -85,9 +86,10 @@ def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
     leave = AvoidedNode(node_id=worker.info.node_id, reason=notice.reason, deadline=deadline)
     turn.pool = turn.pool.with_worker(replace(worker, leave=leave))
     turn.emit(
-        "worker.leaving", worker_id=worker.worker_id, rank=turn.group.rank_of(index), reason=notice.reason,
-        grace_s=notice.grace_s,
-    )  # fmt: skip
+        WorkerLeaving(
+            worker_id=worker.worker_id, rank=turn.group.rank_of(index), reason=notice.reason, grace_s=notice.grace_s
+        )
+    )
 
 
 def replenish(turn: Turn) -> None:
@@ -117,7 +119,7 @@ def _drop_leavers(turn: Turn) -> None:
             continue
         if state.stage is not Stage.WAITING or nodes.is_due(state, worker, turn.now):
             reason = leave.reason if leave is not None else "it computed too slowly for the others"
-            turn.emit("worker.released", worker_id=worker.worker_id, reason=reason)
+            turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
             turn.kill(worker.index, reason)
 
 
@@ -141,7 +143,7 @@ def _drop_surplus(turn: Turn) -> None:
     spare = [p for p in _spare(state) if p in staying]
     for worker in sorted(spare, key=lambda p: (p.warm, p.index in state.group.workers, -p.index))[:surplus]:
         reason = "more workers than granted"
-        turn.emit("worker.released", worker_id=worker.worker_id, reason=reason)
+        turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
         turn.kill(worker.index, reason)
 
 

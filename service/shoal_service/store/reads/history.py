@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, func, select
 
 from shoal_service.core.downsampling import bucket_steps, downsample
+from shoal_service.core.events.catalogue import describe
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.records import workers_of
 from shoal_service.store.tables import checkpoints, events, incidents, jobs, logs, series
@@ -23,7 +24,13 @@ def read_events(connection: Connection, job_id: str, *, after: int, limit: int) 
         .order_by(events.c.seq)
         .limit(limit)
     )
-    return [EventView(seq=r.seq, at=r.at, type=r.type, data=json.loads(r.data)) for r in connection.execute(query)]
+    return [_event(row) for row in connection.execute(query)]
+
+
+def _event(row: Row[*tuple[Any, ...]]) -> EventView:
+    data = json.loads(row.data)
+    shown = describe(row.type, data)
+    return EventView(seq=row.seq, at=row.at, type=row.type, severity=shown.severity, message=shown.message, data=data)
 
 
 def read_logs(

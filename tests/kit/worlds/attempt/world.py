@@ -316,7 +316,8 @@ class World(Commanded):
         return len(self.state.group.workers)
 
     def events(self, type_: str) -> list[dict[str, Any]]:
-        return [c.data for c in self.commands if isinstance(c, Emit) and c.type == type_]
+        emitted = [c.event for c in self.commands if isinstance(c, Emit)]
+        return [event.data() for event in emitted if event.type == type_]
 
     def incidents(self) -> list[IncidentView]:
         """The last that was shown of each."""

@@ -11,6 +11,7 @@ from shoal_api.demo.outcome import (
     mean_tokens_per_s,
     world_sizes,
 )
+from shoal_service.core.events.base import Severity
 from shoal_service.views import EventView, IncidentView, SeriesPoint
 from shoal_workers.contract.job import IncidentCause, JobState
 
@@ -44,8 +45,12 @@ def point(step: int, loss: float, at: float | None = None) -> SeriesPoint:
     )
 
 
+def event(seq: int, type_: str, data: dict[str, int]) -> EventView:
+    return EventView(seq=seq, at=0, type=type_, severity=Severity.INFO, message="", data=data)
+
+
 def formed(seq: int, workers: int) -> EventView:
-    return EventView(seq=seq, at=0, type="generation.formed", data={"workers": workers, "generation": seq})
+    return event(seq, "generation.formed", {"workers": workers, "generation": seq})
 
 
 def outcome(**changes: object) -> DemoOutcome:
@@ -64,7 +69,7 @@ def outcome(**changes: object) -> DemoOutcome:
 
 
 def test_world_sizes_are_one_entry_per_change_in_the_order_of_the_events() -> None:
-    events = [formed(1, 4), formed(5, 4), formed(3, 3), formed(2, 4), EventView(seq=4, at=0, type="job.state")]
+    events = [formed(1, 4), formed(5, 4), formed(3, 3), formed(2, 4), event(4, "job.state", {})]
     assert world_sizes(events) == (4, 3, 4)
 
 

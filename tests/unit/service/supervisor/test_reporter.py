@@ -17,13 +17,15 @@ from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
+from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
+from shoal_service.core.events.generations import GenerationForming
 from shoal_service.reports import AttemptEnd, SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.reporter import Reporter
 from shoal_service.supervisor.status import incident_view
 from shoal_service.views import CheckpointView
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
 from shoal_workers.contract.messages import (
     GroupFormed,
     LogLine,
@@ -163,7 +165,10 @@ def test_log_lines_of_a_former_worker_keep_its_id() -> None:
 
 def test_the_layout_of_a_forming_generation_is_shown() -> None:
     case = Case()
-    case.reporter.report([Emit("generation.forming", {"layout": "fsdp2"})], case.state)
+    forming = GenerationForming(
+        generation=2, workers=2, layout="fsdp2", reason="", source=StateSource.INITIAL, restore=None, step=0
+    )
+    case.reporter.report([Emit(forming)], case.state)
     reports = case.reports()
     assert reports.status.layout == "fsdp2" and reports.events[0].type == "generation.forming"
 
@@ -179,10 +184,10 @@ def test_the_size_of_the_model_is_known_once_a_group_has_formed() -> None:
 
 def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
     case = Case()
-    case.reporter.report([Emit("checkpoint.failed", {"message": "disk full"})], case.state)
+    case.reporter.report([Emit(CheckpointFailed(message="disk full"))], case.state)
     condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.reason, condition.message) == (False, "SaveFailed", "disk full")
-    case.reporter.report([Emit("checkpoint.committed", {"name": "x"})], case.state)
+    case.reporter.report([Emit(CheckpointCommitted(name="x", step=1, generation=1))], case.state)
     condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.message) == (True, "")
 

@@ -9,6 +9,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
@@ -44,9 +45,17 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
         turn.incident = incident
         turn.history = replace(turn.history, num_incidents=incident.id)
         turn.emit(
-            "incident.opened", id=incident.id, cause=cause, witness=witness, ranks=list(ranks), message=message,
-            generation=state.group.generation, workers=len(state.group.workers), step=state.progress.step,
-        )  # fmt: skip
+            IncidentOpened(
+                id=incident.id,
+                cause=cause,
+                witness=witness,
+                ranks=list(ranks),
+                message=message,
+                generation=state.group.generation,
+                workers=len(state.group.workers),
+                step=state.progress.step,
+            )
+        )
     else:
         signs = [s for s in (known.last_sign_at, _last_sign(state, worker, known.at)) if s is not None]
         verdict = known
@@ -86,17 +95,18 @@ def close(turn: Turn) -> None:
     assert incident is not None
     turn.show_incident(closed=True)
     turn.emit(
-        "incident.closed",
-        id=incident.id,
-        cause=incident.cause,
-        action=incident.action,
-        detect_s=incident.detect_s,
-        recovery_s=incident.recovery_s(turn.now),
-        steps_lost=incident.steps_lost,
-        from_workers=incident.from_workers,
-        to_workers=incident.to_workers,
-        state_source=incident.state_source,
-        bytes_moved=incident.bytes_moved,
+        IncidentClosed(
+            id=incident.id,
+            cause=incident.cause,
+            action=incident.action,
+            detect_s=incident.detect_s,
+            recovery_s=incident.recovery_s(turn.now),
+            steps_lost=incident.steps_lost,
+            from_workers=incident.from_workers,
+            to_workers=incident.to_workers,
+            state_source=incident.state_source,
+            bytes_moved=incident.bytes_moved,
+        )
     )
     turn.incident = None
 

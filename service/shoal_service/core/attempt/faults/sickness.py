@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from shoal_service.core.attempt.group import leaving
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.generations import NonFiniteStepSkipped
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ReplayMismatch, StepSkipped
 
@@ -19,7 +20,7 @@ from shoal_workers.contract.messages import ReplayMismatch, StepSkipped
 def step_skipped(turn: Turn, item: StepSkipped) -> None:
     """It counts as a step: its samples are used up."""
     turn.progress = replace(turn.progress, step=max(turn.progress.step, item.step), advanced_at=turn.now)
-    turn.emit("step.skipped", step=item.step, loss=item.loss, grad_norm=item.grad_norm)
+    turn.emit(NonFiniteStepSkipped(step=item.step, loss=item.loss, grad_norm=item.grad_norm))
 
 
 def suspect_named(turn: Turn, item: ReplayMismatch) -> None:

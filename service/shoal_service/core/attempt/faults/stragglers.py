@@ -15,6 +15,7 @@ from shoal_service.core.attempt.faults import suspicion
 from shoal_service.core.attempt.faults.table import FAULTS
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.workers import StragglerFound, StragglerKept
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import StepReport
 
@@ -48,9 +49,12 @@ def keep_the_irreplaceable(turn: Turn) -> None:
         if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.group.workers:
             turn.pool = turn.pool.with_worker(replace(worker, slow_until=None))
             turn.emit(
-                "worker.straggler_kept", worker_id=worker.worker_id, rank=turn.group.rank_of(worker.index),
-                message=f"no other worker became warm within {turn.config.timeouts.start_s:g} s",
-            )  # fmt: skip
+                StragglerKept(
+                    worker_id=worker.worker_id,
+                    rank=turn.group.rank_of(worker.index),
+                    message=f"no other worker became warm within {turn.config.timeouts.start_s:g} s",
+                )
+            )
 
 
 def _name(turn: Turn, index: int, report: StepReport) -> None:
@@ -64,14 +68,15 @@ def _name(turn: Turn, index: int, report: StepReport) -> None:
     turn.health = replace(turn.health, no_straggler_before=report.step + pause)
     turn.progress = replace(turn.progress, slow_steps={})
     turn.emit(
-        "worker.straggler",
-        worker_id=worker.worker_id,
-        rank=rank,
-        node_id=node_id,
-        compute_s=report.compute_s[rank],
-        median_s=_median_of_others(report, rank),
-        step=report.step,
-        action="replaced by a spare" if _has_spare(turn, worker) else "an extra worker is started",
+        StragglerFound(
+            worker_id=worker.worker_id,
+            rank=rank,
+            node_id=node_id,
+            compute_s=report.compute_s[rank],
+            median_s=_median_of_others(report, rank),
+            step=report.step,
+            action="replaced by a spare" if _has_spare(turn, worker) else "an extra worker is started",
+        )
     )
     turn.pool = turn.pool.with_worker(replace(worker, slow_until=turn.now + state.config.timeouts.start_s))
     if suspicion.is_alone(state, node_id, besides=index):

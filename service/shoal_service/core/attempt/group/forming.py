@@ -18,7 +18,9 @@ from shoal_service.core.attempt.state.stages import Forming, Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
-from shoal_workers.contract.job import EndReason
+from shoal_service.core.events.generations import GenerationForming
+from shoal_service.core.events.job import JobWaiting
+from shoal_workers.contract.job import EndReason, StateSource
 from shoal_workers.contract.messages import Assignment
 
 
@@ -67,10 +69,9 @@ def plan_next(turn: Turn) -> None:
         return
     turn.enter(Waiting(since=turn.now))
     turn.emit(
-        "job.waiting",
-        warm=len(chosen),
-        min_workers=state.target.min_workers,
-        until=turn.now + state.target.spec.elasticity.wait_s,
+        JobWaiting(
+            warm=len(chosen), min_workers=state.target.min_workers, until=turn.now + state.target.spec.elasticity.wait_s
+        )
     )
 
 
@@ -103,7 +104,9 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             collective_timeout_s=hangs.collective_timeout_s(state),
         )
         turn.do(Run(worker.index, assignment))
-    source = "memory" if memory else "checkpoint" if state.checkpoints.newest else "initial"
+    source = (
+        StateSource.MEMORY if memory else StateSource.CHECKPOINT if state.checkpoints.newest else StateSource.INITIAL
+    )
     if state.incident is not None:
         turn.incident = replace(
             state.incident,
@@ -125,14 +128,15 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     _forget_the_last_group(turn)
     turn.enter(Forming(since=turn.now))
     turn.emit(
-        "generation.forming",
-        generation=generation,
-        workers=len(chosen),
-        layout=layout.describe(),
-        reason=planned.reason,
-        source=source,
-        restore=state.checkpoints.newest,
-        step=memory.step if memory else state.checkpoints.durable_step,
+        GenerationForming(
+            generation=generation,
+            workers=len(chosen),
+            layout=layout.describe(),
+            reason=planned.reason,
+            source=source,
+            restore=state.checkpoints.newest,
+            step=memory.step if memory else state.checkpoints.durable_step,
+        )
     )
 
 

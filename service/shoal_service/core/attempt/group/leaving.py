@@ -16,6 +16,8 @@ from shoal_service.core.attempt.group import holdings, outcome, recall
 from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.checkpoints import CheckpointFailed
+from shoal_service.core.events.workers import WorkerLost
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind, WorkerExit
 
@@ -28,7 +30,7 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
     worker = turn.drop_worker(index)
     if FAULTS[cause].is_preemption_after_notice and nodes.leave_of(turn.state, worker) is not None:
         cause = IncidentCause.PREEMPTED
-    turn.emit("worker.lost", worker_id=worker.worker_id, rank=turn.group.rank_of(index), cause=cause, message=message)
+    turn.emit(WorkerLost(worker_id=worker.worker_id, rank=turn.group.rank_of(index), cause=cause, message=message))
     distrust_memory(turn, cause)
     suspicion.worker_was_lost(turn, worker, cause)
     if not worker.warm:
@@ -70,7 +72,7 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
             _lose(turn, CAUSE_OF_EXIT[worker_exit.kind], witness, detail, None)
         else:
             if worker_exit.kind is ExitKind.STORAGE_FAILED:
-                turn.emit("checkpoint.failed", rank=worker_exit.rank, step=worker_exit.step, message=detail)
+                turn.emit(CheckpointFailed(rank=worker_exit.rank, step=worker_exit.step, message=detail))
                 turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
             if worker_exit.kind is ExitKind.USER_ERROR:
                 _hear_the_others(turn)

@@ -12,6 +12,8 @@ from shoal_service.core.attempt.state.stages import Committing, FallingBack, Qui
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.checkpoints import CheckpointDamaged, CheckpointRetried
+from shoal_service.core.events.generations import NonFiniteStepRolledBack, SwitchLossy
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
@@ -98,7 +100,7 @@ def _save_again(turn: Turn, message: str) -> None:
         return
     back_off_s = 2.0 ** (tries - 1)
     turn.budgets = replace(turn.budgets, last_saves=tries, form_not_before=turn.now + back_off_s)
-    turn.emit("checkpoint.retried", message=message, number=tries, of=_LAST_SAVES - 1, after_s=back_off_s)
+    turn.emit(CheckpointRetried(message=message, number=tries, of=_LAST_SAVES - 1, after_s=back_off_s))
     forming.plan_next(turn)
 
 
@@ -124,7 +126,7 @@ def _not_finite(turn: Turn, worker_exit: WorkerExit) -> None:
         blame(turn, IncidentCause.NON_FINITE, f"rank {worker_exit.rank}", message, None)
         turn.budgets = replace(turn.budgets, rollbacks=turn.budgets.rollbacks + 1)
         turn.history = replace(turn.history, skip_steps=(*(s for s in turn.history.skip_steps if s != bad), bad))
-        turn.emit("step.rolled_back", step=bad, to=state.checkpoints.durable_step, message=detail)
+        turn.emit(NonFiniteStepRolledBack(step=bad, to=state.checkpoints.durable_step, message=detail))
         _re_form(turn)
 
 
@@ -147,7 +149,7 @@ def _switch_from_what_there_is(turn: Turn, last: WorkerExit, message: str) -> No
     best = source.best_source(turn.state)
     newest = best.step if best is not None else turn.checkpoints.durable_step
     if newest < last.step:
-        turn.emit("generation.switch_lossy", message=message, restore=turn.checkpoints.newest, step=newest)
+        turn.emit(SwitchLossy(message=message, restore=turn.checkpoints.newest, step=newest))
     forming.plan_next(turn)
 
 
@@ -224,7 +226,7 @@ def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
     damaged = (*state.checkpoints.damaged, bad)
     newest = None if turn.checkpoints.newest == bad else turn.checkpoints.newest
     turn.checkpoints = replace(turn.checkpoints, damaged=damaged, newest=newest)
-    turn.emit("checkpoint.damaged", name=bad, message=message)
+    turn.emit(CheckpointDamaged(name=bad, message=message))
     if state.incident is not None:
         turn.incident = replace(state.incident, quiesced_at=turn.now)
     if state.target.desired is Desired.PAUSE:

@@ -20,6 +20,7 @@ from shoal_service.core.attempt.state.stages import Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.incidents import SnapshotsRecovering
 from shoal_workers.contract.job import IncidentCause
 
 _BEARABLE = 1
@@ -46,10 +47,7 @@ def begin(turn: Turn) -> None:
     """Once per group that was lost."""
     until = turn.now + turn.config.timeouts.recall_s
     turn.enter(Waiting(since=turn.now, recall_until=until))
-    turn.emit(
-        "memory.recalled", nodes=list(_silent_nodes(turn.state)), steps=_would_lose(turn.state),
-        until=until,
-    )  # fmt: skip
+    turn.emit(SnapshotsRecovering(nodes=list(_silent_nodes(turn.state)), steps=_would_lose(turn.state), until=until))
 
 
 def is_pending(state: Attempt, now: float) -> bool:

@@ -18,6 +18,7 @@ from shoal_service.core.attempt.state.stages import PlanInputs, Running, Switchi
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
+from shoal_service.core.events.generations import GenerationSwitching
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,5 +122,5 @@ def _switch(turn: Turn, reason: str) -> None:
     num_next = len(next_workers(turn.state, turn.now))
     durable = target.desired is Desired.PAUSE or not target.keeps_snapshots or num_next < max(1, target.min_workers)
     turn.enter(Switching(since=turn.now, durable=durable))
-    turn.emit("generation.switching", generation=group.generation, reason=reason, durable=durable)
+    turn.emit(GenerationSwitching(generation=group.generation, reason=reason, durable=durable))
     turn.do(*(RequestYield(index, group.generation, durable) for index in group.workers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal_service.core.attempt.faults.table import FAULTS, Blame, action_of
-from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.job import IncidentCause, StateSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,7 @@ class Incident:
     """Members of the new group that were not in the one before."""
     step_before: int = 0
     steps_lost: int | None = None
-    state_source: str | None = None
-    """"memory", "checkpoint" or "initial"."""
+    state_source: StateSource | None = None
     bytes_moved: int | None = None
 
     @property

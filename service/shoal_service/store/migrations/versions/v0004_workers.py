@@ -1,8 +1,13 @@
-"""`shard_id`, `shard_ids` and `shard_died` become `worker_id`, `worker_ids` and `worker_died`; `memory_lost` becomes
-`snapshot_lost`.
+"""Workers are called workers, and snapshots snapshots, in what is stored.
 
-Stored JSON is text, and the quotation marks belong to what is replaced: inside a JSON string they would be escaped, so
-nothing that a user wrote is touched.
+    shard_id, shard_ids      worker_id, worker_ids    log lines, workers, incidents, events
+    shard_died               worker_died              incident cause
+    memory_lost              snapshot_lost            incident cause
+    memory.recalled          snapshot.recovering      event type
+    was                      reason                   field of the event node.cleared
+
+Stored JSON is text. Each replaced word includes its quotation marks: inside a JSON string they would be escaped, so
+nothing that a user wrote is changed.
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ def upgrade() -> None:
     op.execute("ALTER TABLE logs RENAME COLUMN shard_id TO worker_id")
     op.execute("UPDATE incidents SET cause = 'worker_died' WHERE cause = 'shard_died'")
     op.execute("UPDATE incidents SET cause = 'snapshot_lost' WHERE cause = 'memory_lost'")
+    op.execute("UPDATE events SET type = 'snapshot.recovering' WHERE type = 'memory.recalled'")
+    op.execute("""UPDATE events SET data = REPLACE(data, '"was"', '"reason"') WHERE type = 'node.cleared'""")
     for table, column in _DOCUMENTS:
         for old, new in _WORDS.items():
             op.execute(

@@ -38,7 +38,7 @@ def test_who_does_not_hear_that_it_shall_leave_is_replaced_at_once(new_world: Ne
     assert killed(world) == []
     world.pass_time(0.25)
     assert killed(world) == [1]
-    assert world.events("worker.lost")[-1]["cause"] is IncidentCause.STUCK
+    assert world.events("worker.lost")[-1]["cause"] == IncidentCause.STUCK
     assert world.state.stage is Stage.FORMING
     assert world.state.group.source.step == 6, "both parts lie with their buddies"
 
@@ -89,7 +89,7 @@ def test_unreachable_for_long_is_enough_by_itself(new_world: NewWorld, running: 
     assert killed(world) == []
     world.pass_time(0.25)
     assert killed(world) == [index]
-    assert world.events("worker.lost")[0]["cause"] is IncidentCause.UNREACHABLE
+    assert world.events("worker.lost")[0]["cause"] == IncidentCause.UNREACHABLE
     assert (world.state.incident is not None) == running
 
 

@@ -37,7 +37,7 @@ def test_a_stuck_process_does_not_incriminate_a_node_with_healthy_ones(new_world
     world.break_collectives()
     world.recover()
     world.pass_time(0.5)
-    assert world.events("worker.lost")[0]["cause"] is IncidentCause.STUCK and suspected(world) == []
+    assert world.events("worker.lost")[0]["cause"] == IncidentCause.STUCK and suspected(world) == []
 
 
 def test_a_stuck_process_that_is_alone_does(new_world: NewWorld) -> None:

@@ -155,7 +155,7 @@ def test_a_survivor_that_cannot_be_woken_is_killed_and_replaced(new_world: NewWo
     assert world.state.stage is Stage.QUIESCING
     world.pass_time(5.1)
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [2]
-    assert world.events("worker.lost")[-1]["cause"] is IncidentCause.STUCK
+    assert world.events("worker.lost")[-1]["cause"] == IncidentCause.STUCK
     assert world.state.stage is Stage.FORMING and world.state.group.workers == (1,)
     assert world.state.incident.cause is IncidentCause.WORKER_DIED, "the first cause is kept"
     assert world.state.incident.ranks == (0, 2)

@@ -1,0 +1,98 @@
+"""Durable checkpoints: committed, failed, damaged, deleted."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.quantities import duration_text
+
+
+class CheckpointCommitted(JobEvent):
+    """The commit marker of the checkpoint is in place."""
+
+    type: ClassVar[str] = "checkpoint.committed"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    name: str
+    step: int
+    generation: int
+
+    def words(self) -> str:
+        return f"checkpoint of step {self.step} committed"
+
+
+class CheckpointFailed(JobEvent):
+    """A part of a checkpoint, or its marker, could not be written; training goes on."""
+
+    type: ClassVar[str] = "checkpoint.failed"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    message: str
+    name: str | None = None
+    generation: int | None = None
+    rank: int | None = None
+    step: int | None = None
+
+    def words(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank}: "
+        return f"a checkpoint could not be written: {rank}{self.message}"
+
+
+class CheckpointRetried(JobEvent):
+    """The state after the last step could not be saved; the group forms once more to save it."""
+
+    type: ClassVar[str] = "checkpoint.retried"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    message: str
+    number: int
+    """Number of the try that follows."""
+    of: int
+    """Tries in all."""
+    after_s: float
+    """Seconds until that try."""
+
+    def words(self) -> str:
+        return (
+            f"the final state could not be saved; try {self.number} of {self.of} follows in "
+            f"{duration_text(self.after_s)}: {self.message}"
+        )
+
+
+class CheckpointDamaged(JobEvent):
+    """A checkpoint failed its verification and is not used any more."""
+
+    type: ClassVar[str] = "checkpoint.damaged"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    name: str
+    message: str
+
+    def words(self) -> str:
+        return f"checkpoint {self.name} is damaged: {self.message}"
+
+
+class CheckpointFallback(JobEvent):
+    """After a damaged checkpoint, the newest one before it was chosen."""
+
+    type: ClassVar[str] = "checkpoint.fallback"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    to: str | None
+    """null: there is none, so training starts from the seed."""
+
+    def words(self) -> str:
+        return f"falling back to checkpoint {self.to}" if self.to else "no older checkpoint: training starts again"
+
+
+class CheckpointRetentionFailed(JobEvent):
+    """Old checkpoints could not be deleted."""
+
+    type: ClassVar[str] = "checkpoint.retention_failed"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    message: str
+
+    def words(self) -> str:
+        return f"old checkpoints could not be deleted: {self.message}"

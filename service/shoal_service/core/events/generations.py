@@ -1,0 +1,136 @@
+"""Groups and their steps: formed, switched on purpose, steps that were not finite, validation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.quantities import count_text
+from shoal_workers.contract.job import StateSource
+
+
+class GenerationForming(JobEvent):
+    """The supervisor sent `run` of a new generation to every worker of the group."""
+
+    type: ClassVar[str] = "generation.forming"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    generation: int
+    workers: int
+    layout: str
+    reason: str
+    """Why this layout."""
+    source: StateSource
+    """Where the group takes its state from."""
+    restore: str | None
+    """Name of the newest checkpoint."""
+    step: int
+    """The step of that state."""
+
+    def words(self) -> str:
+        start = f"forming generation {self.generation} with {count_text(self.workers, 'worker')}"
+        match self.source:
+            case StateSource.MEMORY:
+                return f"{start}, from the snapshot of step {self.step} in memory"
+            case StateSource.CHECKPOINT:
+                return f"{start}, from {self.restore}"
+            case StateSource.INITIAL:
+                return f"{start}, from the initial state"
+
+
+class GenerationFormed(JobEvent):
+    """The group is up and has restored its state."""
+
+    type: ClassVar[str] = "generation.formed"
+    severity: ClassVar[Severity] = Severity.SUCCESS
+
+    generation: int
+    workers: int
+    start_step: int
+    steps_lost: int
+    form_s: float
+    build_s: float
+    restore_s: float
+    num_parameters: int
+    layout: str | None
+
+    def words(self) -> str:
+        workers = count_text(self.workers, "worker") + (f" as {self.layout}" if self.layout else "")
+        return f"generation {self.generation}: {workers}, from step {self.start_step}"
+
+
+class GenerationSwitching(JobEvent):
+    """The group was asked to stop at its next step boundary."""
+
+    type: ClassVar[str] = "generation.switching"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    generation: int
+    reason: str
+    durable: bool
+    """With a durable checkpoint of that step."""
+
+    def words(self) -> str:
+        return f"switching at the next step boundary: {self.reason}"
+
+
+class SwitchLossy(JobEvent):
+    """The state of the step boundary is neither complete in memory nor durable: steps are computed again."""
+
+    type: ClassVar[str] = "generation.switch_lossy"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    message: str
+    restore: str | None
+    """Name of the newest checkpoint."""
+    step: int
+    """The step from which the next group goes on."""
+
+    def words(self) -> str:
+        return f"the next group goes on from step {self.step} and computes the steps after it again: {self.message}"
+
+
+class NonFiniteStepSkipped(JobEvent):
+    """Loss or gradient norm of a step was not finite: nothing was updated, and the samples are used up."""
+
+    type: ClassVar[str] = "step.skipped"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+
+    def words(self) -> str:
+        return f"step {self.step} skipped: its loss or gradient norm was not finite"
+
+
+class NonFiniteStepRolledBack(JobEvent):
+    """Loss or gradient norm of a step was not finite: the group goes back to a durable checkpoint, and leaves the step
+    out on the way."""
+
+    type: ClassVar[str] = "step.rolled_back"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    step: int
+    to: int
+    """Step of the durable checkpoint; 0: the initial state."""
+    message: str
+
+    def words(self) -> str:
+        return f"back to step {self.to}, and step {self.step} is left out: {self.message}"
+
+
+class Validated(JobEvent):
+    """The validation loss was computed."""
+
+    type: ClassVar[str] = "validation"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    step: int
+    loss: float | None
+    bits_per_byte: float | None
+
+    def words(self) -> str:
+        loss = "not finite" if self.loss is None else f"{self.loss:.4f}"
+        bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.3f} bits per byte"
+        return f"validation after step {self.step}: loss {loss}{bits}"

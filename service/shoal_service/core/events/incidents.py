@@ -1,0 +1,77 @@
+"""Incidents: opened, what is done to save the newest steps, closed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.quantities import count_text, duration_text
+from shoal_workers.contract.job import IncidentCause, StateSource
+
+
+class IncidentOpened(JobEvent):
+    """A worker of the group was lost, or the group broke."""
+
+    type: ClassVar[str] = "incident.opened"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    id: int
+    cause: IncidentCause
+    witness: str
+    ranks: tuple[int, ...]
+    message: str
+    generation: int
+    workers: int
+    step: int
+
+    def words(self) -> str:
+        ranks = ", ".join(str(rank) for rank in self.ranks)
+        where = f" of rank {ranks}" if ranks else ""
+        message = f": {self.message}" if self.message else ""
+        return f"incident {self.cause}{where}{message}"
+
+
+class SnapshotsRecovering(JobEvent):
+    """The newest snapshots are in the memory of nodes that have no worker any more: workers are started there to read
+    them before the group re-forms."""
+
+    type: ClassVar[str] = "snapshot.recovering"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    nodes: tuple[str, ...]
+    steps: int
+    """Steps that would be lost otherwise."""
+    until: float
+    """Seconds since the epoch; the group re-forms without those snapshots then."""
+
+    def words(self) -> str:
+        steps, nodes = count_text(self.steps, "step"), count_text(len(self.nodes), "node")
+        return f"workers are started on {nodes} to read the snapshots in memory there, which save {steps}"
+
+
+class IncidentClosed(JobEvent):
+    """The first step after the incident is complete."""
+
+    type: ClassVar[str] = "incident.closed"
+    severity: ClassVar[Severity] = Severity.SUCCESS
+
+    id: int
+    cause: IncidentCause
+    action: str
+    detect_s: float | None
+    recovery_s: float | None
+    steps_lost: int | None
+    from_workers: int
+    to_workers: int | None
+    state_source: StateSource | None
+    bytes_moved: int | None
+
+    def words(self) -> str:
+        parts = [
+            None if self.to_workers is None else f"{self.from_workers} -> {self.to_workers} workers",
+            None if self.detect_s is None else f"detected in {duration_text(self.detect_s)}",
+            None if self.recovery_s is None else f"recovered in {duration_text(self.recovery_s)}",
+            None if self.steps_lost is None else f"{count_text(self.steps_lost, 'step')} lost",
+            None if self.state_source is None else f"state from {self.state_source}",
+        ]
+        return f"incident {self.cause} closed: {', '.join(part for part in parts if part)}"

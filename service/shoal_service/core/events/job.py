@@ -1,0 +1,117 @@
+"""The job as a whole: accepted, changed by its user, moved between states, granted workers."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.quantities import count_text
+from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import ParallelismSpec
+
+_SEVERITY_OF_STATE = {
+    JobState.SUCCEEDED: Severity.SUCCESS,
+    JobState.FAILED: Severity.ERROR,
+    JobState.CANCELLED: Severity.WARNING,
+    JobState.WAITING: Severity.WARNING,
+    JobState.RECOVERING: Severity.WARNING,
+}
+_REQUESTS = {Desired.RUN: "run", Desired.PAUSE: "pause", Desired.CANCEL: "cancel"}
+
+
+class JobCreated(JobEvent):
+    """The job was accepted."""
+
+    type: ClassVar[str] = "job.created"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    name: str
+    spec_version: int
+
+    def words(self) -> str:
+        return f"job created as {self.name}" if self.name else "job created"
+
+
+class JobStateChanged(JobEvent):
+    """The job reached another state."""
+
+    type: ClassVar[str] = "job.state"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    from_: JobState
+    to: JobState
+    reason: str
+    """For programs; an end reason if the attempt ended."""
+    message: str
+    attempt: int | None = None
+    step: int | None = None
+    workers: int | None = None
+    """Workers that the attempt starts with."""
+
+    def words(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        message = f": {self.message}" if self.message else ""
+        return f"job {self.from_} -> {self.to}{reason}{message}"
+
+    def severity_of_this(self) -> Severity:
+        return _SEVERITY_OF_STATE.get(self.to, self.severity)
+
+
+class JobRequested(JobEvent):
+    """A user asked to run, pause or cancel the job."""
+
+    type: ClassVar[str] = "job.requested"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    desired: Desired
+
+    def words(self) -> str:
+        return f"a user asked to {_REQUESTS[self.desired]} the job"
+
+
+class JobPatched(JobEvent):
+    """A user changed elasticity, parallelism or priority."""
+
+    type: ClassVar[str] = "job.patched"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    spec_version: int
+    elasticity: dict[str, int | float] | None = None
+    """Only the keys that were changed."""
+    parallelism: Literal["auto"] | ParallelismSpec | None = None
+    priority: int | None = None
+
+    def words(self) -> str:
+        changed = [name for name in ("elasticity", "parallelism", "priority") if getattr(self, name) is not None]
+        return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}" if changed else "")
+
+
+class JobGranted(JobEvent):
+    """The scheduler allows another world size."""
+
+    type: ClassVar[str] = "job.granted"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    from_: int
+    to: int
+    reason: str
+
+    def words(self) -> str:
+        reason = f": {self.reason}" if self.reason else ""
+        return f"granted {count_text(self.to, 'worker')} (before: {self.from_}){reason}"
+
+
+class JobWaiting(JobEvent):
+    """Fewer than `elasticity.min_workers` workers are warm, or the job backs off before its next group."""
+
+    type: ClassVar[str] = "job.waiting"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    warm: int
+    min_workers: int
+    until: float
+    """Seconds since the epoch; the job fails then."""
+
+    def words(self) -> str:
+        return f"waiting for workers: {self.warm} are warm, at least {self.min_workers} needed"

@@ -1,0 +1,326 @@
+"""The catalogue of events is complete: names, words, severity and a line of documentation for each type."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.events.catalogue import CATALOGUE, TOPICS, describe, read
+from shoal_service.core.events.checkpoints import (
+    CheckpointCommitted,
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointFallback,
+    CheckpointRetentionFailed,
+    CheckpointRetried,
+)
+from shoal_service.core.events.generations import (
+    GenerationFormed,
+    GenerationForming,
+    GenerationSwitching,
+    NonFiniteStepRolledBack,
+    NonFiniteStepSkipped,
+    SwitchLossy,
+    Validated,
+)
+from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened, SnapshotsRecovering
+from shoal_service.core.events.job import (
+    JobCreated,
+    JobGranted,
+    JobPatched,
+    JobRequested,
+    JobStateChanged,
+    JobWaiting,
+)
+from shoal_service.core.events.service import NodeCleared, NodeSuspected, SupervisorRestarted
+from shoal_service.core.events.workers import (
+    StragglerFound,
+    StragglerKept,
+    WorkerLeaving,
+    WorkerLost,
+    WorkerReleased,
+    WorkerStarted,
+    WorkerStartFailed,
+)
+from shoal_workers.contract.job import IncidentCause, JobState, StateSource
+from shoal_workers.contract.spec import ParallelismSpec
+
+ROOT = Path(__file__).resolve().parents[5]
+SOURCES = (ROOT / "service" / "shoal_service", ROOT / "api" / "shoal_api")
+W = "job-x/1/3"
+
+NAMES = [
+    "checkpoint.committed",
+    "checkpoint.damaged",
+    "checkpoint.failed",
+    "checkpoint.fallback",
+    "checkpoint.retention_failed",
+    "checkpoint.retried",
+    "generation.formed",
+    "generation.forming",
+    "generation.switch_lossy",
+    "generation.switching",
+    "incident.closed",
+    "incident.opened",
+    "job.created",
+    "job.granted",
+    "job.patched",
+    "job.requested",
+    "job.state",
+    "job.waiting",
+    "node.cleared",
+    "node.suspected",
+    "snapshot.recovering",
+    "step.rolled_back",
+    "step.skipped",
+    "supervisor.restarted",
+    "validation",
+    "worker.leaving",
+    "worker.lost",
+    "worker.released",
+    "worker.start_failed",
+    "worker.started",
+    "worker.straggler",
+    "worker.straggler_kept",
+]
+
+EXAMPLES: list[tuple[JobEvent, str]] = [
+    (JobCreated(name="lm", spec_version=1), "job created as lm"),
+    (
+        JobStateChanged(from_=JobState.RUNNING, to=JobState.PAUSED, reason="paused", message="Paused on request."),
+        "job RUNNING -> PAUSED (paused): Paused on request.",
+    ),
+    (JobRequested(desired=Desired.PAUSE), "a user asked to pause the job"),
+    (
+        JobPatched(spec_version=2, elasticity={"max_workers": 3}, priority=4),
+        "spec changed to version 2: elasticity, priority",
+    ),
+    (JobGranted(from_=2, to=1, reason="shared with job-y"), "granted 1 worker (before: 2): shared with job-y"),
+    (JobWaiting(warm=1, min_workers=2, until=9.0), "waiting for workers: 1 are warm, at least 2 needed"),
+    (WorkerStarted(worker_id=W, node_id="n", node_ip="10.0.0.1", pid=7), "worker 3 started (pid 7)"),
+    (
+        WorkerStartFailed(worker_id=W, error="ImportError: no torchvision"),
+        "worker 3 could not load the task: ImportError: no torchvision",
+    ),
+    (
+        WorkerLost(worker_id=W, rank=2, cause=IncidentCause.WORKER_DIED, message="SIGKILL"),
+        "worker 3 (rank 2) lost: worker_died, SIGKILL",
+    ),
+    (
+        StragglerFound(
+            worker_id=W, rank=3, node_id="n", compute_s=1.0, median_s=0.2, step=9, action="an extra worker is started"
+        ),
+        "worker 3 (rank 3) is slow: 1.0 s per step, the others 200 ms; an extra worker is started",
+    ),
+    (
+        StragglerKept(worker_id=W, rank=3, message="no other worker became warm within 60 s"),
+        "worker 3 (rank 3) is slow but stays: no other worker became warm within 60 s",
+    ),
+    (WorkerLeaving(worker_id=W, rank=None, reason="SIGTERM", grace_s=30.0), "worker 3 will be gone in 30 s: SIGTERM"),
+    (WorkerReleased(worker_id=W, reason="more workers than granted"), "worker 3 released: more workers than granted"),
+    (
+        GenerationForming(
+            generation=2, workers=3, layout="fsdp3", reason="", source=StateSource.MEMORY, restore="step-40", step=41
+        ),
+        "forming generation 2 with 3 workers, from the snapshot of step 41 in memory",
+    ),
+    (
+        GenerationFormed(
+            generation=2,
+            workers=3,
+            start_step=20,
+            steps_lost=0,
+            form_s=0.1,
+            build_s=0.1,
+            restore_s=0.1,
+            num_parameters=10,
+            layout="fsdp3",
+        ),
+        "generation 2: 3 workers as fsdp3, from step 20",
+    ),
+    (
+        GenerationSwitching(generation=2, reason="grow 2 -> 3", durable=False),
+        "switching at the next step boundary: grow 2 -> 3",
+    ),
+    (
+        SwitchLossy(message="a part was lost", restore="step-40", step=40),
+        "the next group goes on from step 40 and computes the steps after it again: a part was lost",
+    ),
+    (
+        NonFiniteStepSkipped(step=6, loss=None, grad_norm=None),
+        "step 6 skipped: its loss or gradient norm was not finite",
+    ),
+    (
+        NonFiniteStepRolledBack(step=7, to=4, message="loss is nan"),
+        "back to step 4, and step 7 is left out: loss is nan",
+    ),
+    (Validated(step=9, loss=2.0, bits_per_byte=2.9), "validation after step 9: loss 2.0000, 2.900 bits per byte"),
+    (
+        IncidentOpened(
+            id=1,
+            cause=IncidentCause.WORKER_DIED,
+            witness="ray",
+            ranks=(2,),
+            message="SIGKILL",
+            generation=1,
+            workers=4,
+            step=9,
+        ),
+        "incident worker_died of rank 2: SIGKILL",
+    ),
+    (
+        SnapshotsRecovering(nodes=("n1", "n2"), steps=5, until=9.0),
+        "workers are started on 2 nodes to read the snapshots in memory there, which save 5 steps",
+    ),
+    (
+        IncidentClosed(
+            id=1,
+            cause=IncidentCause.WORKER_DIED,
+            action="re-formed",
+            detect_s=0.03,
+            recovery_s=1.5,
+            steps_lost=1,
+            from_workers=4,
+            to_workers=3,
+            state_source=StateSource.MEMORY,
+            bytes_moved=None,
+        ),
+        "incident worker_died closed: 4 -> 3 workers, detected in 30 ms, recovered in 1.5 s, 1 step lost, "
+        "state from memory",
+    ),
+    (CheckpointCommitted(name="step-20", step=20, generation=1), "checkpoint of step 20 committed"),
+    (CheckpointFailed(message="disk full", rank=1), "a checkpoint could not be written: rank 1: disk full"),
+    (
+        CheckpointRetried(message="disk full", number=1, of=4, after_s=2.0),
+        "the final state could not be saved; try 1 of 4 follows in 2.0 s: disk full",
+    ),
+    (CheckpointDamaged(name="step-20", message="crc32 differs"), "checkpoint step-20 is damaged: crc32 differs"),
+    (CheckpointFallback(to=None), "no older checkpoint: training starts again"),
+    (CheckpointRetentionFailed(message="denied"), "old checkpoints could not be deleted: denied"),
+    (SupervisorRestarted(found=3, of=4), "supervisor restarted: reattached to 3 of 4 workers"),
+    (NodeSuspected(node_id="ab12", reason="it hung"), "node ab12 is suspected: it hung"),
+    (NodeCleared(node_id="ab12", suspected_s=62.0, reason="it hung"), "node ab12 has passed its test after 62 s"),
+]  # fmt: skip  (one row per event)
+
+
+def test_the_names_change_only_on_purpose() -> None:
+    assert sorted(CATALOGUE) == NAMES
+
+
+def test_no_two_events_have_the_same_name() -> None:
+    assert len(CATALOGUE) == sum(len(events) for events in TOPICS.values())
+
+
+@pytest.mark.parametrize("event", CATALOGUE.values(), ids=CATALOGUE)
+def test_every_event_has_words_severity_and_documentation(event: type[JobEvent]) -> None:
+    assert "words" in vars(event) and isinstance(event.severity, Severity)
+    assert event.__doc__ and event.__doc__ != JobEvent.__doc__
+
+
+def test_every_event_has_an_example_here() -> None:
+    assert {event.type for event, _ in EXAMPLES} == set(CATALOGUE)
+
+
+@pytest.mark.parametrize(("event", "words"), EXAMPLES, ids=[event.type for event, _ in EXAMPLES])
+def test_the_words_of_an_event(event: JobEvent, words: str) -> None:
+    shown = describe(event.type, event.data())
+    assert (shown.message, shown.severity) == (words, event.severity_of_this())
+
+
+@pytest.mark.parametrize("event", [event for event, _ in EXAMPLES], ids=[event.type for event, _ in EXAMPLES])
+def test_an_event_survives_the_store(event: JobEvent) -> None:
+    assert read(event.type, json.loads(json.dumps(event.data()))) == event
+
+
+def test_only_the_fields_that_were_set_are_sent() -> None:
+    assert CheckpointFailed(message="disk full", rank=None).data() == {"message": "disk full", "rank": None}
+    patched = JobPatched(spec_version=2, parallelism=ParallelismSpec(dp_shard=2))
+    assert patched.data()["parallelism"] == ParallelismSpec(dp_shard=2).model_dump(mode="json")
+
+
+def test_a_field_named_like_a_keyword_has_its_plain_name_on_the_wire() -> None:
+    assert JobGranted(from_=2, to=1, reason="").data() == {"from": 2, "to": 1, "reason": ""}
+
+
+@pytest.mark.parametrize(
+    ("state", "severity"),
+    [
+        (JobState.SUCCEEDED, Severity.SUCCESS),
+        (JobState.FAILED, Severity.ERROR),
+        (JobState.WAITING, Severity.WARNING),
+        (JobState.RUNNING, Severity.INFO),
+    ],
+)
+def test_the_severity_of_a_new_state_depends_on_the_state(state: JobState, severity: Severity) -> None:
+    event = JobStateChanged(from_=JobState.QUEUED, to=state, reason="", message="")
+    assert describe(event.type, event.data()).severity is severity
+
+
+def test_an_unknown_event_is_shown_with_its_data() -> None:
+    assert describe("moon.risen", {"phase": "full"}).message == "moon.risen phase=full"
+
+
+def test_data_of_another_version_are_shown_as_they_are() -> None:
+    shown = describe("worker.lost", {"worker_id": W, "cause": "bitten"})
+    assert (shown.message, shown.severity) == (f"worker.lost worker_id={W} cause=bitten", Severity.ERROR)
+
+
+def test_a_field_of_a_later_version_is_left_out() -> None:
+    assert describe("job.created", {"name": "a", "spec_version": 1, "colour": "red"}).message == "job created as a"
+
+
+def test_control_characters_are_left_out_of_the_words() -> None:
+    assert (
+        describe("worker.released", {"worker_id": "a\x1b[31m\nb", "reason": "\x00"}).message
+        == "worker a [31m b released:"
+    )
+
+
+@given(
+    st.sampled_from(NAMES), st.dictionaries(st.text(), st.none() | st.integers() | st.text() | st.lists(st.floats()))
+)
+def test_no_data_make_the_words_fail(name: str, data: dict[str, object]) -> None:
+    assert "\n" not in describe(name, data).message
+
+
+def test_no_name_of_an_event_is_spelled_outside_of_the_catalogue() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {node.value}"
+        for path in _sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and node.value in CATALOGUE and "." in str(node.value)
+    ]
+    assert found == []
+
+
+def test_every_event_class_is_declared_in_a_topic_of_the_catalogue() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for path in _sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef) and any(isinstance(b, ast.Name) and b.id == "JobEvent" for b in node.bases)
+    ]
+    assert found == []
+
+
+def test_every_event_of_the_catalogue_is_emitted_somewhere() -> None:
+    called = {
+        node.func.id
+        for path in _sources()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert {event.__name__ for event in CATALOGUE.values()} <= called
+
+
+def _sources() -> Iterator[Path]:
+    for root in SOURCES:
+        yield from (path for path in sorted(root.rglob("*.py")) if path.parent.parts[-2:] != ("core", "events"))
