@@ -31,6 +31,8 @@ from shoal_service.settings import Settings
 from shoal_service.store.store import Store
 from shoal_service.telemetry.collector import build_registry
 from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_workers.contract.log_settings import LogLevel
+from shoal_workers.logs import set_up_logs
 
 if TYPE_CHECKING:
     from shoal_service.control.ray_cluster import RayCluster
@@ -42,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 def run_server(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM. Prints one line `listening on URL` to stderr once requests are accepted."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logs(settings.logs)
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     asyncio.run(_serve(settings))
 
@@ -63,6 +65,7 @@ async def _serve(settings: Settings) -> None:
         checkpoint_url=settings.checkpoint_url,
         profiles=tuple(profiles.values()),
         fork_workers=settings.fork_workers,
+        logs=settings.logs,
     )
     connected = asyncio.Event()
     control = ControlLoop(store, cluster, SystemClock(), config, reconnected=connected.set)
@@ -80,7 +83,7 @@ async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
-        server = make_server(app, host=host, port=port)
+        server = make_server(app, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
         _stop_on_signals(server)
 
         async def act() -> None:
@@ -136,7 +139,7 @@ async def _keep_alive(embedded: EmbeddedCluster) -> None:
         try:
             await asyncio.to_thread(embedded.heal)
         except Exception:
-            _log.exception("the embedded cluster could not be healed; trying again")
+            _log.exception("embedded_cluster.heal_failed")
 
 
 async def _connect(
@@ -153,7 +156,7 @@ async def _connect(
                 await asyncio.to_thread(cluster.connect, settings.ray_address)
             break
         except Exception:
-            _log.exception("no cluster yet; trying again")
+            _log.exception("cluster.connect_failed")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), timeout=5.0)
 

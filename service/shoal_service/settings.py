@@ -5,22 +5,16 @@ The only file of the service that reads the environment. Made once by the compos
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
+
 _MIN_LEASE_TTL_S = 3.0
 """The control loop looks around every second and renews after a third of the time to live: one pass may be late."""
-
-
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 class SettingsError(ValueError):
@@ -45,6 +39,10 @@ class Settings(BaseSettings):
     port: int = Field(8470, ge=0, le=65535)
     """0: a free one."""
     log_level: LogLevel = LogLevel.INFO
+    """debug, info, warning or error; for the server, and for the supervisors and workers that it starts. At debug the
+    server also logs each request."""
+    log_format: LogFormat = LogFormat.TEXT
+    """text, for people, or json: one object per line. See docs/logs.md."""
 
     ray_address: str | None = None
     """host:port of the Ray cluster to join; unset: start one on this machine."""
@@ -65,6 +63,10 @@ class Settings(BaseSettings):
 
     lease_ttl_s: float = Field(10.0, ge=_MIN_LEASE_TTL_S, le=3600, allow_inf_nan=False)
     """A lease on the jobs that was not renewed for so long goes to another control plane."""
+
+    @property
+    def logs(self) -> LogSettings:
+        return LogSettings(level=self.log_level, format=self.log_format)
 
     @field_validator("state_dir")
     @classmethod

@@ -35,6 +35,7 @@ from shoal_workers.contract.messages import (
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import end_with_raylet
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class WorkerActor:
         self._engine: Engine | None = None
         self._snapshot_store: SnapshotStore | None = None
         self._fenced = 0
+        self._assignment: Assignment | None = None
         self._exits: dict[int, WorkerExit] = {}
         self._exited = threading.Condition()
         self._notices = 0
@@ -65,6 +67,7 @@ class WorkerActor:
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
         sys.stdout = _Tee(sys.stdout, "stdout", self._outbox)
         sys.stderr = _Tee(sys.stderr, "stderr", self._outbox)
+        set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
 
     @ray.method(concurrency_group="train")
     def prepare(self) -> WorkerInfo | ErrorReport:
@@ -177,6 +180,7 @@ class WorkerActor:
 
     def _run(self, assignment: Assignment) -> WorkerExit:
         """The process boundary's one catch-all: a fault of the engine's own is an answer with its traceback too."""
+        self._assignment = assignment
         try:
             return self._load_engine().run(assignment)
         except Exception as error:
@@ -193,6 +197,13 @@ class WorkerActor:
                 step=self._progress().step,
                 error=report,
             )
+
+    def _log_fields(self) -> dict[str, object]:
+        """Fields of every log event of this process; generation and rank are those of the last `run`."""
+        fields: dict[str, object] = {"job": self._config.job_id, "attempt": self._config.attempt}
+        if self._assignment is not None:
+            fields.update(generation=self._assignment.generation, rank=self._assignment.rank)
+        return {**fields, "worker": self._config.worker_id}
 
     def _progress(self) -> Progress:
         if self._engine is not None:

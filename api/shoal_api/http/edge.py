@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import problem_response
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = _SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 
@@ -58,7 +58,8 @@ class Edge:
                 await self._app(scope, receive, send_with_headers)
         except Exception:
             error_id = uuid.uuid4().hex
-            logger.exception("http.unexpected_error error_id=%s method=%s path=%r", error_id, *_what(scope))
+            request = {"error_id": error_id, "method": scope["method"], "path": scope["path"]}
+            _log.exception("http.unexpected_error", extra=request)
             if status:
                 raise  # too late for an answer: the server closes the connection, so that nobody takes it for complete
             await _unexpected(scope, error_id)(scope, receive, send_with_headers)
@@ -79,10 +80,6 @@ def _is_cross_origin_change(scope: Scope) -> bool:
         return bool(urlsplit(origin).netloc.lower() != headers.get(b"host", b"").lower())
     except ValueError:
         return True
-
-
-def _what(scope: Scope) -> tuple[str, str]:
-    return scope["method"], scope["path"]
 
 
 def _unexpected(scope: Scope, error_id: str) -> Response:

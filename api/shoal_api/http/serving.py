@@ -18,18 +18,19 @@ _BACKLOG = 2048
 
 
 def make_server(
-    app: FastAPI, *, host: str, port: int, log_level: str = "warning", grace_s: int = _GRACE_S
+    app: FastAPI, *, host: str, port: int, log_requests: bool = False, grace_s: int = _GRACE_S
 ) -> uvicorn.Server:
     """A server for an application made by `create_app`; `run()` it on the main thread, or await `serve()`.
 
-    `grace_s`: for requests that are under way when it stops.
+    `log_requests`: one log event per request. `grace_s`: for requests that are under way when it stops.
     """
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
-        log_level=log_level,
-        access_log=False,
+        log_config=None,  # the composition root sets up the logs
+        log_level="info" if log_requests else "warning",
+        access_log=log_requests,
         backlog=_BACKLOG,
         server_header=False,
         timeout_graceful_shutdown=grace_s,

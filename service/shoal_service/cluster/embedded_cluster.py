@@ -161,7 +161,7 @@ class EmbeddedCluster:
         is_headless = not nodes[HEAD].runs(GCS)
         if not revived and not is_headless:
             return False
-        _log.warning("the embedded Ray cluster is healed", extra={"nodes": revived, "is_headless": is_headless})
+        _log.warning("embedded_cluster.healed", extra={"nodes": revived, "is_headless": is_headless})
         if is_headless and HEAD not in revived:
             self._start_gcs()
         self._start_nodes(revived)
@@ -185,10 +185,7 @@ class EmbeddedCluster:
         """Notice who is away; say so when it changes."""
         away = tuple(node.ip for node in self._note.nodes if not node.runs(RAYLET))
         if away and away != self._away and not self._is_stopped:
-            _log.warning(
-                "nodes of the embedded Ray cluster are away: %s (%d of %d run)",
-                *(", ".join(away), len(self._note.nodes) - len(away), len(self._note.nodes)),
-            )
+            _log.warning("embedded_cluster.nodes_away", extra={"nodes": list(away), "of": len(self._note.nodes)})
         self._away = away
 
     def _start_nodes(self, numbers: Iterable[int]) -> None:
@@ -207,10 +204,8 @@ class EmbeddedCluster:
             pending = [number for number in desired if not self._note.nodes[number].runs(RAYLET)]
             if not pending or self._is_stopped:
                 break
-            _log.warning(
-                "start %d of %d failed for these nodes of the embedded Ray cluster: %s",
-                *(attempt, _MAX_STARTS, ", ".join(self._note.nodes[number].ip for number in pending)),
-            )
+            nodes = [self._note.nodes[number].ip for number in pending]
+            _log.warning("embedded_cluster.start_failed", extra={"nodes": nodes, "try": attempt, "of": _MAX_STARTS})
         if desired:
             self._check_up(desired)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal_service.planner import HardwareProfile
+from shoal_workers.contract.log_settings import LogSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +19,5 @@ class ControlConfig:
     """The planner uses those that were measured on nodes of this cluster."""
     fork_workers: bool = True
     """See SupervisorConfig."""
+    logs: LogSettings = field(default_factory=LogSettings)
+    """Of the supervisors and workers that are started."""

@@ -148,5 +148,6 @@ class Driver:
             snapshot_key=secrets.token_hex(16),
             profile=measured_profile(self._config.profiles, has_gpu=row.spec.worker.gpus > 0),
             fork_workers=self._config.fork_workers,
+            logs=self._config.logs,
             avoid=self._avoid,
         )

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 Listener = Callable[[str], object]
 
 
@@ -62,7 +62,7 @@ class Subscription:
         try:
             self._listener(job_id)
         except Exception:  # e.g. the listener's event loop is closed: it must not undo a commit that is done
-            log.exception("subscription.failed", extra={"job": job_id})
+            _log.exception("subscription.failed", extra={"job": job_id})
             self.close()
 
     def close(self) -> None:

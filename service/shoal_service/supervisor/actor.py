@@ -18,6 +18,7 @@ from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.ray_fleet import RayFleet
 from shoal_service.supervisor.supervisor import Supervisor
+from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import end_with_raylet
 
 CONCURRENCY_GROUPS = {"pull": 4, "direct": 4}
@@ -41,7 +42,10 @@ class SupervisorActor:
                 until_gone=liveness_probe.until_gone,
             )
 
+        identity = {"job": config.job_id, "attempt": config.attempt}
+        set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=lambda: identity)
         self._supervisor = Supervisor(config, journal, clock, make_world)
+        set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._supervisor.log_fields)
         self._supervisor.start()
 
     @ray.method(concurrency_group="pull")

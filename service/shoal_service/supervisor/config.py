@@ -10,6 +10,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.planner import HardwareProfile
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
 
 
@@ -36,6 +37,8 @@ class SupervisorConfig(Frozen):
     """Of the workers' nodes, if it was measured."""
     fork_workers: bool = True
     """Shards come from a server on their node that has imported everything; see shoal_workers.forkserver."""
+    logs: LogSettings = LogSettings()
+    """Of the supervisor and its workers."""
     goodput: Goodput | None = None
     """What was booked of the job before this attempt, which goes on with it."""
 

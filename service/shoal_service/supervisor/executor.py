@@ -98,6 +98,11 @@ class Executor:
         self._state = state
         self._journaled_step, self._journaled_mono = state.progress.step, 0.0
 
+    @property
+    def generation(self) -> int:
+        """The current one, or the last one; for the log."""
+        return self._state.group.generation
+
     async def run(self) -> None:
         """Until the attempt has ended and everything that it started is released."""
         self._loop = asyncio.get_running_loop()
@@ -202,7 +207,7 @@ class Executor:
                 self._clients[index] = WorkerClient(index, worker_id, self._context)
                 self._clients[index].start(avoid_nodes, only_on)
             case KillWorker(index, reason):
-                _log.info("worker.kill", extra={"index": index, "reason": reason})
+                _log.info("worker.kill", extra={"worker": self._worker_id(index), "reason": reason})
                 self._kill(index)
             case Run(index, assignment):
                 if client := self._client(index):
@@ -226,6 +231,10 @@ class Executor:
                 pass  # reported before the journal was written
             case _:
                 assert_never(command)
+
+    def _worker_id(self, index: int) -> str:
+        worker = self._state.pool.worker(index)
+        return worker.worker_id if worker is not None else str(index)
 
     def _client(self, index: int) -> WorkerClient | None:
         """None: the worker has ended, and the event that says so is in the queue."""

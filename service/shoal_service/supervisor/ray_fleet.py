@@ -207,6 +207,7 @@ class RayFleet:
                 checkpoint_root=config.checkpoint_root,
                 snapshot_key=config.snapshot_key,
                 expected_bytes=self._rank_bytes,
+                logs=config.logs,
             ),
         )
 

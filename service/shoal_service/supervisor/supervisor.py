@@ -44,6 +44,7 @@ class Supervisor:
         self._make_world = make_world
         self._epoch = config.epoch
         self._outbox = Outbox(config.attempt)
+        self._executor: Executor | None = None
         self._executor = self._prepare()
 
     def start(self) -> None:
@@ -54,6 +55,12 @@ class Supervisor:
         threading.Thread(target=self._run, args=(self._executor,), name="executor", daemon=True).start()
         # plans the layouts of all world sizes now, so that a group that re-forms does not wait for the planner
         threading.Thread(target=plan_ahead, args=(config.spec, config.profile), name="planner", daemon=True).start()
+
+    def log_fields(self) -> dict[str, object]:
+        """Fields of every log event of this supervisor."""
+        executor = self._executor
+        generation = executor.generation if executor is not None else None
+        return {"job": self._config.job_id, "attempt": self._config.attempt, "generation": generation}
 
     def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
         """Long poll: everything reported after sequence number `after`, which acknowledges everything up to it."""

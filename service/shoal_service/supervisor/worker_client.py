@@ -226,7 +226,8 @@ class WorkerClient:
         try:
             await self._insist(lambda: self._fleet.interrupt(self.index, generation))
         except WorkerCallError as error:
-            self._log_failure("worker.interrupt_failed", error)
+            # not an event of the machine: the `run` call of this worker fails too, and its error is reported
+            _log.info("worker.interrupt_failed", extra=self._failure(error))
             return
         self._post(InterruptAcknowledged(self.index, generation))
 
@@ -234,7 +235,7 @@ class WorkerClient:
         try:
             await self._insist(lambda: self._fleet.request_yield(self.index, generation, durable))
         except WorkerCallError as error:
-            self._log_failure("worker.request_failed", error)
+            _log.info("worker.yield_request_failed", extra=self._failure(error))
 
     async def _request_snapshot_parts(self) -> None:
         try:
@@ -256,9 +257,9 @@ class WorkerClient:
         self._post(WorkerUnreachable(self.index, str(error)))
         await self._context.clock.sleep(_RETRY_S)
 
-    def _log_failure(self, event: str, error: WorkerCallError) -> None:
-        """Not an event of the machine: the `run` call of the same worker fails too, and its error is reported."""
-        _log.info(event, extra={"index": self.index, "error": str(error)})
+    def _failure(self, error: WorkerCallError) -> dict[str, object]:
+        """Fields of a log event."""
+        return {"worker": self._worker_id, "error": str(error)}
 
     def _lost(self, error: WorkerCallError, witness: str) -> None:
         if isinstance(error, WorkerDied) and (actor_id := self._fleet.actor_id(self.index)):

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from shoal_service.settings import LogLevel, Settings, SettingsError, load_settings
+from shoal_service.settings import Settings, SettingsError, load_settings
+from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +62,11 @@ def test_settings_that_cannot_work_are_named_with_their_value(given: dict[str, o
     with pytest.raises(SettingsError) as error:
         load_settings(**given)
     assert message in str(error.value)
+
+
+def test_the_log_format_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().logs == LogSettings(level=LogLevel.INFO, format=LogFormat.TEXT)
+    monkeypatch.setenv("SHOAL_LOG_FORMAT", "json")
+    assert load_settings().logs.format is LogFormat.JSON
+    with pytest.raises(SettingsError, match="log_format 'xml'"):
+        load_settings(log_format="xml")

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
 
 
@@ -28,6 +29,7 @@ class WorkerConfig(Frozen):
     """Shared secret of the attempt: who serves or asks for snapshots proves that it knows it."""
     expected_bytes: int = 0
     """Memory that a rank without a GPU is predicted to take, over what the process has before; 0: unknown."""
+    logs: LogSettings = LogSettings()
 
 
 class WorkerInfo(Frozen):
