@@ -1,9 +1,9 @@
-"""Speed and size of the control plane: a real `shoal serve` with its control loop, SQLite and embedded Ray cluster.
+"""Speed and memory of the control plane: a real `shoal serve` with control loop, SQLite and embedded Ray cluster.
 
     python bench/api.py [--seconds 5] [--clients 8]
 
-Measures submissions a second from several clients (each is committed before it is answered), the latency of the first
-page of a list of 10,000 jobs, and the server's resident memory with 1,000 finished jobs. The last line is JSON.
+Measures submissions per second from several clients (the server commits each one before it answers), the latency of the
+first page of a list of 10,000 jobs, and the server's resident memory with 1,000 finished jobs. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tes
 from shoal_server import ShoalServer, serving
 
 NEVER = {"min_workers": 8, "max_workers": 8}
-"""More than the cluster has: the jobs stay in the queue, so that what is measured is the service and not training."""
+"""More workers than the cluster has CPUs: the jobs stay in the queue, so that only the service is measured."""
 SPEC = json.dumps(
     {"name": "bench", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}, "elasticity": NEVER}
 ).encode()

@@ -1,9 +1,9 @@
-"""How fast text files become shards of tokens on one core.
+"""How fast one core turns text files into shards of tokens.
 
     python bench/data.py [--mib 32] [--rounds 5]
 
-Random printable bytes in eight files, `tokenizer: bytes`. One line of JSON at the end: megabytes of text per second of
-CPU time and of wall-clock time, minimum, median and maximum of the rounds.
+The input is eight files of random printable bytes with `tokenizer: bytes`. The last line is JSON: megabytes of text per
+second of CPU time and of wall-clock time, as minimum, median and maximum of the rounds.
 """
 
 from __future__ import annotations

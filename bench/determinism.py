@@ -2,10 +2,10 @@
 
     python bench/determinism.py [--worlds 1 2 4] [--trials 3] [--steps 8]
 
-Both run `python -m shoal_workers.run` under torchrun, by turns, so that a noisy machine is noisy for both. The ratio is
-the median over the trials of (with / without), each the median over its steps after warm-up; beside it stands the ratio
-of the fastest steps, which whatever else runs on the machine disturbs least. The losses of all runs with it must be the
-same as printed, else the benchmark fails. Prints a table; the last line is JSON.
+Both modes run `python -m shoal_workers.run` under torchrun and take turns, so that noise of the machine reaches both. A
+run's step time is the median of its steps after warm-up, and the ratio (with / without) is the median over the trials.
+The table also has the ratio of the fastest steps, which other load disturbs least. The benchmark fails if the printed
+losses of two deterministic runs differ. The last line is JSON.
 """
 
 from __future__ import annotations

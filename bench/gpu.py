@@ -6,9 +6,9 @@ a plain loop: `make bench-gpu`.
     engine    `torchrun -m shoal_workers.run`: no Ray, no service
     plain     bench/plain_loop.py: the same model, data and optimizer, nothing of Shoal's engine
 
-They take turns. A step's time is the median after warm-up; MFU counts the arithmetic of the model, nothing recomputed,
-over the data sheet's dense bf16 peak. fp8 is not built, which the JSON says. Without a GPU this prints so and succeeds:
-the last line is JSON in any case.
+The two take turns. A step's time is the median after warm-up. MFU is the model's arithmetic, without recomputation,
+divided by the dense bf16 peak of the data sheet. fp8 is not supported, and the JSON says so. Without a GPU the
+benchmark prints that there is none and succeeds. The last line is always JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shoal_workers.contract.model.lm import LanguageModelConfig
 from shoal_workers.contract.spec import Precision
 
 LEAST_RATIO = 0.98
-_FP8 = "not built: `precision` refuses it and says what it would need"
+_FP8 = "not supported: `precision` refuses it and names what it would need"
 _WARM_UP_STEPS = 10
 _MODEL = {"dim": 2048, "num_layers": 24, "num_heads": 16, "seq_len": 2048, "vocab_size": 32_000}
 _HERE = Path(__file__).parent
@@ -44,7 +44,7 @@ _HERE = Path(__file__).parent
 def main() -> int:
     arguments = _arguments()
     if not torch.cuda.is_available():
-        print("There is no GPU here: MFU, and the ratio to a plain loop, are not measured.")
+        print("This machine has no GPU: MFU and the ratio to a plain loop are not measured.")
         print(json.dumps({"gpu": None, "mfu": None, "ratio": None, "fp8": _FP8, "passed": None}))
         return 0
     spec = _spec(arguments)

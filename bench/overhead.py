@@ -1,13 +1,13 @@
-"""What Shoal costs while nothing goes wrong: 2 shards under Shoal against the same work in a plain loop under torchrun.
+"""What Shoal costs without failures: 2 workers under Shoal against the same work in a plain loop under torchrun.
 
     python bench/overhead.py [--trials 3] [--steps 24]
 
-    plain     bench/plain_loop.py under torchrun: nothing of Shoal but the model and the data set
+    plain     bench/plain_loop.py under torchrun: Shoal's model and data set, and no other part of Shoal
     engine    `python -m shoal_workers.run` under torchrun: Shoal's loop without Ray, supervisor and service
     shoal     a job of a real `shoal serve` with its embedded cluster
 
-The three take turns, so that a noisy machine is noisy for all of them. A step's time is the median over the steps after
-warm-up; ratios are medians over the trials (throughput of Shoal / throughput of plain). The last line is JSON.
+The three take turns, so that noise of the machine reaches all of them. A step's time is the median of the steps after
+warm-up. A ratio (throughput of Shoal / throughput of plain) is the median over the trials. The last line is JSON.
 """
 
 from __future__ import annotations

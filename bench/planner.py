@@ -1,8 +1,10 @@
-"""How long the planner takes over all layouts of large worlds: `python bench/planner.py [--trials 3]`.
+"""Seconds that the planner takes for all layouts of large worlds.
 
-For the 70 B and the 671 B example, on 1,024 and on 16,384 H100: seconds to enumerate, predict and rank every legal
-layout
-(the median of the trials, the first one included), their number, and the best. The last line is JSON.
+    python bench/planner.py [--trials 3]
+
+For the examples of 70 B and 671 B parameters on 1,024 and on 16,384 H100: the seconds to enumerate, predict and rank
+every legal layout (median of the trials, the first one included), the number of layouts, and the best one. The last
+line is JSON.
 """
 
 from __future__ import annotations

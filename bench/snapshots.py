@@ -1,10 +1,10 @@
-"""The RAM tier against plain memcpy: snapshot, copy to the buddy, and restores from local memory and over TCP.
+"""The snapshot store against memcpy: snapshot, copy to the buddy, restore from local memory, restore over TCP.
 
     python bench/snapshots.py [--mib 30] [--rounds 30]
 
-Two processes stand for two nodes of one machine; the state is like that of a small transformer with AdamW. Each figure
-is the best and the median of the rounds in GiB/s, since other work on the machine can only slow them down. The cold
-snapshot is one without preparation: it takes its memory first. The last line is JSON.
+Two processes play two nodes on one machine. The state resembles that of a small transformer with AdamW. Each figure is
+given as best and as median of the rounds in GiB/s: other load can only make a round slower. The cold snapshot was not
+prepared, so its time includes the allocation of memory. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -45,41 +45,41 @@ def main() -> None:
 
 
 def _buddy(connection: Connection, root: str) -> None:
-    """The other node: serves until it is told to end."""
+    """The process of the other node: it serves until a message arrives on the connection."""
     torch.set_num_threads(1)
-    tier = SnapshotStore(job_id="bench", attempt=1, worker_id="b", node_id="b", key="bench", root=Path(root))
-    connection.send(tier.port)
+    store = SnapshotStore(job_id="bench", attempt=1, worker_id="b", node_id="b", key="bench", root=Path(root))
+    connection.send(store.port)
     connection.recv()
-    tier.close()
+    store.close()
 
 
 def _measure(root: Path, connection: Connection, num_bytes: int, rounds: int) -> dict[str, object]:
     torch.set_num_threads(1)
     buddy = SnapshotServer(node_id="b", host="127.0.0.1", port=connection.recv())
-    tier = SnapshotStore(job_id="bench", attempt=1, worker_id="a", node_id="a", key="bench", root=root)
+    store = SnapshotStore(job_id="bench", attempt=1, worker_id="a", node_id="a", key="bench", root=root)
     far = SnapshotStore(job_id="bench", attempt=1, worker_id="c", node_id="c", key="bench", root=root)
     state = _state(num_bytes)
     size = sum(tensor.nbytes for tensor in state.values())
     whole, other = torch.rand(size // 4), torch.rand(size // 4)
     target = {name: torch.rand_like(tensor) for name, tensor in state.items()}
     cold_s = far.snapshot(state, generation=1, rank=0, world_size=1, step=0, extra={})
-    tier.prepare(state, rank=0, world_size=1)
+    store.prepare(state, rank=0, world_size=1)
     seconds: dict[str, list[float]] = {name: [] for name in ("memcpy", "snapshot", "send", "local", "remote")}
     send_cpu_s: list[float] = []
     for step in range(1, rounds + 1):
         seconds["memcpy"].append(_time(lambda: whole.copy_(other)))
         seconds["snapshot"].append(
-            tier.snapshot(state, generation=1, rank=0, world_size=1, step=step, extra={"step": step})
+            store.snapshot(state, generation=1, rank=0, world_size=1, step=step, extra={"step": step})
         )
-        assert tier.replicate(buddy)
-        cost = _wait(tier)
+        assert store.replicate(buddy)
+        cost = _wait(store)
         seconds["send"].append(cost.wall_s)
         send_cpu_s.append(cost.cpu_s)
         source = SnapshotSource(generation=1, world_size=1, step=step, parts=(buddy,))
-        seconds["local"].append(_time(lambda source=source: tier.load(target, source, check=_nothing)))
+        seconds["local"].append(_time(lambda source=source: store.load(target, source, check=_nothing)))
         seconds["remote"].append(_time(lambda source=source: far.load(target, source, check=_nothing)))
     assert all(torch.equal(target[name], state[name]) for name in state)
-    tier.close()
+    store.close()
     far.close()
     return {
         "state_mib": round(size / (1 << 20), 1),
@@ -110,8 +110,8 @@ def _state(num_bytes: int) -> dict[str, torch.Tensor]:
     return state
 
 
-def _wait(tier: SnapshotStore) -> SendCost:
-    while (cost := tier.take_send_cost()) is None:
+def _wait(store: SnapshotStore) -> SendCost:
+    while (cost := store.take_send_cost()) is None:
         time.sleep(0.0005)
     return cost
 

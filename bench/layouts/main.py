@@ -41,7 +41,7 @@ _PARTS = ("relayout", "moving", "reality", "techniques", "planner")
 
 def main() -> int:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ended benchmark cleans up, as after Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     document: dict[str, Any] = {"machine": describe(), "load_average": os.getloadavg()[0]}
     prepare_corpus(TextDataConfig(corpus="python-stdlib"), lambda _: None)

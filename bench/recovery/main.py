@@ -3,8 +3,8 @@
     python bench/recovery/main.py [--systems shoal,ray_train,torchrun] [--events worker_kill,...] [--kills 5]
                                   [--seed 1] [--out trials.jsonl]
 
-Starts and stops everything itself. One line of JSON for each trial as it happens, then the table and the ratios.
-docs/measured/recovery.md tells what is measured and how.
+The command starts and stops all systems itself. It prints one line of JSON per trial as it ends, then the table and the
+ratios. docs/measured/recovery.md describes what is measured and how.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EVENTS = {System.SHOAL: plans.EVENTS, System.RAY_TRAIN: ray_train.EVENTS, Syste
 
 def main() -> None:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ended benchmark cleans up, as after Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     machine = describe()
     trials: list[Trial] = []
     begun_mono = time.monotonic()
@@ -80,12 +80,12 @@ def _arguments() -> argparse.Namespace:
         "--events", type=some_of(events), default=events, metavar="A,B", help=f"of {', '.join(events)} (all)"
     )
     parser.add_argument("--kills", type=int, default=5, help="trials of each event and system (default 5)")
-    parser.add_argument("--seed", type=int, default=1, help="of ranks, steps and moments to strike at")
-    parser.add_argument("--out", type=Path, default=None, help="file to write the JSON lines to as well")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the ranks, steps and moments of the faults")
+    parser.add_argument("--out", type=Path, default=None, help="also write the JSON lines to this file")
     arguments = parser.parse_args()
     if Event.CAPACITY in arguments.events and Event.RAYLET_KILL not in arguments.events:
         parser.error(
-            f"{Event.CAPACITY} is what follows {Event.RAYLET_KILL}: --events {Event.RAYLET_KILL},{Event.CAPACITY}"
+            f"{Event.CAPACITY} is measured after {Event.RAYLET_KILL}: --events {Event.RAYLET_KILL},{Event.CAPACITY}"
         )
     return arguments
 
@@ -96,7 +96,7 @@ def _nothing_left() -> Iterator[None]:
         yield
     finally:
         for pid, command in end_all().items():
-            print(f"# had to end {pid}: {command[:100]}", flush=True)
+            print(f"# ended a process that was left, pid {pid}: {command[:100]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What every system trains: the 10 M parameter byte-level language model of examples/lm-10m.yaml, on 4 processes.
+"""What every system trains: the byte-level language model of examples/lm-10m.yaml (10 M parameters) on 4 workers.
 
-12 samples a step, one micro-batch of 3 for each of 4 workers. 3 workers share 12 samples too: the peers by 4 samples
-each, Shoal, whose micro-batches never change, by dealing out 4 micro-batches to 3 ranks. A step takes about half a
-second on 2 cores, so that what a recovery costs is not hidden behind what a step costs.
+A step has 12 samples, one micro-batch of 3 for each of 4 workers. With 3 workers the peers train 4 samples per worker;
+Shoal, whose micro-batches never change, distributes 4 micro-batches over 3 ranks. A step takes about half a second on 2
+cores, so that a recovery is long compared to a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXAMPLE = Path(__file__).parents[2] / "examples" / "lm-10m.yaml"
 
 
 def workload(*, steps: int) -> dict[str, Any]:
-    """A spec that names model, data, batch, optimizer and schedule; how elastic it is, each system says itself."""
+    """The spec with model, data, batch, optimizer and schedule. The peers set their elasticity in their own options."""
     spec: dict[str, Any] = yaml.safe_load(_EXAMPLE.read_text())
     spec["model"] = spec["model"] | {"seq_len": 32}
     spec["batch"] = {"global_size": 12, "micro_size": 3}

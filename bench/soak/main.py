@@ -40,7 +40,7 @@ _LEDGER_TOLERANCE = 1e-3
 
 def main() -> None:
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an ended soak cleans up, as after Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     adopt_orphans()
     timeline = Timeline()
     machine = describe()

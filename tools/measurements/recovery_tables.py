@@ -98,10 +98,10 @@ _REMARKS = {
     "processes_died_s": "processes dead after {:.2f} s",
     "threshold_s": "hang threshold {:.2f} s",
     "reattached_s": "re-attached after {:.2f} s",
-    "zombie_gone_s": "zombie gone {:.1f} s after the cable was in again",
+    "isolated_worker_gone_s": "isolated worker gone {:.1f} s after the link was up again",
     "overhead": "{:.1%} of the step time",
     "noise": "two jobs without differ by {:.1%}",
-    "said_share": "the service's own figure {:.2%}",
+    "reported_share": "the service's own figure {:.2%}",
 }
 """Figure of a trial -> what its median is called."""
 

@@ -1,9 +1,9 @@
-"""Who completed which step when, as the training processes themselves stamp it on the machine's clock.
+"""When each step ended, as the training processes stamp it with the machine's clock.
 
-Every process appends its own lines to its own file, so nothing is shared and a SIGKILL tears at most the last line:
+Every process appends lines to its own file, so a SIGKILL damages at most the last line of one file:
 
     {"at": ..., "pid": ..., "rank": 0, "world_size": 4, "life": "..."}         a process begins to train
-    {"at": ..., "step": 12, "world_size": 4, "life": "..."}                    rank 0: step 12 is completed
+    {"at": ..., "step": 12, "world_size": 4, "life": "..."}                    rank 0 has completed step 12
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ class StepEnd:
     """Wall-clock time, seconds since the epoch."""
     world_size: int
     life: str
-    """Tells one forming of the group from the next."""
+    """Identifies one forming of the group."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class WorkerStart:
+    """A process began to train."""
+
     rank: int
     pid: int
     at: float
@@ -52,17 +54,17 @@ class StampWriter:
         self._file.write(json.dumps({"at": time.time(), **fields, **self._fields}) + "\n")
 
 
-def read_stamps(folder: Path) -> tuple[list[StepEnd], list[Member]]:
-    """Everything stamped so far, in the order of time."""
-    steps, members = [], []
+def read_stamps(folder: Path) -> tuple[list[StepEnd], list[WorkerStart]]:
+    """All stamps so far, ordered by time."""
+    steps, starts = [], []
     for path in folder.glob("stamps-*.jsonl"):
         for line in path.read_text().splitlines():
             try:
                 stamp = json.loads(line)
             except json.JSONDecodeError:
-                continue  # its writer was killed in the middle of it, or is about to finish it
+                continue  # its writer was killed while writing, or has not finished the line
             if "step" in stamp:
                 steps.append(StepEnd(stamp["step"], stamp["at"], stamp["world_size"], stamp["life"]))
             else:
-                members.append(Member(stamp["rank"], stamp["pid"], stamp["at"], stamp["world_size"]))
-    return sorted(steps, key=lambda one: one.at), sorted(members, key=lambda one: one.at)
+                starts.append(WorkerStart(stamp["rank"], stamp["pid"], stamp["at"], stamp["world_size"]))
+    return sorted(steps, key=lambda one: one.at), sorted(starts, key=lambda one: one.at)

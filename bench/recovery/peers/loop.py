@@ -1,7 +1,7 @@
-"""The plain loop with checkpoints around it, as both peers run it in each of their processes.
+"""The plain loop with checkpoints, as both peers run it in each of their processes.
 
-Checkpoints are torch.distributed.checkpoint, sharded, every CHECKPOINT_EVERY_STEPS steps; where they go and how a
-restarted process finds the newest is the peers' own business.
+Checkpoints are written with torch.distributed.checkpoint, sharded, every CHECKPOINT_EVERY_STEPS steps. Each peer
+decides where they are stored and how a restarted process finds the newest one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 
 class Checkpoints(Protocol):
     def newest(self) -> tuple[Path, int] | None:
-        """Directory and number of completed steps of the newest complete one."""
+        """Directory and completed steps of the newest complete checkpoint, or None."""
         ...
 
     def save(self, loop: PlainLoop, step: int) -> None: ...
 
 
 def train(folder: Path, checkpoints: Checkpoints) -> None:
-    """In every process of the group, which exists already; `folder` holds spec.yaml and receives the stamps."""
+    """Train in one process of an initialised group. `folder` contains spec.yaml and receives the stamps."""
     torch.set_num_threads(1)
     loop = PlainLoop(parse_spec(yaml.safe_load((folder / "spec.yaml").read_text())))
     first = 0

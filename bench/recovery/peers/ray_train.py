@@ -1,4 +1,7 @@
-"""Ray Train V2, elastic: a failure ends all workers, and the controller starts a new group from the last checkpoint."""
+"""Ray Train V2 elastic: a failure ends all workers, and the controller starts a new group from the last checkpoint.
+
+Called by recovery/main.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 
 from kit.processes.os_processes import session_members
 from kit.processes.ray_nodes import HEAD, Nodes
-from measurements.stamps import Member
+from measurements.stamps import WorkerStart
 from measurements.trial import Emit, Event, System, strike_all
 from recovery.peers.run import PeerRun, kill_raylet, start_peer, strike_in_turn, wait_for_growth
 from recovery.workload import WORKERS
@@ -23,7 +26,8 @@ _MOST_RAYLET_KILLS = 1
 
 
 def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
-    """On clusters as Shoal embeds them, so that Ray is the same for both; one node per worker for what needs nodes."""
+    """Run on the kind of cluster that Shoal embeds, so that Ray is the same for both. Node events get a node per
+    worker."""
     chance = random.Random(seed)
 
     def strike_workers(remaining: list[Event]) -> None:
@@ -63,9 +67,9 @@ def _start(folder: Path) -> PeerRun:
 def _strike_nodes(
     run: PeerRun, nodes: Nodes, events: set[Event], kills: int, chance: random.Random, emit: Emit
 ) -> None:
-    """Kill a raylet that has a worker but neither head nor controller; then let a node join and see training grow.
+    """Kill the raylet of a node with a worker but without head and controller; then add a node and measure the growth.
 
-    Each kill needs the node of the one before it back; `kills` is bounded, since that alone takes a minute and more.
+    `kills` is bounded: before each further kill the node must be back, which takes more than a minute.
     """
     try:
         for _ in range(min(kills, _MOST_RAYLET_KILLS)):
@@ -77,15 +81,17 @@ def _strike_nodes(
                 joined_at = nodes.add(ip, num_cpus=1)
                 wait_for_growth(run, joined_at, WORKERS, emit)
             else:
-                break  # at 3 workers already, and Ray Train would wait a minute before it grew
+                break  # 3 workers are left, and Ray Train would wait a minute before it grew
     finally:
         nodes.end_added()
 
 
-def _victims(run: PeerRun, nodes: Nodes) -> list[tuple[str, Member]]:
+def _victims(run: PeerRun, nodes: Nodes) -> list[tuple[str, WorkerStart]]:
     found = []
     for ip in nodes.ips():
-        members = {pid: command for session in nodes.sessions(ip) for pid, command in session_members(session).items()}
-        if ip != HEAD and not any("TrainController" in command for command in members.values()):
-            found += [(ip, member) for member in run.group() if member.pid in members]
+        processes = {
+            pid: command for session in nodes.sessions(ip) for pid, command in session_members(session).items()
+        }
+        if ip != HEAD and not any("TrainController" in command for command in processes.values()):
+            found += [(ip, worker) for worker in run.group() if worker.pid in processes]
     return found

@@ -1,8 +1,8 @@
-"""Ray Train V2, elastic, as its documentation has it: the peer loop in 3 to 4 workers, restarted for ever.
+"""Ray Train V2 elastic as its documentation shows it: the peer loop in 3 to 4 workers, with unlimited restarts.
 
     python bench/recovery/peers/ray_train_driver.py FOLDER ADDRESS
 
-A driver of the cluster at ADDRESS; recovery/peers/ray_train.py starts it with the cluster's environment.
+A driver of the cluster at ADDRESS. recovery/peers/ray_train.py starts it with the cluster's environment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def train_worker(config: dict[str, Any]) -> None:
     from recovery.peers.loop import save_state, train
 
     class ReportedCheckpoints:
-        """Ray Train's own: every rank reports its part, and they are merged in the storage."""
+        """Ray Train's checkpoints: every rank reports its part, and the storage merges the parts."""
 
         def __init__(self) -> None:
             self._open = contextlib.ExitStack()

@@ -1,4 +1,7 @@
-"""A peer at work: its own processes train and stamp; the benchmark strikes at them and watches the stamps."""
+"""One run of a peer: its processes train and write stamps; the benchmark causes faults and reads the stamps.
+
+Called by ray_train.py and torchrun.py.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ import yaml
 from kit.processes.os_processes import died_after_s, end_tree, is_alive, send
 from kit.processes.ray_nodes import Nodes
 from measurements.disturbance import is_over, measure, measure_switch, steady_step_s
-from measurements.stamps import Member, StepEnd, read_stamps
+from measurements.stamps import StepEnd, WorkerStart, read_stamps
 from measurements.trial import Emit, Event, EventFailed, System, Trial, trial_of
 from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
 
 _STEPS = 1_000_000
-"""More than ever happens: the benchmark ends the run."""
+"""More than any run reaches: the benchmark ends the run."""
 _LOOK_S = 0.05
 _PATIENCE_S = 240.0
 _HANG_PATIENCE_S = 40.0
-"""Both peers' own limit is the collective's timeout, half an hour."""
+"""Neither peer detects a hang before the collective's timeout of half an hour."""
 
 
 @dataclass
@@ -39,13 +42,13 @@ class PeerRun:
     def steps(self) -> list[StepEnd]:
         return read_stamps(self.folder)[0]
 
-    def group(self) -> list[Member]:
-        """The processes of the group that trains now."""
-        members = read_stamps(self.folder)[1]
-        return [one for one in members if is_alive(one.pid)]
+    def group(self) -> list[WorkerStart]:
+        """The live training processes."""
+        starts = read_stamps(self.folder)[1]
+        return [one for one in starts if is_alive(one.pid)]
 
     def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = _PATIENCE_S) -> bool:
-        """False: not within the time."""
+        """Whether the condition came true within the time."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self.process.poll() is not None:
@@ -59,7 +62,8 @@ class PeerRun:
         return (self.folder / "driver.log").read_text(errors="replace")[-3000:]
 
     def wait_for_random_moment(self, chance: random.Random) -> None:
-        """A random step of the checkpoint cycle, and a random point within it, after a few quiet steps."""
+        """Return at a random step of the checkpoint cycle and a random point within it, after a few undisturbed
+        steps."""
         steps = self.steps()
         target = (steps[-1].step if steps else 0) + chance.randint(4, 3 + CHECKPOINT_EVERY_STEPS)
         if not self.wait(lambda: bool(now := self.steps()) and now[-1].step >= target, f"step {target}"):
@@ -68,7 +72,7 @@ class PeerRun:
         time.sleep(chance.random() * steady_step_s(steps, steps[-1]))
 
     def end(self) -> None:
-        """With all its processes: torchrun puts each worker into a session of its own."""
+        """Kill the whole process tree: torchrun gives each worker its own session."""
         end_tree(self.process.pid)
 
 
@@ -83,7 +87,7 @@ def start_peer(system: System, folder: Path, command: list[str], environment: di
 
 
 def strike_in_turn(run: PeerRun, remaining: list[Event], kills: int, chance: random.Random, emit: Emit) -> None:
-    """Strikes at processes; takes each event off the list when it is over."""
+    """Cause the events that hit processes; each is removed from `remaining` when it is done."""
     while remaining:
         match remaining[0]:
             case Event.WORKER_KILL:
@@ -91,7 +95,7 @@ def strike_in_turn(run: PeerRun, remaining: list[Event], kills: int, chance: ran
             case Event.WORKER_STOP:
                 stop_worker(run, chance, emit)
             case event:
-                raise AssertionError(f"{event} is not a strike at a process")
+                raise AssertionError(f"{event} does not hit a process")
         remaining.pop(0)
 
 
@@ -103,7 +107,7 @@ def kill_workers(run: PeerRun, kills: int, chance: random.Random, emit: Emit) ->
 
 
 def stop_worker(run: PeerRun, chance: random.Random, emit: Emit) -> None:
-    """A peer is given some patience, once; then the process is continued, so that the run can go on."""
+    """Once: wait for a recovery for _HANG_PATIENCE_S, then continue the process so that the run can go on."""
     run.wait_for_random_moment(chance)
     victim = chance.choice(run.group())
     at = send(victim.pid, signal.SIGSTOP)
@@ -112,14 +116,14 @@ def stop_worker(run: PeerRun, chance: random.Random, emit: Emit) -> None:
     emit(trial)
 
 
-def kill_raylet(run: PeerRun, nodes: Nodes, ip: str, victim: Member, emit: Emit) -> None:
+def kill_raylet(run: PeerRun, nodes: Nodes, ip: str, victim: WorkerStart, emit: Emit) -> None:
     at = nodes.kill_raylet(ip)
     died_s = died_after_s(victim.pid, at, _PATIENCE_S)
     emit(_observe(run, Event.RAYLET_KILL, at, figures={"processes_died_s": died_s}))
 
 
 def wait_for_growth(run: PeerRun, joined_at: float, workers: int, emit: Emit) -> None:
-    """From the moment at which a node was there until training goes on at the larger size."""
+    """Measure from the time at which the node was up until training continues at the larger size."""
 
     def switched() -> bool:
         cost = measure_switch(run.steps(), joined_at, workers)

@@ -1,4 +1,7 @@
-"""torchrun with restarts: the agent kills what is left of the group and starts all 4 processes anew."""
+"""torchrun with restarts: after a failure the agent kills the rest of the group and starts all 4 processes again.
+
+Called by recovery/main.py.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ EVENTS = (Event.WORKER_KILL, Event.WORKER_STOP)
 
 
 def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
-    """Start it, strike, end it."""
+    """One run per call of `strike_all`: start, cause the events, end."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"),
         *(f"--nproc-per-node={WORKERS}", "--max-restarts=1000", "--monitor-interval=0.1"),
@@ -25,8 +28,8 @@ def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit:
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        # torch 2.13 lets restarted processes meet in the store of the dead ones, where gloo finds their old addresses:
-        # a restart then fails to connect, or waits half an hour. With a store per restart it works.
+        # In torch 2.13 restarted processes use the store of the dead ones, where gloo finds the old addresses. A
+        # restart then fails to connect or waits for half an hour. With one store per restart it works.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     chance = random.Random(seed)

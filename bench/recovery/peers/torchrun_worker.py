@@ -1,4 +1,4 @@
-"""What torchrun starts 4 times, and again after every failure: the peer loop, checkpoints in a local directory.
+"""The worker program of the torchrun peer: the peer loop with checkpoints in a local directory.
 
 torchrun --standalone --nproc-per-node 4 --max-restarts 1000 bench/recovery/peers/torchrun_worker.py FOLDER
 """
@@ -19,7 +19,7 @@ from recovery.peers.loop import save_state, train
 
 
 class LocalCheckpoints:
-    """A directory per step; the file `latest` is replaced once all of it is there. The newest two are kept."""
+    """One directory per step. The file `latest` is replaced when the directory is complete. The newest two are kept."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

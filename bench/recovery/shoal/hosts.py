@@ -1,9 +1,9 @@
-"""Hosts of one machine: network namespaces joined by a bridge, with a Ray node in each. A host's cable can be pulled.
+"""Hosts within one machine: network namespaces on a bridge, a Ray node in each. A host's link can be taken down.
 
-    10.201.77.1    the bridge, in the machine's own namespace: head without CPUs, and `shoal serve` beside it
-    10.201.77.11   the first host, 10.201.77.12 the second ...
+    10.201.77.1    the bridge, in the machine's own namespace: Ray's head without CPUs, and `shoal serve`
+    10.201.77.11   the first host; 10.201.77.12 the second; and so on
 
-Needs root and a kernel that lets it (NET_ADMIN); `why_not` says what is missing.
+Needs root and the capability NET_ADMIN; `why_not` names what is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _START_TIMEOUT_S = 90.0
 
 
 def why_not() -> str | None:
-    """Why hosts cannot be made here; None: they can."""
+    """The reason why hosts cannot be created on this machine, or None."""
     if shutil.which("ip") is None:
         return "the program `ip` is not installed"
     name = f"shoalprobe{os.getpid()}"
@@ -44,7 +44,7 @@ def why_not() -> str | None:
 
 
 class Hosts:
-    """A cluster whose nodes can be cut off. Use `end` in a `finally`."""
+    """A cluster whose nodes can be disconnected. Call `end` in a `finally`."""
 
     def __init__(self, folder: Path, *, num_hosts: int, cpus_per_host: int) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Hosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a driver of the cluster needs; the same settings as for Shoal's embedded clusters."""
+        """Environment of a driver of the cluster; the same settings as for Shoal's embedded clusters."""
         return {**EmbeddedCluster(self._folder, num_cpus=1).environment, "OMP_NUM_THREADS": "1"}
 
     def start(self) -> None:
@@ -76,13 +76,13 @@ class Hosts:
             self.launch(ip)
 
     def cut(self, ip: str) -> float:
-        """Pull the cable; the time of it."""
+        """Take the host's link down; returns the time at which that was done."""
         at = time.time()
         _ip("link", "set", f"{self._names[ip]}v", "down")
         return at
 
     def launch(self, ip: str) -> None:
-        """A node on this host. What is left of the one before it goes: a raylet that was given up ends by itself."""
+        """Start a Ray node on this host, after the processes of the previous one are killed."""
         if ip in self._sessions:
             end_session(self._sessions[ip])
         self._launch(ip, [f"--address={self.address}", f"--num-cpus={self._num_cpus}"], {})
@@ -91,7 +91,7 @@ class Hosts:
         _ip("link", "set", f"{self._names[ip]}v", "up")
 
     def pids_of(self, actor: str) -> dict[int, str]:
-        """Pid -> address of the host, of the actors of a class."""
+        """Pid -> host address, for the actors of a class."""
         return {
             pid: ip
             for ip, session in self._sessions.items()

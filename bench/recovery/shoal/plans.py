@@ -1,4 +1,7 @@
-"""Shoal on the same work: a real `shoal serve` for each kind of cluster and job that the events need."""
+"""Runs Shoal through the events: a real `shoal serve` for each combination of cluster and job that they need.
+
+Called by recovery/main.py. The strikes themselves are in strikes.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from recovery.workload import WORKERS
 from shoal_server import ShoalServer
 
 _HANG = {"hang_factor": 5.0, "hang_floor_s": 3.0}
-"""Small, so that the figure shows what recovery costs and not how long one waits before one believes it."""
+"""Small thresholds, so that the figure shows the cost of recovery and not the wait before a hang is declared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit:
 
 
 def _run(plan: Plan, remaining: list[Event], folder: Path, kills: int, chance: random.Random, emit: Emit) -> None:
-    """Takes each event off the list when it is over. `capacity` is part of `raylet_kill`, and nothing by itself."""
+    """Removes each event from `remaining` when it is done. `capacity` is measured within `raylet_kill`."""
     server = ShoalServer(folder, plan.options)
     try:
         server.start()
@@ -74,7 +77,7 @@ def _run(plan: Plan, remaining: list[Event], folder: Path, kills: int, chance: r
             perform: dict[Event, Callable[[], None]] = {
                 Event.WORKER_KILL: lambda: strikes.kill_workers(run, kills, chance, emit),
                 Event.WORKER_KILL_STANDBY: lambda: strikes.kill_workers(run, kills, chance, emit, standbys=1),
-                Event.WORKER_STOP: lambda: strikes.stop_shard(
+                Event.WORKER_STOP: lambda: strikes.stop_workers(
                     run, kills, chance, emit, factor=_HANG["hang_factor"], floor_s=_HANG["hang_floor_s"]
                 ),
                 Event.RAYLET_KILL: lambda: strikes.kill_raylets(server.nodes, run, kills, chance, emit),
@@ -95,7 +98,7 @@ def _run(plan: Plan, remaining: list[Event], folder: Path, kills: int, chance: r
 def _cut_hosts(plan: Plan, folder: Path, kills: int, chance: random.Random, emit: Emit) -> None:
     reason = hosts.why_not()
     if reason is not None:
-        emit(Trial(System.SHOAL, Event.HOST_CUT, note=f"not run here: {reason}"))
+        emit(Trial(System.SHOAL, Event.HOST_CUT, note=f"not run on this machine: {reason}"))
         return
     cluster = hosts.Hosts(folder / "hosts", num_hosts=WORKERS + 1, cpus_per_host=1)
     try:

@@ -1,6 +1,6 @@
-"""One job of Shoal under observation: its steps as the service's series has them, its workers, its incidents.
+"""One job of Shoal as the benchmark observes it: steps from the service's series, workers, incidents.
 
-The series overwrites a step that is done again, so it is read every now and then, and each reading is kept.
+The series overwrites a step that is repeated, so it is read regularly and every reading is kept.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from shoal_api.client import Client, Disconnected
 from shoal_service.views import IncidentView, WorkerView
 
 _STEPS = 1_000_000
-"""More than ever happens: the benchmark cancels the job."""
+"""More than any run reaches: the benchmark cancels the job."""
 _LOOK_S = 0.2
 _PATIENCE_S = 120.0
 _QUIET_STEPS = 8
 _OVERLAP_STEPS = 60
-"""So many steps before the newest known one are read again: a rollback goes back a checkpoint's distance at most."""
+"""Steps before the newest known one that are read again. A rollback goes back by at most one checkpoint interval."""
 
 
 class ShoalRun:
-    """`settings` are sections of the spec, over the common workload."""
+    """`settings` are sections of the spec that override the common workload."""
 
     def __init__(self, client: Client, **settings: Any) -> None:
         self.client = client
@@ -36,11 +36,11 @@ class ShoalRun:
             spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values
         self.id = client.submit(spec).id
         self.quiet_step_s: dict[int, float] = {}
-        """Median step by world size while nothing else went on: no newcomer that imports torch on the same cores."""
+        """Median step by world size, without other load such as a new worker that imports torch on the same cores."""
         self._seen: dict[tuple[int, int, float], StepEnd] = {}
 
     def calibrate(self, *sizes: int) -> None:
-        """Learn what a quiet step takes at each of these sizes; the last one stays."""
+        """Measure the step time without other load at each of these sizes. The job keeps the last size."""
         for workers in sizes:
             self.client.scale(self.id, max_workers=workers)
             self.must(lambda: self._is_settled(workers, 0), f"{workers} workers")  # noqa: B023
@@ -49,7 +49,7 @@ class ShoalRun:
             self.quiet_step_s[workers] = steady_step_s(self.steps(), begun)
 
     def steps(self) -> list[StepEnd]:
-        """Every end of a step that was ever read, in the order of time."""
+        """The end of every step that was ever read, ordered by time."""
         newest = max((step for _, step, _ in self._seen), default=0)
         for point in self.client.series(self.id, after_step=max(-1, newest - _OVERLAP_STEPS)):
             end = StepEnd(point.step, point.at, point.world_size, f"generation {point.generation}")
@@ -57,7 +57,7 @@ class ShoalRun:
         return sorted(self._seen.values(), key=lambda one: one.at)
 
     def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = _PATIENCE_S) -> bool:
-        """False: not within the time. A service that does not answer is asked again."""
+        """Whether the condition came true within the time. A service that does not answer is polled again."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -77,7 +77,7 @@ class ShoalRun:
             raise EventFailed(f"not within {timeout_s:.0f} s: {what}; {self.client.job(self.id).status}")
 
     def wait_for_random_moment(self, chance: random.Random, workers: int, standbys: int = 0) -> None:
-        """As for the peers: a random step of the checkpoint cycle and a random point within it, at full strength."""
+        """As for the peers: a random step of the checkpoint cycle and a random point within it, with all workers."""
         self.must(lambda: self._is_settled(workers, standbys), f"{workers} workers and {standbys} standbys")
         target = self.steps()[-1].step + chance.randint(4, 3 + CHECKPOINT_EVERY_STEPS)
         self.must(lambda: self.steps()[-1].step >= target, f"step {target}")
@@ -85,15 +85,15 @@ class ShoalRun:
         time.sleep(chance.random() * steady_step_s(steps, steps[-1]))
 
     def workers(self) -> list[WorkerView]:
-        """Members of the group, by rank."""
-        members = [one for one in self.client.workers(self.id) if one.rank is not None]
-        return sorted(members, key=lambda one: one.rank or 0)
+        """The workers of the group, ordered by rank."""
+        ranked = [one for one in self.client.workers(self.id) if one.rank is not None]
+        return sorted(ranked, key=lambda one: one.rank or 0)
 
     def standbys(self) -> int:
         return sum(one.rank is None and one.state == "warm" for one in self.client.workers(self.id))
 
     def incident_after(self, at: float) -> IncidentView | None:
-        """The first one that began after a moment, once it is closed."""
+        """The first closed incident that began after `at`, or None."""
         found = [one for one in self.client.incidents(self.id) if one.at > at and one.closed]
         return min(found, key=lambda one: one.at) if found else None
 
@@ -102,7 +102,7 @@ class ShoalRun:
         self.client.wait(self.id, timeout_s=_PATIENCE_S)
 
     def _is_settled(self, workers: int, standbys: int) -> bool:
-        """As many workers as asked for, in a group that has made a few steps."""
+        """Whether the group has the requested number of workers and has completed a few steps."""
         steps = self.steps()
         recent = [one for one in steps[-3:] if one.world_size == workers]
         is_one_group = len(recent) == 3 and len({one.life for one in recent}) == 1

@@ -1,7 +1,7 @@
-"""What snapshots in memory cost while nothing goes wrong: jobs with and without them take turns, one at a time.
+"""What snapshots in memory cost without failures: jobs with and without them take turns, one at a time.
 
-There are two jobs without: what one takes longer than the other is the noise of the machine, and no overhead that is
-smaller has been seen. The service's own figures (`snapshot_every_steps`, `snapshot_share`) stand beside the ratios.
+Two jobs run without snapshots. The difference between these two is the machine's noise; an overhead below it cannot be
+measured. The service's own figures (`snapshot_every_steps`, `snapshot_share`) are emitted with the ratios.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 _ORDERS = tuple(permutations(Kind))
-"""Nobody is always first."""
+"""All orders in turn, so that no kind always runs first."""
 
 
 def compare_snapshots(server: ShoalServer, emit: Emit) -> None:
@@ -61,7 +61,7 @@ def compare_snapshots(server: ShoalServer, emit: Emit) -> None:
                         "overhead": round(step_s[Kind.WITH] / step_s[Kind.WITHOUT] - 1, 4),
                         "noise": round(abs(step_s[Kind.AGAIN] / step_s[Kind.WITHOUT] - 1), 4),
                         "step_without_s": round(step_s[Kind.WITHOUT], 4),
-                        "said_share": share,
+                        "reported_share": share,
                         "every_steps": every,
                     },
                 )

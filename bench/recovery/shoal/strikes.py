@@ -1,4 +1,4 @@
-"""What happens to Shoal, one function per event: strike, wait until it is over, emit what it cost."""
+"""The events for Shoal, one function each: cause the fault, wait until training has recovered, emit the cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal_service.views import IncidentView, WorkerView
 _RECOVERY_PATIENCE_S = 120.0
 _CONTROL_PLANE_DOWN_S = 2.0
 _QUIET_S = 3.0
-"""So long after a strike that nothing should answer to, training is watched for a gap."""
+"""Seconds to watch for a gap in training after a fault that should not disturb it."""
 _PHASES = ("detect_s", "quiesce_s", "plan_s", "form_s", "restore_s", "first_step_s", "recovery_s")
 
 
@@ -33,7 +33,9 @@ def kill_workers(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *
         emit(_observe(run, event, send(victim.pid, signal.SIGKILL)))
 
 
-def stop_shard(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, factor: float, floor_s: float) -> None:
+def stop_workers(
+    run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, factor: float, floor_s: float
+) -> None:
     for _ in range(kills):
         run.wait_for_random_moment(chance, WORKERS)
         steps = run.steps()
@@ -42,16 +44,16 @@ def stop_shard(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, 
         at = send(victim.pid, signal.SIGSTOP)
         trial = _observe(run, Event.WORKER_STOP, at, {"threshold_s": round(threshold_s, 2)})
         if is_alive(victim.pid):
-            trial.figures["victim_lives"] = True
+            trial.figures["stopped_worker_alive"] = True
             send(victim.pid, signal.SIGKILL)
         emit(trial)
 
 
 def kill_raylets(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    """Each kill is followed by a new node in the same place: that is the event `capacity`."""
+    """After each kill a new node starts at the same address, which is the event `capacity`."""
     for _ in range(kills):
         run.wait_for_random_moment(chance, WORKERS)
-        victim = _off_the_supervisor(nodes, run, chance)
+        victim = _worker_away_from_supervisor(nodes, run, chance)
         at = nodes.kill_raylet(victim.node_ip)
         died_s = died_after_s(victim.pid, at, _RECOVERY_PATIENCE_S)
         emit(_observe(run, Event.RAYLET_KILL, at, {"processes_died_s": died_s}))
@@ -70,7 +72,7 @@ def shrink(run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None
 
 
 def drain_nodes(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    """There is no room elsewhere, so the group shrinks; afterwards the node may be used again, and it grows."""
+    """No other node has a free CPU, so the group shrinks. Then the drain is undone, and the group grows."""
     for _ in range(kills):
         run.wait_for_random_moment(chance, WORKERS)
         victim = chance.choice(run.workers())
@@ -81,32 +83,32 @@ def drain_nodes(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, 
 
 
 def kill_head(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    """The control plane starts the head again by itself."""
+    """The control plane restarts the head."""
     for _ in range(kills):
         run.wait_for_random_moment(chance, WORKERS)
         before = [one.pid for one in run.workers()]
         at = nodes.kill_head()
-        run.must(nodes.is_head_alive, "the head is started again")
+        run.must(nodes.is_head_alive, "the head runs again")
         run.must(lambda: run.client.cluster().connected, "the control plane is connected again")
         back_at = time.time()
-        run.must(lambda: _heard_since(run, back_at), "steps are heard of again")  # noqa: B023
+        run.must(lambda: _has_steps_since(run, back_at), "new steps are reported")  # noqa: B023
         trial = _undisturbed(run, Event.HEAD_KILL, at, before)
         trial.figures["head_back_s"] = round(back_at - at, 3)
         emit(trial)
 
 
 def cut_hosts(hosts: Hosts, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    """The host's processes live on, cut off: what became of them is looked at when the cable is in again."""
+    """The host's processes keep running without a network; they are examined once its link is up again."""
     for _ in range(kills):
         run.wait_for_random_moment(chance, WORKERS)
-        spared = set(hosts.pids_of("SupervisorActor").values())
-        victim = chance.choice([one for one in run.workers() if one.node_ip not in spared])
+        excluded = set(hosts.pids_of("SupervisorActor").values())
+        victim = chance.choice([one for one in run.workers() if one.node_ip not in excluded])
         at = hosts.cut(victim.node_ip)
         trial = _observe(run, Event.HOST_CUT, at)
-        trial.figures["zombie_lived"] = is_alive(victim.pid)
+        trial.figures["isolated_worker_alive"] = is_alive(victim.pid)
         hosts.heal(victim.node_ip)
         died_s = died_after_s(victim.pid, time.time(), 60.0)
-        trial.figures["zombie_gone_s"] = None if died_s is None else round(died_s, 2)
+        trial.figures["isolated_worker_gone_s"] = None if died_s is None else round(died_s, 2)
         emit(trial)
         hosts.launch(victim.node_ip)
 
@@ -118,7 +120,7 @@ def kill_supervisor(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Rand
         [supervisor] = nodes.pids_of("SupervisorActor")
         at = send(supervisor, signal.SIGKILL)
         time.sleep(_QUIET_S)
-        run.must(lambda: _heard_since(run, at + _QUIET_S), "the supervisor is back")  # noqa: B023
+        run.must(lambda: _has_steps_since(run, at + _QUIET_S), "the supervisor reports again")  # noqa: B023
         emit(_undisturbed(run, Event.SUPERVISOR_KILL, at, before))
 
 
@@ -129,11 +131,11 @@ def kill_control_plane(server: ShoalServer, run: ShoalRun, kills: int, chance: r
         at = server.kill()
         time.sleep(_CONTROL_PLANE_DOWN_S)
         server.start()
-        run.must(lambda: _heard_since(run, server.started_at), "the control plane knows of new steps")
-        heard_at = time.time()
+        run.must(lambda: _has_steps_since(run, server.started_at), "the control plane has new steps")
+        reported_at = time.time()
         trial = _undisturbed(run, Event.CONTROL_PLANE_KILL, at, before)
-        trial.figures["reattached_s"] = round(heard_at - server.listening_at, 3)
-        trial.figures["started_and_reattached_s"] = round(heard_at - server.started_at, 3)
+        trial.figures["reattached_s"] = round(reported_at - server.listening_at, 3)
+        trial.figures["started_and_reattached_s"] = round(reported_at - server.started_at, 3)
         emit(trial)
 
 
@@ -159,7 +161,7 @@ def _observe_switch(run: ShoalRun, event: Event, asked_at: float, workers: int) 
 
 
 def _undisturbed(run: ShoalRun, event: Event, at: float, pids: list[int]) -> Trial:
-    """For strikes that training must not notice: the longest gap between steps, minus a median step."""
+    """For faults that must not disturb training: the longest gap between steps, minus a median step."""
     steps = run.steps()
     before = [one for one in steps if one.at <= at]
     since = [before[-1], *(one for one in steps if one.at > at)]
@@ -177,9 +179,9 @@ def _undisturbed(run: ShoalRun, event: Event, at: float, pids: list[int]) -> Tri
 
 
 def _of_incident(incident: IncidentView | None, at: float) -> dict[str, Any]:
-    """Where the time went, as the service has it; what it could not know is the time from the signal to its notice."""
+    """The phases of the incident as the service recorded them, and the time from the signal until it noticed."""
     if incident is None:
-        return {"incident": "none was closed"}
+        return {"incident": "no incident was closed"}
     figures: dict[str, Any] = {"cause": str(incident.cause), "witness": incident.witness, "action": incident.action}
     figures |= {name: getattr(incident, name) for name in _PHASES}
     figures |= {
@@ -190,12 +192,12 @@ def _of_incident(incident: IncidentView | None, at: float) -> dict[str, Any]:
     return {key: value for key, value in figures.items() if value not in (None, "")}
 
 
-def _heard_since(run: ShoalRun, at: float) -> bool:
+def _has_steps_since(run: ShoalRun, at: float) -> bool:
     steps = run.steps()
     return bool(steps) and steps[-1].at > at
 
 
-def _off_the_supervisor(nodes: Nodes, run: ShoalRun, chance: random.Random) -> WorkerView:
-    """A worker on a node that has neither the head nor the job's supervisor."""
-    spared = {HEAD} | {ip for pid in nodes.pids_of("SupervisorActor") if (ip := nodes.ip_of(pid))}
-    return chance.choice([one for one in run.workers() if one.node_ip not in spared])
+def _worker_away_from_supervisor(nodes: Nodes, run: ShoalRun, chance: random.Random) -> WorkerView:
+    """A random worker on a node that runs neither the head nor the job's supervisor."""
+    excluded = {HEAD} | {ip for pid in nodes.pids_of("SupervisorActor") if (ip := nodes.ip_of(pid))}
+    return chance.choice([one for one in run.workers() if one.node_ip not in excluded])

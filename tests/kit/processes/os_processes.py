@@ -1,4 +1,7 @@
-"""Processes on this machine, by pid and session: who lives, who is whose, and ending what the benchmark started."""
+"""Processes of this machine by pid and session: which are alive, and how to end those that a test or benchmark started.
+
+Called by tests/ and bench/. Touches only the processes whose pid or session the caller names, or its own descendants.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is not."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:
@@ -23,22 +26,22 @@ def is_alive(pid: int) -> bool:
 
 
 def session_members(leader: int) -> dict[int, str]:
-    """Pid -> command line of every living process of a session."""
-    members = {}
+    """Pid -> command line of every live process of a session."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError):
                 pid = int(entry.name)
                 if os.getsid(pid) == leader and is_alive(pid):
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                    members[pid] = command.decode(errors="replace").strip()
-    return members
+                    found[pid] = command.decode(errors="replace").strip()
+    return found
 
 
 def end_session(leader: int) -> None:
-    """SIGKILL, until nobody is left."""
-    while members := session_members(leader):
-        for pid in members:
+    """Send SIGKILL until the session has no process left."""
+    while left := session_members(leader):
+        for pid in left:
             send(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(leader, os.WNOHANG)
@@ -46,7 +49,7 @@ def end_session(leader: int) -> None:
 
 
 def end_tree(root: int) -> None:
-    """SIGKILL for a child of this process and all that it started."""
+    """Send SIGKILL to a child of this process and to all its descendants."""
     below = descendants(root)
     for pid in (root, *below):
         send(pid, signal.SIGKILL)
@@ -55,12 +58,12 @@ def end_tree(root: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Whatever loses its parent below this process becomes its child, so that `end_all` finds it. Linux only."""
+    """Descendants that lose their parent become children of this process, so that `end_all` finds them. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_all() -> dict[int, str]:
-    """SIGKILL for everything below this process; what it was, by pid."""
+    """Send SIGKILL to all descendants of this process; returns pid -> command line."""
     found: dict[int, str] = {}
     while below := [pid for pid in descendants(os.getpid()) if is_alive(pid)]:
         for pid in below:
@@ -75,7 +78,7 @@ def end_all() -> dict[int, str]:
 
 
 def send(pid: int, number: signal.Signals) -> float:
-    """Send a signal; the time at which it was sent."""
+    """Send a signal; returns the time at which it was sent."""
     at = time.time()
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -83,7 +86,7 @@ def send(pid: int, number: signal.Signals) -> float:
 
 
 def died_after_s(pid: int, since: float, timeout_s: float) -> float | None:
-    """Seconds from `since` until a process was gone; looks every 10 ms. None: it still lives."""
+    """Seconds from `since` until a process was gone, polled every 10 ms. None: it is still alive."""
     while is_alive(pid):
         if time.time() - since > timeout_s:
             return None

@@ -1,8 +1,8 @@
 """The nodes of an embedded Ray cluster, to be killed and added: a head, and raylets at 127.0.0.2, 127.0.0.3, ...
 
-Works from the note that `EmbeddedCluster` keeps, for the cluster of a `shoal serve --nodes N` as for one of the
-benchmark's own. Whoever made the cluster ends it; only what is added here ends here. Used by the recovery benchmark,
-the soak and the fault matrix.
+Reads the note that `EmbeddedCluster` writes, of a `shoal serve --nodes N` or of a benchmark's own cluster. Ends only
+the nodes that were added here; the caller ends the cluster. Used by the recovery benchmark, the soak and the fault
+matrix.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _START_TIMEOUT_S = 90.0
 
 
 class Nodes:
-    """What can be done to the nodes of a cluster, by their address."""
+    """Operations on the nodes of a cluster, by address."""
 
     def __init__(self, state_dir: Path, python: Path = Path(sys.executable)) -> None:
-        """`python`: runs the nodes that are added, and so the workers on them."""
+        """`python`: the interpreter of added nodes and of their workers."""
         self._state_dir = state_dir
         self._python = python
         self._added: dict[str, int] = {}
-        """Session of the newest node that was added in a place."""
+        """Address -> session of the newest node that was added there."""
 
     @property
     def address(self) -> str:
@@ -46,19 +46,19 @@ class Nodes:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a driver or a node of the cluster needs."""
+        """Environment of a driver or node of the cluster."""
         return {**EmbeddedCluster(self._state_dir, num_cpus=1).environment, "OMP_NUM_THREADS": "1"}
 
     def ips(self) -> list[str]:
-        """Of every node that there ever was, the head's first."""
+        """Addresses of all nodes that ever existed, the head first."""
         return sorted(self._sessions())
 
     def sessions(self, ip: str) -> list[int]:
-        """What a node's processes are in; empty if there never was such a node."""
+        """Sessions of a node's processes; empty if there never was such a node."""
         return self._sessions().get(ip, [])
 
     def ip_of(self, pid: int) -> str | None:
-        """Of the node that a process belongs to."""
+        """Address of the node that a process belongs to."""
         try:
             session = os.getsid(pid)
         except ProcessLookupError:
@@ -66,14 +66,13 @@ class Nodes:
         return next((ip for ip, sessions in self._sessions().items() if session in sessions), None)
 
     def pids_of(self, actor: str) -> list[int]:
-        """Of the actors of a class, over all nodes."""
+        """Pids of the actors of a class, over all nodes."""
         return [pid for ip in self.ips() for pid, command in self._processes(ip) if command.startswith(f"ray::{actor}")]
 
     def kill_raylet(self, ip: str) -> float:
-        """SIGKILL of nothing but a node's raylet, of which its workers die by themselves; the time of it.
+        """Send SIGKILL to a node's raylet only; its workers then exit. Returns the time of the signal.
 
-        It is reaped if it has become a child of this process, as init would do: Ray's workers do not see that a zombie
-        is dead.
+        The raylet is reaped if it has become a child of this process: Ray's workers treat a zombie as alive.
         """
         [pid] = [pid for pid, command in self._processes(ip) if "/raylet/raylet " in f"{command} "]
         at = send(pid, signal.SIGKILL)
@@ -82,28 +81,28 @@ class Nodes:
         return at
 
     def kill_head(self) -> float:
-        """SIGKILL of every process of the head; the time of it. The control plane starts it again by itself."""
+        """Send SIGKILL to every process of the head; returns the time. The control plane restarts the head."""
         at = time.time()
         self.remove(HEAD)
         return at
 
     def is_alive(self, ip: str) -> bool:
-        """Its raylet runs; that everybody has found it again is another matter."""
+        """Whether the node's raylet runs. Other nodes may not have reconnected to it yet."""
         return any("/raylet/raylet " in f"{command} " for _, command in self._processes(ip))
 
     def is_head_alive(self) -> bool:
         return self.is_alive(HEAD)
 
     def remove(self, ip: str) -> None:
-        """End everything of a node."""
+        """End all processes of a node."""
         for session in self.sessions(ip):
             end_session(session)
 
     def add(self, ip: str, *, num_cpus: int) -> float:
-        """Start another node, or one in the place of one that is gone; the time at which it was up."""
+        """Start a node, also at the address of one that is gone; returns the time at which it was up."""
         command: Sequence[str] = [
             *(str(self._python), "-m", "ray.scripts.scripts", "start", f"--node-ip-address={ip}"),
-            # As IPv6: Ray replaces the IPv4 address by the host's own, where the head does not listen.
+            # As IPv6: Ray replaces the IPv4 address by the host's own address, on which the head does not listen.
             *(f"--address=[::ffff:127.0.0.1]:{self.address.rpartition(':')[2]}", f"--num-cpus={num_cpus}"),
             *("--object-store-memory=104857600", "--dashboard-agent-listen-port=0", "--include-log-monitor=false"),
             "--disable-usage-stats",
@@ -127,7 +126,7 @@ class Nodes:
         return [found for session in self.sessions(ip) for found in session_members(session).items()]
 
     def _sessions(self) -> dict[str, list[int]]:
-        """Read anew each time: a control plane that heals its cluster changes them."""
+        """Read from the note at each call: a control plane that repairs its cluster changes the sessions."""
         found = {f"127.0.0.{node['number'] + 1}": list(node["sessions"]) for node in self._note()["nodes"]}
         for ip, session in self._added.items():
             found.setdefault(ip, []).append(session)
