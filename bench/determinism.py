@@ -14,18 +14,16 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from under_torchrun import run_engine
+
 _WARM_UP_STEPS = 2
-_STEP = re.compile(r"^step (\d+)  loss (\S+) .* ([\d.]+) ms$", re.MULTILINE)
 _ROOT = Path(__file__).parent.parent
 
 
@@ -84,7 +82,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _run(folder: Path, world_size: int, deterministic: bool, arguments: argparse.Namespace) -> tuple[list[float], Any]:
-    """Seconds of each step after warm-up, and the losses as printed."""
+    """The seconds of each step after warm-up, and the losses as printed."""
     spec = yaml.safe_load((_ROOT / "examples" / "lm-10m.yaml").read_text())
     spec["batch"] = {"global_size": arguments.global_size, "micro_size": arguments.micro_size}
     spec["stop"] = {"steps": arguments.steps}
@@ -94,15 +92,8 @@ def _run(folder: Path, world_size: int, deterministic: bool, arguments: argparse
     spec["deterministic"] = deterministic
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump(spec))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
-    command = [sys.executable, *launcher, "-m", "shoal_workers.run", str(path), "--checkpoint-dir", str(folder / "ck")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"torchrun failed:\n{done.stderr[-3000:]}")
-    found = _STEP.findall(done.stdout)
-    steady = [float(ms) / 1000 for _, _, ms in found[_WARM_UP_STEPS:-1]]  # the last step saves
-    return steady, tuple(loss for _, loss, _ in found)
+    run = run_engine(path, folder / "ck", world_size)
+    return list(run.step_s[_WARM_UP_STEPS:-1]), run.losses  # the last step saves
 
 
 def _arguments() -> argparse.Namespace:

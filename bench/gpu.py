@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -33,12 +30,12 @@ from shoal_service.planner.gpus import PROFILES
 from shoal_service.planner.shape import shape_of_language_model
 from shoal_workers.contract.model.lm import LanguageModelConfig
 from shoal_workers.contract.spec import Precision
+from under_torchrun import run_engine, run_plain_loop
 
 LEAST_RATIO = 0.98
 _FP8 = "not supported: `precision` refuses it and names what it would need"
 _WARM_UP_STEPS = 10
 _MODEL = {"dim": 2048, "num_layers": 24, "num_heads": 16, "seq_len": 2048, "vocab_size": 32_000}
-_HERE = Path(__file__).parent
 
 
 def main() -> int:
@@ -85,7 +82,7 @@ def _figures(spec: dict[str, Any], trials: list[dict[str, float]]) -> dict[str, 
 
 
 def _data_sheet(device_name: str) -> HardwareProfile | None:
-    """None: no built-in profile has its peak, and there is no MFU without one."""
+    """The built-in profile with the GPU's peak. None if there is none: then MFU is not known."""
     words = device_name.lower().replace("-", " ").replace("_", " ").split()
     return next((p for p in PROFILES.values() if p.kind is DeviceKind.GPU and p.name.split("-")[0] in words), None)
 
@@ -108,25 +105,11 @@ def _spec(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _engine(path: Path, checkpoints: Path) -> float:
-    out = _torchrun(["-m", "shoal_workers.run", str(path), "--checkpoint-dir", str(checkpoints)])
-    return _steady([float(found) / 1000 for found in re.findall(r"^step .* ([\d.]+) ms$", out, re.MULTILINE)])
+    return run_engine(path, checkpoints, 1, environment={}).steady_step_s(_WARM_UP_STEPS)
 
 
 def _plain(path: Path) -> float:
-    return _steady(json.loads(_torchrun([str(_HERE / "plain_loop.py"), str(path)]).strip().splitlines()[-1])["step_s"])
-
-
-def _steady(step_s: list[float]) -> float:
-    """The median after warm-up; the last step, which saves, left out."""
-    return statistics.median(step_s[_WARM_UP_STEPS:-1])
-
-
-def _torchrun(arguments: list[str]) -> str:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, check=False)
-    if done.returncode:
-        raise SystemExit(f"torchrun failed:\n{done.stderr[-3000:]}")
-    return done.stdout
+    return run_plain_loop(path, 1, environment={}).steady_step_s(_WARM_UP_STEPS)
 
 
 def _arguments() -> argparse.Namespace:

@@ -16,9 +16,7 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -30,8 +28,10 @@ sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("bench", "tes
 
 from shoal_server import serving
 from shoal_workers.contract.job import JobState
+from under_torchrun import Run, run_engine, run_plain_loop
 
 _WARM_UP_STEPS = 6
+_WORKERS = 2
 _HERE = Path(__file__).parent
 
 
@@ -44,7 +44,7 @@ def main() -> None:
         trials = []
         for number in range(arguments.trials):
             trial = {
-                "plain": _plain(spec_path),
+                "plain": run_plain_loop(spec_path, _WORKERS).steady_step_s(_WARM_UP_STEPS),
                 "engine": _engine(spec_path, Path(folder) / f"engine-{number}"),
                 "shoal": _shoal(spec_path, Path(folder) / f"shoal-{number}"),
             }
@@ -77,47 +77,27 @@ def _arguments() -> argparse.Namespace:
 
 
 def _spec(arguments: argparse.Namespace) -> dict[str, object]:
-    """The 10 M parameter example at 2 workers, saving only at the end."""
+    """The example with 10 M parameters on 2 workers; it saves only at the end."""
     spec: dict[str, object] = yaml.safe_load((_HERE.parent / "examples" / "lm-10m.yaml").read_text())
     spec["batch"] = {"global_size": arguments.global_size, "micro_size": arguments.micro_size}
     spec["stop"] = {"steps": arguments.steps}
-    spec["elasticity"] = {"min_workers": 2, "max_workers": 2}
+    spec["elasticity"] = {"min_workers": _WORKERS, "max_workers": _WORKERS}
     spec["checkpoint"] = {"every_steps": arguments.steps}
     spec["validation"] = {"samples": 0}
     return spec
 
 
-def _steady(step_s: list[float]) -> float:
-    """The median after warm-up; the last step, which saves, left out."""
-    return statistics.median(step_s[_WARM_UP_STEPS:-1])
-
-
-def _torchrun(arguments: list[str]) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise SystemExit(f"torchrun failed:\n{done.stderr[-3000:]}")
-    return done.stdout
-
-
-def _plain(spec_path: Path) -> float:
-    report = json.loads(_torchrun([str(_HERE / "plain_loop.py"), str(spec_path)]).strip().splitlines()[-1])
-    return _steady(report["step_s"])
-
-
 def _engine(spec_path: Path, checkpoints: Path) -> float:
-    out = _torchrun(["-m", "shoal_workers.run", str(spec_path), "--checkpoint-dir", str(checkpoints)])
-    return _steady([float(found) / 1000 for found in re.findall(r"^step .* ([\d.]+) ms$", out, re.MULTILINE)])
+    return run_engine(spec_path, checkpoints, _WORKERS).steady_step_s(_WARM_UP_STEPS)
 
 
 def _shoal(spec_path: Path, state_dir: Path) -> float:
-    with serving(state_dir, num_cpus=2) as server, server.client as client:
+    with serving(state_dir, num_cpus=_WORKERS) as server, server.client as client:
         job = client.submit(spec_path)
         done = client.wait(job.id, until=[JobState.SUCCEEDED, JobState.FAILED], timeout_s=600)
         if done.status.state is not JobState.SUCCEEDED:
             raise SystemExit(f"the job ended {done.status.state}: {done.status.message}")
-        return _steady([point.step_s for point in client.series(job.id)])
+        return Run(tuple(point.step_s for point in client.series(job.id))).steady_step_s(_WARM_UP_STEPS)
 
 
 if __name__ == "__main__":

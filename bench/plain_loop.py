@@ -1,9 +1,9 @@
-"""The yardstick: an ordinary FSDP2 training loop under torchrun, as one would write it without Shoal.
+"""The baseline: an ordinary FSDP2 training loop under torchrun, as a user writes it without Shoal.
 
-Same model class, data set, global batch, micro-batches, optimizer and clipping as the spec says; no votes, no reports,
-no checkpoints. On a GPU if the spec asks for one, with the spec's precision and compiled blocks. Rank 0 prints one line
-of JSON with the seconds of every step. Run by bench/overhead.py and bench/gpu.py; the peers of bench/recovery train the
-same loop, with checkpoints around it:
+Model class, data set, global batch, micro-batches, optimizer and clipping are those of the spec. The loop has no votes,
+no reports and no checkpoints. It uses a GPU if the spec requests one, with the spec's precision and compiled blocks.
+Rank 0 prints one line of JSON with the seconds of every step. bench/overhead.py and bench/gpu.py run it; the peers of
+bench/recovery train the same loop and add checkpoints.
 
     torchrun --nproc-per-node 2 bench/plain_loop.py spec.yaml
 """
@@ -82,7 +82,8 @@ class PlainLoop:
 
 
 def _shares(spec: JobSpec, world_size: int) -> tuple[int, int]:
-    """Micro-batches per rank and samples in each. A world size that does not divide them takes its samples at once."""
+    """Micro-batches per rank and samples in each. If the micro-batches do not divide evenly, a rank has one of all its
+    samples."""
     if spec.batch.num_micro_batches % world_size == 0:
         return spec.batch.num_micro_batches // world_size, spec.batch.micro_size
     if spec.batch.global_size % world_size:

@@ -1,9 +1,9 @@
-"""Puts the figures of `make bench-layouts` into docs/planner.md and docs/measured/layouts.md.
+"""Writes the figures of `make bench-layouts` into docs/planner.md and docs/measured/layouts.md.
 
     python tools/layouts_page.py build/layouts.json   copies new figures to docs/measured/layouts.json first
-    python tools/layouts_page.py                      makes the tables again from docs/measured/layouts.json
+    python tools/layouts_page.py                      generates the tables from docs/measured/layouts.json
 
-No figure is typed. Pages and JSON are committed together; a test compares them.
+No figure is typed by hand. Pages and JSON are committed together; a test compares them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def with_tables(name: str, page: str, figures: dict[str, Any]) -> str:
-    """The page with its tables made anew; everything else is written by hand."""
+    """The page with its tables generated; the rest is written by hand."""
     for part in _PAGES[name]:
         begin = _BEGIN.format(name=part)
         before, rest = page.split(begin)

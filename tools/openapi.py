@@ -15,7 +15,7 @@ from shoal_service.views import ClusterView
 
 class NoCluster:
     def snapshot(self) -> ClusterView:
-        raise AssertionError("nobody asks while the document is written")
+        raise AssertionError("the document does not need the cluster")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The README's picture: turns what `shoal demo` printed into an SVG. `make picture` runs the demo and calls this.
+"""Draws the README's picture: an SVG of the output of `shoal demo`. `make picture` runs the demo and calls this.
 
 COLUMNS=104 shoal demo | tee demo.txt; python tools/picture.py demo.txt docs/images/demo.svg
 """
@@ -16,7 +16,7 @@ from rich.text import Text
 
 _WIDTH = 104
 _STYLES = (
-    (r"SIGKILL shard.*|worker .* lost.*|incident: .*", "bold red"),
+    (r"SIGKILL worker.*|worker .* lost.*|incident: .*", "bold red"),
     (r"incident closed.*|✓.*|SUCCEEDED.*", "bold green"),
     (r"generation \d.*|.*RECOVERING.*|.*RESIZING.*", "cyan"),
     (r"checkpoint of step.*|worker .* started.*|^RUNNING step.*|^STARTING.*", "dim"),
@@ -24,7 +24,7 @@ _STYLES = (
     (r"[●▲▽✗↑]", "yellow"),
 )
 _KEEP_PROGRESS_EVERY = 6
-"""The picture shows every so many of the plain progress lines; the whole log is long."""
+"""The picture shows every sixth progress line."""
 
 
 def main() -> None:
@@ -36,12 +36,14 @@ def main() -> None:
             text.highlight_regex(pattern, style)
         console.print(text, highlight=False)
     svg = console.export_svg(title="make demo", theme=MONOKAI)
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # the viewer's own monospace: nothing is fetched
+    svg = re.sub(
+        r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL
+    )  # use the viewer's monospace font instead of a download
     target.write_text(svg.replace("Fira Code", "DejaVu Sans Mono"))
 
 
 def _shortened(lines: list[str]) -> list[str]:
-    """The first job whole but for most of its progress lines, then the report; the undisturbed run is one line."""
+    """The first job without most of its progress lines, the undisturbed job as one line, and the report."""
     kept, num_progress, num_jobs = [], 0, 0
     for line in lines:
         num_jobs += line.startswith("job ")

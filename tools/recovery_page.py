@@ -1,9 +1,9 @@
-"""Puts the trials of `make bench-recovery` and the fault matrix into docs/measured/recovery.md, and draws the phases.
+"""Writes the trials of `make bench-recovery` and the fault matrix into docs/measured/recovery.md, and draws the phases.
 
     python tools/recovery_page.py build/recovery.jsonl   copies new trials to docs/measured/recovery.jsonl first
-    python tools/recovery_page.py                        makes page and picture again from docs/measured/recovery.jsonl
+    python tools/recovery_page.py                        generates page and picture from docs/measured/recovery.jsonl
 
-No figure is typed. Page, picture and the JSON lines are committed together; a test compares them.
+No figure is typed by hand. Page, picture and JSON lines are committed together; a test compares them.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def main() -> None:
 
 
 def machine() -> dict[str, str]:
-    """The first line of the trials says where they were made."""
+    """The machine that measured the trials, from their first line."""
     found: dict[str, str] = json.loads(TRIALS.read_text(encoding="utf-8").splitlines()[0])["machine"]
     return found
 
 
 def with_results(page: str, trials: Sequence[Trial], where: dict[str, str]) -> str:
-    """The page with its results made anew; everything else is written by hand."""
+    """The page with its results generated; the rest is written by hand."""
     before, rest = page.split(_BEGIN)
     _, after = rest.split(_END, 1)
     parts = [
@@ -79,7 +79,7 @@ def with_results(page: str, trials: Sequence[Trial], where: dict[str, str]) -> s
 
 
 def with_matrix(page: str) -> str:
-    """The page with the fault matrix made anew from its definition."""
+    """The page with the fault matrix generated from its definition."""
     matrix = yaml.safe_load(MATRIX.read_text(encoding="utf-8"))
     names = list(matrix["moments"])
     lines = [
@@ -112,7 +112,7 @@ class Breakdown:
     event: Event
     num_trials: int
     phases: tuple[float, ...]
-    """In the order of _PHASES. The first step counts only what it takes beyond a median step."""
+    """In the order of _PHASES. The first step counts only the time beyond a median step."""
     pause_s: float
 
 
@@ -151,7 +151,7 @@ def _phase_table(trials: Sequence[Trial]) -> str:
 
 
 def picture(trials: Sequence[Trial]) -> str:
-    """Above: the pause of each system, on one scale. Below: what Shoal's is made of."""
+    """Top: the pause of each system on one scale. Bottom: the phases of Shoal's pause."""
     pauses = [
         (f"{NAMES[system]}: {TITLES[event]}", statistics.median(known), system is System.SHOAL)
         for event in (Event.WORKER_KILL, Event.WORKER_KILL_STANDBY, Event.RAYLET_KILL)
@@ -164,7 +164,7 @@ def picture(trials: Sequence[Trial]) -> str:
     for name, pause, is_ours in pauses:
         colour = "#a6e22e" if is_ours else "#75715e"
         y = _bar(parts, y, name, [(pause, colour)], longest, f"{pause:.2f} s")
-    y = _heading(parts, y + 24, "What Shoal's is made of, milliseconds")
+    y = _heading(parts, y + 24, "The phases of Shoal's pause, milliseconds")
     legend_x = _LEFT
     for name, colour in _PHASES:
         parts.append(f'<rect x="{legend_x}" y="{y - 12}" width="12" height="12" fill="{colour}"/>')

@@ -1,4 +1,4 @@
-"""What is trained to hold the planner against: two small models, and layouts of 1 to 8 processes with every axis."""
+"""The cases for the comparison with the planner: two small models, and layouts of 1 to 8 processes with every axis."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _COMMON: dict[str, Any] = {
 Model = dict[str, int]
 TIMED_MODEL: Model = {"dim": 256, "num_layers": 8, "num_heads": 8, "seq_len": 128}
 COUNTED_MODEL: Model = {**TIMED_MODEL, "dim": 512}
-"""So large that a rank's part of every weight and activation is a block that the kernel can be seen to give and take,
-also where eight ranks share it: of smaller ones malloc keeps the holes, which are nobody's memory."""
+"""Large enough that a rank's part of every weight and activation is a memory mapping of its own, also with eight ranks:
+malloc keeps the holes of smaller blocks, and they would be counted."""
 
 Fixed = dict[str, Any]
-"""A `parallelism` section; the world is what it multiplies to. Where it does not say, `recompute` is none
-and `shard` full."""
+"""A `parallelism` section; the product of its axes is the world size. Defaults: `recompute` none, `shard` full."""
 
 REALITY: tuple[Fixed, ...] = (
     {"dp_shard": 1},
@@ -52,13 +51,13 @@ REALITY: tuple[Fixed, ...] = (
     {"dp_shard": 4, "tp": 2},
     {"pp": 2, "dp_shard": 2, "tp": 2, "schedule": "1f1b"},
 )
-"""Of the planner's table."""
+"""The layouts of the planner's table."""
 
 TECHNIQUES: tuple[tuple[str, tuple[Fixed, ...]], ...] = (
     ("activation checkpointing", tuple({"dp_shard": 2, "recompute": mode} for mode in ("none", "selective", "full"))),
     ("ZeRO", tuple({"dp_shard": 4, "shard": level} for level in ("optimizer", "gradients", "full"))),
 )
-"""Each list from what needs most memory to what needs least."""
+"""Each list is ordered from the largest to the smallest memory."""
 
 OFFLOAD: tuple[Fixed, ...] = tuple({"dp_shard": 2, "offload": offload} for offload in (False, True))
 

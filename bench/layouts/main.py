@@ -1,15 +1,15 @@
-"""Layouts on this machine: `make bench-layouts`.
+"""What layouts cost on this machine, and how well the planner predicts it: `make bench-layouts`.
 
     python bench/layouts/main.py [--parts relayout,moving,reality,techniques,planner] [--steps 7] [--out layouts.json]
 
-    relayout     how long a job of 4 shards stands still when it is told to take another layout
-    moving       2.4 GB of state from one layout's snapshot in memory into another layout
+    relayout     how long training of 4 workers pauses when the job is switched to another layout
+    moving       moving 2.4 GB of state from one layout's snapshot in memory into another layout
     reality      memory and step time of 26 layouts of 1 to 8 processes against the planner's prediction
     techniques   activation checkpointing, ZeRO levels and offload: memory saved, measured and predicted
     planner      seconds to rank all layouts of 1,024 and 16,384 GPUs
 
-Takes about ten minutes; the machine should be idle. Tables first; the last line is JSON, exit status 0 if every figure
-is within its limit. tools/layouts_page.py makes the tables of the documentation from the JSON.
+Takes about ten minutes on an idle machine. Prints the tables first; the last line is JSON. The exit status is 0 if
+every figure is within its limit. tools/layouts_page.py generates the tables of the documentation from the JSON.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def main() -> int:
     prepare_corpus(TextDataConfig(corpus="python-stdlib"), lambda _: None)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-", ignore_cleanup_errors=True) as folder:
         for part in arguments.parts:
-            _say(f"\n# {part}\n")
+            _print_now(f"\n# {part}\n")
             document[part] = _measure(part, Path(folder) / part, arguments)
-            _say("\n" + _table(part, document[part]))
+            _print_now("\n" + _table(part, document[part]))
     document["passed"] = all(document[part]["passed"] for part in arguments.parts)
     line = json.dumps(document)
     if arguments.out is not None:
@@ -61,15 +61,15 @@ def main() -> int:
 def _measure(part: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     match part:
         case "relayout":
-            return relayout.summary(relayout.measure_changes(folder, _say))
+            return relayout.summary(relayout.measure_changes(folder, _print_now))
         case "moving":
-            return moving.summary(moving.measure_moves(_say))
+            return moving.summary(moving.measure_moves(_print_now))
         case "reality":
             profile = _profile()
-            found = reality.compare(cases.REALITY, profile, folder, _say, timed_steps=arguments.steps)
+            found = reality.compare(cases.REALITY, profile, folder, _print_now, timed_steps=arguments.steps)
             return {"profile": profile.model_dump(mode="json"), **reality.summary(found)}
         case "techniques":
-            return techniques.measure(folder, _say)
+            return techniques.measure(folder, _print_now)
         case "planner":
             return measure_planner(trials=3)
     raise AssertionError(part)
@@ -91,18 +91,18 @@ def _table(part: str, figures: dict[str, Any]) -> str:
 
 
 def _profile() -> HardwareProfile:
-    return measure_profile(name="this-machine", max_processes=cases.WORLD, seconds=0.5, say=_say)
+    return measure_profile(name="this-machine", max_processes=cases.WORLD, seconds=0.5, say=_print_now)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=some_of(_PARTS), default=_PARTS, metavar="A,B")
-    parser.add_argument("--steps", type=int, default=7, help="that are timed of each layout")
-    parser.add_argument("--out", type=Path, default=None, help="file to write the JSON to as well")
+    parser.add_argument("--steps", type=int, default=7, help="timed steps of each layout")
+    parser.add_argument("--out", type=Path, default=None, help="also write the JSON to this file")
     return parser.parse_args()
 
 
-def _say(text: str) -> None:
+def _print_now(text: str) -> None:
     print(text, flush=True)
 
 

@@ -1,12 +1,12 @@
-"""A large state from one layout's snapshot in memory into another layout, against the machine's own copying.
+"""Moving a large state from one layout's snapshot in memory into another layout, against the machine's memcpy.
 
-    old layout -> gradients made and dropped, snapshot, twice, as training does -> the model is let go -> model and
-    optimizer of the new layout -> all ranks read what is theirs at once (timed) -> first snapshot of the new layout
+    old layout -> twice, as in training: create and drop gradients, snapshot -> free the model -> build model and
+    optimizer of the new layout -> all ranks read their parts at once (timed) -> first snapshot of the new layout
 
-Engine without Ray: real groups of 4 processes, the RAM tier under /dev/shm. The yardstick, taken right before each
-move, is as many processes that copy a warm buffer into a warm one at the same time; copying into pages that nobody has
-touched is measured as well. Each move is made three times; the one with the median share counts. Extra memory is a
-process's peak over what it had while it trained in the old layout, in shares of one rank's state.
+The engine runs without Ray: real groups of 4 processes, snapshot stores under /dev/shm. The reference rate is measured
+right before each move: all processes copy at the same time from one warm buffer into another. Copying into untouched
+pages is measured too. Each move is made three times, and the one with the median share counts. Extra memory is the
+peak of a process beyond its memory while it trained in the old layout, as a multiple of one rank's state.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORLD = 4
 _COPY_BYTES = 256 << 20
 _COPIES = 3
 _CYCLES = 3
-"""Through all layouts."""
+"""Passes through all layouts."""
 _TIMEOUT_S = 120.0
 _PATIENCE_S = 280.0
 _LAYOUTS = (
@@ -66,7 +66,7 @@ _SIZES = {200: {"dim": 1024, "num_layers": 16}, 10: {"dim": 384, "num_layers": 6
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """All ranks together."""
+    """One move, all ranks together."""
 
     before: str
     after: str
@@ -74,23 +74,23 @@ class Move:
     load_s: float
     bytes_per_s: float
     copy_bytes_per_s: float
-    """Of all processes at once, right before."""
+    """Rate of copying of all processes at once, right before the move."""
     share: float
-    """Of the rate of copying."""
+    """`bytes_per_s` as a share of the rate of copying."""
     cpu_s: float
-    """Processor time of all ranks while they read."""
+    """Processor time of all ranks during the reading."""
     fresh_bytes: int
-    """Pages that were touched for the first time while they were filled."""
+    """Bytes of pages that were touched for the first time during the reading."""
     build_s: float
-    """Groups, model and optimizer of the new layout."""
+    """Seconds to build groups, model and optimizer of the new layout."""
     extra: float
-    """The worst rank's peak, in shares of its state."""
+    """Extra memory of the worst rank at its peak, as a multiple of its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
     fresh_bytes_per_s: float
-    """Copying into pages that nobody has touched, all processes at once."""
+    """Rate of copying into untouched pages, all processes at once."""
     moves: tuple[Move, ...]
 
 
@@ -108,7 +108,7 @@ def measure_moves(say: Callable[[str], None], *, millions: int = 200) -> Moves:
             processes.append(process)
         try:
             fresh: float = _answers(ends)[0]
-            moves = [_told(_move(before, after, _answers(ends)), say) for before, after in _pairs()]
+            moves = [_printed(_move(before, after, _answers(ends)), say) for before, after in _pairs()]
             return Moves(fresh, tuple(_median(moves[place :: len(_LAYOUTS) - 1]) for place in range(len(_LAYOUTS) - 1)))
         finally:
             for process in processes:
@@ -154,7 +154,7 @@ def _move(before: Layout, after: Layout, ranks: list[dict[str, float]]) -> Move:
     )
 
 
-def _told(move: Move, say: Callable[[str], None]) -> Move:
+def _printed(move: Move, say: Callable[[str], None]) -> Move:
     say(
         f"{move.before} -> {move.after}: {move.state_bytes / 1e9:.2f} GB in {move.load_s:.2f} s, "
         f"{100 * move.share:.0f} % of copying ({move.copy_bytes_per_s / 1e9:.1f} GB/s), {move.extra:.2f} x a rank's "
@@ -170,7 +170,7 @@ def _median(moves: list[Move]) -> Move:
 def _answers(ends: list[Connection]) -> list[Any]:
     for end in ends:
         if not end.poll(_PATIENCE_S):
-            raise RuntimeError(f"a rank has not answered for {_PATIENCE_S:.0f} s")
+            raise RuntimeError(f"a rank has not answered within {_PATIENCE_S:.0f} s")
     return [end.recv() for end in ends]
 
 
@@ -184,17 +184,17 @@ def _run_rank(rank: int, folder: str, millions: int, connection: Connection) -> 
         world_size=_WORLD,
         timeout=timedelta(seconds=_TIMEOUT_S),
     )
-    yardstick = _Yardstick()
-    connection.send(yardstick.fresh_bytes_per_s())
-    mover = _Mover(rank, Path(folder), millions, yardstick)
+    copy_rate = _CopyRate()
+    connection.send(copy_rate.fresh_bytes_per_s())
+    mover = _Mover(rank, Path(folder), millions, copy_rate)
     for generation, (before, after) in enumerate(_pairs(), start=1):
         connection.send(mover.move(generation, before, after))
     mover.close()
     dist.destroy_process_group()
 
 
-class _Yardstick:
-    """Bytes per second of all processes together."""
+class _CopyRate:
+    """The machine's copying, in bytes per second of all processes together."""
 
     def __init__(self) -> None:
         self._source, self._target = (torch.ones(_COPY_BYTES, dtype=torch.uint8) for _ in range(2))
@@ -207,7 +207,7 @@ class _Yardstick:
 
 
 def _together(action: Callable[[], object]) -> float:
-    """Seconds until the last rank is done."""
+    """Seconds until the last rank has finished."""
     dist.barrier()
     start = time.perf_counter()
     action()
@@ -216,21 +216,23 @@ def _together(action: Callable[[], object]) -> float:
 
 
 class _Mover:
-    def __init__(self, rank: int, folder: Path, millions: int, yardstick: _Yardstick) -> None:
+    def __init__(self, rank: int, folder: Path, millions: int, copy_rate: _CopyRate) -> None:
         self._rank = rank
-        self._yardstick = yardstick
+        self._copy_rate = copy_rate
         model = {**_SIZES[millions], "num_heads": 8, "num_kv_heads": 4, "seq_len": 128}
         data = {"corpus": "python-stdlib"}
         self._spec = parse_spec({"model": model, "data": data, "stop": {"steps": 1}, "elasticity": {"max_workers": 4}})
         self._task: LoadedTask = load_task(self._spec)
-        self._tier = SnapshotStore(job_id="bench", attempt=1, worker_id=f"s{rank}", node_id="n", key="key", root=folder)
+        self._store = SnapshotStore(
+            job_id="bench", attempt=1, worker_id=f"s{rank}", node_id="n", key="key", root=folder
+        )
         self._ends: list[SnapshotServer] = [SnapshotServer(node_id="", host="", port=0)] * _WORLD
-        dist.all_gather_object(self._ends, SnapshotServer(node_id="n", host="127.0.0.1", port=self._tier.port))
+        dist.all_gather_object(self._ends, SnapshotServer(node_id="n", host="127.0.0.1", port=self._store.port))
         self._view: StateView | None = None
 
     def move(self, generation: int, before: Layout, after: Layout) -> dict[str, float]:
         if self._view is None:
-            self._view = self._built(before)
+            self._view = self._build(before)
         for tensor in self._view.tensors().values():
             _local(tensor).fill_(float(generation))
         for _ in range(2):
@@ -240,13 +242,13 @@ class _Mover:
         self._view = None
         gc.collect()
         start = time.perf_counter()
-        view = self._built(after)
+        view = self._build(after)
         state = view.tensors()
         build_s = time.perf_counter() - start
         source = SnapshotSource(generation=generation, world_size=_WORLD, step=1, parts=tuple(self._ends))
-        copy_bytes_per_s = self._yardstick.warm_bytes_per_s()
+        copy_bytes_per_s = self._copy_rate.warm_bytes_per_s()
         before_load = resource.getrusage(resource.RUSAGE_SELF)
-        load_s = _together(lambda: self._tier.load(state, source, check=_nothing))
+        load_s = _together(lambda: self._store.load(state, source, check=_nothing))
         after_load = resource.getrusage(resource.RUSAGE_SELF)
         peak = status_bytes("VmHWM")
         assert all(bool((_local(tensor) == generation).all()) for tensor in state.values())
@@ -262,10 +264,10 @@ class _Mover:
         }
 
     def close(self) -> None:
-        self._tier.close()
+        self._store.close()
 
-    def _built(self, layout: Layout) -> StateView:
-        """As the engine builds a generation that is about to be restored."""
+    def _build(self, layout: Layout) -> StateView:
+        """Build model and optimizer as the engine does before a restore."""
         meshes = build_mesh(layout, "cpu", _TIMEOUT_S, self._rank)
         model = build_for_restore(self._task.build_model)
         assembly = assemble(model, self._spec, plan_of(self._spec), meshes, self._task.shard_units)
@@ -274,11 +276,11 @@ class _Mover:
         return StateView(assembly, update)
 
     def _step(self, view: StateView, layout: Layout, generation: int) -> None:
-        """What a step leaves behind: the pages of its gradients, which the process keeps, and a snapshot."""
+        """The effect of a step on memory: the pages of its gradients, which the process keeps, and a snapshot."""
         state = view.tensors()
         gradients = [torch.ones_like(_local(tensor)) for name, tensor in state.items() if name.startswith("model.")]
         del gradients
-        self._tier.snapshot(
+        self._store.snapshot(
             state,
             generation=generation,
             rank=self._rank,

@@ -1,7 +1,6 @@
-"""Processes that live through many layouts: each run is a generation of its own, from the seed.
+"""Processes that train one layout after the other. Each run is a new generation that starts from the seed.
 
-Forked from a server that has imported torch and nothing else has happened in: a fork of a process with threads hangs
-now and then.
+The processes are forked from a server that has only imported torch: a fork of a process with threads sometimes hangs.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ _PATIENCE_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class LayoutRun:
-    """What a layout has cost, as all ranks saw it."""
+    """The cost of a layout, over all ranks."""
 
     step_s: float
     """Median of the timed steps."""
     peak_bytes: int
-    """Of the rank that needed most."""
+    """Peak of the rank with the largest one."""
     rest_bytes: int
-    """Between two steps, of the rank that keeps most."""
+    """Memory between two steps, of the rank with the most."""
     losses: tuple[float, ...]
 
 
 class WorkerPool:
-    """`close` it in a `finally`. `counts`: memory, else times."""
+    """Call `close` in a `finally`. `counts`: the runs count memory; otherwise they measure time."""
 
     def __init__(self, spec: dict[str, Any], folder: Path, *, counts: bool) -> None:
         self._counts = counts
@@ -48,15 +47,16 @@ class WorkerPool:
 
     @property
     def num_ranks(self) -> int:
-        """DoubleBufferedState processes."""
+        """Live processes."""
         return len(self._ranks)
 
     def train(self, layout: Layout) -> LayoutRun:
-        """From the seed to the last step. RuntimeError with the first rank's traceback where it fails."""
+        """Train from the seed to the last step. Raises RuntimeError with the traceback of the first rank that
+        failed."""
         self._start(layout.world_size - len(self._ranks))
         self._generation += 1
-        members = self._ranks[: layout.world_size]
-        for rank, (_, connection, _) in enumerate(members):
+        ranks = self._ranks[: layout.world_size]
+        for rank, (_, connection, _) in enumerate(ranks):
             connection.send(
                 Assignment(
                     job_id="bench",
@@ -65,12 +65,12 @@ class WorkerPool:
                     rank=rank,
                     layout=layout,
                     store_host="127.0.0.1",
-                    store_port=members[0][2],
+                    store_port=ranks[0][2],
                     restore_from=None,
                     collective_timeout_s=60.0,
                 )
             )
-        runs: list[RankRun] = [self._answer(connection) for _, connection, _ in members]
+        runs: list[RankRun] = [self._answer(connection) for _, connection, _ in ranks]
         shutil.rmtree(self._folder, ignore_errors=True)  # the last step's checkpoint
         if errors := [run.error for run in runs if run.error]:
             raise RuntimeError(f"{layout.describe()}: {errors[0]}")
@@ -86,7 +86,7 @@ class WorkerPool:
             try:
                 connection.send(None)
             except OSError:
-                pass  # it has died, which was told before
+                pass  # the process has died, which was reported before
             process.join(10.0)
             if process.is_alive():
                 process.kill()
@@ -111,5 +111,5 @@ class WorkerPool:
     @staticmethod
     def _answer(connection: Connection) -> Any:
         if not connection.poll(_PATIENCE_S):
-            raise RuntimeError(f"a rank has not answered for {_PATIENCE_S:.0f} s")
+            raise RuntimeError(f"a rank has not answered within {_PATIENCE_S:.0f} s")
         return connection.recv()

@@ -1,10 +1,10 @@
-"""One rank of the benchmarks: a process that trains what it is told, one generation after the other, and counts.
+"""One rank of the benchmarks: a process that trains one assigned layout after the other, and counts memory or time.
 
-    step 1            makes the optimizer's state, and whatever is made once
-    step 2            memory is counted, by ranks that count
-    steps 3 .. N      timed, by those that do not
+    step 1            creates the optimizer's state and everything else that is created once
+    step 2            memory is counted, if `counts`
+    steps 3 .. N      timed, if not `counts`
 
-The engine is driven as run.py drives it, without Ray; nothing interrupts it, so one thread is enough.
+The engine is driven without Ray, as run.py drives it. Nothing interrupts it, so one thread suffices.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """What one rank has seen of a generation."""
+    """The figures of one rank in one generation."""
 
     rank: int
     step_s: tuple[float, ...]
-    """Of the timed steps; rank 0 only."""
+    """Seconds of the timed steps; rank 0 only."""
     losses: tuple[float, ...]
-    """Of all steps; rank 0 only."""
+    """Losses of all steps; rank 0 only."""
     counted: Counted
     error: str = ""
 
 
 def serve(connection: Connection, spec: dict[str, Any], root: str, *, counts: bool) -> None:
-    """Main function of the process: tells its store's port, then answers each Assignment with a RankRun, until None."""
+    """Main function of the process: sends its store's port, then answers each Assignment with a RankRun, until None."""
     torch.set_num_threads(1)
     rank = _Rank(spec, root, counts=counts)
     if counts:
@@ -91,7 +91,7 @@ class _Rank:
     def _enter(self, phase: Phase, step: int) -> None:
         if not self._counts:
             return
-        if phase is Phase.FORMING:  # the model of the generation before is gone by now
+        if phase is Phase.FORMING:  # the model of the previous generation has been freed
             self._pages, self._is_open = TensorPages(), False
         if self._pages is None or phase is not Phase.FORWARD:
             return

@@ -1,10 +1,10 @@
-"""The planner against this machine: layouts are run, and their memory and step time held against the prediction.
+"""The planner against this machine: layouts are run, and their memory and step time are compared with the prediction.
 
-memory      of a larger model, the window of step 2, in processes that give back what is freed (tensor_pages.py);
-            the prediction without its reserved part, which is what a process has before its first tensor. No
-            process's first generation counts
+memory      of a larger model during step 2, in processes that return freed memory to the kernel (tensor_pages.py). The
+            prediction is taken without its reserved part, the memory of a process before its first tensor. The first
+            generation of a process does not count
 seconds     median of the timed steps, in other processes
-profile     measured just before, as `shoal profile` does; the layout itself is the planner's, with its cuts
+profile     measured immediately before, as `shoal profile` does; the planner adds the cuts of pipelines
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COUNTED_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One layout."""
+    """Prediction and measurement of one layout."""
 
     name: str
     world_size: int
@@ -60,7 +60,7 @@ def compare(
     *,
     timed_steps: int,
 ) -> list[Compared]:
-    """Run each layout; 0 timed steps: memory only."""
+    """Run each layout. With 0 timed steps only memory is measured."""
     predictions = [predict(fixed, profile, COUNTED_MODEL) for fixed in cases]
     order = sorted(range(len(cases)), key=lambda place: world_of(cases[place]))
     peaks: dict[int, tuple[int, int]] = {}
@@ -69,7 +69,7 @@ def compare(
         for place in order:
             layout = predictions[place].layout
             if layout.world_size > counting.num_ranks:
-                counting.train(layout)  # makes in new processes what is made once
+                counting.train(layout)  # new processes create what is created once
             run = counting.train(layout)
             peaks[place] = run.peak_bytes, run.rest_bytes
             say(f"{short_name(predictions[place].layout)}: {run.peak_bytes / 2**20:.1f} MiB")
@@ -84,7 +84,7 @@ def compare(
 
 
 def predict(fixed: Fixed, profile: HardwareProfile, model: Model) -> Prediction:
-    """Of exactly this layout; the planner adds what is left open: where a pipeline is cut."""
+    """The prediction for this layout. The planner chooses only what the case leaves open: the cuts of a pipeline."""
     spec = parse_spec(spec_of(model, steps=1, parallelism=parallelism(fixed)))
     found = rank(spec, world_of(fixed), profile, top=1)
     if not found.predictions:
@@ -122,12 +122,13 @@ def summary(compared: Sequence[Compared]) -> dict[str, Any]:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation (Spearman 1904): Pearson's of the ranks; equal values share the mean of theirs."""
+    """Rank correlation (Spearman 1904): Pearson's correlation of the ranks; equal values get the mean of their
+    ranks."""
     return statistics.correlation(_ranks(first), _ranks(second))
 
 
 def short_name(layout: Layout) -> str:
-    """With the choices that tell it from others of the same degrees."""
+    """The layout in words, with the choices that distinguish layouts of equal degrees."""
     words = [layout.describe()]
     words += [str(layout.schedule)] if layout.pp > 1 else []
     words += [str(layout.shard)] if layout.pp == 1 and layout.dp_shard > 1 else []

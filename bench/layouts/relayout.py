@@ -1,11 +1,11 @@
-"""How long a job stands still when it is told to take another layout: a real `shoal serve`, four shards, all in memory.
+"""How long training pauses when a job is switched to another layout: a real `shoal serve`, four workers, snapshots.
 
     last step of the old layout      first step of the new one      next step
     ---------------|------------------------------|--------------------|
                    |<---- pause + one step ------>|<--- one step ----->|
 
-What is done is `shoal relayout`'s PATCH; times are those of the step reports. The first change to a layout and later
-ones to the same are all counted.
+The switch is the PATCH of `shoal relayout`; times are those of the step reports. All switches count, the first one to a
+layout as well as later ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoal_workers.contract.spec import ParallelismSpec
 
 LIMIT_S = 1.5
 _HEADS = {"num_heads": 8, "num_kv_heads": 4}
-"""That tp 4 divides; the example's own are 6 and 3."""
+"""tp 4 divides these; the example's own numbers are 6 and 3."""
 _STEPS_BETWEEN = 8
 _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pp2 x tp2", {"pp": 2, "tp": 2}),
@@ -42,13 +42,13 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One re-layout."""
+    """One switch of the layout."""
 
     before: str
     after: str
     pause_s: float
     step_s: float
-    """A median step of the new layout."""
+    """Median step of the new layout."""
     steps_lost: int
     is_same_pids: bool
     """No process was replaced."""
@@ -88,12 +88,12 @@ def summary(changes: list[Change]) -> dict[str, Any]:
 
 def _change(run: ShoalRun, before: str, after: str, degrees: dict[str, Any]) -> Change:
     group, pids = run.steps()[-1].life, [worker.pid for worker in run.workers()]
-    asked_at = run.steps()[-1].at
+    requested_at = run.steps()[-1].at
     run.client.patch(run.id, JobPatch(parallelism=ParallelismSpec(**degrees)))
     run.must(lambda: run.steps()[-1].life != group, f"a step as {after}")
     run.must(lambda: _num_in_newest_group(run) >= _STEPS_BETWEEN, f"steps as {after}")
     steps = run.steps()
-    first = next(step for step in steps if step.at > asked_at and step.life != group)
+    first = next(step for step in steps if step.at > requested_at and step.life != group)
     last = max((step for step in steps if step.at < first.at), key=lambda step: step.at)
     step_s = steady_step_s(steps, first)
     return Change(

@@ -1,7 +1,7 @@
-"""What each technique saves of a rank's peak memory, measured next to what the planner predicts.
+"""How much each technique reduces a rank's peak memory: measured, and as the planner predicts it.
 
-Without a GPU, offloaded tensors lie in the same memory as all others: what a GPU would hold is then the peak less what
-the policy keeps in the host's memory, parameters and optimizer state (measured, between two steps) and their gradients
+Without a GPU, offloaded tensors share the memory of all other tensors. The memory that a GPU would need is then the
+peak minus what the policy keeps on the host: parameters and optimizer state (measured between two steps) and gradients
 (as large as the parameters).
 """
 
@@ -22,15 +22,16 @@ _HOST_SHARE = 4 / 3
 
 
 def measure(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """For the JSON. Every technique must reduce the peak, and every prediction be as near as the planner's must."""
+    """For the JSON. It passes if every technique reduces the peak and every prediction is within the planner's
+    limit."""
     cases = [fixed for _, fixed_list in TECHNIQUES for fixed in fixed_list] + list(OFFLOAD)
     found = compare(cases, CPU, folder, say, timed_steps=0)
     rows: dict[str, list[Compared]] = {}
-    place = 0
+    index = 0
     for name, fixed_list in TECHNIQUES:
-        rows[name] = found[place : place + len(fixed_list)]
-        place += len(fixed_list)
-    rows["offload"] = [found[place], _on_device(found[place + 1])]
+        rows[name] = found[index : index + len(fixed_list)]
+        index += len(fixed_list)
+    rows["offload"] = [found[index], _on_device(found[index + 1])]
     return {
         "techniques": {name: [asdict(one) for one in ones] for name, ones in rows.items()},
         "passed": all(_is_reduced(ones) for ones in rows.values()),

@@ -1,9 +1,9 @@
-"""Memory of tensors that this process has in use at its peak, as the kernel counts its pages.
+"""Peak memory of this process's tensors, as the kernel counts its pages.
 
-Resident memory alone says little about a small model: libraries, and freed memory that malloc keeps for later, are most
-of it. So while it is counted every block of 64 KiB or more is a mapping of its own, which goes back to the kernel when
-it is freed; and what the process had before the model was built is taken off. That is slow, so times are taken apart.
-torch's own counter, the profiler's memory events, misses what threads of gloo let go of.
+The resident memory of a small model consists mostly of libraries and of freed memory that malloc keeps. Therefore,
+while memory is counted, every block of 64 KiB or more is a mapping of its own, which returns to the kernel when it is
+freed; and the memory before the model was built is subtracted. Such processes are slow, so times are measured in
+others. The memory events of torch's profiler miss memory that threads of gloo free.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _RESET_PEAK = "5"
 @dataclass(frozen=True, slots=True)
 class Counted:
     peak_bytes: int
-    """The most in the window."""
+    """Peak in the window."""
     rest_bytes: int
-    """At its end."""
+    """Memory at the end of the window."""
 
 
 def give_back_freed_memory() -> None:
-    """For the life of this process, against `keep_freed_memory` of the engine. It must not have trained before: what
-    malloc has once kept for later it gives out again, and then it is no mapping of its own."""
+    """Until this process ends, undo `keep_freed_memory` of the engine. Call it before the first training: memory that
+    malloc has kept once is reused, and then it is not a mapping of its own."""
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_MAX, _NUM_MAPPINGS)
     libc.mallopt(_M_MMAP_THRESHOLD, _OWN_MAPPING_BYTES)
@@ -37,7 +37,7 @@ def give_back_freed_memory() -> None:
 
 
 class TensorPages:
-    """From here on; `open_window` says from when on the peak counts. Linux with glibc."""
+    """Counts from its creation on; the peak counts from `open_window` on. Linux with glibc."""
 
     def __init__(self) -> None:
         _give_back_free_pages()
@@ -59,12 +59,12 @@ def _give_back_free_pages() -> None:
 
 
 def reset_peak() -> None:
-    """VmHWM of this process starts anew."""
+    """Reset VmHWM of this process."""
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
 
 
 def status_bytes(field: str) -> int:
-    """A line of /proc/self/status that is in kB: VmHWM, RssAnon, RssFile, RssShmem."""
+    """A field of /proc/self/status that is given in kB: VmHWM, RssAnon, RssFile, RssShmem."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) << 10

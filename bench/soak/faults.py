@@ -1,7 +1,7 @@
-"""The faults of the matrix as things that are done to a living cluster, and undone. Which and when, others decide.
+"""The faults of the matrix as operations on a running cluster. main.py decides which fault happens when.
 
-Each returns the words for the timeline, once the world is whole again: what was killed has been started, what was
-taken away is back. Whether training goes on is looked at afterwards.
+Each operation undoes its fault (a killed server runs again, a removed node is back) and then returns the text for the
+timeline. Whether training continues is checked afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kit.processes.ray_nodes import HEAD
 from shoal_server import ShoalServer
 from shoal_service.views import WorkerView
 
-_MATRIX = Path(__file__).parent.parent.parent / "tests" / "chaos" / "fault_matrix.yaml"
+_MATRIX = Path(__file__).parents[2] / "tests" / "chaos" / "fault_matrix.yaml"
 
 
 def fault_names() -> list[str]:
@@ -28,12 +28,12 @@ def fault_names() -> list[str]:
 
 
 class Strikes:
-    """`state_dir` is the control plane's: its database and checkpoints."""
+    """`state_dir`: the control plane's directory, with its database and checkpoints."""
 
     def __init__(
         self, server: ShoalServer, state_dir: Path, job_ids: list[str], chance: random.Random, num_cpus: int
     ) -> None:
-        """`num_cpus`: of each node."""
+        """`num_cpus`: CPUs of each node."""
         self._num_cpus = num_cpus
         self._nodes = server.nodes
         self._server = server
@@ -57,22 +57,22 @@ class Strikes:
         return self._does[fault]()
 
     def _worker(self) -> str:
-        found = self._members()
+        found = self._ranked()
         if not found:
-            return "nobody trains just now"
+            return "no worker trains at the moment"
         return self._kill(self._chance.choice(found))
 
     def _two_workers(self) -> str:
-        found = self._members()
+        found = self._ranked()
         if len(found) < 2:
-            return "fewer than two train just now"
+            return "fewer than two workers train at the moment"
         return " and ".join(self._kill(worker) for worker in self._chance.sample(found, 2))
 
     def _buddy(self) -> str:
-        """Somebody on another node than a member that lives on."""
-        found = self._members()
+        """A worker that is on another node than a surviving worker of the group."""
+        found = self._ranked()
         others = [one for one in found if any(one.node_ip != other.node_ip for other in found)]
-        return self._kill(self._chance.choice(others)) if others else "all are on one node"
+        return self._kill(self._chance.choice(others)) if others else "all workers are on one node"
 
     def _node(self) -> str:
         ip = self._chance.choice([ip for ip in self._nodes.ips() if ip != HEAD])
@@ -82,18 +82,18 @@ class Strikes:
         gone_s = self._chance.uniform(0, 5)
         time.sleep(gone_s)
         self._nodes.add(ip, num_cpus=self._num_cpus)
-        return f"raylet of {ip}; a new node took its place"
+        return f"raylet of {ip}; a new node replaced it"
 
     def _head(self) -> str:
         killed_at = self._nodes.kill_head()
         while not self._nodes.is_head_alive():
             time.sleep(0.1)
-        return f"all of the head; the control plane had it back after {time.time() - killed_at:.1f} s"
+        return f"all processes of the head; it ran again after {time.time() - killed_at:.1f} s"
 
     def _supervisor(self) -> str:
         pids = self._nodes.pids_of("SupervisorActor")
         if not pids:
-            return "there is none just now"
+            return "there is none at the moment"
         pid = self._chance.choice(pids)
         send(pid, signal.SIGKILL)
         return f"pid {pid}"
@@ -107,7 +107,7 @@ class Strikes:
 
     def _standby(self) -> str:
         spares = [one for one in self._workers() if one.rank is None and one.pid]
-        return self._kill(self._chance.choice(spares)) if spares else "there is none just now"
+        return self._kill(self._chance.choice(spares)) if spares else "there is none at the moment"
 
     def _storage(self) -> str:
         checkpoints = self._state_dir / "checkpoints"
@@ -137,7 +137,7 @@ class Strikes:
         send(worker.pid, signal.SIGKILL)
         return f"rank {worker.rank} of {worker.worker_id} (pid {worker.pid}, {worker.node_ip})"
 
-    def _members(self) -> list[WorkerView]:
+    def _ranked(self) -> list[WorkerView]:
         return [one for one in self._workers() if one.rank is not None and one.pid]
 
     def _workers(self) -> list[WorkerView]:

@@ -1,4 +1,4 @@
-"""The jobs that live through the soak, and the undisturbed ones that they are compared with."""
+"""The jobs of the soak, and the undisturbed jobs that they are compared with."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shoal_service.views import JobView
 
 TOLERANCE = 1e-5
 PROMISED_STEPS = 200
-"""So long the losses of a job that is not deterministic are within the tolerance of an undisturbed run's. Sums are made
-in another order at another world size, and training amplifies that, step by step, in every system."""
-_FOR_EVER = 10_000_000
+"""Number of steps for which the losses of a job without deterministic mode stay within the tolerance of an undisturbed
+run. Another world size sums in another order, and training amplifies the difference in every system."""
+_ENDLESS = 10_000_000
 _PACE_S = 0.1
 _TASKS = Path(__file__).parent / "tasks"
 _ELASTICITY: dict[str, dict[str, int]] = {
@@ -22,10 +22,10 @@ _ELASTICITY: dict[str, dict[str, int]] = {
 
 
 def submit_disturbed(client: Client, *, deterministic: bool) -> dict[str, JobView]:
-    """By name. `exact` asks for bit-identical losses, if `deterministic`; `spare` has a standby."""
+    """Name -> job. `exact` must have bit-identical losses if `deterministic`; `spare` has a standby."""
     return {
         name: client.submit(
-            _spec(name, steps=_FOR_EVER, pace_s=_PACE_S, deterministic=deterministic)
+            _spec(name, steps=_ENDLESS, pace_s=_PACE_S, deterministic=deterministic)
             | {"elasticity": {**elasticity, "wait_s": 3600}}
         )
         for name, elasticity in _ELASTICITY.items()
@@ -33,7 +33,7 @@ def submit_disturbed(client: Client, *, deterministic: bool) -> dict[str, JobVie
 
 
 def submit_reference(client: Client, name: str, steps: int, *, deterministic: bool) -> JobView:
-    """The same work for so many steps, as fast as it goes, on two workers."""
+    """The same training without faults and without pauses, on two workers."""
     spec = _spec(name, steps=steps, pace_s=0.0, deterministic=deterministic)
     return client.submit(spec | {"name": f"{name}-undisturbed", "elasticity": {"min_workers": 2, "max_workers": 2}})
 

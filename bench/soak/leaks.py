@@ -1,6 +1,7 @@
-"""What grows, and what is left behind. Processes that live long are looked at when young and when old.
+"""Growth of long-lived processes, and leftovers in Ray, on disk and in shared memory.
 
-Growth is per process, from its first sample once it is settled to its last one; a restarted process begins anew.
+Growth is per process: from its first sample after _SETTLED_S seconds to its last sample. A restarted process starts
+over.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SETTLED_S = 30.0
 MOST_THREADS = 8
 MOST_FDS = 40
 MOST_RSS_MIB = 150.0
-"""More growth than this of one process is a violation. Memory is generous: allocators keep what they once had."""
+"""Growth of one process beyond these limits is a violation. Allocators keep freed memory, hence the high limit."""
 _LIST_LEFT = """
 import json, sys, ray
 from ray.experimental import internal_kv
@@ -43,7 +44,7 @@ class Size:
 
 
 @dataclass(slots=True)
-class _Life:
+class _History:
     role: str
     first_seen_s: float
     settled: Size | None = None
@@ -51,36 +52,37 @@ class _Life:
 
 
 class Watch:
-    """Samples processes; knows the growth of each."""
+    """Samples processes and computes the growth of each."""
 
     def __init__(self) -> None:
-        self._lives: dict[int, _Life] = {}
+        self._histories: dict[int, _History] = {}
 
     def sample(self, role: str, pids: Iterable[int], now_s: float) -> None:
         for pid in pids:
             size = size_of(pid)
             if size is None:
                 continue
-            life = self._lives.setdefault(pid, _Life(role, now_s))
-            if life.settled is None and now_s - life.first_seen_s >= _SETTLED_S:
-                life.settled = size
-            life.last = size
+            history = self._histories.setdefault(pid, _History(role, now_s))
+            if history.settled is None and now_s - history.first_seen_s >= _SETTLED_S:
+                history.settled = size
+            history.last = size
 
     def report(self) -> tuple[list[str], list[str]]:
-        """Lines of the largest growth of each role, and violations."""
+        """One line with the largest growth of each role, and the violations."""
         lines, violations = [], []
-        for role in sorted({life.role for life in self._lives.values()}):
+        for role in sorted({history.role for history in self._histories.values()}):
             grown = [
-                (life.last.threads - life.settled.threads, life.last.fds - life.settled.fds,
-                 life.last.rss_mib - life.settled.rss_mib)
-                for life in self._lives.values()
-                if life.role == role and life.settled is not None and life.last is not None
+                (history.last.threads - history.settled.threads, history.last.fds - history.settled.fds,
+                 history.last.rss_mib - history.settled.rss_mib)
+                for history in self._histories.values()
+                if history.role == role and history.settled is not None and history.last is not None
             ]  # fmt: skip
             if not grown:
-                lines.append(f"{role}: none lived long enough to tell")
+                lines.append(f"{role}: no process lived long enough to measure growth")
                 continue
             threads, fds, rss_mib = (max(column) for column in zip(*grown, strict=True))
-            text = f"{role}: {len(grown)} long lives, growth at most {threads} threads, {fds} fds, {rss_mib:.0f} MiB"
+            most = f"{threads} threads, {fds} fds, {rss_mib:.0f} MiB"
+            text = f"{role}: {len(grown)} long-lived processes, growth at most {most}"
             lines.append(text)
             if threads > MOST_THREADS or fds > MOST_FDS or rss_mib > MOST_RSS_MIB:
                 violations.append(f"leak: {text}")
@@ -88,7 +90,7 @@ class Watch:
 
 
 def size_of(pid: int) -> Size | None:
-    """None: it is gone."""
+    """None if the process is gone."""
     if not is_alive(pid):
         return None
     try:
@@ -103,13 +105,13 @@ def size_of(pid: int) -> Size | None:
 
 
 def left_in_ray(nodes: Nodes) -> dict[str, list[str]]:
-    """What Ray itself still has, by kind; empty kinds left out."""
+    """Named actors, placement groups, journal entries and objects that Ray still has, by kind."""
     done = subprocess.run(
         [sys.executable, "-c", _LIST_LEFT, nodes.address],
         env={**os.environ, **nodes.environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        return {"the question to Ray failed": [done.stderr[-500:]]}
+        return {"errors of the query": [done.stderr[-500:]]}
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return {kind: names for kind, names in found.items() if names}
 

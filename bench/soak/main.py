@@ -1,9 +1,9 @@
-"""Random faults for minutes on a cluster of four raylets; then everything must add up.
+"""Random faults for minutes on a cluster of four raylets, then checks of losses, ledgers and leftovers.
 
-    python bench/soak/main.py [--minutes 10] [--seed 1] [--mean-s 8] [--faults shard,node,...] [--not-deterministic]
+    python bench/soak/main.py [--minutes 10] [--seed 1] [--mean-s 8] [--faults worker,node,...] [--not-deterministic]
 
-Two jobs train through it. At the end: their losses against those of undisturbed runs, the goodput ledger's sum, and
-what has grown or was left behind. Exit status 1 on any violation. `make soak` runs it.
+Two jobs train through the faults. The checks at the end: losses against those of undisturbed runs, the sum of the
+goodput ledger, growth of processes, and leftovers. The exit status is 1 on any violation. `make soak` runs it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUM_NODES = 4
 _CPUS_PER_NODE = 2
 _PATIENCE_S = 120.0
 _CASCADE = 0.25
-"""Chance that the next fault does not wait until training goes on."""
+"""Probability that the next fault does not wait until training continues."""
 _LEDGER_TOLERANCE = 1e-3
 
 
@@ -86,7 +86,7 @@ class Soak:
             self._timeline.say("begin", "both jobs train")
             self._strike(client)
             reached = self._end_jobs(client)
-            self._look_for_what_is_left()
+            self._check_leftovers()
             self._compare(client, reached, deterministic=deterministic)
 
     def _strike(self, client: Client) -> None:
@@ -107,7 +107,7 @@ class Soak:
                 self._timeline.show_jobs(client, self._job_ids)
 
     def _wait_for_progress(self, client: Client, goals: dict[str, int]) -> None:
-        """A job that does not get there is a violation, and ends the soak."""
+        """Wait until every job reaches its goal. A job that does not is a violation and ends the soak."""
         deadline = time.monotonic() + _PATIENCE_S
         while any(self._steps(client)[job_id] < goal for job_id, goal in goals.items()):
             for name, job_id in self._job_ids.items():
@@ -122,14 +122,16 @@ class Soak:
             time.sleep(0.2)
 
     def _end_jobs(self, client: Client) -> dict[str, int]:
-        """Cancel; the steps that each had done by then. What it did right is asked for now, while it is all there."""
+        """Cancel the jobs and check their events, incidents and ledgers; returns the last step of each job."""
         reached = {}
         for name, job_id in self._job_ids.items():
             client.cancel(job_id)
             job = client.wait(job_id, timeout_s=_PATIENCE_S)
             if job.status.state is not JobState.CANCELLED:
                 self._timeline.violation(f"{name} ended {job.status.state}, not CANCELLED")
-            reached[name] = max(point.step for point in client.series(job_id))  # one may just be done again
+            reached[name] = max(
+                point.step for point in client.series(job_id)
+            )  # the newest step may be below an earlier one after a rollback
             events = [event.seq for event in client.events(job_id)]
             if events != list(range(1, len(events) + 1)):
                 self._timeline.violation(f"{name}: an event is missing")
@@ -156,16 +158,16 @@ class Soak:
             if abs(booked - expected) > _LEDGER_TOLERANCE * expected:
                 self._timeline.violation(f"{name}: the ledger's sum {booked:.2f} s is not {what} {expected:.2f} s")
 
-    def _look_for_what_is_left(self) -> None:
+    def _check_leftovers(self) -> None:
         deadline = time.monotonic() + 30
         while (alive := [pid for pid in self._pids if is_alive(pid)]) and time.monotonic() < deadline:
             time.sleep(0.2)
         if alive:
-            self._timeline.violation(f"processes are left: {alive}")
+            self._timeline.violation(f"processes are still alive: {alive}")
         while (left := leaks.left_in_ray(self._server.nodes)) and time.monotonic() < deadline:
             time.sleep(1.0)
         for kind, names in left.items():
-            self._timeline.violation(f"{kind} are left: {', '.join(names)}")
+            self._timeline.violation(f"{kind} are left in Ray: {', '.join(names)}")
         for path in leaks.left_on_disk(self._state_dir, self._job_ids.values()):
             self._timeline.violation(f"a file is left: {path}")
         lines, violations = self._watch.report()
@@ -203,7 +205,7 @@ class Soak:
         workers = [one for job_id in self._job_ids.values() for one in client.workers(job_id) if one.pid]
         self._pids.update(one.pid for one in workers)
         now_s = self._timeline.elapsed_s
-        self._watch.sample("shards", [one.pid for one in workers], now_s)
+        self._watch.sample("workers", [one.pid for one in workers], now_s)
         self._watch.sample("supervisors", self._server.nodes.pids_of("SupervisorActor"), now_s)
         self._watch.sample("control plane", [self._server.pid], now_s)
 
@@ -230,11 +232,11 @@ class Soak:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of faults; the reference runs come after")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of faults; the reference runs follow")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mean-s", type=float, default=8.0, help="mean seconds between faults")
     parser.add_argument("--faults", type=some_of(fault_names()), default=fault_names(), metavar="A,B")
-    parser.add_argument("--not-deterministic", action="store_true", help="do not ask for bit-identical losses")
+    parser.add_argument("--not-deterministic", action="store_true", help="do not require bit-identical losses")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What a person reads while the soak runs: one line per fault, mend and finding, and the jobs' state now and then."""
+"""The soak's printed log: one line per fault, repair and finding, and the jobs' state after each repair."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Timeline:
     def __init__(self) -> None:
         self._begun_mono = time.monotonic()
         self.violations: list[str] = []
-        self._told: set[tuple[str, int, int]] = set()
-        """Incidents that were shown: job, attempt, number."""
+        self._shown: set[tuple[str, int, int]] = set()
+        """Incidents that were printed: job, attempt, number."""
 
     @property
     def elapsed_s(self) -> float:
@@ -28,12 +28,12 @@ class Timeline:
         self.say("VIOLATION", text)
 
     def show_incidents(self, client: Client, jobs: Mapping[str, str]) -> None:
-        """Those that were closed since the last look."""
+        """Print the incidents that were closed since the last call."""
         for name, job_id in jobs.items():
             for one in client.incidents(job_id):
                 key = (job_id, one.attempt, one.id)
-                if one.closed and key not in self._told:
-                    self._told.add(key)
+                if one.closed and key not in self._shown:
+                    self._shown.add(key)
                     self.say(
                         "incident",
                         f"{name}: {one.cause} ({one.witness}), {one.from_workers} -> {one.to_workers} workers from "

@@ -1,8 +1,8 @@
-"""Pause, regain and steps lost, from the ends of steps and the time of a signal. Pure; every system goes through it.
+"""Pause, regain and steps lost, computed from the ends of steps and the time of a signal, for every system alike.
 
-         signal                 end of the next completed step        the step that was reached is passed
+         signal                 end of the next completed step        first step beyond the one reached
 step 16 ---|--x                  11   12   13   14   15   16   17
-           |<------ pause + one step ->|                            regain is up to the end of step 17 here
+           |<------ pause + one step ->|                            here regain ends with step 17
            |<-------------------------------- regain --------------->|
 """
 
@@ -16,7 +16,7 @@ from itertools import pairwise
 from measurements.stamps import StepEnd
 
 _STEADY_STEPS = 6
-"""So many steps after the first of a group say how long a step takes there."""
+"""Steps after the first one of a group from which its step time is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +24,25 @@ class Disturbance:
     pause_s: float
     """From the signal to the end of the next group's first step, minus one median step at the new size."""
     regain_s: float
-    """From the signal until a step beyond the last one that was complete before it is complete."""
+    """From the signal to the end of the first step beyond the last one that was complete before the signal."""
     steps_lost: int
-    """Steps that were complete and were done again."""
+    """Complete steps that were repeated."""
     step_s: float
-    """A median step of the group that came after."""
+    """Median step of the next group."""
     from_world_size: int
     to_world_size: int
 
 
 def is_over(steps: Sequence[StepEnd], signal_at: float) -> bool:
-    """Whether enough is known: training has passed the old step, and the new group's pace can be told."""
+    """Whether the steps suffice for `measure`: training has passed the old step, and the new step time is known."""
     before, after = _parted(steps, signal_at)
     reached = max((one.step for one in before), default=0)
     return bool(after) and after[-1].step > reached and len(after) > _STEADY_STEPS
 
 
 def measure(steps: Sequence[StepEnd], signal_at: float, quiet_step_s: Mapping[int, float] | None = None) -> Disturbance:
-    """`steps` in the order of time, as `is_over` wants them. `quiet_step_s`: a median step by world size, where it was
-    measured while nothing else went on; else it is that of the group that comes after."""
+    """`steps` are ordered by time and satisfy `is_over`. `quiet_step_s`: median step by world size, measured without
+    other load; where it is missing, the step time of the next group is used."""
     before, after = _parted(steps, signal_at)
     reached = max((one.step for one in before), default=0)
     first = after[0]
@@ -58,20 +58,20 @@ def measure(steps: Sequence[StepEnd], signal_at: float, quiet_step_s: Mapping[in
     )
 
 
-def measure_switch(steps: Sequence[StepEnd], asked_at: float, to_world_size: int) -> Disturbance | None:
-    """A change that was asked for: the group trains on until it switches. None: it has not switched yet.
+def measure_switch(steps: Sequence[StepEnd], requested_at: float, to_world_size: int) -> Disturbance | None:
+    """The cost of a requested change, during which the group trains until it switches. None: it has not switched yet.
 
-    The pause is what lies between the last step of the old group and the end of the first of the new one, minus one
-    median step; `regain_s` is from the asking to the end of that first step.
+    The pause is the time from the end of the old group's last step to the end of the new group's first step, minus one
+    median step. `regain_s` is the time from the request to the end of that first step.
     """
-    first = next((one for one in steps if one.at > asked_at and one.world_size == to_world_size), None)
+    first = next((one for one in steps if one.at > requested_at and one.world_size == to_world_size), None)
     before = [one for one in steps if first is not None and one.at < first.at]
     if first is None or not before:
         return None
     step_s = steady_step_s(steps, first)
     return Disturbance(
         pause_s=first.at - before[-1].at - step_s,
-        regain_s=first.at - asked_at,
+        regain_s=first.at - requested_at,
         steps_lost=max(0, max(one.step for one in before) - first.step + 1),
         step_s=step_s,
         from_world_size=before[-1].world_size,
@@ -80,13 +80,13 @@ def measure_switch(steps: Sequence[StepEnd], asked_at: float, to_world_size: int
 
 
 def longest_gap_s(steps: Sequence[StepEnd], since: float, until: float) -> float:
-    """The longest time without the end of a step, between two moments."""
+    """The longest time without the end of a step, between `since` and `until`."""
     ends = [since, *(one.at for one in steps if since < one.at < until), until]
     return max(b - a for a, b in pairwise(ends))
 
 
 def steady_step_s(steps: Sequence[StepEnd], first: StepEnd) -> float:
-    """Median step at the size that `first` has: of its own group if that lives long enough, else of all such groups."""
+    """Median step at the world size of `first`: of its own group if that has enough steps, else of all such groups."""
     own = [one for one in steps if one.life == first.life and one.at >= first.at]
     durations = _durations(own[: _STEADY_STEPS + 1])
     if len(durations) < _STEADY_STEPS // 2:
@@ -95,14 +95,14 @@ def steady_step_s(steps: Sequence[StepEnd], first: StepEnd) -> float:
 
 
 def _parted(steps: Sequence[StepEnd], signal_at: float) -> tuple[list[StepEnd], list[StepEnd]]:
-    """What was complete, and what the next group did. A step that the struck group still completes, because its member
-    takes a moment to die, is no recovery."""
+    """The steps before the fault and those of later groups. A step that the hit group still completes, since a killed
+    worker takes a moment to die, counts as before."""
     before = [one for one in steps if one.at <= signal_at]
-    struck = before[-1].life if before else ""
-    before = [one for one in steps if one.at <= signal_at or one.life == struck]
-    return before, [one for one in steps if one.at > signal_at and one.life != struck]
+    hit = before[-1].life if before else ""
+    before = [one for one in steps if one.at <= signal_at or one.life == hit]
+    return before, [one for one in steps if one.at > signal_at and one.life != hit]
 
 
 def _durations(steps: Sequence[StepEnd]) -> list[float]:
-    """Of steps that follow each other in one group; a group's first step has no beginning that is known."""
+    """Durations of consecutive steps of one group. The start of a group's first step is not known."""
     return [b.at - a.at for a, b in pairwise(steps) if a.life == b.life and b.step == a.step + 1]

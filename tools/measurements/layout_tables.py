@@ -1,4 +1,4 @@
-"""The figures as tables in Markdown: for the terminal, and for docs/planner.md and docs/measured/layouts.md."""
+"""The figures of bench/layouts as Markdown tables: for the terminal, docs/planner.md and docs/measured/layouts.md."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 _MIB = 1 << 20
 Document = dict[str, Any]
-"""What `make bench-layouts` prints."""
+"""Part of the JSON that `make bench-layouts` prints."""
 
 
 def reality_table(reality: Document) -> str:
-    """Slowest last."""
+    """Ordered by step time, slowest last."""
     rows = sorted(reality["layouts"], key=lambda one: one["measured_s"] or 0.0)
     lines = [
         "| ranks | layout | memory predicted | measured | | step predicted | measured |",
@@ -22,8 +22,8 @@ def reality_table(reality: Document) -> str:
         f"{100 * one['memory_error']:+.1f} % | {_ms(one['predicted_s'])} | {_ms(one['measured_s'])} |"
         for one in rows
     ]
-    lines += ["", f"Memory: off by at most {100 * reality['memory_error_largest']:.1f} %, median "
-              f"{100 * reality['memory_error_median']:.1f} %."]  # fmt: skip
+    largest, median = 100 * reality["memory_error_largest"], 100 * reality["memory_error_median"]
+    lines += ["", f"Memory: off by at most {largest:.1f} %, median {median:.1f} %."]
     if "spearman" in reality:
         over = 100 * (reality["best_predicted_over_best_measured"] - 1)
         lines[-1] += (
@@ -70,7 +70,7 @@ def moves_table(moving: Document) -> str:
         f"{one['share']:.1%} | {one['cpu_s']:.2f} s | {one['fresh_bytes'] / 1e9:.2f} GB | {one['extra']:.2f} x |"
         for one in moving["moves"]
     ]
-    fresh = f"Copying into pages that nobody has touched: {moving['fresh_bytes_per_s'] / 1e9:.1f} GB/s."
+    fresh = f"Copying into untouched pages: {moving['fresh_bytes_per_s'] / 1e9:.1f} GB/s."
     return "\n".join([*lines, "", fresh])
 
 

@@ -1,4 +1,4 @@
-"""The machine, in words: figures mean nothing without it."""
+"""The machine that measured the figures, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables from trials: min / median / max for each system and event, and how much faster Shoal is. Pure text."""
+"""Tables from trials: min / median / max for each system and event, and the ratios to Shoal. Pure functions of text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLES = {
     Event.CONTROL_PLANE_KILL: "SIGKILL + start of the control plane",
     Event.SUPERVISOR_KILL: "SIGKILL of the supervisor",
     Event.HEAD_KILL: "SIGKILL + restart of Ray's head",
-    Event.SNAPSHOT_COST: "snapshots in memory, nothing happens",
+    Event.SNAPSHOT_COST: "snapshots in memory, no fault",
 }
 NAMES = {System.SHOAL: "Shoal", System.RAY_TRAIN: "Ray Train V2 elastic", System.TORCHRUN: "torchrun"}
 _HEADER = ("event", "system", "n", "pause, s", "regain, s", "steps lost", "workers", "remarks")
@@ -48,7 +48,7 @@ class Row:
 
 
 def rows(trials: Iterable[Trial]) -> list[Row]:
-    """In the order of the events' and the systems' definition."""
+    """One row per event and system, in the order of their definition."""
     found: dict[tuple[Event, System], list[Trial]] = {}
     for trial in trials:
         found.setdefault((trial.event, trial.system), []).append(trial)
@@ -57,7 +57,7 @@ def rows(trials: Iterable[Trial]) -> list[Row]:
 
 
 def table(trials: Sequence[Trial]) -> str:
-    """In Markdown, with the columns aligned for the terminal."""
+    """A Markdown table with aligned columns."""
     lines = [_HEADER, *(row.cells() for row in rows(trials))]
     widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADER))]
     rule = tuple("-" * width for width in widths)
@@ -68,19 +68,19 @@ def table(trials: Sequence[Trial]) -> str:
 
 
 def ratios(trials: Sequence[Trial]) -> list[str]:
-    """How many times longer a peer takes, by the medians of the same event."""
+    """How many times longer a peer takes: the ratio of the medians of the same event."""
     by_key = {(row.event, row.system): row for row in rows(trials)}
     lines = []
     for (event, system), row in by_key.items():
         shoal = by_key.get((event, System.SHOAL))
         if system is not System.SHOAL and shoal is not None:
-            said = [
+            parts = [
                 f"{name} {theirs / ours:.1f} x"
                 for name, get in (("pause", _pause), ("regain", _regain))
                 if (theirs := median(row.trials, get)) is not None and (ours := median(shoal.trials, get))
             ]
-            if said:
-                lines.append(f"{TITLES[event]}: {NAMES[system]} / Shoal: {', '.join(said)}")
+            if parts:
+                lines.append(f"{TITLES[event]}: {NAMES[system]} / Shoal: {', '.join(parts)}")
     shoal = by_key.get((Event.WORKER_KILL_STANDBY, System.SHOAL))
     for system in (System.RAY_TRAIN, System.TORCHRUN):
         row = by_key.get((Event.WORKER_KILL, system))
@@ -100,14 +100,14 @@ _REMARKS = {
     "reattached_s": "re-attached after {:.2f} s",
     "isolated_worker_gone_s": "isolated worker gone {:.1f} s after the link was up again",
     "overhead": "{:.1%} of the step time",
-    "noise": "two jobs without differ by {:.1%}",
+    "noise": "two jobs without snapshots differ by {:.1%}",
     "reported_share": "the service's own figure {:.2%}",
 }
-"""Figure of a trial -> what its median is called."""
+"""Figure of a trial -> the words for its median."""
 
 
 def spread(values: Iterable[float | None]) -> str:
-    """min / median / max of what is known."""
+    """min / median / max of the values that are not None."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return "–"
@@ -136,5 +136,5 @@ def _regain(trial: Trial) -> float | None:
 
 
 def _gist(failure: str) -> str:
-    """The words before what was known of the job at the time."""
+    """The first part of a failure message, without the job's state."""
     return failure.splitlines()[0].partition(";")[0]

@@ -1,4 +1,5 @@
-"""One trial: what was done to which system, and what it cost. One line of JSON; everything printed comes from these."""
+"""One trial of the recovery benchmark: system, event and cost, as one line of JSON. All tables come from these
+lines."""
 
 from __future__ import annotations
 
@@ -19,32 +20,32 @@ class System(StrEnum):
 
 
 class Event(StrEnum):
-    """What happens to the cluster or to the job; the values are those of `--events` and of the JSON lines."""
+    """What happens to the cluster or to the job. The values are those of `--events` and of the JSON lines."""
 
     WORKER_KILL = "worker_kill"
-    """SIGKILL of one worker process, 4 of them; nothing takes its place at once."""
+    """SIGKILL of one of 4 workers, without a standby."""
     WORKER_KILL_STANDBY = "worker_kill_standby"
-    """The same with a warm standby."""
+    """SIGKILL of one of 4 workers, with a warm standby."""
     WORKER_STOP = "worker_stop"
-    """SIGSTOP of one worker process: it hangs."""
+    """SIGSTOP of one worker, which simulates a hang."""
     RAYLET_KILL = "raylet_kill"
-    """SIGKILL of the raylet of a node with one worker on it; the node's processes die of it."""
+    """SIGKILL of the raylet of a node with one worker; the node's processes exit."""
     HOST_CUT = "host_cut"
-    """A host's network link goes down."""
+    """The network link of a host goes down."""
     CAPACITY = "capacity"
     """A node joins while one worker is missing."""
     SHRINK = "shrink"
-    """The job is told to use one worker less."""
+    """A PATCH of the job to one worker less."""
     DRAIN = "drain"
-    """A node with one worker on it is to be left."""
+    """A drain of a node with one worker."""
     CONTROL_PLANE_KILL = "control_plane_kill"
-    """SIGKILL of `shoal serve`, which is started again."""
+    """SIGKILL and restart of `shoal serve`."""
     SUPERVISOR_KILL = "supervisor_kill"
     """SIGKILL of the job's supervisor."""
     HEAD_KILL = "head_kill"
-    """SIGKILL of Ray's control service, which is started again."""
+    """SIGKILL and restart of Ray's head."""
     SNAPSHOT_COST = "snapshot_cost"
-    """Nothing happens: steps with snapshots in memory against steps without."""
+    """No fault: steps with snapshots in memory against steps without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Trial:
     system: System
     event: Event
     pause_s: float | None = None
-    """None: it did not recover, or there is nothing to wait for; `note` says which."""
+    """None if it did not recover or the event has no pause; `note` has the reason."""
     regain_s: float | None = None
     steps_lost: int | None = None
     from_workers: int | None = None
@@ -61,9 +62,9 @@ class Trial:
     """A median step at the new size."""
     note: str = ""
     failed: str = ""
-    """Why it could not be set up, or be seen through; empty: it was."""
+    """Why the trial could not be set up or finished; empty if it was finished."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """What only this event has, by name with its unit."""
+    """Figures of this event only: name with unit -> value."""
 
     def line(self) -> str:
         document = asdict(self)
@@ -77,12 +78,13 @@ Emit = Callable[[Trial], None]
 
 
 class EventFailed(Exception):
-    """An event cannot be set up, or what came of it cannot be seen; the message says why."""
+    """An event could not be set up, or its effect could not be observed; the message has the reason."""
 
 
 def strike_all(system: System, events: Iterable[Event], emit: Emit, strike: Callable[[list[Event]], None]) -> None:
-    """`strike(remaining)` goes through the events in order and takes each off the list when it is over. If it fails,
-    that is noted of the event at the front, and `strike` is called anew, with a cluster of its own, for those behind.
+    """Call `strike(remaining)`, which causes the events in order and removes each from the list when it is done. If it
+    raises, the first event of the list is emitted as failed, and `strike` is called again for the rest, on a new
+    cluster.
     """
     remaining = list(events)
     while remaining:
@@ -109,7 +111,7 @@ def trial_of(system: System, event: Event, cost: Disturbance, figures: dict[str,
 
 
 def read_trials(path: Path) -> list[Trial]:
-    """From a file with one JSON line each; other lines are not for us."""
+    """Read a file with one JSON line per trial; lines of other kinds are skipped."""
     trials = []
     for line in path.read_text().splitlines():
         document = json.loads(line)

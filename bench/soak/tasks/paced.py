@@ -1,6 +1,6 @@
-"""The built-in language model, slowed down: a soak of ten minutes shall not need a reference run of ten minutes.
+"""The built-in language model, slowed down, so that the reference run of a soak takes less time than the soak.
 
-`data.pace_s` seconds pass at every micro-batch; what is computed does not depend on it.
+It sleeps `data.pace_s` seconds at every micro-batch; the losses do not depend on it.
 """
 
 import time

@@ -11,7 +11,7 @@ from shoal_workers import node_test
 
 _HALF = """
 import sys
-from shoal_workers import probe
+from shoal_workers import node_test
 print(node_test.pair_fault(int(sys.argv[2]), "127.0.0.1", int(sys.argv[1]), round_name="test", timeout_s=30.0))
 """
 _LYING = str(Path(__file__).parents[2] / "kit" / "programs" / "lying_partner.py")
