@@ -48,7 +48,7 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.faults import blame, hangs
-from shoal_service.core.attempt.group import forming, holdings, leaving, outcome, switching
+from shoal_service.core.attempt.group import forming, leaving, outcome, snapshot_reports, switching
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiescing, Stage, Starting, Switching
@@ -127,7 +127,7 @@ def _happen(turn: Turn, event: Event) -> None:
             leaving.interrupt_acknowledged(turn, index, generation)
         case SnapshotPartsReported(index, held):
             worker_pool.answered(turn, index)
-            holdings.told(turn, index, held)
+            snapshot_reports.reported(turn, index, held)
             outcome.follow_when_all_left(turn)
         case ProgressReported(index, progress):
             worker_pool.answered(turn, index)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.group import holdings, recall
+from shoal_service.core.attempt.group import recall, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
@@ -28,7 +28,9 @@ def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
     turn.budgets = replace(turn.budgets, failed_starts=0)
     turn.emit(WorkerStarted(worker_id=info.worker_id, node_id=info.node_id, node_ip=info.node_ip, pid=info.pid))
     if turn.stage in (Stage.QUIESCING, Stage.WAITING):
-        holdings.ask(turn, index)  # memory outlives workers: it may serve what those before it on its node left
+        snapshot_reports.request(
+            turn, index
+        )  # memory outlives workers: it may serve what those before it on its node left
 
 
 def unreachable(turn: Turn, index: int) -> None:

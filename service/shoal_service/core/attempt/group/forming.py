@@ -8,7 +8,7 @@ from dataclasses import replace
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs
-from shoal_service.core.attempt.group import holdings, recall
+from shoal_service.core.attempt.group import recall, snapshot_reports
 from shoal_service.core.attempt.group.buddies import buddies
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
 from shoal_service.core.attempt.group.source import best_source
@@ -42,8 +42,9 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
         return Decision(False, f"waits {state.budgets.form_not_before - now:.1f} s before it tries again")
     if recall.is_pending(state, now):
         return Decision(False, "starts workers on the nodes whose memory holds the newest steps")
-    if holdings.awaited(state, now):
-        return Decision(False, "waits for workers to report their snapshots")
+    awaited = snapshot_reports.are_awaited(state, now)
+    if awaited:
+        return Decision(False, awaited.reason)
     granted = state.target.granted
     if num_workers >= granted or is_settled(state, now):
         return Decision(True, f"{num_workers} of {granted} workers are ready")

@@ -12,7 +12,7 @@ from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_service.core.attempt.faults import hangs, suspicion
 from shoal_service.core.attempt.faults.blame import blame, distrust_memory
 from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS
-from shoal_service.core.attempt.group import holdings, outcome, recall
+from shoal_service.core.attempt.group import outcome, recall, snapshot_reports
 from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
@@ -43,7 +43,7 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
         blame(turn, cause, witness, message, worker)
         outcome.after_commit(turn)
     elif turn.stage is Stage.QUIESCING:
-        outcome.follow_when_all_left(turn)  # it may have been the last that was asked for its holdings
+        outcome.follow_when_all_left(turn)  # it may have been the last one that was asked for its snapshots
 
 
 def evict(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
@@ -153,4 +153,4 @@ def _enter_quiescing(turn: Turn, *, interrupt_at: float | None = None) -> None:
     switching = turn.current
     durable = switching.durable if isinstance(switching, Switching) else not turn.target.keeps_snapshots
     turn.enter(Quiescing(since=turn.now, interrupt_at=interrupt_at, durable=durable))
-    holdings.ask_the_others(turn)
+    snapshot_reports.request_from_others(turn)

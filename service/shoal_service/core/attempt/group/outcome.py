@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged
 from shoal_service.core.attempt.faults.blame import blame
-from shoal_service.core.attempt.group import forming, holdings, source
+from shoal_service.core.attempt.group import forming, snapshot_reports, source
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Committing, FallingBack, Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import AvoidedNode
@@ -50,7 +50,7 @@ def follow_when_all_left(turn: Turn) -> None:
         _save_again(turn, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
     elif by_kind[ExitKind.STORAGE_FAILED] and state.budgets.fruitless >= 3:
         turn.end(EndReason.STORAGE_FAILED, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
-    elif not holdings.awaited(state, turn.now):
+    elif not snapshot_reports.are_awaited(state, turn.now):
         if by_kind[ExitKind.SNAPSHOT_LOST]:
             _doubt_the_source(turn)
         _re_form(turn)
