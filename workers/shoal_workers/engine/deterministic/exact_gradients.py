@@ -1,14 +1,14 @@
-"""Gradients of deterministic mode: summed over micro-batches and ranks in integers, so that no order can be seen.
+"""Gradients of deterministic mode: summed over micro-batches and ranks in integers, so the order has no effect.
 
-    micro-batch   backward; each parameter's whole gradient, which is the same bits on any rank
-                  times a power of two, rounded to int64, added to this rank's accumulator, dropped
+    micro-batch   backward; each parameter's whole gradient, which has the same bits on any rank, is multiplied by a
+                  power of two, rounded to int64, added to this rank's accumulator, and dropped
     step          all-to-all of the accumulators, sum, back to floating point: the shards of FSDP's own layout
 
-Integer addition is associative: which rank ran which micro-batch, how many ranks there are, and which of them died
-before, cannot be told from the sum. Filler of weight zero is not added at all. FSDP itself reduces nothing here.
+Integer addition is associative, so the sum does not depend on which rank ran which micro-batch, on the number of ranks,
+or on earlier failures. Padding of weight zero is not added. FSDP itself reduces nothing here.
 
-The price in memory: 8 bytes for each parameter of the whole model on every rank, and as much for the largest unit and
-the largest parameter. One instance for each model and generation, made by GradientPass; training thread only.
+It needs memory: 8 bytes for each parameter of the whole model on every rank, and the same for the largest unit and for
+the largest parameter. `GradientPass` makes one instance for each model and generation; training thread only.
 docs/determinism.md has the arithmetic and the measurements.
 """
 
@@ -54,7 +54,7 @@ class ExactGradients:
         assert self._slots, "a model without trainable parameters cannot be trained"
         self._device = self._units[0].sums.device
         self._world_size = self._units[0].sums.shape[0]
-        # Made once: fresh pages cost more than the arithmetic that is done in them.
+        # Allocated once: the first touch of new pages costs more than the arithmetic in them.
         self._integers = self._zeros(max(slot.shard.numel() for slot in self._slots))
         largest_unit = max(unit.sums.numel() for unit in self._units)
         self._incoming = self._zeros(largest_unit if self._world_size > 1 else 0)
@@ -62,7 +62,7 @@ class ExactGradients:
         self._rung = 0
 
     def begin(self) -> None:
-        """Before the first micro-batch of a pass: forget what an earlier one has left, whether it ended or not."""
+        """Before the first micro-batch of a pass: reset what an earlier pass left, whether it completed or not."""
         self._extremes = []
         for unit in self._units:
             unit.sums.zero_()
@@ -71,9 +71,9 @@ class ExactGradients:
 
     @contextmanager
     def collecting(self, *, is_padding: bool) -> Iterator[None]:
-        """Around the forward and backward pass of one micro-batch: takes each gradient as soon as it is whole.
+        """Around the forward and backward pass of one micro-batch: takes each gradient as soon as it is complete.
 
-        However the pass ends, no hook stays on the model. Filler's gradients are dropped.
+        No hook stays on the model, even if the pass fails. The gradients of padding are dropped.
         """
         handles: list[RemovableHandle] = []
         waiting = {unit.module: unit for unit in self._units}
@@ -100,7 +100,7 @@ class ExactGradients:
             weighted_losses: scalars, of this rank's real micro-batches.
 
         Returns:
-            None: the gradients need another scale, which the next pass will use. Nothing was set; run the pass again.
+            None: the gradients need another scale, which the next pass will use. Nothing was set; repeat the pass.
         """
         shards = [shard for unit in self._units for shard in self._received(unit)]
         own_rung = rung_of(self._largest())
@@ -146,7 +146,7 @@ class ExactGradients:
 
     @torch.no_grad()
     def _received(self, unit: Unit) -> list[Tensor]:
-        """A collective. This rank's shard of each of the unit's gradients, in the parameters' type."""
+        """This rank's shard of each of the unit's gradients, in the parameters' type. A collective."""
         sums = unit.sums[0]
         if self._world_size > 1:
             incoming = self._incoming[: unit.sums.numel()].view_as(unit.sums)
@@ -163,7 +163,7 @@ class ExactGradients:
         return shards
 
     def _largest(self) -> float:
-        """Of this rank's gradient elements in this pass, as if the micro-batch were the only one; nan if one is."""
+        """The largest gradient element of this rank in this pass, unweighted; nan if one is nan."""
         return float(self._stacked(self._extremes).max()) * self._num_micro_batches if self._extremes else 0.0
 
     def _stacked(self, scalars: Sequence[Tensor]) -> Tensor:

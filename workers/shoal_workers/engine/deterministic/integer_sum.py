@@ -1,10 +1,11 @@
-"""Sums of doubles that are the same bits in any order and any grouping: a long accumulator in int64 digits.
+"""Sums of doubles that have the same bits in any order and any grouping: a long accumulator in int64 digits.
 
     value = digit[0] * 2**256 + digit[1] * 2**224 + ... + digit[13] * 2**-160      each |digit| < 2**32
 
-Cutting a double into digits is exact, digits are added as integers, and integer addition is associative. So ranks may
-add what they like in whatever order, and one correctly rounded conversion at the end gives the same double everywhere
-(the idea of Kulisch's accumulator). Only what lies below 2**-160 is dropped, of each value by itself.
+Splitting a double into digits is exact, digits are added as integers, and integer addition is associative. So ranks may
+add any values in any order, and one correctly rounded conversion at the end gives the same double everywhere (the idea
+of Kulisch's accumulator). Only the part of each value below 2**-160 is dropped. Called by `ExactGradients` and
+`Validation`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def digits_of(values: Tensor) -> Tensor:
 
 
 def value_of(digits: Sequence[int]) -> float:
-    """The double that is nearest to the sum which the digits stand for."""
+    """The double that is nearest to the sum that the digits represent."""
     lowest = _POWERS[-1]
     scaled = sum(digit << (power - lowest) for digit, power in zip(digits, _POWERS, strict=True))
     return float(Fraction(scaled, 1 << -lowest))
@@ -48,7 +49,8 @@ def value_of(digits: Sequence[int]) -> float:
 
 @torch.no_grad()
 def split_finite(values: Tensor) -> tuple[Tensor, Tensor]:
-    """`values` with zeros for what no digits can hold, and the number of those as an int64 scalar."""
+    """`values` with zeros in the place of values that digits cannot hold, and the number of those as an int64
+    scalar."""
     is_good = values.abs() < _LIMIT  # false for nan
     return values.where(is_good, 0.0), (~is_good).sum()
 
@@ -66,8 +68,8 @@ def sum_over_ranks(values: Tensor) -> float:
 def row_squares(tensor: Tensor) -> Tensor:
     """Sum of squares of each slice along dim 0, float64 of shape (tensor.shape[0],).
 
-    A row's result does not depend on how many other rows there are: the columns are added pairwise, element by element,
-    which torch's own reductions, whose order follows shape and number of threads, do not promise.
+    A row's result does not depend on the number of other rows: the columns are added pairwise, element by element.
+    torch's own reductions do not guarantee that, because their order depends on shape and number of threads.
     """
     rows = tensor.shape[0]
     if tensor.numel() == 0:

@@ -1,11 +1,11 @@
-"""Where each parameter's integer gradient lies: one accumulator per FSDP unit, cut into ranks as FSDP cuts.
+"""Layout of the integer gradients: one accumulator per FSDP unit, divided among ranks as FSDP divides parameters.
 
     unit's accumulator, int64, world size 3            parameter of 7 rows: chunks of ceil(7 / 3) = 3 rows
     rank 0's chunk  | rows 0 1 2 of w | bias ... |
-    rank 1's chunk  | rows 3 4 5 of w | bias ... |     what is beyond the last row stays zero
+    rank 1's chunk  | rows 3 4 5 of w | bias ... |     columns beyond the last row stay zero
     rank 2's chunk  | row  6 - - of w | bias ... |
 
-So an all-to-all of the rows of the accumulator brings each rank its own shard, without any packing.
+So an all-to-all of the accumulator's rows brings each rank its own shard, without packing. Called by `ExactGradients`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Slot:
     """Whether a micro-batch of this step had a gradient for it on this rank."""
 
     def add(self, integers: Tensor) -> None:
-        """`integers`: int64, as many as the whole parameter has elements."""
+        """`integers`: int64, one for each element of the whole parameter."""
         width = self.sums.shape[1]
         num_full, rest = divmod(integers.numel(), width)
         self.sums[:num_full] += integers[: num_full * width].view(num_full, width)
@@ -70,7 +70,7 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Those that no unit further inside gathers."""
+    """Parameters that no inner unit gathers."""
     for name, parameter in module.named_parameters(recurse=False):
         yield module, name, parameter
     for child in module.children():
@@ -99,5 +99,5 @@ def _unit(module: nn.Module, found: list[tuple[nn.Module, str, DTensor]]) -> Uni
 
 
 def chunk_numel(shape: torch.Size, world_size: int) -> int:
-    """Elements of the largest of the chunks of rows that FSDP2 gives to the ranks."""
+    """Elements of the largest chunk of rows that FSDP2 gives to a rank."""
     return -(-shape[0] // world_size) * shape[1:].numel()

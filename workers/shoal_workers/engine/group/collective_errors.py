@@ -1,4 +1,7 @@
-"""Tells a broken collective from any other error: torch raises a plain RuntimeError for gloo, so the text decides."""
+"""Tells a broken collective from any other error. torch raises a plain RuntimeError for gloo, so the text decides.
+
+Called by `process/exits.py` and `task/user_code.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _GLOO = re.compile(
 
 
 def is_collective_error(error: BaseException) -> bool:
-    """Whether `error`, or what it was raised from, comes out of a collective that broke."""
+    """Whether `error`, or an error that it was raised from, comes from a broken collective."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

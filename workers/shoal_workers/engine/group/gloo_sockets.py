@@ -1,14 +1,16 @@
-"""Wakes a thread that is blocked in a gloo collective, by shutting down the sockets that gloo made, and no others.
+"""Wakes a thread that is blocked in a gloo collective, by shutting down the sockets that gloo opened, and no others.
 
-Nothing in torch's API frees a rank that waits in gloo: abort, shutdown, destroy and a lower timeout all do not (torch
-2.13). `shutdown(2)` with SHUT_RD from a second thread does, in 12-60 ms. What must hold:
+Nothing in torch's API wakes a rank that waits in gloo: abort, shutdown, destroy and a lower timeout do not (torch
+2.13). `shutdown(2)` with SHUT_RD from a second thread does, within 12 to 60 ms. The rules:
 
-- Only gloo's connections. They are known by address: gloo opens a new listening port for every group, so its ports are
-  those that listen after the groups were made and did not before; the peers' are exchanged through the store. A
-  connection is gloo's if its local end is one of ours or its remote end one of theirs.
-- Never a listening socket: gloo's listener thread aborts the whole process.
-- SHUT_RD only; SHUT_RDWR leaves eight times as many ranks stuck.
-- Again and again: about one time in 50 a sweep does not wake everybody.
+- Only gloo's connections. They are known by address. gloo opens a new listening port for every group, so its ports are
+  those that listen after the groups were made and did not before; the ranks exchange theirs through the store. A
+  connection is gloo's if its local address is one of this rank's ports or its remote address one of a peer's.
+- Never a listening socket: gloo's listener thread would abort the whole process.
+- SHUT_RD only: SHUT_RDWR leaves eight times as many ranks blocked.
+- Repeatedly: about one time in 50 a sweep does not wake all ranks.
+
+Called by `Group`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _ANY = ("0.0.0.0", "::")
 
 
 class GlooSockets:
-    """The sockets of one generation. `sweep` is for any thread, everything else for the training thread."""
+    """The sockets of one generation. Any thread may call `sweep` and `describe`, only the training thread the rest."""
 
     def __init__(self) -> None:
         self._listening_before: frozenset[Address] | None = None
@@ -32,15 +34,15 @@ class GlooSockets:
         self._store: frozenset[Address] = frozenset()
 
     def watch_store(self, addresses: Iterable[Address]) -> None:
-        """The rendezvous store's addresses: a thread may wait in it, too."""
+        """The rendezvous store's addresses: the training thread may also wait in a call to the store."""
         self._store = frozenset(addresses)
 
     def before_groups(self) -> None:
-        """Right before the first group is made."""
+        """Call right before the first group is made."""
         self._listening_before = listening_addresses()
 
     def after_groups(self) -> frozenset[Address]:
-        """Right after the last group was made: the addresses that gloo listens on here, for the peers."""
+        """Call right after the last group was made. Returns the addresses that gloo listens on here, for the peers."""
         assert self._listening_before is not None
         self._own = listening_addresses() - self._listening_before
         return self._own
@@ -49,22 +51,22 @@ class GlooSockets:
         self._peers = frozenset(addresses)
 
     def sweep(self) -> int:
-        """Shut down what a thread of ours may wait for; returns how many connections that were."""
+        """Shut down all connections that the training thread may wait on. Returns their number."""
         num_shut = 0
         for connection, _ in self._connections():
             try:
                 connection.shutdown(socket.SHUT_RD)
                 num_shut += 1
-            except OSError:  # the peer was faster
+            except OSError:  # the peer has closed it already
                 pass
         return num_shut
 
     def are_all_closed(self) -> bool:
-        """No connection of gloo is left: nothing can be sent or received, so no buffer is touched any more."""
+        """No connection of gloo is left: nothing can be sent or received, so no buffer is written any more."""
         return all(is_store for _, is_store in self._connections())
 
     def describe(self) -> list[str]:
-        """Each connection that is left: local -> remote address."""
+        """Each open connection: local -> remote address."""
         found = []
         for connection, is_store in self._connections():
             try:
@@ -75,14 +77,14 @@ class GlooSockets:
         return found
 
     def _connections(self) -> Iterator[tuple[socket.socket, bool]]:
-        """This generation's, each with whether it leads to the store."""
+        """The connections of this generation, each with whether it leads to the store."""
         own = self._own
         if not own and self._listening_before is not None:  # groups are being made right now
             own = listening_addresses() - self._listening_before
         for connection in own_sockets():
             try:
                 local, remote = _plain(connection.getsockname()), _plain(connection.getpeername())
-            except OSError:  # not connected: a listener, or already gone
+            except OSError:  # not connected: a listening socket, or already closed
                 continue
             if _matches(local, own) or _matches(remote, self._peers):
                 yield connection, False

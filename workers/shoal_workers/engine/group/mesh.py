@@ -1,12 +1,12 @@
-"""Layout -> DeviceMesh: one named axis for each way that the work is split, and the views of it that FSDP wants.
+"""Layout -> DeviceMesh: one named axis for each way that the work is split, and the views of it that FSDP needs.
 
     root      pp | dp_replicate | shards | tp            axes of degree 1 are left out, outermost first
-    shards  = dp_shard x cp                              dense parameters are cut over all of it
-            = expert_shards x ep                         experts: whole ones over ep, and each over expert_shards
+    shards  = dp_shard x cp                              dense parameters are split over all of it
+            = expert_shards x ep                         whole experts over ep, and each expert over expert_shards
 
-Every member of a generation must call this with the same layout, for groups are made in the same order with the same
-names everywhere. Each group gets the finite timeout of the generation: those that a mesh makes for its axes would
-otherwise wait for 30 minutes whatever init_process_group was told.
+Every rank of a generation must call this with the same layout, because groups must be made in the same order with the
+same names everywhere. Each group gets the finite timeout of the generation: the groups that a mesh makes for its axes
+would otherwise wait for 30 minutes, whatever timeout init_process_group was given. Called by `Group.form`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shoal_workers.contract.layout import Layout
 
-PP, REPLICATE, SHARDS, DP_SHARD, CP, EXPERT_SHARDS, EP, TP = (
-    "pp", "dp_replicate", "shards", "dp_shard", "cp", "expert_shards", "ep", "tp"
-)  # fmt: skip
+PP, REPLICATE, SHARDS, TP = "pp", "dp_replicate", "shards", "tp"
+DP_SHARD, CP = "dp_shard", "cp"
+EXPERT_SHARDS, EP = "expert_shards", "ep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Meshes:
     dense: DeviceMesh
     """1-D: shards; or 2-D: replicas x shards."""
     experts: DeviceMesh | None
-    """As `dense`, for the parameters of experts; None where ep is 1: they are cut as all others are."""
+    """As `dense`, for the parameters of experts; None if ep is 1: they are split like all other parameters."""
     pp: DeviceMesh | None
-    """1-D, as the following; None where the degree is 1."""
+    """1-D, like the following; None if the degree is 1."""
     cp: DeviceMesh | None
     tp: DeviceMesh | None
     ep: DeviceMesh | None
@@ -48,8 +48,8 @@ def build_mesh(layout: Layout, device_type: str, timeout_s: float, rank: int) ->
     dist.distributed_c10d.default_pg_timeout = timeout
     num_shards = layout.dp_shard * layout.cp
     degrees = {PP: layout.pp, REPLICATE: layout.dp_replicate, SHARDS: num_shards, TP: layout.tp}
-    # There is always an axis of shards, of one rank if need be: FSDP is what casts parameters to the precision of the
-    # computation, also where nothing is cut.
+    # There is always an axis of shards, even of one rank: FSDP casts parameters to the precision of the computation,
+    # even if nothing is split.
     sizes = {name: degree for name, degree in degrees.items() if degree > 1 or name == SHARDS}
     root = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     by_tokens = root._unflatten(SHARDS, (layout.dp_shard, layout.cp), (DP_SHARD, CP)) if layout.cp > 1 else root

@@ -1,8 +1,9 @@
-"""Which network interface gloo is to use: the one that leads to the others.
+"""Chooses the network interface that gloo uses: the one on the route to the rendezvous store.
 
-Left alone, gloo announces the address that the host's own name resolves to. That is 127.0.0.1 or 127.0.1.1 on many
-machines, and ranks on other hosts then call themselves. The interface is taken from the route to the store instead,
-which every rank can reach by definition. A GLOO_SOCKET_IFNAME that the user has set is left as it is.
+By default gloo announces the address that the host's own name resolves to. On many machines that is 127.0.0.1 or
+127.0.1.1, and ranks on other hosts then connect to themselves. Every rank can reach the store, so the interface on the
+route to it is right. A GLOO_SOCKET_IFNAME that the user has set is not changed. Called by `Group.form` and by the node
+test.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ _SIOCGIFADDR = 0x8915
 _NAME_SIZE = 16
 _REQUEST_SIZE = 256
 _ADDRESS = slice(20, 24)
-"""Of struct ifreq: behind the name, and the family and port of its sockaddr_in."""
+"""In struct ifreq: after the name, and after the family and port of its sockaddr_in."""
 _IPV6_TABLE = Path("/proc/net/if_inet6")
 
 
 def choose_interface(store_host: str, store_port: int) -> None:
-    """Any thread, before the first group: gloo reads the variable each time it makes one. Linux; elsewhere, loopback
-    only. Where no interface is found, gloo's own choice stands."""
+    """Any thread, before the first group: gloo reads the variable each time it makes one.
+
+    Works on Linux; on other systems only for loopback. If no interface is found, gloo's default is used."""
     if VARIABLE in os.environ:
         return
     name = interface_of(address_towards(store_host, store_port))
@@ -34,7 +36,7 @@ def choose_interface(store_host: str, store_port: int) -> None:
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """This host's own address on the route to another; None: no such name, or no route. Sends nothing."""
+    """This host's own address on the route to another host; None: unknown name, or no route. Sends nothing."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError:
@@ -50,11 +52,11 @@ def address_towards(host: str, port: int) -> str | None:
 
 
 def interface_of(address: str | None) -> str | None:
-    """The name of the interface that has an address of this host."""
+    """The name of the interface that has this address; None: there is none."""
     if address is None:
         return None
     desired = ipaddress.ip_address(address.partition("%")[0])
-    if desired.is_loopback:  # 127.0.0.2 is on `lo` too, though not its address
+    if desired.is_loopback:  # 127.0.0.2 is on `lo`, although it is not its address
         return "lo" if Path("/sys/class/net/lo").exists() else "lo0"
     if desired.version == 6:
         return _ipv6_interfaces().get(str(desired))
@@ -69,7 +71,7 @@ def _ipv4_of(name: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             return socket.inet_ntoa(fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)[_ADDRESS])
-        except OSError:  # it has none
+        except OSError:  # the interface has no IPv4 address
             return None
 
 

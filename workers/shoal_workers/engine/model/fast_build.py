@@ -1,10 +1,11 @@
-"""Builds a model without drawing its initial weights, where every one of them is about to be overwritten by a restore.
+"""Builds a model without drawing its initial weights, for a generation whose restore overwrites all of them.
 
-Drawing 10 M normal numbers takes 90 ms; leaving the memory untouched takes 1 ms. A dispatch mode swallows the random
-fills of parameters. It also gives every large empty tensor a mapping of its own: the whole model is only made to be cut
-up, and if it took the memory that the process has kept (warm_memory.py), its parts would be put into pages that nobody
-has touched yet. Whatever else the task's code draws (a random mask, a buffer that no checkpoint holds) would then
-come out of another place of the random stream, so a model that does so is built again in full.
+Drawing 10 M normal numbers takes 90 ms; leaving the memory untouched takes 1 ms. A dispatch mode skips the random fills
+of parameters. It also gives every large empty tensor a mapping of its own: the whole model is built only to be split,
+and if it took the memory that the worker keeps (warm_memory.py), its parts would go to pages that were never touched.
+Other random values of the task's code (a random mask, a buffer that no checkpoint holds) would then come from another
+position of the random stream, so a model that draws any is built again in full. Called by `build_runtime` and
+`warm_up`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_APART_BYTES = 64 << 10
+_LARGE_BYTES = 64 << 10
 _FILLS = frozenset({"aten::normal_", "aten::uniform_", "aten::random_", "aten::exponential_", "aten::bernoulli_"})
 
 
 class _SkipInit(TorchDispatchMode):
-    """Remembers whether anything random went elsewhere than into a parameter."""
+    """Records whether random values were drawn for anything but a parameter."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,7 +43,7 @@ class _SkipInit(TorchDispatchMode):
             self.drew_elsewhere = True
         kwargs = kwargs or {}
         if func is torch.ops.aten.empty.memory_format and _is_large(args[0], **kwargs):
-            return _apart(args[0], kwargs.get("dtype") or torch.get_default_dtype())
+            return _separate_mapping(args[0], kwargs.get("dtype") or torch.get_default_dtype())
         return func(*args, **kwargs)
 
 
@@ -54,22 +55,22 @@ def _is_large(
     memory_format: torch.memory_format | None = None,
     **_: object,
 ) -> bool:
-    """An ordinary tensor on the CPU, of some pages."""
+    """An ordinary tensor on the CPU, of several pages."""
     is_plain = layout in (None, torch.strided) and memory_format in (None, torch.contiguous_format)
     dtype = dtype or torch.get_default_dtype()
-    return is_plain and str(device or "cpu") == "cpu" and prod(size) * dtype.itemsize >= _APART_BYTES
+    return is_plain and str(device or "cpu") == "cpu" and prod(size) * dtype.itemsize >= _LARGE_BYTES
 
 
-def _apart(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros that cost no memory until they are written; it goes back to the kernel with the tensor."""
+def _separate_mapping(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros that take no memory until they are written. The memory returns to the kernel with the tensor."""
     memory = mmap.mmap(-1, prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=dtype).view(size)
 
 
 def build_for_restore(build: Callable[[], nn.Module]) -> nn.Module:
-    """`build()`, which seeds what it draws from; parameters hold anything, all else is as `build()` makes it.
+    """`build()`, which must seed the random generators. Parameters hold arbitrary values, everything else is as usual.
 
-    Its memory is none of the pages that the process has kept: those are for what is cut from it, and is written.
+    The model does not use the pages that the worker keeps: those are for the parts that are split off and written.
     """
     with _SkipInit() as mode:
         model = build()

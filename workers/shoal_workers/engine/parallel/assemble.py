@@ -1,4 +1,4 @@
-"""From a whole model to what one rank has of it under a layout: one function per axis, in this order.
+"""From a whole model to one rank's part of it under a layout: one function per axis, in this order.
 
     1 pipeline     the rank's stages                    stages.py
     2 tensor       layers over tp                       tensor.py
@@ -8,8 +8,9 @@
     6 compile      blocks' forwards as one graph        recompute.py
     7 data         parameters over the shards           sharding.py
 
-The model knows nothing of it: everything is applied from outside, by the names of its ParallelPlan. Needs no
-communication, since every rank has built the same weights. A task without a plan has the data axes.
+The model's code is not involved: everything is applied from outside, by the names in its ParallelPlan. Needs no
+communication, because every rank has built the same weights. A task without a plan has the data axes only. Called by
+`build_runtime`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def assemble(
 
 
 def _apply(module: nn.Module, plan: ParallelPlan, meshes: Meshes, *, compiles: bool) -> list[nn.Parameter]:
-    """Everything but the data axis. Returns the parameters with a term of their gradient on each tp rank."""
+    """Apply all axes but pipeline and data. Returns the parameters whose gradient is a sum over tp ranks."""
     layout = meshes.layout
     partial = apply_tensor(module, plan, meshes.tp) if meshes.tp is not None else []
     partial += apply_experts(module, plan, meshes.ep, meshes.tp, meshes.cp)
@@ -82,12 +83,12 @@ def _apply(module: nn.Module, plan: ParallelPlan, meshes: Meshes, *, compiles: b
 
 
 def _owners(stages: Sequence[Stage], parameters: Sequence[nn.Parameter]) -> tuple[tuple[nn.Module, str], ...]:
-    """Where parameters are to be found once FSDP has put others in their place."""
-    desired = {id(parameter) for parameter in parameters}
+    """Module and attribute of each parameter: FSDP replaces the parameter objects."""
+    wanted = {id(parameter) for parameter in parameters}
     return tuple(
         (module, name)
         for stage in stages
         for module in stage.module.modules()
         for name, parameter in module.named_parameters(recurse=False)
-        if id(parameter) in desired
+        if id(parameter) in wanted
     )

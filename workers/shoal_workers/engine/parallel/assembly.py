@@ -1,8 +1,8 @@
-"""What one rank has of the model: its parts, the names of their parameters, and how much of each is here.
+"""One rank's part of the model: its modules, the names of their parameters, and the share of each on this rank.
 
-One part, or one for each pipeline stage on this rank. Names are those of the whole model, whatever the layout, so any
-layout can read what any other has written. A tied weight has the name of the parameter that it is tied to; where a rank
-has both ends of a pipeline, the second is a tied_copy that no checkpoint knows.
+There is one part, or one for each pipeline stage on this rank. Names are those of the whole model in every layout, so
+any layout can read what any other has written. A tied weight has the name of the parameter that it is tied to. If a
+rank has both ends of a pipeline, the second weight is a tied copy that is in no checkpoint. Made by `assemble`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal_workers.contract.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Of one model under one layout; outlives the generation."""
+    """Of one model under one layout; may outlive the generation."""
 
     layout: Layout
     parts: tuple[nn.Module, ...]
@@ -31,11 +31,11 @@ class Assembly:
     tied: Mapping[str, str] = field(default_factory=dict)
     """Alias -> name of the parameter that it is the same as."""
     partial: tuple[tuple[nn.Module, str], ...] = ()
-    """Module and attribute of the parameters that have a term of their gradient on each tensor-parallel rank."""
+    """Module and attribute of the parameters whose gradient is a sum over the tensor-parallel ranks."""
 
     @property
     def module(self) -> nn.Module:
-        """For those who want a single one."""
+        """All parts as one module."""
         return self.parts[0] if len(self.parts) == 1 else nn.ModuleList(self.parts)
 
     @property
@@ -47,11 +47,11 @@ class Assembly:
         return self.num_stages - 1 in self.stages
 
     def parameters(self) -> list[nn.Parameter]:
-        """All, also tied_copies."""
+        """All, including tied copies."""
         return [parameter for _, parameter in self._all_parameters()]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Without tied_copies."""
+        """Without tied copies."""
         seen: set[str] = set()
         for name, parameter in self._all_parameters():
             if name not in seen:
@@ -59,7 +59,7 @@ class Assembly:
                 yield name, parameter
 
     def tied_copies(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-        """(parameter, its tied_copy on this rank)."""
+        """(parameter, its tied copy on this rank)."""
         first: dict[str, nn.Parameter] = {}
         for name, parameter in self._all_parameters():
             if name in first:
@@ -67,8 +67,9 @@ class Assembly:
             first.setdefault(name, parameter)
 
     def tied_end(self) -> Iterator[nn.Parameter]:
-        """Parameters of this rank whose other copy is at the pipeline's other end, on another rank; in an order that
-        both ends agree on."""
+        """Parameters of this rank whose copy is at the pipeline's other end, on another rank.
+
+        The order is the same at both ends."""
         if self.num_stages == 1 or self.is_first == self.is_last:
             return
         by_name = dict(self._all_parameters())
@@ -77,10 +78,10 @@ class Assembly:
                 yield by_name[owner]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and buffers that are kept, each once.
+        """Parameters and persistent buffers, each once.
 
         Raises:
-            TypeError: the model keeps something else in its state.
+            TypeError: the model has something else than tensors in its state.
         """
         values: set[int] = set()
         names: set[str] = set()
@@ -102,15 +103,16 @@ class Assembly:
             yield from part.buffers()
 
     def param_groups(self) -> Iterator[Any]:
-        """FSDP's own records of what it shards."""
+        """FSDP's own records of the parameters that it shards."""
         for part in self.parts:
             for module in part.modules():
                 if isinstance(module, FSDPModule):
                     yield from module._get_fsdp_state()._fsdp_param_groups
 
     def share(self, parameter: nn.Parameter) -> float:
-        """1 / the number of ranks of this pipeline stage that hold the same values: squared norms that are weighted
-        with it add up to that of the whole model. 0 for a copy at the last stage of what the first has."""
+        """1 / the number of ranks of this pipeline stage that hold the same values.
+
+        Squared norms with this weight add up to the squared norm of the whole model."""
         num_shards = 1
         if isinstance(parameter, DTensor):
             for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
@@ -118,7 +120,7 @@ class Assembly:
         return num_shards * self.layout.pp / self.layout.world_size
 
     def copies(self) -> set[int]:
-        """Ids of the parameters that are copies at the last stage of what the first has."""
+        """Ids of the parameters of the last stage that are copies of parameters of the first."""
         if self.num_stages == 1 or not self.is_last:
             return set()
         aliases = set(self.tied.values())

@@ -1,12 +1,12 @@
-"""In which dtype a sharded model computes, and in which its gradients travel: FSDP2's mixed-precision policy.
+"""The dtypes in which a sharded model computes and its gradients are reduced: FSDP2's mixed-precision policy.
 
     parameters      fp32, sharded; gathered and used in the compute dtype
     gradients       summed over ranks, and over a rank's micro-batches before that, in the reduction dtype
     optimizer       fp32
 
 A reduction in bf16 or fp16 halves what data-parallel ranks send, as DDP's bf16_compress_hook and fp16_compress_hook do.
-Its price: every addition rounds to 8 or 11 bits, those of gradient accumulation too, for FSDP2 collects in the dtype
-that it sends. The bits then also depend on the world size more than they do in fp32. Called by `sharding`.
+In return every addition rounds to 8 or 11 bits, including those of gradient accumulation, because FSDP2 accumulates in
+the dtype that it sends. The result then also depends more on the world size than in fp32. Called by `assemble`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precis
 
 
 def mixed_precision(compute: Precision, reduction: Precision = Precision.FP32) -> MixedPrecisionPolicy:
-    """The policy of every fully_shard of a model. fp32 for both casts nothing at all."""
+    """The policy of every fully_shard of a model. fp32 for both casts nothing."""
     if compute is Precision.FP32 and reduction is Precision.FP32:
         return MixedPrecisionPolicy()
     param_dtype = None if compute is Precision.FP32 else _DTYPES[compute]
@@ -28,5 +28,5 @@ def mixed_precision(compute: Precision, reduction: Precision = Precision.FP32) -
 
 
 def compute_dtype(compute: Precision) -> torch.dtype:
-    """Of activations."""
+    """The dtype of activations."""
     return _DTYPES[compute]

@@ -1,8 +1,8 @@
 """How often a thing may be done so that it costs no more than its share of the training time. Pure.
 
-Measured and adapted at run time: costs and step times drift with the world size and with whatever else the machine
-does. Moving averages, so that one hiccup does not change the pace; the first costs of a generation pay for cold memory
-(two slots are taken in turn) and are not counted.
+Costs and step times are measured while training, because they change with the world size and with other load on the
+machine. Moving averages keep a single outlier from changing the pace. The first costs of a generation include cold
+memory (two slots are used in turn) and are not counted. Called by `Snapshots`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import math
 
 _EMA = 0.2
 _FINENESS = 4
-"""Paces are multiples of a quarter of a step, so that they do not change all the time."""
+"""Paces are multiples of a quarter of a step, so that they change rarely."""
 _NUM_COLD = 2
 _CALM = 1.25
-"""A pace is kept until the budget asks for one that differs by more than this factor: it would flicker otherwise."""
+"""A pace stays until the budget requires one that differs by more than this factor: it would alternate otherwise."""
 _COPIES = 0.8
-"""Of a snapshot's budget, at most. Copies go first: they outlive any process, and only a node takes them along."""
+"""Largest share of the snapshot budget for copies. They go first: they outlive any worker, and only a node's loss loses
+them."""
 
 
 class Pace:
-    """`every_steps` follows from what was noted; 2.5 are 2 and 3 in turn. `budget` may change: it counts from the next
-    note on."""
+    """`every_steps` follows from the noted costs; 2.5 means 2 and 3 in turn. A new `budget` applies from the next
+    note."""
 
     def __init__(self, budget: float) -> None:
         self.budget = budget
@@ -39,18 +40,18 @@ class Pace:
 
     @property
     def share(self) -> float:
-        """Of the step time, at this pace."""
+        """Share of the step time, at this pace."""
         return self.cost_s / (self._step_s * self.every_steps) if self._step_s else 0.0
 
     def hold(self) -> None:
-        """From here on it is done every step, whatever it costs."""
+        """From now on it is done every step, whatever it costs."""
         self.every_steps, self._is_held = 1.0, True
 
     def is_due(self, step: int) -> bool:
         return step >= self._due
 
     def done(self, step: int) -> None:
-        """It was done after this step. What was late by less than a step does not delay the next; an early one does."""
+        """It was done after this step. If it was late by less than a step, the next is not delayed."""
         self._due = (self._due if 0 <= step - self._due < 1 else step) + self.every_steps
 
     def note_step(self, step_s: float) -> None:
@@ -72,7 +73,7 @@ class Pace:
 
 
 class SnapshotPace:
-    """Of copies into memory and of what is sent to the buddy, which share one budget."""
+    """The paces of copies into memory and of sends to the buddy, which share one budget."""
 
     def __init__(self, budget: float) -> None:
         self._budget = budget
@@ -81,11 +82,11 @@ class SnapshotPace:
 
     @property
     def share(self) -> float:
-        """Of the step time, for both."""
+        """Share of the step time, for both."""
         return self.copies.share + self.sends.share
 
     def note(self, step_s: float, copy_s: float, send_s: float) -> None:
-        """Once a step; a cost of 0: there was none."""
+        """Once per step; a cost of 0: there was none."""
         for pace, cost_s in ((self.copies, copy_s), (self.sends, send_s)):
             pace.note_step(step_s)
             if cost_s:

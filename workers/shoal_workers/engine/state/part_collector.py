@@ -1,6 +1,7 @@
-"""Commits checkpoints where there is no supervisor: ranks announce their parts in a store, rank 0 writes the marker.
+"""Commits checkpoints without a supervisor: ranks announce their parts in a store, rank 0 writes the marker.
 
-Used by run.py only. A checkpoint of which a part never comes is never committed, and costs nothing but its space.
+Called by run.py only. If a part of a checkpoint never arrives, the checkpoint is never committed, and only its space is
+lost.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch.distributed import DistError
 from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.contract.messages import SavedPart
 
-_PATIENCE = timedelta(seconds=120)
+_PART_TIMEOUT = timedelta(seconds=120)
 
 
 class PartCollector:
-    """On every rank `add` announces; on rank 0 a thread of its own waits for the others and commits, in step order."""
+    """On every rank `add` announces a part; on rank 0 a thread waits for the other parts and commits, in step order."""
 
     def __init__(self, job_id: str, attempt: int, rank: int, store: Store) -> None:
         self._job_id = job_id
@@ -41,7 +42,7 @@ class PartCollector:
             self._own.put(part)
 
     def close(self) -> int:
-        """Waits for what is still to be committed; returns how many checkpoints were, on rank 0."""
+        """Wait for pending commits. Returns the number of committed checkpoints on rank 0, and 0 on other ranks."""
         if self._rank == 0:
             self._own.put(None)
             self._thread.join()
@@ -51,7 +52,7 @@ class PartCollector:
         while (own := self._own.get()) is not None:
             keys = [_key(own.step, rank) for rank in range(own.world_size)]
             try:
-                self._store.wait(keys, _PATIENCE)
+                self._store.wait(keys, _PART_TIMEOUT)
                 parts = [SavedPart.model_validate_json(self._store.get(key)) for key in keys]
                 marker = marker_of(parts, job_id=self._job_id, attempt=self._attempt, now=time.time())
                 write_marker(own.directory, marker)

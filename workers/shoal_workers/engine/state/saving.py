@@ -1,7 +1,7 @@
-"""Checkpoint parts of this rank: staged in the training thread, written behind it, told to the supervisor when durable.
+"""Checkpoint parts of this rank: staged on the training thread, written in the background, reported once durable.
 
-Involves no collective. A periodic save that fails is told and forgotten; only a save that a clean end waits for matters
-to this rank, and `outcome` says how it went.
+Involves no collective. If a periodic save fails, that is only reported. A clean end waits for its save, and `outcome`
+returns the result. Called by the trainer and the engine.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment, SavedPart, SaveFailed
 from shoal_workers.engine.process.outbox import Outbox
 
-_LOOK_S = 0.05
+_SLICE_S = 0.05
 
 
 class Saver:
-    """One per process; it keeps the writer's warm staging buffers over all generations."""
+    """One per worker; keeps the writer's warm staging buffers over all generations."""
 
     def __init__(self, checkpoint_root: str, outbox: Outbox) -> None:
         self._root = checkpoint_root.rstrip("/")
@@ -39,7 +39,7 @@ class Saver:
         extra: dict[str, Any],
         check: Callable[[], None],
     ) -> CheckpointName:
-        """Stage this rank's part; returns once the live tensors may change again."""
+        """Stage this rank's part. When this returns, the live tensors may change again."""
         self._wait_until_idle(check)
         name = CheckpointName(step, assignment.attempt, assignment.generation)
         directory = f"{self._root}/{name}"
@@ -71,7 +71,7 @@ class Saver:
         return name
 
     def outcome(self, name: CheckpointName, check: Callable[[], None]) -> SavedPart | SaveFailed:
-        """Wait until the newest save, which must be `name`, is durable or has failed, and has been told."""
+        """Wait until the newest save, which must be `name`, is durable or has failed, and was reported."""
         self._wait_until_idle(check)
         assert self._last is not None and self._last[0] == name
         return self._last[1]
@@ -80,15 +80,15 @@ class Saver:
         self._writer.close()
 
     def _wait_until_idle(self, check: Callable[[], None]) -> None:
-        """In small pieces, because a storage that hangs must not keep a fenced rank."""
+        """Waits in short slices, because storage that hangs must not hold a fenced rank."""
         while True:
             check()
             with self._changed:
-                if self._changed.wait_for(lambda: self._in_flight is None, timeout=_LOOK_S):
+                if self._changed.wait_for(lambda: self._in_flight is None, timeout=_SLICE_S):
                     return
 
     def _done(self, name: CheckpointName, outcome: SavedPart | SaveFailed) -> None:
-        """The writer's thread, once per save."""
+        """Called by the writer's thread, once per save."""
         self._outbox.report(outcome)
         with self._changed:
             self._last = (name, outcome)

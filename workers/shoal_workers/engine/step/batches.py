@@ -1,4 +1,7 @@
-"""Micro-batches: which samples, collated by the task, moved to the device. Keeps no position of its own."""
+"""Micro-batches: selects the samples, lets the task collate them, moves them to the device. Has no position of its own.
+
+Called by the passes and by `Validation`.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,14 @@ class Batches:
         self.num_samples = len(data)
 
     def training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:
-        """The samples of a micro-batch of a step: the same ones at any world size."""
+        """The samples of a micro-batch of a step: the same for every world size."""
         positions = sample_positions(
             step, micro_batch, global_size=spec.batch.global_size, micro_size=spec.batch.micro_size
         )
         return self.of([sample_at(p, num_samples=self.num_samples, seed=spec.seed) for p in positions])
 
     def of(self, indices: list[int]) -> Any:
+        """The samples of these indices."""
         batch = self._task.collate([self._data[index] for index in indices])
         if self._device.type == "cpu":
             return batch

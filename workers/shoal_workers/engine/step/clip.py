@@ -1,8 +1,8 @@
 """Gradient clipping by global L2 norm (Pascanu et al. 2013) on local shards, without a collective of its own.
 
-The squared norms go through the step's vote; the result equals `torch.nn.utils.clip_grad_norm_` on the whole model.
-Works on the local tensors, since DTensor's dispatch would cost more than the arithmetic on small models, and since the
-parameters of one model may lie on different meshes.
+The squared norms are summed in the step's vote; the result equals `torch.nn.utils.clip_grad_norm_` on the whole model.
+Works on local tensors, because DTensor's dispatch would cost more than the arithmetic on small models, and because the
+parameters of one model may be on different meshes. Called by the trainer and by `GradientPass`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """This rank's shard of every gradient that there is."""
+    """This rank's shards of all gradients that exist."""
 
     by_share: dict[float, list[Tensor]]
-    """By their part of a squared norm: 1 / the number of ranks that hold the same values."""
+    """By their share of a squared norm: 1 / the number of ranks that hold the same values."""
 
     @staticmethod
     @torch.no_grad()
@@ -37,17 +37,17 @@ class Gradients:
 
     @torch.no_grad()
     def squared_norm(self, device: torch.device) -> Tensor:
-        """Scalar float64: sum of squares of what counts here; over all ranks they add up to that of the model."""
+        """Scalar float64: this rank's share of the sum of squares; the shares of all ranks add up to the model's."""
         total = torch.zeros((), dtype=torch.float64, device=device)
         for share, gradients in self.by_share.items():
-            held = [gradient for gradient in gradients if gradient.numel()]
-            if held and share:
-                norms = torch.stack([norm.to(torch.float64) for norm in torch._foreach_norm(held)])
+            present = [gradient for gradient in gradients if gradient.numel()]
+            if present and share:
+                norms = torch.stack([norm.to(torch.float64) for norm in torch._foreach_norm(present)])
                 total += torch.dot(norms, norms) * share
         return total
 
     def clip(self, total_norm: float, max_norm: float) -> None:
-        """Scale down in place, if `total_norm` is over `max_norm`."""
+        """Scale down in place if `total_norm` is above `max_norm`."""
         self.scale(min(1.0, max_norm / (total_norm + _EPS)))
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
 """Learning rate as a pure function of the step: linear warm-up, then the named decay until the last step.
 
-A rate that depends on the step alone needs no scheduler object, no state in the checkpoint, and is right after any
-resize or rollback. Must never look at wall-clock time or at the world size.
+A rate that depends on the step alone needs no scheduler object and no state in the checkpoint, and is right after any
+resize or rollback. Never depends on wall-clock time or on the world size. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from shoal_workers.contract.spec import ScheduleSpec
 
 
 def lr_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
-    """The factor on the peak learning rate in the update that takes `step` completed steps to `step` + 1.
+    """The factor on the peak learning rate in the update from `step` completed steps to `step` + 1.
 
-    Warm-up reaches 1.0 in the update number `warmup_steps`; the decay reaches `min_lr_ratio` in the last update.
+    Warm-up reaches 1.0 in update number `warmup_steps`; the decay reaches `min_lr_ratio` in the last update.
     """
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps

@@ -1,7 +1,7 @@
-"""The optimizer that a spec names.
+"""The optimizer that a spec names. Called by `default_update`.
 
-`fused` and `foreach` are two implementations of the same arithmetic that round differently; which of them it is follows
-from the settings and from where the parameters lie, so it is no part of a checkpoint.
+`fused` and `foreach` are two implementations of the same arithmetic that round differently. The settings and the
+parameters' device decide which one is used, so it is not part of a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Gradients of which several ranks have a term each: summed once per step, after the last micro-batch.
+"""Gradients of which several ranks hold one summand each: summed once per step, after the last micro-batch.
 
     tensor axis      norms on parts of a sequence, routers of split experts: all-reduce over tp, in one flat buffer
     pipeline's ends  a weight tied across stages: first and last rank exchange their sums
 
-Both come after FSDP has reduced the gradients, on this rank's shards: sums over different axes commute. Called by the
-gradient pass on the training thread of every rank; everything that the parts' backward passes left is in `grad`.
+Both happen after FSDP has reduced the gradients, on this rank's shards: sums over different axes commute. Called by the
+gradient pass on the training thread of every rank, once the backward passes have left their gradients in `grad`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class PartialGradients:
 
     @torch.no_grad()
     def add_up(self) -> None:
+        """All ranks, once per step."""
+
         if self._tp is not None:
             self._over_tp(self._tp)
         for parameter, tied_copy in self._tied_copies:
@@ -60,7 +62,7 @@ class PartialGradients:
         exchange = [dist.P2POp(dist.isend, own, peer, group), dist.P2POp(dist.irecv, others, peer, group)]
         for work in dist.batch_isend_irecv(exchange):
             work.wait()
-        # in the same order on both sides, so that the two copies stay the same bits
+        # in the same order on both sides, so that the two copies keep the same bits
         flat = own + others if self._is_first else others + own
         _spread(flat, [_local(parameter) for parameter in self._tied])
 

@@ -1,8 +1,9 @@
-"""An optimizer over a sharded model, and what each of its parameters is called.
+"""An optimizer over a sharded model, and the name of each of its parameters.
 
 The default optimizer works element by element, so it runs on the local shards: plain tensors that share their memory
-with the model's DTensors. That spares DTensor's dispatch in every step, and the 0.3 s that its caches take to fill in
-the first step after each re-forming. A task's own optimizer gets the DTensors: it may need whole-tensor operations.
+with the model's DTensors. That avoids DTensor's dispatch in every step, and the 0.3 s that filling its caches takes in
+the first step after each re-forming. A task's own optimizer gets the DTensors, because it may need operations on whole
+tensors. Called by `DoubleBufferedState` and by whatever saves or restores the state.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shoal_workers.engine.task.task import LoadedTask
 
 
 class Update:
-    """Steps the optimizer and gives its state names and global shapes. Training thread only."""
+    """Steps the optimizer, and gives its state names and global shapes. Training thread only."""
 
     def __init__(
         self, assembly: Assembly, optimizer: Optimizer, local_parameters: Sequence[tuple[nn.Parameter, DTensor]]
@@ -43,7 +44,7 @@ class Update:
             group["initial_lr"] = group["lr"]
 
     def step(self, lr_factor: float) -> None:
-        """One update with the gradients that the model's parameters hold; drops them."""
+        """One update with the gradients of the model's parameters, which are dropped afterwards."""
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
         with torch.no_grad():
@@ -57,18 +58,18 @@ class Update:
 
     @property
     def double_buffered(self) -> DoubleBufferedAdamW | None:
-        """The optimizer, where `default_update` has made one for the CPU: nobody else refers to its tensors then."""
+        """The optimizer if `default_update` made it for the CPU: then nothing else refers to its tensors."""
         return self.optimizer if isinstance(self.optimizer, DoubleBufferedAdamW) and self._local_parameters else None
 
     def local_parameter(self, parameter: nn.Parameter) -> nn.Parameter | None:
-        """The optimizer's own of a parameter of the model."""
+        """The optimizer's parameter that shares its memory with a parameter of the model."""
         return self._own.get(id(parameter))
 
     def materialise_state(self) -> None:
-        """Make the optimizer create its state now, so that a checkpoint has tensors to be read into.
+        """Make the optimizer create its state now, so that a checkpoint can be read into it.
 
-        One step with zero gradients at rate zero. It counts as a step and may change the parameters of an unusual
-        optimizer, so call it only right before everything is overwritten by a restore.
+        Runs one step with zero gradients at rate zero. It counts as a step, and an unusual optimizer may change
+        parameters in it, so call it only right before a restore overwrites everything.
         """
         if self.optimizer.state:
             return
@@ -87,7 +88,8 @@ class Update:
             group["lr"] = rate
 
     def _materialise_adamw(self) -> None:
-        """Just the tensors that its first step makes, holding anything: a step would touch every page three times."""
+        """Only create the tensors of its first step, with arbitrary values: a step would touch every page three
+        times."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 self.optimizer.state[parameter] = {
@@ -97,9 +99,9 @@ class Update:
                 }
 
     def state(self) -> Iterator[tuple[str, str, object]]:
-        """(parameter's name, key, value) of everything that the optimizer keeps; shards as DTensors of global shape."""
+        """(parameter's name, key, value) of all of the optimizer's state; shards as DTensors of global shape."""
         for parameter, state in self.optimizer.state.items():
-            if id(parameter) not in self._owners:  # a tied_copy: the same values under the same name
+            if id(parameter) not in self._owners:  # a tied copy: the same values under the same name
                 continue
             name, owner = self._owners[id(parameter)]
             for key, value in state.items():
@@ -108,7 +110,7 @@ class Update:
                 yield name, key, value
 
     def plain_values(self) -> dict[str, object]:
-        """What the optimizer keeps that is not a tensor, by `<name>.<key>`."""
+        """The values of the optimizer's state that are not tensors, by `<name>.<key>`."""
         return {
             f"{self._owners[id(parameter)][0]}.{key}": value
             for parameter, state in self.optimizer.state.items()
@@ -118,7 +120,7 @@ class Update:
         }
 
     def restore_plain_values(self, plain_values: dict[str, object]) -> None:
-        """Set the values that are not tensors, by `<name>.<key>`; those that are missing stay."""
+        """Set the values that are not tensors, by `<name>.<key>`; missing ones keep their value."""
         for parameter, state in self.optimizer.state.items():
             if id(parameter) not in self._owners:
                 continue
@@ -129,7 +131,7 @@ class Update:
 
     @torch.no_grad()
     def fill_tied_copies(self) -> None:
-        """After a restore: copy values and optimizer state of each parameter to its tied copies."""
+        """After a restore: copy value and optimizer state of each parameter to its tied copies."""
         for parameter, tied_copy in self._tied_copies:
             first, second = self._own.get(id(parameter), parameter), self._own.get(id(tied_copy), tied_copy)
             pairs: list[tuple[Tensor, Tensor]] = [(first, second)]
@@ -167,5 +169,5 @@ def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic
 
 
 def _is_shard(value: object, parameter: Tensor) -> bool:
-    """Moments have their parameter's shape; counters such as AdamW's `step` do not, and are the same everywhere."""
+    """Moments have their parameter's shape; counters such as AdamW's `step` do not, and are equal on all ranks."""
     return isinstance(value, Tensor) and value.shape == parameter.shape

@@ -1,13 +1,13 @@
-"""The vote: one small all-reduce per step in which every rank says how its half of the step went.
+"""The vote: one small all-reduce per step in which every rank contributes its results and its requests.
 
-    rank 0  [1, bad, loss, norm^2, requests ... | its seconds at place 0 of W] \\
-    rank 1  [1, bad, loss, norm^2, requests ... | its seconds at place 1 of W]  >  sum  ->  the same verdict everywhere
-    rank 2  [1, bad, loss, norm^2, requests ... | its seconds at place 2 of W] /
+    rank 0  [1, bad, loss, norm^2, requests ... | its seconds at index 0 of W] \\
+    rank 1  [1, bad, loss, norm^2, requests ... | its seconds at index 1 of W]  >  sum  ->  the same verdict everywhere
+    rank 2  [1, bad, loss, norm^2, requests ... | its seconds at index 2 of W] /
 
-It comes after the gradients are reduced and before anything is mutated. So when it completes, every rank has finished
-its backward pass, and when it does not, no rank has moved: the step can be done again. It replaces the all-reduce that
-clipping needs anyway, therefore it costs nothing. The ones add up to the world size: an aborted NCCL communicator
-returns from a collective as if nothing had happened, with whatever was in the buffer.
+It comes after the gradients are reduced and before anything is changed. If it completes, every rank has finished its
+backward pass; if it does not, no rank has changed anything, and the step can be repeated. It replaces the all-reduce
+that clipping needs, so it costs nothing extra. The ones add up to the world size: an aborted NCCL communicator returns
+from a collective without an error, with arbitrary values in the buffer. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _NUM_SECONDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What one rank wants to happen after the step; it happens if anybody wants it."""
+    """What one rank requests after the step; it happens if any rank requests it."""
 
     yields: bool = False
     """Stop at this step boundary."""
     durably: bool = False
-    """... with a durable checkpoint part."""
+    """Stop with a durable checkpoint part."""
     saves: bool = False
     snapshots: bool = False
     """Copy the state into memory."""
     replicates: bool = False
-    """... and send it to the buddy; not while anybody still sends: after the loss of a node only a step helps of which
-    every rank's copy has arrived."""
+    """Also send the copy to the buddy. Not while any rank is still sending: after the loss of a node only a step of
+    which every rank's copy has arrived can be restored."""
     is_sending: bool = False
     lacks_copy: bool = False
-    """Of this generation's snapshots none has arrived at its buddy yet."""
+    """No snapshot of this generation has arrived at the buddy yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What one rank says. Tensors may live on the device; nothing is waited for before the exchange."""
+    """What one rank contributes. Tensors may be on the device; nothing waits for them before the exchange."""
 
     loss_sum: Tensor
     """Scalar: sum of the losses of this rank's real micro-batches, each over num_micro_batches."""
@@ -50,16 +50,16 @@ class Ballot:
     """Scalar float64: squared L2 norm of this rank's gradient shards."""
     requests: Requests
     compute_s: float
-    """Seconds of this step that the rank did not wait for others."""
+    """Seconds of this step in which the rank did not wait for others."""
     copy_s: float
-    """Seconds that a snapshot has kept its training thread busy since the last vote; 0: none was taken."""
+    """Seconds for which a snapshot kept the training thread busy since the last vote; 0: none was taken."""
     send_s: float
-    """CPU seconds of a copy that has reached the buddy since the last vote; 0: none has."""
+    """CPU seconds of a copy that reached the buddy since the last vote; 0: none did."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What all ranks together say; equal on every rank."""
+    """The sum of all ballots; equal on every rank."""
 
     loss: float
     grad_norm: float
@@ -73,7 +73,7 @@ class Verdict:
 
 
 def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
-    """All ranks, once per step. Raises DistError if not everybody's ballot was counted."""
+    """All ranks, once per step. Raises DistError if not every rank's ballot was counted."""
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
     seconds = [0.0] * (_NUM_SECONDS * world_size)
@@ -85,13 +85,13 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     if num_present != world_size:
         raise dist.DistError(f"the vote counted {num_present:g} of {world_size} ranks: the communicator was aborted")
     num_requests = len(fields(Requests))
-    wished, told = rest[:num_requests], rest[num_requests:]
+    request_counts, all_seconds = rest[:num_requests], rest[num_requests:]
     return Verdict(
         loss=total_loss,
         grad_norm=total_norm**0.5 if total_norm >= 0 else total_norm,
         is_finite=num_bad == 0,
-        requests=Requests(*(count > 0 for count in wished)),
-        compute_s=tuple(told[0::_NUM_SECONDS]),
-        copy_s=max(told[1::_NUM_SECONDS]),
-        send_s=max(told[2::_NUM_SECONDS]),
+        requests=Requests(*(count > 0 for count in request_counts)),
+        compute_s=tuple(all_seconds[0::_NUM_SECONDS]),
+        copy_s=max(all_seconds[1::_NUM_SECONDS]),
+        send_s=max(all_seconds[2::_NUM_SECONDS]),
     )

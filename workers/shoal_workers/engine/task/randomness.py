@@ -1,7 +1,7 @@
 """Seeds every generator that a task may draw from. The stream of a micro-batch is a function of its seed alone.
 
-Called once per micro-batch, so not through `torch.manual_seed`: that formats a stack trace and queues a call for every
-kind of device that is not in use, which takes longer than a small forward pass, and never frees it.
+Called once per micro-batch, by the passes. It does not use `torch.manual_seed`, which formats a stack trace and queues
+a call for every kind of device that is not in use: that takes longer than a small forward pass, and is never freed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The contract between Shoal and a task, and its defaults. docs/tasks.md explains it to users.
 
-A task is a plain class that imports nothing of ours. Only five things are asked of it; everything else has a default.
-Whatever it raises becomes a TaskFailed that carries the user's own traceback, without the engine's frames.
+A task is a plain class that imports nothing from Shoal. It must have the methods of `Task`; everything else has a
+default. An exception of its code becomes a TaskFailed that carries the user's own traceback, without the engine's
+frames (user_code.py). Called by the engine and the passes.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ class Dataset(Protocol):
 
 
 class Task(Protocol):
-    """What a task must have. Constructed once per process as `Task(model=..., data=..., seed=...)`.
+    """What a task must have. Constructed once per worker as `Task(model=..., data=..., seed=...)`.
 
     Optional members, looked up by name:
 
         prepare(progress: Callable[[str], None]) -> None
-            Once per process, before anything else: download, tokenise. Must be idempotent, and safe when several
-            processes of one node do it at the same time. `progress("...")` shows a note to people.
+            Once per worker, before anything else: download, tokenise. Must be idempotent, and safe if several workers
+            of one node do it at the same time. `progress("...")` shows a note to people.
         build_optimizer(model: nn.Module, settings: dict) -> torch.optim.Optimizer
-            Default: AdamW. `settings` is the spec's `optimizer` section. The parameters are DTensors by then.
+            Default: AdamW. `settings` is the spec's `optimizer` section. The parameters are DTensors at this point.
         collate(samples: list) -> batch
             Default: torch.utils.data.default_collate.
         shard_units(model: nn.Module) -> Iterable[nn.Module]
             The modules whose parameters are gathered and freed together. Default: `default_shard_units`.
         export_config(model: nn.Module) -> dict
-            What `shoal export` needs to know, as JSON: {"config": what config.json shall hold, "renames": [[regular
-            expression, replacement], ...], applied in this order to each parameter's name}. Default: names stay.
+            What `shoal export` needs, as JSON: {"config": the content of config.json, "renames": [[regular expression,
+            replacement], ...], applied in this order to each parameter's name}. Default: names stay.
         tokens_per_sample: int = 1
         bytes_per_token: float | None = None
-            With it, validation also reports bits per byte: loss / ln 2 / bytes_per_token.
+            If present, validation also reports bits per byte: loss / ln 2 / bytes_per_token.
     """
 
     def __init__(self, *, model: dict[str, Any], data: dict[str, Any], seed: int) -> None: ...
@@ -65,7 +66,7 @@ class Task(Protocol):
 
 
 class LoadedTask:
-    """A task with the gaps filled by defaults. Its methods raise whatever the user's code raises."""
+    """A task, with defaults for what it does not define. Its methods raise whatever the user's code raises."""
 
     def __init__(self, task: Any, spec: JobSpec) -> None:
         self._task = task
@@ -75,7 +76,7 @@ class LoadedTask:
         self.validation_data: Dataset | None = None
         self._train_data: Dataset | None = None
         self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
-        """Goes into every checkpoint, see shoal_workers/export.py; final once a model has been built."""
+        """Saved in every checkpoint, see shoal_workers/export.py; final once a model has been built."""
 
     @property
     def train_data(self) -> Dataset:
@@ -93,7 +94,7 @@ class LoadedTask:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Asked late: a task may know it only once its text has been read."""
+        """Read late: a task may know it only after it has read its text."""
         value = getattr(self._task, "bytes_per_token", None)
         return None if value is None else float(value)
 
@@ -111,7 +112,7 @@ class LoadedTask:
         return data  # type: ignore[no-any-return]
 
     def build_model(self) -> nn.Module:
-        """The same weights in every process: the RNG is seeded first."""
+        """The same weights in every worker: the RNG is seeded first."""
         seed_everything(self._spec.seed)
         model = self._task.build_model()
         if not isinstance(model, nn.Module):

@@ -1,7 +1,8 @@
-"""Around every call into the task: what it raises becomes a TaskFailed with a traceback that begins in the user's code.
+"""Around every call into the task: its exceptions become a TaskFailed whose traceback begins in the user's code.
 
-Must never swallow the end of a collective: FSDP communicates inside the user's forward and backward, so a broken
-connection surfaces there as a RuntimeError that is nobody's bug.
+Never converts a broken collective: FSDP communicates inside the user's forward and backward passes, so a broken
+connection is raised there as a RuntimeError that is not a bug of the task. Used by the engine, the passes and the
+trainer.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from shoal_workers.engine.errors import EngineError, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
 
 _ENGINE = str(Path(__file__).parent.parent)
-_MOST_TRACEBACK_CHARS = 20_000
-_MOST_MESSAGE_CHARS = 4_000
+_MAX_TRACEBACK_CHARS = 20_000
+_MAX_MESSAGE_CHARS = 4_000
 
 
 class UserCode:
     """Context manager, reusable: `with user_code: task.loss(...)`.
 
     Args:
-        phase: asked at the time of the error.
+        phase: called at the time of the error.
     """
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
@@ -42,15 +43,15 @@ class UserCode:
 
 
 def report_of(error: BaseException, phase: Phase) -> ErrorReport:
-    """Flatten an exception for the wire, without the frames that led from the engine into the user's code."""
+    """Flatten an exception for the wire, without the engine's frames above the user's code."""
     shown = traceback.TracebackException.from_exception(error)
     stack = shown.stack
     while len(stack) > 1 and stack[0].filename.startswith(_ENGINE):
         del stack[0]
     text = "".join(shown.format())
-    if len(text) > _MOST_TRACEBACK_CHARS:
-        half = _MOST_TRACEBACK_CHARS // 2
+    if len(text) > _MAX_TRACEBACK_CHARS:
+        half = _MAX_TRACEBACK_CHARS // 2
         text = f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return ErrorReport(type=name, message=str(error)[:_MOST_MESSAGE_CHARS], traceback=text, phase=phase)
+    return ErrorReport(type=name, message=str(error)[:_MAX_MESSAGE_CHARS], traceback=text, phase=phase)
