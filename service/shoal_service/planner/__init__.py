@@ -1,16 +1,19 @@
-"""The planner: legal layouts of a world, what each would cost, and which is best. Pure; never imports torch.
+"""The planner: the legal layouts for a number of workers, the predicted cost of each, and the best one.
 
-shape          parameters, arithmetic and activations of a model
-profile, gpus  what the hardware can do
-cuts           where a pipeline is cut
-candidates     all legal layouts, as columns
-memory         bytes of one rank
-step_time      seconds of one step, with `collectives`
-preferences    rules of thumb by name, and the reasons that people read
-ranking        the three together, ordered
-planning       `plan`: one answer for a job and a number of workers
-capacity       what would fit where nothing does
-report         `rank`: the table of `shoal plan`
+The supervisor calls `plan` whenever a group forms; `control/` calls `rank` and `refusal` for `shoal plan` and submits.
+It runs nothing, needs no GPU and never imports torch or Ray: it is arithmetic with numpy over the spec and a profile.
+
+    shape          parameters, arithmetic and activations of a model
+    gpus           built-in hardware profiles (`core/hardware_profile.py` defines them)
+    cuts           which blocks each pipeline stage gets
+    candidates     all legal layouts, one array per column
+    memory         bytes of one rank
+    step_time      seconds of one step, with `collectives`
+    preferences    the rules of thumb by name, and the reasons that people read
+    ranking        candidates, memory and step time together, in order
+    planning       `plan`: one layout for a job and a number of workers
+    capacity       what would fit if no layout does
+    report         `rank`: the table of `shoal plan`
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The pure attempt machine: `machine.step(state, event, now) -> (state, commands)`.
+"""The attempt machine: `machine.step(state, event, now, plan) -> (state, commands)` decides all about an attempt.
 
-The same functions run under the real executor (`supervisor/`) and under tests. Nothing here reads a clock.
+`supervisor/executor.py` calls it for every event and carries out the commands; the unit tests call it with fakes.
+It reads no clock, waits for nothing and changes no value in place: all that it knows is in its arguments.
 """

@@ -65,7 +65,7 @@ def apply(turn: Turn) -> None:
         if given_up:
             leaving.evict(turn, worker.index, IncidentCause.UNREACHABLE, "no answer", given_up.reason)
     if turn.stage is not Stage.ENDED:
-        stragglers.keep_the_irreplaceable(turn)
+        stragglers.keep_where_no_replacement_came(turn)
 
 
 def forgive_absence(turn: Turn) -> None:

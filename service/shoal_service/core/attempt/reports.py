@@ -7,7 +7,7 @@ from typing import assert_never
 
 from shoal_service.core.attempt import worker_pool
 from shoal_service.core.attempt.commands import Commit
-from shoal_service.core.attempt.faults import blame, sickness, stragglers
+from shoal_service.core.attempt.faults import blame, stragglers, wrong_results
 from shoal_service.core.attempt.faults.hangs import MEDIAN_OF
 from shoal_service.core.attempt.group import outcome
 from shoal_service.core.attempt.state.stages import Running, Stage
@@ -46,9 +46,9 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
         case SaveFailed():
             _save_failed(turn, item)
         case StepSkipped():
-            sickness.step_skipped(turn, item)
+            wrong_results.step_skipped(turn, item)
         case ReplayMismatch():
-            sickness.suspect_named(turn, item)
+            wrong_results.replay_differed(turn, item)
         case ValidationReport() | SnapshotCost():
             pass  # shown, not decided upon
         case _:

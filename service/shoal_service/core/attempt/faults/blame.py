@@ -1,4 +1,7 @@
-"""Incidents: who is to blame for a lost group, and when that is over. Called by `leaving`, `judging` and `news`."""
+"""Opens, changes and closes the incident. `group/leaving`, `group/outcome`, `reports` and `machine` call this.
+
+It decides nothing about the group; what a cause means is in the table of faults.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from shoal_workers.contract.messages import ExitKind
 def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: Worker | None) -> None:
     """Open the incident, or add to the one that is open.
 
-    `worker`: the one that is gone; None where the group broke and nobody is known to be gone.
+    `worker`: the lost one; None if the group broke and no worker is known to be lost.
     """
     distrust_memory(turn, cause)
     state = turn.state
@@ -58,13 +61,13 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
         )
     else:
         signs = [s for s in (known.last_sign_at, _last_sign(state, worker, known.at)) if s is not None]
-        verdict = known
+        updated = known
         if worker is not None and known.is_suspicion:
-            verdict = replace(known, cause=cause, witness=witness, message=message, node_id=node_id)
+            updated = replace(known, cause=cause, witness=witness, message=message, node_id=node_id)
         elif worker is not None and cause is known.cause and not known.ranks:
-            verdict = replace(known, message=message, node_id=node_id)
+            updated = replace(known, message=message, node_id=node_id)
         turn.incident = replace(
-            verdict,
+            updated,
             ranks=tuple(sorted({*known.ranks, *ranks})),
             worker_ids=tuple(dict.fromkeys((*known.worker_ids, *names))),
             last_sign_at=max(signs) if signs and known.forming_at is None else known.last_sign_at,
@@ -80,7 +83,7 @@ def distrust_memory(turn: Turn, cause: IncidentCause) -> None:
 
 
 def date_death(turn: Turn, worker_id: str, died_at: float) -> None:
-    """The worker's own death is a later sign than its last beat, if the open incident is about nothing else."""
+    """Detection is counted from the time of death, if the open incident is this death and no sign is newer."""
     incident = turn.incident
     if incident is None or not FAULTS[incident.cause].is_death or worker_id not in incident.worker_ids:
         return
@@ -90,7 +93,7 @@ def date_death(turn: Turn, worker_id: str, died_at: float) -> None:
 
 
 def close(turn: Turn) -> None:
-    """The first step after it is done."""
+    """The next group has completed its first step."""
     incident = turn.incident
     assert incident is not None
     turn.show_incident(closed=True)
@@ -112,9 +115,11 @@ def close(turn: Turn) -> None:
 
 
 def _last_sign(state: Attempt, worker: Worker | None, at: float) -> float | None:
-    """The newest of: a beat of the lost member (of any, if nobody is known to be lost), a broken collective. Clocks of
-    nodes differ: what is later than the incident says nothing."""
-    lost = state.progress.stamps.get(worker.index) if worker is not None else None
-    beats = [lost] if lost is not None else [] if worker is not None else list(state.progress.stamps.values())
+    """The newest of: the progress stamp of the lost worker (of every worker, if none is known to be lost), and the
+    failed collectives. Clocks of nodes differ, so a time after that of the incident is ignored."""
+    if worker is None:
+        stamps = list(state.progress.stamps.values())
+    else:
+        stamps = [state.progress.stamps[worker.index]] if worker.index in state.progress.stamps else []
     exits = [e.at for e in state.group.exits.values() if e.kind is ExitKind.COLLECTIVE_FAILED]
-    return max((sign for sign in [*(beat.at for beat in beats), *exits] if 0 < sign <= at), default=None)
+    return max((sign for sign in [*(stamp.at for stamp in stamps), *exits] if 0 < sign <= at), default=None)

@@ -25,7 +25,7 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_workers.contract.messages import Phase, Progress
 
 MEDIAN_OF = 32
-"""Steps."""
+"""Steps whose durations count for the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def find_hang(state: Attempt, now: float) -> HangDecision:
     return HangDecision(True, reason, Hang(step=state.progress.step, index=index, is_repeated=is_repeated))
 
 
-def silent(state: Attempt, now: float) -> frozenset[int]:
+def unanswering(state: Attempt, now: float) -> frozenset[int]:
     """Workers of the group that have left one poll after the other unanswered, so an interrupt would not reach them
     either. Empty if all of them have: then the supervisor itself was cut off."""
     ages = {i: now - state.progress.answered_at[i] for i in state.group.workers if i in state.progress.answered_at}

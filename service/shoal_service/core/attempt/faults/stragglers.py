@@ -1,9 +1,11 @@
-"""Stragglers: a rank that computes much longer than the others, step after step, holds all of them up.
+"""Stragglers: a rank that computes much longer than the others in every step delays all of them.
 
     compute_s > health.straggler_factor x median of the others, for health.straggler_steps steps in a row
-        -> told; replaced at a step boundary by a warm spare, or by an extra worker once it is warm; else kept
+        -> an event, and the worker is replaced at a step boundary: by a warm standby, or by an extra worker once that
+           is warm; it stays if none becomes warm within Timeouts.start_s
 
-Time spent waiting for others is not in `compute_s`, so it is the slow one that is seen, and not its victims.
+`compute_s` does not contain the time in which a rank waits for others, so only the slow rank is seen. `reports` and
+`deadlines` call this; the replacement is a planned switch (`group/forming`), and no incident.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import StepReport
 
 _PAUSE = 10
-"""After one was named, nobody is for so many times health.straggler_steps."""
+"""After a straggler was named, the next one is named no earlier than this many times health.straggler_steps."""
 
 
 def step_done(turn: Turn, report: StepReport) -> None:
-    """Count, and name the slowest once it has been slow for long enough."""
+    """Count slow steps by worker, and name the slowest worker once it was slow for health.straggler_steps."""
     state, health = turn.state, turn.target.spec.health
     if (
         health.straggler_factor is None
@@ -43,8 +45,8 @@ def step_done(turn: Turn, report: StepReport) -> None:
         _name(turn, max(named, key=lambda i: report.compute_s[state.group.workers.index(i)]), report)
 
 
-def keep_the_irreplaceable(turn: Turn) -> None:
-    """Nobody came in time: a slow member is better than none."""
+def keep_where_no_replacement_came(turn: Turn) -> None:
+    """If no other worker became warm in time, the slow one stays: a slow worker is better than none."""
     for worker in turn.pool.workers:
         if worker.slow_until is not None and turn.now >= worker.slow_until and worker.index in turn.group.workers:
             turn.pool = turn.pool.with_worker(replace(worker, slow_until=None))

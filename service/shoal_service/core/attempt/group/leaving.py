@@ -102,7 +102,7 @@ def give_up_on_the_unresponsive(turn: Turn) -> None:
         return
     waited, timeouts = turn.now - quiescing.interrupted_at, state.config.timeouts
     hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
-    silent = hangs.silent(state, turn.now) if hung else frozenset()
+    silent = hangs.unanswering(state, turn.now) if hung else frozenset()
     for index in state.in_run:
         worker = state.pool.worker(index)
         assert worker is not None

@@ -1,9 +1,10 @@
-"""Steps that are not finite, and ranks that compute wrong: the state in memory is not what it should be.
+"""Steps that are not finite, and ranks that compute wrong results. `reports` calls this.
 
-loss or gradient not finite   health.non_finite: stop; skip (the engine does it); roll back to the newest durable
-                              checkpoint and leave that step out on the way
-replay differs                the rank is killed, its node suspected, and the group goes back to what is durable:
-                              the snapshots in memory were taken after it had begun to compute wrong
+loss or gradient norm is not finite   health.non_finite decides: stop (`group/outcome`), skip the step (the engine),
+                                      or roll back to the newest durable checkpoint and leave the step out
+a replayed micro-batch differs        the worker is killed, its node is suspected, and the group goes back to the
+                                      newest durable checkpoint: the snapshots in memory are of a later time than
+                                      the first wrong result
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from shoal_workers.contract.messages import ReplayMismatch, StepSkipped
 
 
 def step_skipped(turn: Turn, item: StepSkipped) -> None:
-    """It counts as a step: its samples are used up."""
+    """A skipped step counts as a step, since its samples are used up."""
     turn.progress = replace(turn.progress, step=max(turn.progress.step, item.step), advanced_at=turn.now)
     turn.emit(NonFiniteStepSkipped(step=item.step, loss=item.loss, grad_norm=item.grad_norm))
 
 
-def suspect_named(turn: Turn, item: ReplayMismatch) -> None:
+def replay_differed(turn: Turn, item: ReplayMismatch) -> None:
     state = turn.state
     if not 0 <= item.rank < len(state.group.workers) or not state.group_active:
         return
     message = (
-        f"rank {item.rank} computes wrong: {item.message}; snapshots in memory may carry its errors, so the state "
+        f"rank {item.rank} computes wrong results: {item.message}; snapshots in memory may hold them, so the state "
         "comes from the newest durable checkpoint"
     )
     leaving.evict(turn, state.group.workers[item.rank], IncidentCause.CORRUPTED, "replay", message)
