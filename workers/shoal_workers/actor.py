@@ -139,7 +139,7 @@ class WorkerActor:
     def forget_memory(self) -> None:
         """The attempt is over: remove its snapshots from this node."""
         if self._snapshot_store is not None:
-            self._snapshot_store.forget_all()
+            self._snapshot_store.remove_attempt()
 
     @ray.method(concurrency_group="control")
     def retire(self, within_s: float) -> None:

@@ -79,7 +79,7 @@ def test_process_killed_in_the_middle_of_a_copy_leaves_the_snapshot_before(
         loaded = tier.load(state, nodes.source(survivor, step=2), check=_nothing)
         assert loaded.extra == {"step": 2}
         assert all(bool((tensor == 2).all()) for tensor in state.values())
-    survivor.forget_older(2)
+    survivor.drop_older(2)
     assert survivor.snapshot_parts() == ()
 
 

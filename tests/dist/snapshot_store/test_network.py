@@ -15,9 +15,9 @@ import torch
 
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.errors import SnapshotLost
-from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.store import SnapshotStore
-from shoal_workers.snapshot_store.wire import CHUNK_BYTES, PeerRefused, Wire, connect
+from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
+from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, PeerRefused, Wire, connect
 
 _PATIENCE_S = 20.0
 
@@ -132,7 +132,7 @@ def test_copy_is_used_when_the_node_is_gone(nodes: Any) -> None:
     assert writer.replicate(nodes.endpoint(buddy))
     _wait_until_sent(writer)
     shutil.rmtree(writer._directory.node)
-    with pytest.raises(SnapshotLost, match="not there any more"):
+    with pytest.raises(SnapshotLost, match="no longer exists"):
         reader.load(_state(-1), nodes.source(writer, step=7), check=_nothing)
     for tier in (reader, buddy):
         state = _state(-1)
@@ -189,9 +189,9 @@ def test_forgotten_generations_are_dropped_and_not_taken_any_more(nodes: Any) ->
     _snapshot(writer, 1)
     assert writer.replicate(nodes.endpoint(buddy))
     _wait_until_sent(writer)
-    buddy.forget_older(1)
+    buddy.drop_older(1)
     assert _steps(buddy) == [(1, 1)]
-    buddy.forget_older(2)
+    buddy.drop_older(2)
     assert _steps(buddy) == []
     assert writer.replicate(nodes.endpoint(buddy))
     _snapshot(writer, 2, generation=2)
@@ -212,8 +212,8 @@ def test_copy_that_is_cut_off_is_never_seen_and_the_one_before_stays(
     sent = {"before anything": 0, "in the index": 50, "in the payload": 100 + 10 + 3000}[cut_at]
     with ask(buddy) as wire:
         part = Part(generation=1, rank=0, world_size=1, step=3, num_bytes=4000, index_bytes=100, extra_bytes=10)
-        wire.tell(Request(verb=Verb.PUT, part=part))
-        assert wire.hear(Answer).ok
+        wire.send_message(Request(verb=Verb.PUT, part=part))
+        assert wire.receive_message(Answer).ok
         wire.send(bytes(sent))
     assert (1, 3) not in _steps(buddy)
     assert (1, 2) in _steps(buddy)
@@ -227,8 +227,8 @@ def test_copy_for_which_there_is_no_room_is_refused(nodes: Any, ask: Callable[..
     buddy = nodes.start("b")
     with ask(buddy) as wire:
         part = Part(generation=1, rank=0, world_size=1, step=3, num_bytes=1 << 60)
-        wire.tell(Request(verb=Verb.PUT, part=part))
-        answer = wire.hear(Answer)
+        wire.send_message(Request(verb=Verb.PUT, part=part))
+        answer = wire.receive_message(Answer)
     assert not answer.ok
     assert "bytes of shared memory" in answer.why
 
@@ -303,14 +303,14 @@ def test_more_than_the_payload_is_not_read(nodes: Any, ask: Callable[..., Wire])
     writer = nodes.start("a")
     _snapshot(writer, 1)
     with ask(writer) as wire:
-        wire.tell(Request(verb=Verb.FIND, part=Part(generation=1, rank=0, step=1)))
-        part = wire.hear(Answer).part
+        wire.send_message(Request(verb=Verb.FIND, part=Part(generation=1, rank=0, step=1)))
+        part = wire.receive_message(Answer).part
         assert part is not None
         wire.receive(part.index_bytes + part.extra_bytes)
-        wire.tell(Request(verb=Verb.READ, part=part, ranges=((0, part.num_bytes), (part.num_bytes, 1))))
-        assert not wire.hear(Answer).ok
-        wire.tell(Request(verb=Verb.LIST))
-        assert wire.hear(Answer).snapshot_parts == writer.snapshot_parts()
+        wire.send_message(Request(verb=Verb.READ, part=part, ranges=((0, part.num_bytes), (part.num_bytes, 1))))
+        assert not wire.receive_message(Answer).ok
+        wire.send_message(Request(verb=Verb.LIST))
+        assert wire.receive_message(Answer).snapshot_parts == writer.snapshot_parts()
 
 
 def test_clients_that_say_nothing_do_not_keep_others_out(nodes: Any) -> None:

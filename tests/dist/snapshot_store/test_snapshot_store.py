@@ -130,7 +130,7 @@ def test_plain_tensors_are_kept_by_rank_0_only_unless_told_otherwise(nodes: Any)
 def test_part_that_is_not_there_is_lost(nodes: Any) -> None:
     tier = nodes.start()
     _snapshot(tier, 1)
-    with pytest.raises(SnapshotLost, match="not there any more") as caught:
+    with pytest.raises(SnapshotLost, match="no longer exists") as caught:
         tier.load(_state(-1), nodes.source(tier, step=2), check=_nothing)
     lost = caught.value
     assert (lost.generation, lost.step, lost.rank, lost.node_id) == (1, 2, 0, "a")
@@ -146,7 +146,7 @@ def test_snapshot_of_another_model_is_lost(nodes: Any) -> None:
 def test_part_of_another_world_is_lost(nodes: Any) -> None:
     tier = nodes.start()
     _snapshot(tier, 1, world_size=2)
-    with pytest.raises(SnapshotLost, match="of a world of 2, not of 1"):
+    with pytest.raises(SnapshotLost, match="its world size is 2, not 1"):
         tier.load(_state(-1), nodes.source(tier, step=1), check=_nothing)
 
 
@@ -162,7 +162,7 @@ def test_part_that_is_written_over_while_it_is_read_is_lost(nodes: Any) -> None:
         if looks == 2:  # the index has been read, the values have not
             _snapshot(tier, 3)
 
-    with pytest.raises(SnapshotLost, match="written over while it was read"):
+    with pytest.raises(SnapshotLost, match="overwritten while it was read"):
         tier.load(_state(-1), nodes.source(tier, step=1), check=check)
 
 
@@ -199,7 +199,7 @@ def test_forgotten_attempt_is_gone_while_its_processes_live(nodes: Any) -> None:
     first, second = nodes.start("a"), nodes.start("a")
     for tier in (first, second):
         _snapshot(tier, 1)
-    first.forget_all()
+    first.remove_attempt()
     assert second.snapshot_parts() == ()
     assert list(nodes.root.iterdir()) == []
     with pytest.raises(SharedMemoryFull, match="the directory of the attempt was removed"):
@@ -209,7 +209,7 @@ def test_forgotten_attempt_is_gone_while_its_processes_live(nodes: Any) -> None:
 
 def test_starting_sweeps_the_attempts_of_the_dead(nodes: Any) -> None:
     dead = nodes.start(job_id="dead")
-    base = dead._directory.path.parent.parent.parent
+    base = dead._registry.path.parent.parent.parent
     shutil.copytree(base / "dead-a1", base / "dead-a2")  # files without a holder of their lock
     living = nodes.start()
     assert sorted(path.name for path in base.iterdir()) == ["dead-a1", "job-a1"]
@@ -231,8 +231,8 @@ def test_nothing_grows_over_a_hundred_snapshots_and_loads(nodes: Any) -> None:
         assert tier.replicate(nodes.endpoint(other))
         while tier.take_send_cost() is None:
             threading.Event().wait(0.001)
-        tier.forget_older(generation)
-        other.forget_older(generation)
+        tier.drop_older(generation)
+        other.drop_older(generation)
 
     for number in range(30):
         cycle(number)
@@ -247,6 +247,6 @@ def _resources() -> dict[str, int]:
     gc.collect()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
-        "threads": sum(not thread.name.startswith("memory-serve") for thread in threading.enumerate()),
+        "threads": sum(not thread.name.startswith("snapshot-serve") for thread in threading.enumerate()),
         "maps": sum("/own-" in line or "/buddy-" in line for line in Path("/proc/self/maps").read_text().splitlines()),
     }

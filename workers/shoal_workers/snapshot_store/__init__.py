@@ -1,0 +1,6 @@
+"""Snapshots of the training state in shared memory: they outlive their process, and a copy lies on another node.
+
+Inside: `store.py`, the entry point; `slots/`, the shared-memory files and their retention; `transfer/`, reading and
+copying over TCP; `errors.py`. Called by the engine and by the worker's actor.
+It never decides when to take a snapshot or from where to restore, writes nothing to storage, and imports no Ray.
+"""

@@ -1,10 +1,10 @@
-"""What can go wrong with snapshots in memory. None of it may end a job: storage is behind it.
+"""Errors of the snapshot store. None of them may end a job, since checkpoints in storage remain.
 
     SnapshotStoreError
-    +-- SnapshotLost     a part of a snapshot cannot be read: restore from another source
-    +-- SharedMemoryFull     there is no room for a snapshot: train on without the RAM tier, and say so
+    +-- SnapshotLost         a part of a snapshot cannot be read: restore from another source
+    +-- SharedMemoryFull     there is no room for a snapshot: train on without snapshots, and log it
 
-All of them survive pickling (they cross process borders).
+They survive pickling, since they cross process boundaries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SnapshotStoreError(Exception):
 
 
 class SnapshotLost(SnapshotStoreError):
-    """The part of `rank` in the snapshot of `generation` at `step` is not to be had from `node_id`."""
+    """The part of `rank` in the snapshot of `generation` at `step` cannot be read from the memory of `node_id`."""
 
     code = "snapshot_lost"
 
@@ -45,7 +45,7 @@ class SnapshotLost(SnapshotStoreError):
 
 
 class SharedMemoryFull(SnapshotStoreError):
-    """`needed_bytes` could not be had in `directory`."""
+    """`needed_bytes` could not be allocated in `directory`."""
 
     code = "shared_memory_full"
 
@@ -59,6 +59,6 @@ class SharedMemoryFull(SnapshotStoreError):
     def __str__(self) -> str:
         return (
             f"A snapshot needs {self.needed_bytes} bytes of shared memory in {self.directory}, where {self.free_bytes} "
-            f"are free: {self.why}. Give the machine (or container) more shared memory, or switch the snapshots off "
+            f"are free: {self.why}. Give the machine (or container) more shared memory, or turn snapshots off "
             "with snapshot.enabled: false."
         )

@@ -1,11 +1,12 @@
-"""The RAM tier of one process: snapshots of its state in shared memory that outlives it, and a copy on another node.
+"""The snapshot store of one process: snapshots of its state in shared memory, and a copy of them on another node.
 
-    training thread   | step | snapshot: copy | step | snapshot | step ...      where the state lives in it: no copy
-    sender thread                       | the newest goes to the buddy ........ |
-    server threads    other nodes' restores and copies, whenever they come
+    training thread   | step | snapshot: copy | step | snapshot | step ...      no copy, if live slots hold the state
+    sender thread                       | sends the newest to the buddy ....... |
+    server threads    serve restores of other nodes, and receive their copies, at any time
 
-Decides nothing about when: the engine says how often, the supervisor from where. Must never raise for a peer that is
-gone or slow, except in `load`, whose caller has another source. Called by the engine.
+The snapshots outlive the process. Called by the engine and by the worker's actor. It does not decide when to take a
+snapshot (the engine does) or from where to restore (the supervisor does). It must never raise because a peer is dead or
+slow, except in `load`, whose caller has another source.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
-from shoal_workers.snapshot_store import loading, slot_registry
-from shoal_workers.snapshot_store.buddy_slots import BuddySlots
-from shoal_workers.snapshot_store.live_slots import LiveSlot, LiveSlots
-from shoal_workers.snapshot_store.loading import Loaded
-from shoal_workers.snapshot_store.own_slots import OwnSlots
-from shoal_workers.snapshot_store.sender import SendCost, Sender, Sending
-from shoal_workers.snapshot_store.server import PartServer, snapshot_parts_of
-from shoal_workers.snapshot_store.slot import Stamp
-from shoal_workers.snapshot_store.slot_registry import SlotRegistry
+from shoal_workers.snapshot_store.slots import registry
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots
+from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
+from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
+from shoal_workers.snapshot_store.slots.registry import SlotRegistry
+from shoal_workers.snapshot_store.slots.slot import Stamp
+from shoal_workers.snapshot_store.transfer import loading
+from shoal_workers.snapshot_store.transfer.loading import Loaded
+from shoal_workers.snapshot_store.transfer.sender import SendCost, Sender, Sending
+from shoal_workers.snapshot_store.transfer.server import PartServer, snapshot_parts_of
 
 __all__ = ["LiveSlot", "Loaded", "SendCost", "SnapshotStore", "sweep_stale"]
 
@@ -36,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class SnapshotStore:
-    """One per process; outlives generations. `holdings` from any thread, everything else from the training thread."""
+    """One per process, for all its generations. `snapshot_parts` from any thread, all else from the training thread."""
 
     def __init__(
         self,
@@ -49,39 +51,39 @@ class SnapshotStore:
         host: str = "127.0.0.1",
         root: Path = Path("/dev/shm"),
     ) -> None:
-        """`key`: the attempt's secret; who does not know it is neither served nor asked. `root`: a tmpfs.
+        """`key`: the attempt's secret; both sides of a connection prove that they know it. `root`: a tmpfs.
 
-        Serves on `port` of `host` from here on. Clears up after attempts of which no process lives on this machine.
-        OSError where `root` or `host` cannot be used: then there is no RAM tier here.
+        Serves on `port` of `host` from now on. Removes the directories of attempts without a live process on this
+        machine. OSError if `root` or `host` cannot be used: then this process keeps no snapshots.
         """
         self._node_id = node_id
         self._key = key
-        self._directory = SlotRegistry(root, job_id=job_id, attempt=attempt, node_id=node_id, worker_id=worker_id)
+        self._registry = SlotRegistry(root, job_id=job_id, attempt=attempt, node_id=node_id, worker_id=worker_id)
         swept = sweep_stale(root)
         if swept:
-            _log.info("memory.swept", extra={"attempts": swept})
-        self._own = OwnSlots(self._directory.path)
-        self._live = LiveSlots(self._directory.path)
-        self._buddies = BuddySlots(self._directory.path)
+            _log.info("snapshot_store.swept", extra={"attempts": swept})
+        self._own = OwnSlots(self._registry.path)
+        self._live = LiveSlots(self._registry.path)
+        self._buddies = BuddySlots(self._registry.path)
         self._sender = Sender(key)
         try:
-            self._server = PartServer(self._directory, self._buddies, node_id=node_id, key=key, host=host)
+            self._server = PartServer(self._registry, self._buddies, node_id=node_id, key=key, host=host)
         except OSError:
-            self._directory.close()
+            self._registry.close()
             raise
         self.port: int = self._server.port
         self._is_closed = False
 
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
-        """Every complete part of this attempt in this node's memory: own, dead processes', buddies' copies."""
-        return snapshot_parts_of(self._directory, self._node_id)
+        """Every complete part in this node's memory: of live and dead processes of this attempt, and copies."""
+        return snapshot_parts_of(self._registry, self._node_id)
 
     def prepare(
         self, state: Mapping[str, torch.Tensor], *, rank: int, world_size: int, owns_replicated: bool | None = None
     ) -> None:
-        """Takes and touches the memory before the first snapshot has to, which would be 10 to 25 times as slow.
+        """Allocates and touches the memory in advance: in the first snapshot it would make it 10 to 25 times as slow.
 
-        Destroys no snapshot, so it may be called before or after `load`. SharedMemoryFull.
+        Overwrites no snapshot, so it may be called before or after `load`. SharedMemoryFull.
         """
         self._own.prepare(state, owns_replicated=rank == 0 if owns_replicated is None else owns_replicated)
 
@@ -96,10 +98,10 @@ class SnapshotStore:
         extra: Mapping[str, Any],
         owns_replicated: bool | None = None,
     ) -> float:
-        """Copies this rank's part; returns the seconds that it took. The live tensors may change afterwards.
+        """Copies this rank's part; returns the seconds that it took. Afterwards the tensors of `state` may change.
 
         `state`: flat name -> DTensor or Tensor. `extra`: small, JSON. `owns_replicated` as for `CheckpointWriter.save`.
-        SharedMemoryFull; TypeError or ValueError for what can never be saved.
+        SharedMemoryFull; TypeError or ValueError if `state` or `extra` contains something that cannot be saved.
         """
         start = time.perf_counter()
         self._own.write(
@@ -115,10 +117,10 @@ class SnapshotStore:
         return self._live.make(plan, extra_bytes=extra_bytes)
 
     def replicate(self, buddy: SnapshotServer) -> bool:
-        """Hands the newest own snapshot to the sender thread; returns at once.
+        """Hands the newest own snapshot to the sender thread, without waiting for it.
 
-        False: it is still busy with an older one, or there is no snapshot. After the loss of a node only a step that
-        every rank has handed over helps: let all ranks agree, so that they send the same steps.
+        False: the sender is still busy with an older one, or there is no snapshot. After a node is lost, the group can
+        only restore a step that every rank has sent. The caller therefore lets all ranks agree on the steps to send.
         """
         if self._sender.is_busy:
             return False
@@ -126,11 +128,11 @@ class SnapshotStore:
         if handed is None:
             return False
         slot, reserve = handed
-        assert slot.file.header is not None
+        assert slot.header is not None
         self._sender.offer(
             Sending(
-                memory=memoryview(slot.file.map),
-                header=slot.file.header,
+                memory=memoryview(slot.map),
+                header=slot.header,
                 buddy=buddy,
                 on_start=reserve,
                 on_end=lambda has_arrived: self._own.sent(slot, has_arrived),
@@ -140,41 +142,40 @@ class SnapshotStore:
 
     @property
     def is_sending(self) -> bool:
-        """`replicate` would say no: for a vote on whether all ranks can send."""
+        """`replicate` would return False; for a vote on whether all ranks can send."""
         return self._sender.is_busy
 
     def take_send_cost(self) -> SendCost | None:
-        """Of the last send that was completed since the last call; None: none was."""
+        """Cost of the last copy that was completed since the last call; None if none was."""
         return self._sender.take_cost()
 
     def load(self, state: Mapping[str, torch.Tensor], source: SnapshotSource, *, check: Callable[[], None]) -> Loaded:
-        """Fills `state` in place, from any layout into any other. No collectives.
+        """Fills `state` in place, from any layout into any other, without collectives.
 
-        `check` is called all the time and may raise, which ends the load. SnapshotLost where a part cannot be had.
+        `check` is called between reads, at least every 0.1 s while waiting; if it raises, the load ends. SnapshotLost
+        if a part cannot be read.
         """
-        loaded = loading.load(
-            state, source, directory=self._directory, node_id=self._node_id, key=self._key, check=check
-        )
+        loaded = loading.load(state, source, registry=self._registry, node_id=self._node_id, key=self._key, check=check)
         self._own.keep_restored(source.generation, source.step)
         self._live.keep_restored(source.generation, source.step)
         return loaded
 
-    def forget_older(self, generation: int) -> None:
-        """Frees parts of generations before this one that nobody alive owns, and copies that were taken in for others.
+    def drop_older(self, generation: int) -> None:
+        """Drops parts of generations before this one: own ones, those of dead processes, and copies for buddies.
 
-        For when the group no longer needs them: it has a whole snapshot of its own.
+        Called when the group has a complete snapshot of this generation, and so no longer needs them.
         """
-        self._own.forget_older(generation)
-        self._live.forget_older(generation)
-        self._buddies.forget_older(generation)
-        self._directory.forget_dead(generation)
+        self._own.drop_older(generation)
+        self._live.drop_older(generation)
+        self._buddies.drop_older(generation)
+        self._registry.remove_dead_slots(generation)
 
-    def forget_all(self) -> None:
-        """The attempt is over: removes everything of it on this machine, whoever's it is."""
-        self._directory.forget_attempt()
+    def remove_attempt(self) -> None:
+        """The attempt is over: removes the slots of all its processes on this machine."""
+        self._registry.remove_attempt()
 
     def close(self) -> None:
-        """Stops the threads and removes what this process has; what the dead have left stays while others live."""
+        """Stops the threads and removes its slots. Slots of dead processes remain until the last one closes."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -183,9 +184,9 @@ class SnapshotStore:
         self._own.close()
         self._live.close()
         self._buddies.close()
-        self._directory.close()
+        self._registry.close()
 
 
 def sweep_stale(root: Path) -> list[str]:
-    """Removes the attempts of which no process lives on this machine; returns their names."""
-    return slot_registry.sweep_stale(root)
+    """Removes the attempts without a live process on this machine; returns their names."""
+    return registry.sweep_stale(root)

@@ -32,9 +32,9 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.state_view import StateView
 from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
 from shoal_workers.engine.step.update import Update
-from shoal_workers.snapshot_store.live_slots import LiveSlot
-from shoal_workers.snapshot_store.slot import Stamp
-from shoal_workers.snapshot_store.slot_shape import with_rooms
+from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
+from shoal_workers.snapshot_store.slots.shape import with_rooms
+from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 _MAX_COPIED_SHARE = 0.02

@@ -23,7 +23,7 @@ from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.vote import Verdict
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
-from shoal_workers.snapshot_store.slot import Stamp
+from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 _REPORT_EVERY = 50
@@ -134,7 +134,7 @@ class Snapshots:
         is_older_needed = self._num_taken <= 2 or verdict.requests.lacks_copy
         if self._store is not None and not self._has_freed_older and not is_older_needed:
             self._has_freed_older = True
-            self._store.forget_older(self._assignment.generation)
+            self._store.drop_older(self._assignment.generation)
         busy_s = self._take_busy_s()
         if not self._decides:
             return

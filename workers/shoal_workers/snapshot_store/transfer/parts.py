@@ -1,12 +1,12 @@
-"""One part of a snapshot as a reader sees it: a file of this node, or a process of another that serves its own.
+"""One part of a snapshot as a reader sees it: a file on this node, or a process on another node that serves its parts.
 
-    LocalPart    whole rows of saved slices are read from the file straight to where they belong; of other boxes the
-                 file is mapped, read-only, which costs a page fault for each 64 KiB
-    RemotePart   whole rows over TCP, in the order of the payload; a box that is not whole rows passes through a piece
-                 of scratch memory
+    LocalPart    whole rows of saved slices are read from the file directly into the target tensor; for other boxes the
+                 file is mapped read-only, which costs a page fault per 64 KiB
+    RemotePart   whole rows over TCP, in the order of the payload; a box that is not whole rows passes through scratch
+                 memory
 
-Both say at the end whether the part was written over meanwhile. Slots are never truncated, so reading a map of one can
-never raise SIGBUS.
+Both report at the end whether the part was overwritten meanwhile. Slots are never truncated, so access to a map of one
+cannot raise SIGBUS. Called by `loading`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from torch.distributed._shard._utils import narrow_tensor_by_index
 
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex
 from shoal_workers.checkpoint.load_plan import Fill, ItemRead
-from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
-from shoal_workers.snapshot_store.slot_registry import OpenPart
-from shoal_workers.snapshot_store.wire import PeerRefused, Wire
+from shoal_workers.snapshot_store.slots.registry import OpenPart
+from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb, call
+from shoal_workers.snapshot_store.transfer.wire import PeerRefused, Wire
 
 _WINDOW_BYTES = 32 << 20
 
 
 class ReadablePart(Protocol):
-    """Errors are OSErrors; the message says why in words."""
+    """Errors are OSErrors; their message is the reason in words."""
 
     is_local: bool
     index: ShardIndex
 
     def fill(self, reads: Iterable[ItemRead]) -> int:
-        """Copy everything that these want of this part to where it belongs; returns the bytes read."""
+        """Copies what these reads need of this part into their targets; returns the bytes read."""
 
     def is_unchanged(self) -> bool: ...
 
@@ -53,7 +53,7 @@ class LocalPart:
         index = os.pread(part.fd, header.index_bytes, header.index_offset)
         extra = os.pread(part.fd, header.extra_bytes, header.extra_offset)
         if not part.is_unchanged():
-            raise PeerRefused("it is being written over")
+            raise PeerRefused("it is being overwritten")
         self.index = _index(
             index, extra, rank=header.rank, world=header.world_size, generation=header.generation, step=header.step
         )
@@ -86,7 +86,7 @@ class LocalPart:
 
 
 class _Window:
-    """Maps a file piece by piece, in ascending order: little of it counts as this process's memory at a time."""
+    """Maps a file window by window, in ascending order, so that only one window counts as this process's memory."""
 
     def __init__(self, fd: int, file_bytes: int) -> None:
         self._fd = fd
@@ -95,7 +95,7 @@ class _Window:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def at(self, offset: int, count: int) -> torch.Tensor:
-        """Mapped as long as anybody has a view of it."""
+        """A view of the file; it stays mapped as long as the view exists."""
         if not count:
             return self._memory[:0]
         if not self._start <= offset <= offset + count <= self._start + len(self._memory):
@@ -106,22 +106,21 @@ class _Window:
             except ValueError:
                 raise PeerRefused("its file is shorter than its header says") from None
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that it is read-only
+                warnings.simplefilter("ignore", UserWarning)  # torch warns that the memory is read-only
                 self._memory = torch.frombuffer(file, dtype=torch.uint8)
         return self._memory[offset - self._start : offset - self._start + count]
 
 
 class RemotePart:
-    """Over a connection that its caller owns, and that other parts of the same process may use after it."""
+    """Over a connection that its caller owns, and that is used for the process's other parts afterwards."""
 
     is_local = False
 
     def __init__(self, wire: Wire, generation: int, rank: int, step: int) -> None:
         self._wire = wire
-        asked = Request(verb=Verb.FIND, part=Part(generation=generation, rank=rank, step=step))
-        found = _ask(wire, asked).part
+        found = call(wire, Request(verb=Verb.FIND, part=Part(generation=generation, rank=rank, step=step))).part
         if found is None:
-            raise PeerRefused("its answer names no part")
+            raise PeerRefused("its answer contains no part")
         self._found = found
         self.index = _index(
             wire.receive(found.index_bytes),
@@ -138,7 +137,7 @@ class RemotePart:
             return 0
         scratch = torch.empty(max((p.num_bytes for p in pieces if not _is_direct(p)), default=0), dtype=torch.uint8)
         ranges = tuple((piece.offset, piece.num_bytes) for piece in pieces)
-        _ask(self._wire, Request(verb=Verb.READ, part=self._found, ranges=ranges))
+        call(self._wire, Request(verb=Verb.READ, part=self._found, ranges=ranges))
         for piece in pieces:
             target = piece.fill.target
             if _is_direct(piece):
@@ -150,13 +149,13 @@ class RemotePart:
         return sum(piece.num_bytes for piece in pieces)
 
     def is_unchanged(self) -> bool:
-        self._wire.tell(Request(verb=Verb.STILL, part=self._found))
-        return self._wire.hear(Answer).ok
+        self._wire.send_message(Request(verb=Verb.UNCHANGED, part=self._found))
+        return self._wire.receive_message(Answer).ok
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Whole rows of a saved slice that one fill needs: one range of the payload."""
+    """The whole rows of a saved slice that one fill needs: one range of the payload."""
 
     offset: int
     num_bytes: int
@@ -173,14 +172,14 @@ def _piece(read: ItemRead, fill: Fill) -> _Piece:
 
 
 def _is_direct(piece: _Piece) -> bool:
-    """The rows are desired whole, in one contiguous piece of CPU memory."""
+    """The target takes whole rows, in one contiguous piece of CPU memory."""
     target = piece.fill.target
     whole_rows = piece.fill.lengths[1:] == piece.read.item.sizes[1:]
     return whole_rows and target.device.type == "cpu" and target.is_contiguous()
 
 
 def _memory_of(target: torch.Tensor) -> memoryview:
-    """Of a contiguous tensor on the CPU, as bytes."""
+    """The memory of a contiguous CPU tensor, as bytes."""
     return target.reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -191,16 +190,8 @@ def _box(rows: torch.Tensor, item: IndexItem, fill: Fill) -> torch.Tensor:
     return narrow_tensor_by_index(shaped, (0, *fill.source_offsets[1:]), fill.lengths)
 
 
-def _ask(wire: Wire, request: Request) -> Answer:
-    wire.tell(request)
-    answer = wire.hear(Answer)
-    if not answer.ok:
-        raise PeerRefused(answer.why)
-    return answer
-
-
 def _index(index: bytes, extra: bytes, *, rank: int, world: int, generation: int, step: int) -> ShardIndex:
-    """What the slot's header says goes before what the index was written with."""
+    """The values of the slot's header replace those in the index, which was written once for many snapshots."""
     try:
         known = ShardIndex.from_json(index)
         values = {"rank": rank, "world_size": world, "generation": generation, "step": step, "extra": json.loads(extra)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.snapshot_store.slot_registry import SlotRegistry, sweep_stale
+from shoal_workers.snapshot_store.slots.registry import SlotRegistry, sweep_stale
 
 StartWorker = Callable[..., Any]
 
@@ -47,14 +47,14 @@ def test_directory_that_others_could_write_to_is_refused(tmp_path: Path, join: C
     base = tmp_path / f"shoal-{os.geteuid()}"
     base.mkdir()
     base.chmod(0o777)
-    with pytest.raises(PermissionError, match="not a directory of this user alone"):
+    with pytest.raises(PermissionError, match="not a directory that belongs to this user"):
         join()
 
 
 def test_link_in_the_place_of_the_directory_is_refused(tmp_path: Path, join: Callable[..., SlotRegistry]) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / f"shoal-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError, match="not a directory of this user alone"):
+    with pytest.raises(PermissionError, match="not a directory that belongs to this user"):
         join()
 
 
@@ -146,17 +146,17 @@ def test_old_parts_of_the_dead_are_forgotten(join: Callable[..., Any], start_pro
     dead = start_process("1:10", "2:20", "2:torn")
     dead.kill()
     directory = join()
-    directory.forget_dead(2)
+    directory.remove_dead_slots(2)
     assert _steps(directory) == [(2, 20)]
     assert [path.name for path in dead.path.iterdir() if path.name != "owner"] == ["own-1"]
-    directory.forget_dead(3)
+    directory.remove_dead_slots(3)
     assert not dead.path.exists()
 
 
 def test_old_parts_of_the_living_are_left(join: Callable[..., Any], start_process: StartWorker) -> None:
     start_process("1:10")
     directory = join()
-    directory.forget_dead(5)
+    directory.remove_dead_slots(5)
     assert _steps(directory) == [(1, 10)]
 
 
@@ -167,7 +167,7 @@ def test_forgotten_attempt_is_gone_from_the_machine_also_where_nobody_of_it_live
     start_process("1:11")
     start_process("1:12", node="other").kill()
     here = join()
-    here.forget_attempt()
+    here.remove_attempt()
     assert _steps(here) == []
     assert list(tmp_path.iterdir()) == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
-from shoal_workers.snapshot_store.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, Stamp, read_header
+from shoal_workers.snapshot_store.slots.slot import PAGE_BYTES, PartHeader, Regions, SlotFile, Stamp, read_header
 
 _REGIONS = Regions.of(index_bytes=10, extra_room=100, num_bytes=5000)
 

@@ -1,17 +1,17 @@
-"""Where snapshots lie in shared memory, who still lives there, and who clears up after the dead.
+"""The slot registry: the directories of all processes' slots, which processes are alive, and removal after dead ones.
 
     <root>/shoal-<uid>/                      mode 0700
         <job>-a<attempt>/
-            .lock                            every living process of the attempt on this machine holds it, shared
+            .lock                            held shared by every live process of the attempt on this machine
             <node id>/
-                <shard id>.<random>/         one per process
-                    owner                    its process holds it, exclusively
+                <worker id>.<random>/        one per process
+                    owner                    held exclusively by its process
                     own-*, buddy-*           slots
 
-The kernel drops both locks when their holder dies, also by SIGKILL: a lock that can be had means that nobody lives. To
-be safe against sweepers a starter looks, once it has the lock, whether the file that it locked is still the one under
-that name; a sweeper renames before it deletes. Directories of processes are locked before they get their final name, so
-one that is seen without a lock belongs to the dead.
+The kernel releases both locks when their holder dies, also by SIGKILL: if a lock can be acquired, its holders are dead.
+A sweeper must not delete the directory of a process that is starting. The process therefore checks, once it holds the
+lock, that the file that it locked still has its name; a sweeper renames a directory before it deletes it. The directory
+of a process is locked before it gets its final name, so a directory without a lock belongs to a dead process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from shoal_workers.snapshot_store.slot import PartHeader, read_header, read_sequence
+from shoal_workers.snapshot_store.slots.retention import is_outdated
+from shoal_workers.snapshot_store.slots.slot import PartHeader, read_header, read_sequence
 
 _LOCK = ".lock"
 _OWNER = "owner"
@@ -37,7 +38,7 @@ _TRIES = 1000
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """A complete part in this node's memory, open for reading; it can be read even if its name is removed meanwhile."""
+    """A complete part in this node's memory, open for reading; it stays readable if its name is removed meanwhile."""
 
     fd: int
     header: PartHeader
@@ -47,10 +48,10 @@ class OpenPart:
 
 
 class SlotRegistry:
-    """This process's directory in its node's, in its attempt's; holds both locks until `close`."""
+    """This process's directory, within its node's, within its attempt's; holds both locks until `close`."""
 
     def __init__(self, root: Path, *, job_id: str, attempt: int, node_id: str, worker_id: str) -> None:
-        """OSError where `root` cannot be used."""
+        """OSError if `root` cannot be used."""
         self._is_closed = False
         self._base = _base(root)
         self._attempt = self._base / _segment(f"{job_id}-a{attempt}")
@@ -61,16 +62,16 @@ class SlotRegistry:
                 self._lock = _join(self._attempt)
                 try:
                     _make(self.node)
-                    self._owner, self.path = _settle(self.node, _segment(worker_id))
+                    self._owner, self.path = _claim(self.node, _segment(worker_id))
                     return
                 except FileNotFoundError:
                     os.close(self._lock)
-            except FileNotFoundError:  # swept away between two of these lines
+            except FileNotFoundError:  # a sweeper removed the directory between two of these lines
                 pass
-        raise OSError(f"{self._attempt} is swept away again and again")
+        raise OSError(f"{self._attempt} was removed by other processes {_TRIES} times while this process started in it")
 
     def parts(self) -> Iterator[tuple[Path, PartHeader]]:
-        """Every complete part in this node's memory, whoever wrote it."""
+        """Every complete part in this node's memory, of all processes."""
         for path in self._slots(self.node):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -93,8 +94,8 @@ class SlotRegistry:
             if part is not None:
                 os.close(part.fd)
 
-    def forget_dead(self, generation: int) -> None:
-        """Removes what the dead of this node have written in generations before this one, and what they left torn."""
+    def remove_dead_slots(self, generation: int) -> None:
+        """Removes the dead processes' slots on this node that are incomplete or of generations before this one."""
         for process in _directories(self.node):
             if process == self.path or _is_locked(process / _OWNER):
                 continue
@@ -105,21 +106,21 @@ class SlotRegistry:
                         header = read_header(fd)
                     finally:
                         os.close(fd)
-                    if header is None or header.generation < generation:
+                    if is_outdated(header, before=generation):
                         path.unlink()
             if not any(self._slots_of(process)):
                 shutil.rmtree(process, ignore_errors=True)
 
-    def forget_attempt(self) -> None:
-        """The attempt is over: removes everything of it on this machine, also of nodes of which nobody lives any more.
+    def remove_attempt(self) -> None:
+        """The attempt is over: removes its directory on this machine, also of nodes without a live process.
 
-        Nodes that share a machine are Ray nodes of a test, or of containers with one memory.
+        Several nodes share a machine in tests, and as containers that share one memory.
         """
         _discard(self._attempt)
         self._remove_base()
 
     def close(self) -> None:
-        """Removes this process's directory; the last process of the attempt on this machine removes all of it."""
+        """Removes this process's directory; the last process of the attempt on this machine removes the attempt's."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -160,16 +161,16 @@ class SlotRegistry:
                 yield path
 
     def _remove_base(self) -> None:
-        with suppress(OSError):  # others are in it, or it is gone
+        with suppress(OSError):  # it is not empty, or was removed
             self._base.rmdir()
 
 
 def sweep_stale(root: Path) -> list[str]:
-    """Removes every attempt of which no process lives on this machine; returns their names. Never raises for a race."""
+    """Removes every attempt without a live process on this machine; returns their names. Never raises for a race."""
     swept = []
     base = _base(root)
     for attempt in _entries(base):
-        if attempt.name.startswith(_TRASH):  # whoever renamed it died before it was deleted
+        if attempt.name.startswith(_TRASH):  # the sweeper that renamed it died before it deleted it
             shutil.rmtree(attempt, ignore_errors=True)
         elif _sweep(attempt):
             swept.append(attempt.name)
@@ -193,7 +194,7 @@ def _sweep(attempt: Path) -> bool:
 
 
 def _discard(attempt: Path) -> bool:
-    """Nobody writes into it any more. Renamed first: a new attempt of that name may begin at once."""
+    """No process writes into it. Renamed first, because a new attempt of that name may start at any moment."""
     trash = attempt.with_name(f"{_TRASH}{attempt.name}-{secrets.token_hex(4)}")
     try:
         attempt.rename(trash)
@@ -211,16 +212,16 @@ def _make_private(base: Path) -> None:
     _make(base)
     found = base.lstat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o170077 != 0o040000:
-        raise PermissionError(f"{base} is not a directory of this user alone; remove it.")
+        raise PermissionError(f"{base} is not a directory that belongs to this user with mode 0700; remove it.")
 
 
 def _make(directory: Path) -> None:
-    with suppress(FileExistsError):  # mkdir's own exist_ok raises if it is swept away in between
+    with suppress(FileExistsError):  # exist_ok of mkdir raises if a sweeper removes it in between
         directory.mkdir(mode=0o700)
 
 
 def _join(attempt: Path) -> int:
-    """The attempt's lock, held shared. FileNotFoundError when a sweeper came in between."""
+    """The attempt's lock, held shared. FileNotFoundError if a sweeper removed it meanwhile."""
     _make(attempt)
     fd = os.open(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_SH)
@@ -230,14 +231,14 @@ def _join(attempt: Path) -> int:
     return fd
 
 
-def _settle(node: Path, shard: str) -> tuple[int, Path]:
-    """A directory of its own for this process: the descriptor that holds its lock, and its path."""
+def _claim(node: Path, worker: str) -> tuple[int, Path]:
+    """A new directory for this process: the descriptor that holds its lock, and its path."""
     token = secrets.token_hex(4)
     starting = node / f"{_STARTING}{token}"
     starting.mkdir(mode=0o700)
     fd = os.open(starting / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    final = node / f"{shard}.{token}"
+    final = node / f"{worker}.{token}"
     try:
         starting.rename(final)
     except FileNotFoundError:
@@ -279,6 +280,6 @@ def _entries(path: Path) -> list[Path]:
 
 
 def _segment(name: str) -> str:
-    """One path segment, whatever the name is; never hidden, never `.` or `..`."""
+    """The name as one path segment; never hidden, never `.` or `..`."""
     quoted = quote(name, safe="")
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted

@@ -1,11 +1,12 @@
-"""Messages and bytes over one TCP connection, between two processes that know the attempt's key.
+"""Messages and bytes over one TCP connection between two processes that know the attempt's key.
 
-    frame     4 bytes of length, then JSON; payload follows raw, of the length that the message before it said
+    frame     4 bytes of length, then JSON; a payload follows raw, its length is in the message before it
     proof     server: nonce -> client: nonce + HMAC(key, "client", both nonces) -> server: HMAC(key, "server", both)
 
-Every wait is cut into slices, after each of which `check` is called, so that a fenced generation leaves at once; a peer
-that makes no progress for `patience_s` is given up. multiprocessing.connection has the same frames and proof, but its
-reads cannot be cut short in the middle of a message. Nothing is ever unpickled. Errors are OSErrors.
+Every wait is divided into slices of 0.1 s, and `check` is called after each, so a rank of a fenced generation stops in
+time. If a peer makes no progress for `patience_s`, the wait fails with TimeoutError. multiprocessing.connection has the
+same frames and proof, but its reads cannot be interrupted in the middle of a message. Nothing is unpickled. Errors are
+OSErrors.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class PeerRefused(ConnectionError):
-    """The other side is there, but said no."""
+    """The peer answered, and refused the request."""
 
 
 class Wire:
-    """One connection; one thread at a time. Closes the socket when it is left."""
+    """One connection, for one thread at a time. A context manager that closes the socket."""
 
     def __init__(self, sock: socket.socket, *, check: Callable[[], None], patience_s: float) -> None:
         self._socket = sock
@@ -54,7 +55,7 @@ class Wire:
         self._socket.close()
 
     def prove(self, key: str) -> None:
-        """The client's side. PeerRefused when the keys differ."""
+        """The client's side of the proof. PeerRefused if the keys differ."""
         server_nonce = self.receive(_NONCE_BYTES)
         nonce = secrets.token_bytes(_NONCE_BYTES)
         self.send(nonce + _proof(key, b"client", server_nonce + nonce))
@@ -66,7 +67,7 @@ class Wire:
             raise PeerRefused("it does not know this attempt's key")
 
     def challenge(self, key: str) -> None:
-        """The server's side. PeerRefused when the client does not know the key."""
+        """The server's side of the proof. PeerRefused if the client does not know the key."""
         own = secrets.token_bytes(_NONCE_BYTES)
         self.send(own)
         answer = self.receive(2 * _NONCE_BYTES)
@@ -75,23 +76,23 @@ class Wire:
             raise PeerRefused("it does not know this attempt's key")
         self.send(_proof(key, b"server", nonces))
 
-    def trust(self, check: Callable[[], None], *, patience_s: float) -> None:
-        """Other terms from here on, now that the peer has proved itself."""
+    def set_limits(self, check: Callable[[], None], *, patience_s: float) -> None:
+        """Replaces both limits, once the peer has proved that it knows the key."""
         self._check, self._patience_s = check, patience_s
 
-    def tell(self, message: BaseModel) -> None:
+    def send_message(self, message: BaseModel) -> None:
         data = message.model_dump_json().encode()
         self.send(_FRAME.pack(len(data)) + data)
 
-    def hear(self, kind: type[M]) -> M:
-        """ConnectionError for anything that is not such a message."""
+    def receive_message(self, kind: type[M]) -> M:
+        """ConnectionError if something else arrives than a message of this kind."""
         (length,) = _FRAME.unpack(self.receive(_FRAME.size))
         if length > _MAX_FRAME_BYTES:
-            raise ConnectionError(f"a message of {length} bytes is none of ours")
+            raise ConnectionError(f"a message of {length} bytes is longer than any message of a snapshot store")
         try:
             return kind.model_validate_json(self.receive(length))
         except ValidationError:
-            raise ConnectionError(f"what came is not a {kind.__name__}") from None
+            raise ConnectionError(f"the message that arrived is not a valid {kind.__name__}") from None
 
     def send(self, data: bytes | memoryview) -> None:
         view, done = memoryview(data), 0
@@ -123,9 +124,9 @@ class Wire:
         wait_for(self._socket, event, check=self._check, patience_s=self._patience_s)
 
 
-def connect(endpoint: SnapshotServer, key: str, *, check: Callable[[], None], patience_s: float) -> Wire:
-    """OSError when it cannot be reached in time, PeerRefused when it does not share the key."""
-    family, kind, protocol, _, address = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)[0]
+def connect(server: SnapshotServer, key: str, *, check: Callable[[], None], patience_s: float) -> Wire:
+    """OSError if it cannot be reached in time, PeerRefused if it does not have the same key."""
+    family, kind, protocol, _, address = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
@@ -145,7 +146,7 @@ def connect(endpoint: SnapshotServer, key: str, *, check: Callable[[], None], pa
 
 
 def wait_for(sock: socket.socket, event: int, *, check: Callable[[], None], patience_s: float) -> None:
-    """Until the socket is ready; TimeoutError after `patience_s`, whatever `check` raises within a slice."""
+    """Waits until the socket is ready. TimeoutError after `patience_s`; an error of `check` passes within a slice."""
     poll = select.poll()
     poll.register(sock, event)
     give_up = time.monotonic() + patience_s

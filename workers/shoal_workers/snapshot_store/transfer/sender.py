@@ -1,9 +1,9 @@
-"""Streams a snapshot to the buddy behind training's back, one at a time, and says what that cost.
+"""Sends snapshots to the buddy on a thread of its own, one at a time, and measures their cost.
 
-The slot that is sent must not change until the outcome is told: it goes out of the very pages that the training thread
-wrote. From a map, not by sendfile, which takes as much time of the sender, three times as much of the receiver, and
-gets half the speed. A buddy that does not answer costs the copy, never the training: the failure is logged, and the
-slot free again.
+A slot must not change until `on_end` was called for it: its bytes are sent from the pages that the training thread
+wrote. They are sent from a map, not with sendfile, which takes as much CPU time of the sender, three times as much of
+the receiver, and reaches half the speed. If the buddy does not answer, this copy is lost and training goes on: the
+failure is logged, and the slot may be overwritten again. Called by the snapshot store.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal_workers.contract.snapshots import SnapshotServer
-from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
-from shoal_workers.snapshot_store.slot import PartHeader
-from shoal_workers.snapshot_store.wire import PeerRefused, Wire, connect
+from shoal_workers.snapshot_store.slots.slot import PartHeader
+from shoal_workers.snapshot_store.transfer.requests import Part, Request, Verb, call, receive_ok
+from shoal_workers.snapshot_store.transfer.wire import Wire, connect
 
 _PATIENCE_S = 5.0
 
@@ -26,28 +26,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SendCost:
-    """What one copy to the buddy took."""
+    """The cost of one copy to the buddy."""
 
     cpu_s: float
-    """Of the sender thread and of the one that took it in, kernel included."""
+    """CPU time of the sender thread and of the buddy's receiving thread, kernel included."""
     wall_s: float
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A complete slot, and what to do before it goes, and when it may change again."""
+    """A complete slot, with a function to call before it is sent, and one to call when it may change again."""
 
     memory: memoryview
     header: PartHeader
     buddy: SnapshotServer
     on_start: Callable[[], None]
     on_end: Callable[[bool], None]
-    """True: the buddy has it."""
+    """True: the buddy has a complete copy."""
 
 
 class Sender:
-    """One thread, made when there is something to send. `offer` and `close` from one thread."""
+    """One thread, started at the first `offer`. `offer` and `close` are called from one thread."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -63,13 +63,13 @@ class Sender:
             return self._sending is not None
 
     def offer(self, sending: Sending) -> None:
-        """The sender is not busy: asserted."""
+        """The sender must not be busy: asserted."""
         with self._changed:
             assert self._sending is None
             self._sending = sending
             self._changed.notify()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="memory-send", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="snapshot-send", daemon=True)
             self._thread.start()
 
     def take_cost(self) -> SendCost | None:
@@ -78,7 +78,7 @@ class Sender:
             return cost
 
     def close(self) -> None:
-        """Breaks off what is under way."""
+        """Breaks off the copy that is being sent."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
@@ -105,10 +105,10 @@ class Sender:
             wall, cpu = time.perf_counter(), time.thread_time()
             with connect(sending.buddy, self._key, check=self._raise_if_stopped, patience_s=_PATIENCE_S) as wire:
                 buddy_s = put(wire, sending.memory, sending.header)
-        except Exception as error:  # the boundary of the thread: without a copy training goes on
+        except Exception as error:  # the boundary of the thread: training goes on without a copy
             header = sending.header
             _log.warning(
-                "memory.send_failed",
+                "snapshot_store.send_failed",
                 extra={
                     "generation": header.generation,
                     "rank": header.rank,
@@ -122,11 +122,11 @@ class Sender:
 
     def _raise_if_stopped(self) -> None:
         if self._stopped:
-            raise ConnectionAbortedError("this process stops sending")
+            raise ConnectionAbortedError("this process is closing its snapshot store")
 
 
 def put(wire: Wire, memory: memoryview, header: PartHeader) -> float:
-    """`memory`: the slot's. Returns the buddy's CPU seconds, once its copy is complete. OSError otherwise."""
+    """Sends the slot in `memory`. Returns the buddy's CPU seconds once its copy is complete; OSError otherwise."""
     part = Part(
         generation=header.generation,
         rank=header.rank,
@@ -136,19 +136,11 @@ def put(wire: Wire, memory: memoryview, header: PartHeader) -> float:
         index_bytes=header.index_bytes,
         extra_bytes=header.extra_bytes,
     )
-    wire.tell(Request(verb=Verb.PUT, part=part))
-    _expect_ok(wire)
+    call(wire, Request(verb=Verb.PUT, part=part))
     for offset, count in (
         (header.index_offset, header.index_bytes),
         (header.extra_offset, header.extra_bytes),
         (header.payload_offset, header.num_bytes),
     ):
         wire.send(memory[offset : offset + count])
-    return _expect_ok(wire).cpu_s
-
-
-def _expect_ok(wire: Wire) -> Answer:
-    answer = wire.hear(Answer)
-    if not answer.ok:
-        raise PeerRefused(answer.why)
-    return answer
+    return receive_ok(wire).cpu_s

@@ -1,4 +1,4 @@
-"""How one rank's part of the state lies in a slot: what follows from the state's layout, and nothing of its values."""
+"""The layout of one rank's part in a slot. It follows from the layout of the state, not from its values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from shoal_workers.checkpoint.index import ALIGNMENT_BYTES, IndexItem, ShardIndex
 from shoal_workers.checkpoint.save_plan import PlannedItem, SavePlan
-from shoal_workers.snapshot_store.slot import Regions, SlotFile
+from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile
 
 _MIN_EXTRA_ROOM_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """Compared by identity: the same object, the same layout."""
+    """Compared by identity: the same object means the same layout."""
 
     plan: SavePlan
     index: bytes
@@ -24,10 +24,11 @@ class Shape:
 
     @staticmethod
     def of(plan: SavePlan, *, extra_bytes: int) -> Shape:
-        """With twice the room that `extra_bytes` take, since that grows."""
+        """Reserves twice `extra_bytes` for the plain values, since they grow."""
         return Shape._with_room(plan, _index_of(plan), extra_bytes)
 
     def with_room(self, extra_bytes: int) -> Shape:
+        """The same layout with more room for the plain values."""
         return Shape._with_room(self.plan, self.index, extra_bytes)
 
     @staticmethod
@@ -36,19 +37,19 @@ class Shape:
         return Shape(plan, index, Regions.of(index_bytes=len(index), extra_room=room, num_bytes=plan.total_bytes))
 
     def lay_out(self, file: SlotFile) -> torch.Tensor:
-        """Writes the index; returns the payload as bytes, in the file's memory. Nothing is complete in it."""
+        """Writes the index; returns the payload as bytes, in the file's memory. The slot holds no complete part."""
         regions = self.regions
         file.map[regions.index_offset : regions.index_offset + regions.index_bytes] = self.index
         return torch.frombuffer(file.map, dtype=torch.uint8)[regions.payload_offset :]
 
 
 def view_of(payload: torch.Tensor, item: PlannedItem) -> torch.Tensor:
-    """An item's slice of the payload, as the tensor that it is."""
+    """An item's slice of the payload, with the item's dtype and sizes."""
     return payload[item.file_offset : item.file_offset + item.nbytes].view(item.dtype).view(item.sizes)
 
 
 def with_rooms(plan: SavePlan, rooms: Mapping[str, int]) -> SavePlan:
-    """The same items further apart: each has at least so many bytes of its own."""
+    """The same items further apart: an item named in `rooms` gets at least that many bytes."""
     items: list[PlannedItem] = []
     end = 0
     for item in plan.items:
@@ -59,7 +60,7 @@ def with_rooms(plan: SavePlan, rooms: Mapping[str, int]) -> SavePlan:
 
 
 def _index_of(plan: SavePlan) -> bytes:
-    """What a slot's header says better is left at 0 in it: it is written once for many snapshots."""
+    """Written once for many snapshots, so the fields that the slot's header carries (rank, step ...) are 0 in it."""
     items = tuple(
         IndexItem(
             fqn=item.fqn,

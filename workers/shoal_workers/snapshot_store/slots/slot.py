@@ -1,13 +1,13 @@
-"""One file of shared memory that holds one part of one snapshot, and outlives the process that wrote it.
+"""One slot: a file of shared memory that holds one part of one snapshot, and outlives the process that wrote it.
 
     0        8          16                                  4096
     | magic  | sequence | generation, rank, step ... | ....  | index JSON | extra JSON | payload, page-aligned |
 
-The sequence word is odd while the part is being written and even when it is complete, so a writer that is killed in
-the middle leaves a part that nobody takes for one; it starts at a random number and only grows, so equal words mean
-that nothing was written in between. Files are made whole (allocated, touched, renamed into place) and are never
-truncated, so that touching a map of one can never raise SIGBUS. Nothing is checksummed: at every step that would cost
-as much as the copy itself. Imports no torch.
+The sequence word is odd while the part is being written and even when it is complete, so readers ignore the part of a
+writer that was killed in the middle. The word starts at a random number and only grows, so two equal words mean that
+nothing was written in between. A file is allocated and touched before it gets its name, and is never truncated, so
+access to a map of it cannot raise SIGBUS. There are no checksums: at every step they would cost as much as the copy
+itself. Imports no torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Where in a file the pieces of a part lie."""
+    """Where in a file the regions of a part begin, and how long they are."""
 
     index_offset: int
     index_bytes: int
@@ -57,7 +57,7 @@ class Regions:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Whose state a part is of, and after which step."""
+    """Which rank's state a part holds, and after which step."""
 
     generation: int
     rank: int
@@ -67,7 +67,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """What a complete part says of itself."""
+    """The header of a complete part."""
 
     sequence: int
     generation: int
@@ -84,14 +84,14 @@ class PartHeader:
 
 
 class SlotFile:
-    """A slot as its owner has it: mapped, warm, writable. One writer at a time; the owner sees to that."""
+    """A slot as its owner has it: mapped, touched, writable. The owner allows one writer at a time."""
 
     def __init__(self, path: Path, capacity_bytes: int) -> None:
-        """SharedMemoryFull where there is no room, or no directory any more."""
+        """SharedMemoryFull if there is no room, or if the directory was removed."""
         self.path = path
         self.capacity_bytes = capacity_bytes
         self.header: PartHeader | None = None
-        """Of the part that is complete in it; None: there is none."""
+        """The header of the complete part in it; None if there is no complete part."""
         temporary = path.with_name(f".new-{path.name}")
         try:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -112,19 +112,19 @@ class SlotFile:
                 raise _full(path.parent, capacity_bytes, os.strerror(error.errno)) from None
             raise
         finally:
-            os.close(fd)  # the map has one of its own
+            os.close(fd)  # the map holds a descriptor of its own
 
     def fits(self, needed_bytes: int) -> bool:
-        """Large enough, and not so large that it would be a waste."""
+        """Large enough, and at most twice as large as needed (or 1 MiB)."""
         return needed_bytes <= self.capacity_bytes <= max(2 * needed_bytes, _SMALL_BYTES)
 
     def begin(self) -> None:
-        """From here until `finish` nobody takes what is in it for a part."""
+        """From here until `finish`, readers do not accept its content as a part."""
         self.header = None
         self._words[_WORD_OF_SEQUENCE] |= 1
 
     def finish(self, regions: Regions, stamp: Stamp, *, num_extra_bytes: int) -> None:
-        """The part is complete. After `begin`."""
+        """The part is complete. Called after `begin`."""
         header = PartHeader(
             sequence=self._words[_WORD_OF_SEQUENCE] + 1,
             generation=stamp.generation,
@@ -138,26 +138,24 @@ class SlotFile:
             extra_offset=regions.extra_offset,
             extra_bytes=num_extra_bytes,
         )
-        _FIELDS.pack_into(
-            self.map, _START.size,
-            stamp.generation, stamp.rank, stamp.world_size, stamp.step, header.num_bytes, header.payload_offset,
-            header.index_offset, header.index_bytes, header.extra_offset, num_extra_bytes,
-        )  # fmt: skip
+        place = (stamp.generation, stamp.rank, stamp.world_size, stamp.step)
+        sizes = (header.num_bytes, header.payload_offset, header.index_offset, header.index_bytes)
+        _FIELDS.pack_into(self.map, _START.size, *place, *sizes, header.extra_offset, num_extra_bytes)
         self._words[_WORD_OF_SEQUENCE] = header.sequence
         self.header = header
 
     def remove(self) -> None:
-        """The memory is free once nobody maps it any more."""
+        """The memory is free once no process maps it."""
         self.header = None
         with suppress(OSError):
             self.path.unlink()
         self._words.release()
-        with suppress(BufferError):  # a view of it is still held; then the last one unmaps it
+        with suppress(BufferError):  # a tensor over it still exists; the last one unmaps it
             self.map.close()
 
 
 def read_header(fd: int) -> PartHeader | None:
-    """Of the complete part in an open file; None where there is none."""
+    """The header of the complete part in an open file; None if there is none."""
     data = os.pread(fd, _START.size + _FIELDS.size, 0)
     if len(data) < _START.size + _FIELDS.size:
         return None

@@ -1,9 +1,11 @@
-"""Serves what lies in this node's memory to processes of other nodes, and takes their copies in.
+"""Serves the parts in this node's memory to processes of other nodes, and receives their copies.
 
-    accept thread ---> one thread per connection, at most so many: key first, then requests, until the client is done
+    accept thread ---> one thread per connection, at most MAX_CONNECTIONS: proof of the key, then requests, until the
+                       client closes the connection
 
-A client that hangs, lies or is cut off costs one of these threads for a few seconds and nothing else: every wait is
-finite, nothing is unpickled, every message is validated, and a copy is complete only after its last byte.
+A client that hangs, sends nonsense or is cut off occupies one of these threads for a few seconds and does no other
+harm: every wait is limited, nothing is unpickled, every message is validated, and a copy is complete only after its
+last byte. Started and closed by the snapshot store.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import time
 from collections.abc import Iterable
 
 from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.snapshot_store.buddy_slots import BuddySlots, StalePut
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
-from shoal_workers.snapshot_store.requests import Answer, Part, Request, Verb
-from shoal_workers.snapshot_store.slot import Regions, Stamp
-from shoal_workers.snapshot_store.slot_registry import OpenPart, SlotRegistry
-from shoal_workers.snapshot_store.wire import CHUNK_BYTES, Wire
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
+from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
+from shoal_workers.snapshot_store.slots.slot import Regions, Stamp
+from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
+from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
 
 MAX_CONNECTIONS = 64
 _PROOF_S = 2.0
@@ -33,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 class PartServer:
-    """Listens from the start; threads are daemons."""
+    """Listens from its construction on; its threads are daemons."""
 
-    def __init__(self, directory: SlotRegistry, buddies: BuddySlots, *, node_id: str, key: str, host: str) -> None:
-        self._directory = directory
+    def __init__(self, registry: SlotRegistry, buddies: BuddySlots, *, node_id: str, key: str, host: str) -> None:
+        self._registry = registry
         self._buddies = buddies
         self._node_id = node_id
         self._key = key
@@ -46,7 +48,7 @@ class PartServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=MAX_CONNECTIONS)
         self.port: int = self._listener.getsockname()[1]
-        self._accepting = threading.Thread(target=self._accept, name="memory-accept", daemon=True)
+        self._accepting = threading.Thread(target=self._accept, name="snapshot-accept", daemon=True)
         self._accepting.start()
 
     def close(self) -> None:
@@ -67,10 +69,10 @@ class PartServer:
                 self._free.release()
                 if self._stopped.is_set():
                     return
-                _log.warning("memory.accept_failed", exc_info=True)
-                self._stopped.wait(0.1)  # no descriptor is free, most likely
+                _log.warning("snapshot_store.accept_failed", exc_info=True)
+                self._stopped.wait(0.1)  # most likely no file descriptor is free
                 continue
-            thread = threading.Thread(target=self._serve, args=(sock,), name="memory-serve", daemon=True)
+            thread = threading.Thread(target=self._serve, args=(sock,), name="snapshot-serve", daemon=True)
             self._threads.add(thread)
             thread.start()
 
@@ -78,52 +80,52 @@ class PartServer:
         try:
             with Wire(sock, check=_Deadline(self._stopped), patience_s=_PROOF_S) as wire:
                 wire.challenge(self._key)
-                wire.trust(self._raise_if_stopped, patience_s=_PATIENCE_S)
+                wire.set_limits(self._raise_if_stopped, patience_s=_PATIENCE_S)
                 while True:
-                    self._answer(wire, wire.hear(Request))
-        except OSError as error:  # the client is done, gone, or not one of ours
-            _log.debug("memory.connection_ended", extra={"error": str(error)})
-        except Exception:  # the boundary of the thread: a bug here must not look like a dead node
-            _log.exception("memory.request_failed")
+                    self._answer(wire, wire.receive_message(Request))
+        except OSError as error:  # the client closed it, died, or does not belong to this attempt
+            _log.debug("snapshot_store.connection_ended", extra={"error": str(error)})
+        except Exception:  # the boundary of the thread: a bug must not look like a dead node
+            _log.exception("snapshot_store.request_failed")
         finally:
             self._threads.discard(threading.current_thread())
             self._free.release()
 
     def _answer(self, wire: Wire, request: Request) -> None:
         if request.verb is Verb.LIST:
-            wire.tell(Answer(snapshot_parts=snapshot_parts_of(self._directory, self._node_id)))
+            wire.send_message(Answer(snapshot_parts=snapshot_parts_of(self._registry, self._node_id)))
             return
         if request.part is None:
-            raise ConnectionError(f"{request.verb} without a part")
+            raise ConnectionError(f"the request {request.verb} contains no part")
         if request.verb is Verb.PUT:
-            self._take_in(wire, request.part)
+            self._receive_copy(wire, request.part)
             return
-        desired = request.part
-        with self._directory.open_part(desired.generation, desired.rank, desired.step) as found:
+        wanted = request.part
+        with self._registry.open_part(wanted.generation, wanted.rank, wanted.step) as found:
             if found is None:
-                wire.tell(Answer(ok=False, why="it is not there any more, or not complete"))
+                wire.send_message(Answer(ok=False, why="it no longer exists, or is not complete"))
             elif request.verb is Verb.FIND:
                 _describe(wire, found)
-            elif found.header.sequence != desired.sequence:
-                wire.tell(Answer(ok=False, why="it was written over"))
-            elif request.verb is Verb.STILL:
-                wire.tell(Answer())
+            elif found.header.sequence != wanted.sequence:
+                wire.send_message(Answer(ok=False, why="it was overwritten"))
+            elif request.verb is Verb.UNCHANGED:
+                wire.send_message(Answer())
             elif any(offset + count > found.header.num_bytes for offset, count in request.ranges):
-                wire.tell(Answer(ok=False, why="its payload is shorter than what was asked for"))
+                wire.send_message(Answer(ok=False, why="the requested range exceeds its payload"))
             else:
-                wire.tell(Answer())
+                wire.send_message(Answer())
                 _send_ranges(wire, found, request.ranges)
 
-    def _take_in(self, wire: Wire, part: Part) -> None:
+    def _receive_copy(self, wire: Wire, part: Part) -> None:
         start_s = time.thread_time()
         regions = Regions.of(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
         try:
-            slot = self._buddies.take(part, regions)
-        except (SharedMemoryFull, StalePut) as error:
-            wire.tell(Answer(ok=False, why=str(error)))
+            slot = self._buddies.acquire(regions, generation=part.generation, rank=part.rank)
+        except (SharedMemoryFull, OutdatedCopy) as error:
+            wire.send_message(Answer(ok=False, why=str(error)))
             return
         try:
-            wire.tell(Answer())
+            wire.send_message(Answer())
             memory = memoryview(slot.map)
             for offset, count in (
                 (regions.index_offset, part.index_bytes),
@@ -134,16 +136,16 @@ class PartServer:
             stamp = Stamp(part.generation, part.rank, part.world_size, part.step)
             slot.finish(regions, stamp, num_extra_bytes=part.extra_bytes)
         finally:
-            self._buddies.give_back(slot)
-        wire.tell(Answer(cpu_s=time.thread_time() - start_s))
+            self._buddies.release(slot)
+        wire.send_message(Answer(cpu_s=time.thread_time() - start_s))
 
     def _raise_if_stopped(self) -> None:
         if self._stopped.is_set():
-            raise ConnectionAbortedError("this process stops serving")
+            raise ConnectionAbortedError("this process is closing its snapshot store")
 
 
 class _Deadline:
-    """Whoever has not proved itself by then is cut off, also one that sends a byte now and then."""
+    """Cuts off a client that has not proved in time that it knows the key, even if it sends a byte now and then."""
 
     def __init__(self, stopped: threading.Event) -> None:
         self._stopped = stopped
@@ -151,11 +153,11 @@ class _Deadline:
 
     def __call__(self) -> None:
         if self._stopped.is_set() or time.monotonic() > self._until:
-            raise ConnectionAbortedError("no proof of the key came in time")
+            raise ConnectionAbortedError(f"the client did not prove within {_PROOF_S:g} s that it knows the key")
 
 
-def snapshot_parts_of(directory: SlotRegistry, node_id: str) -> tuple[SnapshotPart, ...]:
-    """Every complete part in this node's memory, each once, in order."""
+def snapshot_parts_of(registry: SlotRegistry, node_id: str) -> tuple[SnapshotPart, ...]:
+    """Every complete part in this node's memory, each once, sorted by generation, step and rank."""
     found = {
         SnapshotPart(
             generation=header.generation,
@@ -165,9 +167,9 @@ def snapshot_parts_of(directory: SlotRegistry, node_id: str) -> tuple[SnapshotPa
             num_bytes=header.num_bytes,
             node_id=node_id,
         )
-        for _, header in directory.parts()
+        for _, header in registry.parts()
     }
-    return tuple(sorted(found, key=lambda held: (held.generation, held.step, held.rank)))
+    return tuple(sorted(found, key=lambda part: (part.generation, part.step, part.rank)))
 
 
 def _describe(wire: Wire, found: OpenPart) -> None:
@@ -175,7 +177,7 @@ def _describe(wire: Wire, found: OpenPart) -> None:
     index = os.pread(found.fd, header.index_bytes, header.index_offset)
     extra = os.pread(found.fd, header.extra_bytes, header.extra_offset)
     if not found.is_unchanged():
-        wire.tell(Answer(ok=False, why="it is being written over"))
+        wire.send_message(Answer(ok=False, why="it is being overwritten"))
         return
     part = Part(
         generation=header.generation,
@@ -187,7 +189,7 @@ def _describe(wire: Wire, found: OpenPart) -> None:
         extra_bytes=header.extra_bytes,
         sequence=header.sequence,
     )
-    wire.tell(Answer(part=part))
+    wire.send_message(Answer(part=part))
     wire.send(index)
     wire.send(extra)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan, plan_save
-from shoal_workers.snapshot_store.live_slots import LiveSlot, LiveSlots
-from shoal_workers.snapshot_store.slot import PartHeader, Stamp, read_header
-from shoal_workers.snapshot_store.slot_shape import with_rooms
+from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
+from shoal_workers.snapshot_store.slots.shape import with_rooms
+from shoal_workers.snapshot_store.slots.slot import PartHeader, Stamp, read_header
 
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": torch.arange(5, dtype=torch.int64)}
 
@@ -95,7 +95,7 @@ def test_what_the_group_was_restored_from_stays_until_it_is_forgotten(slots: Liv
     slots.keep_restored(1, 10)
     _make(slots, 2, 11)
     assert _found(tmp_path) == [(1, 10), (2, 11)]
-    slots.forget_older(2)
+    slots.drop_older(2)
     assert _found(tmp_path) == [(2, 11)]
 
 
@@ -117,6 +117,6 @@ def test_memory_does_not_grow_with_generations(slots: LiveSlots, tmp_path: Path)
 def test_a_state_that_is_being_updated_is_not_forgotten(slots: LiveSlots) -> None:
     slot, _ = _make(slots, 1, 10)
     slot.begin()
-    slots.forget_older(2)
+    slots.drop_older(2)
     assert slot.finish(Stamp(2, 0, 1, 11), b"{}")
     assert slot.is_of(2, 11)

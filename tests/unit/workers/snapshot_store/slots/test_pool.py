@@ -1,0 +1,46 @@
+"""The slot pool allocates, lists and removes slots, and leaves no file behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting, not_fitting
+
+MIB = 1 << 20
+
+
+def test_slots_are_listed_in_the_order_of_their_allocation(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "own")
+    slots = tuple(pool.allocate(4096) for _ in range(3))
+    assert pool.slots == slots
+    assert [slot.path.name for slot in slots] == ["own-1", "own-2", "own-3"]
+    pool.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_name_of_a_removed_slot_is_not_used_again(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "buddy")
+    first, second = pool.allocate(4096), pool.allocate(4096)
+    pool.release([first])
+    assert pool.slots == (second,)
+    assert pool.allocate(4096).path.name == "buddy-3"
+    pool.close()
+
+
+def test_slot_that_cannot_be_allocated_is_not_listed(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path / "removed", "own")
+    with pytest.raises(SharedMemoryFull):
+        pool.allocate(4096)
+    assert pool.slots == ()
+
+
+def test_slots_are_split_by_size(tmp_path: Path) -> None:
+    pool = SlotPool(tmp_path, "own")
+    small, middle, large = (pool.allocate(size * MIB) for size in (1, 4, 16))
+    assert fitting(pool.slots, 3 * MIB) == [middle]
+    assert not_fitting(pool.slots, 3 * MIB) == [small, large]
+    assert at(pool.slots, [2, 0]) == [large, small]
+    pool.close()

@@ -1,0 +1,77 @@
+"""The slots in which this process keeps copies for processes of other nodes. `retention` says which may be overwritten.
+
+Called from the server's threads and from the training thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from shoal_workers.snapshot_store.slots import retention
+from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting, not_fitting
+from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile
+
+_HEADROOM_BYTES = 64 << 10
+"""A new slot is larger by this much, so that a copy whose plain values are a few digits longer still fits."""
+
+
+class OutdatedCopy(Exception):
+    """The sender belongs to a generation whose copies were dropped."""
+
+
+class BuddySlots:
+    def __init__(self, directory: Path) -> None:
+        self._pool = SlotPool(directory, "buddy")
+        self._lock = threading.Lock()
+        self._receiving: set[SlotFile] = set()
+        self._oldest_generation = 0
+
+    def acquire(self, regions: Regions, *, generation: int, rank: int) -> SlotFile:
+        """A slot to receive a copy in. It holds no part until the caller calls its `finish`; `release` it in any case.
+
+        SharedMemoryFull if there is no room; OutdatedCopy if copies of this generation were dropped.
+        """
+        with self._lock:
+            if generation < self._oldest_generation:
+                raise OutdatedCopy(
+                    f"generation {generation} is over: copies before generation {self._oldest_generation} were dropped"
+                )
+            slot = self._reusable(generation, rank, regions.file_bytes)
+            if slot is None:
+                slot = self._pool.allocate(regions.file_bytes + _HEADROOM_BYTES)
+            self._receiving.add(slot)
+        slot.begin()
+        return slot
+
+    def release(self, slot: SlotFile) -> None:
+        """The copy is complete, or was broken off."""
+        with self._lock:
+            self._receiving.discard(slot)
+            if slot.header is not None and slot.header.generation < self._oldest_generation:
+                slot.begin()  # its generation was dropped while the copy was received
+
+    def drop_older(self, generation: int) -> None:
+        """Drops copies of earlier generations, and refuses new ones."""
+        with self._lock:
+            self._oldest_generation = max(self._oldest_generation, generation)
+            idle = self._idle()
+            for slot in idle:
+                if slot.header is not None and retention.is_outdated(slot.header, before=generation):
+                    slot.begin()
+            self._pool.release(at(idle, retention.surplus_empty([slot.header for slot in idle])))
+
+    def close(self) -> None:
+        """After all threads of the server have ended."""
+        with self._lock:
+            self._pool.close()
+
+    def _reusable(self, generation: int, rank: int, num_bytes: int) -> SlotFile | None:
+        idle = self._idle()
+        headers = [slot.header for slot in idle]
+        free = at(idle, retention.reusable_for_copy(headers, generation=generation, rank=rank))
+        self._pool.release(not_fitting(free, num_bytes))
+        return next(iter(fitting(free, num_bytes)), None)
+
+    def _idle(self) -> list[SlotFile]:
+        return [slot for slot in self._pool.slots if slot not in self._receiving]

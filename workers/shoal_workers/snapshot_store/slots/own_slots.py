@@ -1,0 +1,248 @@
+"""A process's own snapshots: a blocking copy of the state into allocated shared memory, at the speed of memcpy.
+
+    without a buddy   two slots: the newest complete snapshot stays, the other slot is written
+    with a buddy      up to four: also the snapshot that is being sent, and the last one that the buddy has (see
+                      `retention`). Such a slot is overwritten only if there is no memory for another one.
+
+Everything that depends only on the state's layout (the save plan, its index as JSON, the tensor views of a slot) is
+made once and found again by `plan_key`. A snapshot then costs one pass over the tensors. Called from the training
+thread; the sender thread calls `sent` and the function that `hand_over` returns. Copies from CUDA are non-blocking,
+followed by one synchronize.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.snapshot_store.slots import retention
+from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting, not_fitting
+from shoal_workers.snapshot_store.slots.shape import Shape, view_of
+from shoal_workers.snapshot_store.slots.slot import SlotFile, Stamp
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Views:
+    """The tensors over one slot, for one shape."""
+
+    shape: Shape
+    tensors: list[torch.Tensor]
+    addresses: list[int]
+
+
+class OwnSlots:
+    def __init__(self, directory: Path) -> None:
+        self._pool = SlotPool(directory, "own")
+        self._allocating = threading.Lock()
+        """Held while memory is allocated, which is slow. Acquired before `_lock`."""
+        self._lock = threading.Lock()
+        """Guards what is known of the slots; held briefly."""
+        self._views: WeakKeyDictionary[SlotFile, _Views] = WeakKeyDictionary()
+        self._newest: SlotFile | None = None
+        self._sending: SlotFile | None = None
+        self._last_sent: SlotFile | None = None
+        """The last one of which the buddy has a copy."""
+        self._retained: list[SlotFile] = []
+        """The last one that was handed to the sender, and the last one of which the buddy had a copy by then."""
+        self._num_since_sent = 0
+        self._key: Hashable = None
+        self._shape: Shape | None = None
+        self._restored: tuple[int, int] | None = None
+
+    def prepare(self, state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> None:
+        """Allocates and touches the memory without overwriting a complete part. SharedMemoryFull."""
+        self._reserve(self._shape_of(state, owns_replicated, extra_bytes=0), retention.NUM_OWN_SLOTS)
+
+    def write(
+        self, state: Mapping[str, torch.Tensor], stamp: Stamp, extra: Mapping[str, Any], *, owns_replicated: bool
+    ) -> None:
+        """When it returns, `state` and `extra` may change.
+
+        SharedMemoryFull; the earlier snapshots are unchanged then.
+        """
+        extra_json = json.dumps(extra, allow_nan=False).encode()
+        shape = self._shape_of(state, owns_replicated, extra_bytes=len(extra_json))
+        slot = self._take(shape, stamp.generation)
+        regions = shape.regions
+        slot.begin()
+        views = self._lay_out(slot, shape)
+        slot.map[regions.extra_offset : regions.extra_offset + len(extra_json)] = extra_json
+        _copy(views, state, shape.plan)
+        slot.finish(regions, stamp, num_extra_bytes=len(extra_json))
+        with self._lock:
+            self._newest = slot
+            self._num_since_sent += 1
+            self._remove(not_fitting(self._overwritable(stamp.generation), regions.file_bytes))
+
+    def keep_restored(self, generation: int, step: int) -> None:
+        """The group was restored from this snapshot; it stays until the new generation has one of its own."""
+        self._restored = generation, step
+
+    def hand_over(self) -> tuple[SlotFile, Callable[[], None]] | None:
+        """The newest snapshot, which does not change until `sent`, and a function that the sender thread calls first.
+
+        None: there is no snapshot. No snapshot may be being sent: asserted.
+        """
+        with self._lock:
+            assert self._sending is None
+            slot, shape = self._newest, self._shape
+            if slot is None or shape is None:
+                return None
+            self._sending = slot
+            self._retained = [slot] if self._last_sent is None else [self._last_sent, slot]
+            num_slots = retention.num_own_slots(
+                has_copy=self._last_sent is not None, num_since_sent=self._num_since_sent
+            )
+            self._num_since_sent = 0
+
+        def reserve() -> None:
+            try:
+                self._reserve(shape, num_slots)
+            except SharedMemoryFull as error:
+                _log.warning("snapshot_store.no_spare_slot", extra={"error": str(error)})
+
+        return slot, reserve
+
+    def sent(self, slot: SlotFile, has_arrived: bool) -> None:
+        """Called by the sender thread."""
+        with self._lock:
+            self._sending = None
+            if has_arrived:
+                self._last_sent = slot
+            else:
+                self._retained = [other for other in self._retained if other is not slot]
+
+    def drop_older(self, generation: int) -> None:
+        """Snapshots of earlier generations are no longer retained; later snapshots overwrite their slots."""
+        with self._lock:
+            self._retained = [
+                slot for slot in self._retained if not retention.is_outdated(slot.header, before=generation)
+            ]
+            if self._last_sent not in self._retained:
+                self._last_sent = None
+
+    def close(self) -> None:
+        """After the sender has ended."""
+        with self._lock:
+            self._remove(self._pool.slots)
+
+    def _shape_of(self, state: Mapping[str, torch.Tensor], owns_replicated: bool, *, extra_bytes: int) -> Shape:
+        key = plan_key(state, owns_replicated=owns_replicated)
+        shape = self._shape
+        if shape is None or key != self._key:
+            shape = Shape.of(plan_save(state, owns_replicated=owns_replicated), extra_bytes=extra_bytes)
+        elif extra_bytes > shape.regions.extra_room:
+            shape = shape.with_room(extra_bytes)
+        self._key, self._shape = key, shape
+        return shape
+
+    def _take(self, shape: Shape, generation: int) -> SlotFile:
+        """A slot that fits and may be overwritten; waits for the spare slot if the sender thread is allocating it."""
+        slot = self._choose(shape, generation)
+        if slot is not None:
+            return slot
+        with self._allocating:
+            slot = self._choose(shape, generation)
+            if slot is not None:
+                return slot
+            with self._lock:
+                self._remove(self._overwritable(generation))
+            try:
+                return self._pool.allocate(shape.regions.file_bytes)
+            except SharedMemoryFull:
+                retained = self._give_up_retained(shape, generation)
+                if retained is None:
+                    raise
+                return retained
+
+    def _give_up_retained(self, shape: Shape, generation: int) -> SlotFile | None:
+        """A retained slot that fits, other than the one that is being sent and the one that must stay."""
+        with self._lock:
+            slots = self._pool.slots
+            position = retention.kept(_headers(slots), generation=generation, restored=self._restored)
+            stay = (self._sending, None if position is None else slots[position])
+            candidates = [slot for slot in self._retained if slot not in stay]
+            slot = next(iter(fitting(candidates, shape.regions.file_bytes)), None)
+            if slot is not None:
+                self._retained.remove(slot)
+            return slot
+
+    def _choose(self, shape: Shape, generation: int) -> SlotFile | None:
+        with self._lock:
+            return next(iter(fitting(self._overwritable(generation), shape.regions.file_bytes)), None)
+
+    def _overwritable(self, generation: int) -> list[SlotFile]:
+        """Oldest first."""
+        slots = self._pool.slots
+        held = (self._sending, *self._retained)
+        positions = retention.overwritable(
+            _headers(slots),
+            generation=generation,
+            restored=self._restored,
+            held=[position for position, slot in enumerate(slots) if slot in held],
+        )
+        return at(slots, positions)
+
+    def _reserve(self, shape: Shape, num_slots: int) -> None:
+        with self._allocating:
+            while len(fitting(self._pool.slots, shape.regions.file_bytes)) < num_slots:
+                try:
+                    slot = self._pool.allocate(shape.regions.file_bytes)
+                except SharedMemoryFull:
+                    if len(self._pool.slots) < retention.NUM_OWN_SLOTS:
+                        raise
+                    return  # slots of another layout leave room, once they may be removed
+                self._lay_out(slot, shape)
+
+    def _lay_out(self, slot: SlotFile, shape: Shape) -> _Views:
+        """The tensors over the slot; writes the index if the slot has another shape. No part is complete in it."""
+        views = self._views.get(slot)
+        if views is None or views.shape is not shape:
+            payload = shape.lay_out(slot)
+            tensors = [view_of(payload, item) for item in shape.plan.items]
+            views = _Views(shape, tensors, [tensor.data_ptr() for tensor in tensors])
+            self._views[slot] = views
+        return views
+
+    def _remove(self, slots: Collection[SlotFile]) -> None:
+        for slot in slots:
+            if slot is self._last_sent:
+                self._last_sent = None
+            self._views.pop(slot, None)
+        self._pool.release(slots)
+
+
+def _headers(slots: Sequence[SlotFile]) -> retention.Headers:
+    return [slot.header for slot in slots]
+
+
+def _copy(views: _Views, state: Mapping[str, torch.Tensor], plan: SavePlan) -> None:
+    """With memmove where possible: torch's copy loop writes through the cache, which takes longer."""
+    targets, sources = [], []
+    for item, view, address in zip(plan.items, views.tensors, views.addresses, strict=True):
+        tensor = state[item.fqn]
+        source = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        if source.is_cpu and source.is_contiguous() and source.nbytes == item.nbytes:
+            ctypes.memmove(address, source.data_ptr(), item.nbytes)
+        else:
+            targets.append(view)
+            sources.append(source.detach())
+    if sources:
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+    for device in {source.device for source in sources if source.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()

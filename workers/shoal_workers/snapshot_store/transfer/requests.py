@@ -1,0 +1,78 @@
+"""What processes of one attempt request of each other. Each request is one frame, and so is its answer.
+
+    LIST                      -> Answer(snapshot_parts)
+    FIND       part           -> Answer(part), then index JSON and extra JSON, raw
+    READ       part, ranges   -> Answer, then the bytes of the ranges one after the other, raw
+    UNCHANGED  part           -> Answer: ok if the part was not overwritten since; sent after reading
+    PUT        part           -> Answer: there is room; then the client sends index, extra and payload, raw
+                              -> Answer: the copy is complete
+
+A connection may carry any number of requests. Used by both sides: `call` by clients, the types also by the server.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.snapshots import SnapshotPart
+from shoal_workers.snapshot_store.transfer.wire import PeerRefused, Wire
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
+class Verb(StrEnum):
+    LIST = "list"
+    FIND = "find"
+    READ = "read"
+    UNCHANGED = "unchanged"
+    PUT = "put"
+
+
+class Part(Frozen):
+    """A part as it is sent over the wire."""
+
+    generation: Count
+    rank: Count
+    world_size: Count = 0
+    step: Count
+    num_bytes: Count = 0
+    index_bytes: Count = 0
+    extra_bytes: Count = 0
+    sequence: Count = 0
+    """Sequence word of the slot that holds it, when it was found."""
+
+
+class Request(Frozen):
+    verb: Verb
+    part: Part | None = None
+    """Required for all verbs but LIST."""
+    ranges: tuple[tuple[Count, Count], ...] = ()
+    """READ: (offset in the payload, bytes) each."""
+
+
+class Answer(Frozen):
+    ok: bool = True
+    why: str = ""
+    """The reason, if not ok."""
+    part: Part | None = None
+    snapshot_parts: tuple[SnapshotPart, ...] = ()
+    cpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """PUT, in the second answer: CPU seconds that receiving the copy took."""
+
+
+def call(wire: Wire, request: Request) -> Answer:
+    """Sends the request; returns the answer. PeerRefused if it is not ok, other OSErrors if the connection fails."""
+    wire.send_message(request)
+    return receive_ok(wire)
+
+
+def receive_ok(wire: Wire) -> Answer:
+    """The next answer. PeerRefused if it is not ok."""
+    answer = wire.receive_message(Answer)
+    if not answer.ok:
+        raise PeerRefused(answer.why)
+    return answer
