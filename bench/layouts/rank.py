@@ -18,7 +18,8 @@ import torch
 
 from layouts.tensor_pages import Counted, TensorPages, give_back_freed_memory
 from shoal_workers.contract.checks.spec_errors import parse_spec
-from shoal_workers.contract.messages import Assignment, ExitKind, Phase, StepReport
+from shoal_workers.contract.messages import Assignment, ExitKind, Phase
+from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.process.outbox import Outbox
 

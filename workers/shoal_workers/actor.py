@@ -25,7 +25,6 @@ from shoal_workers.contract.messages import (
     ExitKind,
     LogLine,
     Phase,
-    PreemptionNotice,
     Progress,
     WorkerConfig,
     WorkerExit,
@@ -34,6 +33,7 @@ from shoal_workers.contract.messages import (
 )
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import end_with_raylet

@@ -28,9 +28,10 @@ from shoal_workers.contract.checks.feasibility import fixed_layout
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.layout import Layout, fully_sharded
-from shoal_workers.contract.messages import (
-    Assignment,
-    ExitKind,
+from shoal_workers.contract.messages import Assignment, ExitKind, WorkerExit
+from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,
     ReplayMismatch,
@@ -40,11 +41,8 @@ from shoal_workers.contract.messages import (
     StepReport,
     StepSkipped,
     ValidationReport,
-    WorkerExit,
     WorkerReport,
 )
-from shoal_workers.contract.model.plan_of import plan_of
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.state.part_collector import PartCollector

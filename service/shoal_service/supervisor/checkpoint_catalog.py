@@ -19,7 +19,7 @@ from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.integrity import check_lengths, verify_file
 from shoal_workers.checkpoint.storage import Directory, join, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
-from shoal_workers.contract.messages import SavedPart
+from shoal_workers.contract.worker_reports import SavedPart
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from shoal_service.supervisor.protocols import Catalog, World
 from shoal_service.supervisor.reporter import Reporter
 from shoal_service.views import CheckpointView
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import SavedPart
+from shoal_workers.contract.worker_reports import SavedPart
 
 _log = logging.getLogger(__name__)
 _REMOVE_S = 5.0

@@ -49,7 +49,7 @@ from shoal_service.supervisor.release import release_workers
 from shoal_service.supervisor.reporter import Reporter
 from shoal_service.supervisor.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import ValidationReport
+from shoal_workers.contract.worker_reports import ValidationReport
 
 _log = logging.getLogger(__name__)
 TICK_S = 0.25

@@ -16,8 +16,9 @@ from shoal_service.supervisor.journal import JournalEntry
 from shoal_service.supervisor.liveness_probe import Address, Gone
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
-from shoal_workers.contract.messages import Assignment, ErrorReport, SavedPart, WorkerExit, WorkerInfo, WorkerPoll
+from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll
 from shoal_workers.contract.snapshots import SnapshotPart
+from shoal_workers.contract.worker_reports import SavedPart
 
 #   WorkerCallError
 #   |-- WorkerUnavailable    not a death: the call may succeed later

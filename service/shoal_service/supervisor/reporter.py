@@ -20,14 +20,8 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.status import Readings, incident_view, status_of, workers_of
 from shoal_service.views import CheckpointView, SeriesPoint
-from shoal_workers.contract.messages import (
-    GroupFormed,
-    SnapshotCost,
-    StepReport,
-    ValidationReport,
-    WorkerPoll,
-    WorkerReport,
-)
+from shoal_workers.contract.messages import WorkerPoll
+from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
 
 
 class Reporter:

@@ -15,7 +15,8 @@ from shoal_service.core.desired import Desired
 from shoal_service.views import Condition, IncidentView, JobStatus, WorkerView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import Phase, Progress, SnapshotCost, StepReport, ValidationReport
+from shoal_workers.contract.messages import Phase, Progress
+from shoal_workers.contract.worker_reports import SnapshotCost, StepReport, ValidationReport
 
 _EMA = 0.1
 

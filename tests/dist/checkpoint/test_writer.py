@@ -18,7 +18,7 @@ from shoal_workers.checkpoint.index import index_name, payload_name
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.writer import CheckpointWriter
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import SavedPart, SaveFailed
+from shoal_workers.contract.worker_reports import SavedPart, SaveFailed
 
 pytestmark = pytest.mark.dist
 

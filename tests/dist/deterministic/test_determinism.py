@@ -12,7 +12,8 @@ import torch
 from shoal_workers.checkpoint.commit import newest_committed
 from shoal_workers.checkpoint.index import ShardIndex
 from shoal_workers.checkpoint.reader import load
-from shoal_workers.contract.messages import ExitKind, StepReport, ValidationReport
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import StepReport, ValidationReport
 
 STEPS = 10
 SPEC: dict[str, Any] = {

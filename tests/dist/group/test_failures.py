@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.messages import ExitKind, GroupFormed, SaveFailed
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import GroupFormed, SaveFailed
 
 STEPS = 8
 SPEC: dict[str, Any] = {

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.messages import ExitKind, GroupFormed, SnapshotCost
+from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.snapshots import SnapshotServer
+from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost
 
 STEPS = 8
 SPEC: dict[str, Any] = {

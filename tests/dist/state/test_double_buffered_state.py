@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.messages import ExitKind, GroupFormed
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import GroupFormed
 
 STEPS = 8
 SPEC: dict[str, Any] = {

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from kit.worlds import plain_reference
-from shoal_workers.contract.messages import ExitKind, GroupFormed, StepReport, ValidationReport
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
 STEPS = 12
 SPEC: dict[str, Any] = {

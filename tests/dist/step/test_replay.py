@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.contract.messages import ExitKind, ReplayMismatch
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import ReplayMismatch
 
 SPEC: dict[str, Any] = {
     "task": "tiny_tasks:Lying",

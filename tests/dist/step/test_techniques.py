@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from shoal_workers.contract.layout import Layout, fully_sharded
-from shoal_workers.contract.messages import ExitKind, StepSkipped
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import StepSkipped
 
 _STEPS = 6
 SPEC: dict[str, Any] = {

@@ -19,16 +19,9 @@ import pytest
 from shoal_workers.checkpoint.commit import newest_committed, write_marker
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.marker import CommitMarker
-from shoal_workers.contract.messages import (
-    Assignment,
-    LogLine,
-    SavedPart,
-    StepReport,
-    WorkerExit,
-    WorkerPoll,
-    WorkerReport,
-)
+from shoal_workers.contract.messages import Assignment, LogLine, WorkerExit, WorkerPoll
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
+from shoal_workers.contract.worker_reports import SavedPart, StepReport, WorkerReport
 
 _HERE = Path(__file__).parent
 PATIENCE_S = 60.0

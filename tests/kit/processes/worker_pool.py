@@ -9,11 +9,8 @@ from typing import Any
 
 from kit.processes.fleet import Fleet, Job, Shard
 from shoal_workers.contract.layout import Layout
-from shoal_workers.contract.messages import (
-    ExitKind,
-    StepReport,
-    ValidationReport,
-)
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import StepReport, ValidationReport
 
 
 @dataclass(frozen=True)

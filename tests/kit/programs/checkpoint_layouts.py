@@ -26,7 +26,7 @@ from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.writer import CheckpointWriter
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import SavedPart, SaveFailed
+from shoal_workers.contract.worker_reports import SavedPart, SaveFailed
 
 _WORLD = 4
 LAYOUTS = ("plain", "fsdp1", "fsdp2", "fsdp3", "fsdp4", "hsdp2x2", "fsdp2xtp2")

@@ -14,7 +14,7 @@ from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.checkpoint.index import payload_name
 from shoal_workers.checkpoint.writer import CheckpointWriter
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import SavedPart, SaveFailed
+from shoal_workers.contract.worker_reports import SavedPart, SaveFailed
 
 
 def save(writer: CheckpointWriter, values: torch.Tensor, directory: Path, step: int) -> list[SavedPart | SaveFailed]:

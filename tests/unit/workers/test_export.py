@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from shoal_workers.checkpoint.commit import marker_of, write_marker
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.writer import CheckpointWriter
-from shoal_workers.contract.messages import SavedPart
+from shoal_workers.contract.worker_reports import SavedPart
 from shoal_workers.export import export
 
 STATE = {

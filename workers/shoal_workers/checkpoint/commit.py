@@ -17,7 +17,7 @@ from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.integrity import reading
 from shoal_workers.checkpoint.storage import Directory, join, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
-from shoal_workers.contract.messages import SavedPart
+from shoal_workers.contract.worker_reports import SavedPart
 
 
 def write_marker(directory: str, marker: CommitMarker) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.storage import Directory
 from shoal_workers.contract.marker import CommitMarker
-from shoal_workers.contract.messages import SavedFile
+from shoal_workers.contract.worker_reports import SavedFile
 
 _CHUNK_BYTES = 8 << 20
 

@@ -24,7 +24,7 @@ from shoal_workers.checkpoint.index import IndexItem, ShardIndex, index_name, js
 from shoal_workers.checkpoint.save_plan import SavePlan, plan_key, plan_save
 from shoal_workers.checkpoint.staging import StagingBuffer
 from shoal_workers.checkpoint.storage import Directory, open_directory
-from shoal_workers.contract.messages import SavedFile, SavedPart, SaveFailed
+from shoal_workers.contract.worker_reports import SavedFile, SavedPart, SaveFailed
 
 _WRITE_BYTES = 16 << 20
 

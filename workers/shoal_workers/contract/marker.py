@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.messages import SavedFile
+from shoal_workers.contract.worker_reports import SavedFile
 
 MARKER_NAME = "COMMIT.json"
 _DIRECTORY = re.compile(r"step-(\d{12,})-a(\d+)-g(\d+)", re.ASCII)

@@ -18,10 +18,11 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from shoal_workers.contract.messages import Assignment, ExitKind, GroupFormed, Phase, Progress, SaveFailed, WorkerExit
+from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import GroupFormed, SaveFailed
 from shoal_workers.engine.errors import Fenced, StorageFailed
 from shoal_workers.engine.group.collective_wait import interruptible_waits, replace_wait
 from shoal_workers.engine.group.fence import Fence

@@ -16,8 +16,9 @@ import math
 import time
 
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import ExitKind, Phase, StepReport, StepSkipped
+from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.spec import NonFinitePolicy
+from shoal_workers.contract.worker_reports import StepReport, StepSkipped
 from shoal_workers.engine.errors import NonFinite
 from shoal_workers.engine.extent import is_due, total_steps
 from shoal_workers.engine.group.collective_wait import waited_s

@@ -19,7 +19,7 @@ from shoal_service.core.attempt.events import Event, ReportArrived
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.goodput import Category, Ledger
-from shoal_workers.contract.messages import SavedPart, SnapshotCost, StepReport, WorkerReport
+from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, StepReport, WorkerReport
 
 _QUIET_S = 5.0
 """Time that changes nothing is booked no more often: a waiting job must not be news with every tick."""

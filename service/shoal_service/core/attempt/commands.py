@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
-from shoal_workers.contract.messages import Assignment, SavedPart
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.worker_reports import SavedPart
 
 
 @dataclass(frozen=True, slots=True)

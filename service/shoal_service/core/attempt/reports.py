@@ -15,7 +15,7 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
 from shoal_service.core.events.generations import GenerationFormed
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import (
+from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,
     ReplayMismatch,

@@ -14,7 +14,8 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import WorkerLeaving, WorkerReleased, WorkerStarted, WorkerStartFailed
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
-from shoal_workers.contract.messages import ErrorReport, PreemptionNotice, WorkerInfo
+from shoal_workers.contract.messages import ErrorReport, WorkerInfo
+from shoal_workers.contract.worker_reports import PreemptionNotice
 
 _REPLENISHING = (Stage.STARTING, Stage.WAITING, Stage.RUNNING)
 """Not while a group re-forms, nor before its first step: a starting worker would slow the survivors down."""

@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import (
-    Assignment,
-    ErrorReport,
-    Phase,
-    SavedPart,
-    StepReport,
-)
+from shoal_workers.contract.messages import Assignment, ErrorReport, Phase
+from shoal_workers.contract.worker_reports import SavedPart, StepReport
 
 ROOT = "/checkpoints/j1"
 TOTAL_STEPS = 12

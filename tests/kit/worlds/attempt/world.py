@@ -43,19 +43,10 @@ from shoal_service.supervisor.status import incident_view
 from shoal_service.views import IncidentView
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import (
-    ErrorReport,
-    ExitKind,
-    GroupFormed,
-    Phase,
-    Progress,
-    SaveFailed,
-    WorkerExit,
-    WorkerInfo,
-    WorkerReport,
-)
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, Progress, WorkerExit, WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+from shoal_workers.contract.worker_reports import GroupFormed, SaveFailed, WorkerReport
 
 
 @dataclass

@@ -26,17 +26,9 @@ from shoal_service.supervisor.reporter import Reporter
 from shoal_service.supervisor.status import incident_view
 from shoal_service.views import CheckpointView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
-from shoal_workers.contract.messages import (
-    GroupFormed,
-    LogLine,
-    Phase,
-    Progress,
-    StepReport,
-    ValidationReport,
-    WorkerInfo,
-    WorkerPoll,
-)
+from shoal_workers.contract.messages import LogLine, Phase, Progress, WorkerInfo, WorkerPoll
 from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
 SPEC = JobSpec.model_validate({"stop": {"steps": 12}, "task": "m:T"})
 CONFIG = SupervisorConfig(

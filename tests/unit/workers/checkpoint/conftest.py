@@ -13,7 +13,7 @@ import pytest
 from shoal_workers.checkpoint.index import ShardIndex, index_name, payload_name
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import SavedFile, SavedPart
+from shoal_workers.contract.worker_reports import SavedFile, SavedPart
 
 WriteParts = Callable[..., list[SavedPart]]
 

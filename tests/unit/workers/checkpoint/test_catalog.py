@@ -13,7 +13,7 @@ from shoal_service.supervisor.checkpoint_catalog import CheckpointCatalog
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
-from shoal_workers.contract.messages import SavedPart
+from shoal_workers.contract.worker_reports import SavedPart
 
 WriteParts = Callable[..., list[SavedPart]]
 

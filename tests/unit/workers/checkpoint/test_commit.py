@@ -11,7 +11,7 @@ from shoal_workers.checkpoint.commit import newest_committed, read_marker, write
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
-from shoal_workers.contract.messages import SavedFile
+from shoal_workers.contract.worker_reports import SavedFile
 
 
 def _marker(step: int = 7) -> CommitMarker:

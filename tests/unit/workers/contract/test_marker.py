@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
-from shoal_workers.contract.messages import SavedFile
+from shoal_workers.contract.worker_reports import SavedFile
 
 NAMES = st.builds(CheckpointName, st.integers(0, 10**15), st.integers(0, 10**6), st.integers(0, 10**6))
 

@@ -12,7 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from shoal_workers.contract.messages import LogLine, Progress, WorkerPoll, WorkerReport
+from shoal_workers.contract.messages import LogLine, Progress, WorkerPoll
+from shoal_workers.contract.worker_reports import WorkerReport
 
 
 class Outbox:

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
 from shoal_workers.checkpoint.commit import marker_of, write_marker
-from shoal_workers.contract.messages import SavedPart
+from shoal_workers.contract.worker_reports import SavedPart
 
 _PART_TIMEOUT = timedelta(seconds=120)
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from shoal_workers.contract.messages import StepReport
+from shoal_workers.contract.worker_reports import StepReport
 
 _NUM_KEPT = 64
 """More steps than a polling supervisor lags behind. If it was away for longer, the oldest reports are lost."""

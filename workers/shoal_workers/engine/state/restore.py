@@ -10,7 +10,8 @@ from typing import Any
 
 from shoal_workers.checkpoint.reader import load
 from shoal_workers.checkpoint.save_plan import local_tensor
-from shoal_workers.contract.messages import Assignment, StepReport
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.state.training_state import apply_extra

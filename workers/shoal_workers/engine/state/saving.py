@@ -14,7 +14,8 @@ from torch import Tensor
 
 from shoal_workers.checkpoint.writer import CheckpointWriter
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import Assignment, SavedPart, SaveFailed
+from shoal_workers.contract.messages import Assignment
+from shoal_workers.contract.worker_reports import SavedPart, SaveFailed
 from shoal_workers.engine.process.outbox import Outbox
 
 _SLICE_S = 0.05

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 
 from shoal_workers.checkpoint.save_plan import local_tensor
-from shoal_workers.contract.messages import SnapshotCost
+from shoal_workers.contract.worker_reports import SnapshotCost
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
 from shoal_workers.engine.state.pace import SnapshotPace
 from shoal_workers.engine.state.training_state import Extra

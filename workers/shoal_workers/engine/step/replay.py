@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from shoal_workers.contract.batch_partition import micro_batches_of_rank
-from shoal_workers.contract.messages import ReplayMismatch
+from shoal_workers.contract.worker_reports import ReplayMismatch
 from shoal_workers.engine.errors import ComputesWrong
 from shoal_workers.engine.extent import is_due
 from shoal_workers.engine.step.generation import Generation

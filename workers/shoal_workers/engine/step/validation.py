@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal_workers.contract.batch_partition import randomness_seed
-from shoal_workers.contract.messages import Phase, ValidationReport
+from shoal_workers.contract.messages import Phase
+from shoal_workers.contract.worker_reports import ValidationReport
 from shoal_workers.engine.deterministic.integer_sum import sum_over_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.batches import Batches

@@ -19,7 +19,7 @@ from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import StragglerFound, StragglerKept
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import StepReport
+from shoal_workers.contract.worker_reports import StepReport
 
 _PAUSE = 10
 """After a straggler was named, the next one is named no earlier than this many times health.straggler_steps."""

@@ -15,7 +15,7 @@ from shoal_service.core.attempt.group import leaving
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.generations import NonFiniteStepSkipped
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import ReplayMismatch, StepSkipped
+from shoal_workers.contract.worker_reports import ReplayMismatch, StepSkipped
 
 
 def step_skipped(turn: Turn, item: StepSkipped) -> None:

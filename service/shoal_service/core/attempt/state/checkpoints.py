@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import SavedPart
+from shoal_workers.contract.worker_reports import SavedPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

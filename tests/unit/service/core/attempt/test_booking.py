@@ -15,7 +15,7 @@ from shoal_service.core.attempt.events import DesiredChanged, ElasticityChanged,
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
-from shoal_workers.contract.messages import SnapshotCost
+from shoal_workers.contract.worker_reports import SnapshotCost
 
 NewWorld = Callable[..., Any]
 ASKED = 8

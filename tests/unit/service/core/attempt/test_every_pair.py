@@ -39,13 +39,12 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.planner import plan
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import (
-    ErrorReport,
-    ExitKind,
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, Progress, WorkerExit, WorkerInfo
+from shoal_workers.contract.snapshots import SnapshotPart
+from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
+from shoal_workers.contract.worker_reports import (
     GroupFormed,
-    Phase,
     PreemptionNotice,
-    Progress,
     ReplayMismatch,
     SavedPart,
     SaveFailed,
@@ -53,12 +52,8 @@ from shoal_workers.contract.messages import (
     StepReport,
     StepSkipped,
     ValidationReport,
-    WorkerExit,
-    WorkerInfo,
     WorkerReport,
 )
-from shoal_workers.contract.snapshots import SnapshotPart
-from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
 
 NewWorld = Callable[..., Any]
 HEALTH = {"hang_floor_s": 5.0}

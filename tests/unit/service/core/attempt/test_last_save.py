@@ -10,7 +10,8 @@ import pytest
 from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
-from shoal_workers.contract.messages import ExitKind, SaveFailed
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import SaveFailed
 
 NewWorld = Callable[..., Any]
 

@@ -10,7 +10,7 @@ from shoal_service.core.attempt.events import NodesAvoided, ReportArrived
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import PreemptionNotice
+from shoal_workers.contract.worker_reports import PreemptionNotice
 
 NewWorld = Callable[..., Any]
 

@@ -42,8 +42,9 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.planner import plan
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, PreemptionNotice, ReplayMismatch
+from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
+from shoal_workers.contract.worker_reports import PreemptionNotice, ReplayMismatch
 
 NewWorld = Callable[..., Any]
 ERROR = ErrorReport(type="ValueError", message="boom", traceback="tb", phase=Phase.FORWARD)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import threading
 
-from shoal_workers.contract.messages import LogLine, Phase, Progress, SaveFailed
+from shoal_workers.contract.messages import LogLine, Phase, Progress
+from shoal_workers.contract.worker_reports import SaveFailed
 from shoal_workers.engine.process.outbox import Outbox
 
 NOW = Progress(generation=1, phase=Phase.FORWARD, step=3, at=0.0)

@@ -9,7 +9,8 @@ from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDa
 from shoal_service.core.attempt.events import CheckpointFound, ReportArrived
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
-from shoal_workers.contract.messages import ExitKind, SavedPart
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import SavedPart
 
 NewWorld = Callable[..., Any]
 OLD, NEW = "step-000000000004-a0-g1", "step-000000000008-a0-g1"
