@@ -1,12 +1,13 @@
 """The context axis: one sequence is split over cp ranks, and attention still sees all of it.
 
-    batch        shard_batch cuts tokens, labels and positions: rank r holds the chunks r and 2 x cp - 1 - r (head_tail)
-    model        all of it works on T / cp tokens; nothing but attention looks at another token
-    attention    apply_context replaces the forward of what the plan calls attention, from outside
+    batch        shard_batch splits tokens, labels and positions: rank r has chunks r and 2 x cp - 1 - r (head_tail)
+    model        all of it works on T / cp tokens; only attention uses other tokens than its own
+    attention    apply_context replaces the forward of the modules that the plan names as attention, from outside
 
 Shapes: B samples, H query heads, G key and value heads, T tokens of the whole sequence, K and V widths of a head.
-Exact: every output and gradient is that of one process, up to the order of floating-point sums. The mean over a rank's
-own tokens is 1 / cp of the mean over the sequence, as all ranks hold equally many. Called when a model is built.
+Exact: every output and gradient equals that of one process, up to the order of floating-point sums. The mean over a
+rank's own tokens counts 1 / cp in the mean over the sequence, because all ranks have the same number of tokens. Called
+by `assemble` when a model is built, and by `Generation.own_tokens` for each batch.
 """
 
 from __future__ import annotations
@@ -28,32 +29,33 @@ from shoal_workers.engine.parallel.names import matching
 
 
 def shard_batch(batch: Any, plan: ParallelPlan, rank: int, degree: int) -> Any:
-    """The batch of cp rank `rank` of `degree`: a new dict in which the entries of plan.sequence are cut.
+    """The batch of cp rank `rank` of `degree`: a new dict in which the entries of plan.sequence are split.
 
-    Every rank is given the whole batch. Entries that the plan does not name are passed on as they are.
+    Every rank passes the whole batch. Entries that the plan does not name stay as they are.
 
     Raises:
-        ValueError: the batch is no dict, or an entry is missing, is no tensor, or has a length that cannot be cut.
+        ValueError: the batch is not a dict, or an entry is missing, is not a tensor, or cannot be split evenly.
     """
     if degree == 1:
         return batch
     if not isinstance(batch, dict):
         raise ValueError(
-            f"cp {degree} cuts the entries {_listed(plan.sequence)} (plan.sequence) of a batch, which must be a dict; "
-            f"the task's collate returned {type(batch).__name__}. Return a dict, or set parallelism.cp to 1."
+            f"cp {degree} splits the entries {_listed(plan.sequence)} (plan.sequence) of a batch, which must be a "
+            f"dict; the task's collate returned {type(batch).__name__}. Return a dict, or set parallelism.cp to 1."
         )
     return {**batch, **{name: _cut(batch, name, dim, rank, degree) for name, dim in plan.sequence.items()}}
 
 
 def apply_context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, method: ContextMethod) -> None:
-    """Make every module that plan.attention names compute its rows of the whole sequence's causal attention.
+    """Make every module that plan.attention names compute this rank's rows of the whole sequence's causal attention.
 
     Such a module is called with queries (B, H, T / cp, K), keys (B, G, T / cp, K) and values (B, G, T / cp, V), rotated
-    by their true positions, and returns (B, H, T / cp, V). Scores are scaled with 1 / sqrt(K), or with the module's own
-    attribute `scale`. `mesh` is 1-D; all its ranks must run the same modules in the same order. Needs no communication.
+    by their positions in the whole sequence, and returns (B, H, T / cp, V). Scores are scaled by 1 / sqrt(K), or by the
+    module's attribute `scale`. `mesh` is 1-D; all its ranks must run the same modules in the same order. Needs no
+    communication.
 
     Raises:
-        ValueError: plan.attention names no module.
+        ValueError: plan.attention matches no module.
     """
     if mesh.size() == 1:
         return
@@ -66,12 +68,12 @@ def apply_context(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh, method
         )
     for _, module in found:
         core = _Core(mesh, method, getattr(module, "scale", None))
-        # A wait inside a compiled graph could not be left.
+        # Not compiled: a wait inside a compiled graph could not be left.
         module.forward = torch.compiler.disable(core)  # type: ignore[no-untyped-call]
 
 
 class _Core:
-    """Stands in for the forward of one attention module."""
+    """Replaces the forward of one attention module."""
 
     def __init__(self, mesh: DeviceMesh, method: ContextMethod, scale: float | None) -> None:
         self._mesh = mesh
@@ -86,18 +88,18 @@ class _Core:
                 return self._ulysses(q, k, v)
 
     def _all_gather(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Keys and values of all ranks, own queries (Dubey et al. 2024, section 3.3.2)."""
+        """Own queries, and keys and values of all ranks (Dubey et al. 2024, section 3.3.2)."""
         both = in_order(gather_sum(torch.cat((k, v), -1).unsqueeze(0), 0, self._mesh), -2)  # (B, G, T, K + V)
         keys, values = both.split((k.shape[-1], v.shape[-1]), -1)  # type: ignore[no-untyped-call]
         return attend(q, keys, values, self._mesh.get_local_rank(), self._mesh.size(), self._scale)
 
     def _ulysses(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """All tokens of H / cp heads in between (DeepSpeed-Ulysses, Jacobs et al. 2023)."""
+        """All tokens of H / cp heads, between two exchanges (DeepSpeed-Ulysses, Jacobs et al. 2023)."""
         degree = self._mesh.size()
         if q.shape[1] % degree:
             raise ValueError(
-                f"context: ulysses deals a rank's heads to cp ranks, and {q.shape[1]} heads are not a multiple of cp "
-                f"{degree}: {q.shape[1]} = {q.shape[1] // degree} x {degree} + {q.shape[1] % degree}. Use context: "
+                f"context: ulysses divides a rank's heads among cp ranks, and {q.shape[1]} heads are not a multiple of "
+                f"cp {degree}: {q.shape[1]} = {q.shape[1] // degree} x {degree} + {q.shape[1] % degree}. Use context: "
                 f"all_gather, or a cp of {math.gcd(q.shape[1], degree)}."
             )
         # lcm(G, cp) heads divide by cp, and divide H, which is a multiple of both: each query head keeps its own keys.
@@ -118,7 +120,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rank: int, degree: int, scale: float
     """Causal attention of one rank's queries (B, H, T / degree, K) to all keys (B, G, T, K) and values (B, G, T, V).
 
     Chunk by chunk, each over the keys up to its own end only: about half of all scores are never computed, and every
-    rank computes equally many.
+    rank computes the same number.
     """
     size = k.shape[2] // (2 * degree)
     rows = [
@@ -129,14 +131,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rank: int, degree: int, scale: float
 
 
 def _attend_from_the_end(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """Causal attention of queries that are the last tokens of `k` and `v`."""
+    """Causal attention of queries that belong to the last tokens of `k` and `v`."""
     num_queries, num_keys = q.shape[2], k.shape[2]
     enable_gqa = q.shape[1] != k.shape[1]
     if num_queries == num_keys:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=enable_gqa)
     if _has_flash_kernel(q, k, v, enable_gqa):
-        # On a GPU this kernel's causal mask ends at the last key, unlike that of scaled_dot_product_attention. So does
-        # torch.nn.attention.bias.causal_lower_right reach it, which selective recomputation does not let be made.
+        # On a GPU this kernel's causal mask ends at the last key, unlike that of scaled_dot_product_attention.
+        # torch.nn.attention.bias.causal_lower_right uses it too, but cannot be created under selective recomputation.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         out: Tensor = flash(q, k, v, 0.0, is_causal=True, return_debug_mask=False, scale=scale)[0]
         return out
@@ -156,14 +158,14 @@ def _cut(batch: dict[str, Any], name: str, dim: int, rank: int, degree: int) -> 
     if not isinstance(whole, Tensor):
         found = f"holds {type(whole).__name__} there" if name in batch else f"has only {_listed(batch)}"
         raise ValueError(
-            f"{where} names no tensor of the batch, which {found}. Correct plan.sequence or the task's collate."
+            f"{where} is not a tensor of the batch, which {found}. Correct plan.sequence or the task's collate."
         )
     if not -whole.ndim <= dim < whole.ndim:
-        raise ValueError(f"{where} names a dim that the entry has not: its shape is {tuple(whole.shape)}.")
+        raise ValueError(f"{where} names a dim that the entry does not have: its shape is {tuple(whole.shape)}.")
     if whole.shape[dim] == 0 or whole.shape[dim] % (2 * degree):
         length = whole.shape[dim]
         raise ValueError(
-            f"{where} has {length} tokens, which cp {degree} cannot cut into 2 x {degree} equal chunks: {length} = "
+            f"{where} has {length} tokens, which cp {degree} cannot split into 2 x {degree} equal chunks: {length} = "
             f"{length // (2 * degree)} x {2 * degree} + {length % (2 * degree)}. Use a multiple of {2 * degree}."
         )
     return own_part(whole, rank, degree, dim)

@@ -1,19 +1,20 @@
-"""Collectives inside forward and backward passes: every one that the tensor, expert and context axes need.
+"""Collectives inside forward and backward passes: all that the tensor, expert and context axes need.
 
                    forward             backward
-    gather_sum     all-gather          reduce-scatter      parts -> whole; every rank uses it otherwise
-    gather_same    all-gather          own part            ... every rank does the same with it
-    sum_scatter    reduce-scatter      all-gather          terms -> own part of their sum
-    own_part       own part            all-gather          the other way of gather_same
-    copy           -                   all-reduce          whole in, used otherwise on every rank
-    total          all-reduce          -                   terms -> sum, whole on every rank
-    exchange_rows  all-to-all          all-to-all back     rows to the ranks that they are for
+    gather_sum     all-gather          reduce-scatter      parts -> whole; every rank uses the whole differently
+    gather_same    all-gather          own part            parts -> whole; every rank uses the whole in the same way
+    sum_scatter    reduce-scatter      all-gather          summands -> own part of their sum
+    own_part       own part            all-gather          inverse of gather_same
+    copy           -                   all-reduce          whole -> whole; every rank uses it differently
+    total          all-reduce          -                   summands -> sum, whole on every rank
+    exchange_rows  all-to-all          all-to-all back     rows -> the ranks that they are for
 
-All ranks of a 1-D mesh call them in the same order. The mesh is asked for its group in every call: a model may outlive
-its generation, and then its mesh is put onto the next one's groups.
+All ranks of a 1-D mesh call them in the same order. Every call looks up the mesh's group again: a model may outlive its
+generation, and then its mesh refers to the groups of the next one.
 
-Plain collectives of torch.distributed, whose waits can be timed and left (see `waiting`); those of DTensor and
-functional ones can not. For the same reason none of them becomes part of a compiled graph.
+These are plain collectives of torch.distributed, whose waits can be timed and left (see group/collective_wait.py);
+those of DTensor and functional collectives cannot. For the same reason none of them becomes part of a compiled graph.
+Called by what the tensor, expert and context axes install in a model.
 """
 
 from __future__ import annotations
@@ -32,37 +33,37 @@ Step = Callable[[Tensor], Tensor]
 
 
 def gather_sum(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """Equal parts of every rank, one after the other along `dim`; gradients are added up in fp32."""
+    """Equal parts of all ranks, concatenated along `dim`; gradients are summed in fp32."""
     return _pair(part, partial(_gathered, dim=dim, mesh=mesh), partial(_sum_scattered, dim=dim, mesh=mesh))
 
 
 def gather_same(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """As `gather_sum`, where all ranks then compute the same from it."""
+    """As `gather_sum`, for a result from which all ranks compute the same."""
     return _pair(part, partial(_gathered, dim=dim, mesh=mesh), partial(_taken, dim=dim, mesh=mesh))
 
 
-def sum_scatter(terms: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """This rank's part along `dim`, which the degree must divide, of the sum of all ranks' terms, made in fp32."""
-    return _pair(terms, partial(_sum_scattered, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
+def sum_scatter(summands: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """This rank's part along `dim`, which the degree must divide, of the sum over all ranks, computed in fp32."""
+    return _pair(summands, partial(_sum_scattered, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
 
 
 def own_part(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """This rank's part along `dim`, of its own."""
+    """This rank's part along `dim` of a tensor that is the same on all ranks."""
     return _pair(whole, partial(_taken, dim=dim, mesh=mesh), partial(_gathered, dim=dim, mesh=mesh))
 
 
 def copy(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The same; the ranks' gradients are added up."""
+    """The same tensor; the ranks' gradients are summed."""
     return _pair(whole, _same, partial(_all_reduced, mesh=mesh))
 
 
-def total(terms: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The sum of all ranks' terms, on every rank."""
-    return _pair(terms, partial(_all_reduced, mesh=mesh), _same)
+def total(summands: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The sum over all ranks, on every rank."""
+    return _pair(summands, partial(_all_reduced, mesh=mesh), _same)
 
 
 def exchange_rows(rows: Tensor, num_sent: Sequence[int], num_received: Sequence[int], mesh: DeviceMesh) -> Tensor:
-    """The first num_sent[0] of `rows` (N, ...) go to rank 0, and so on; what came from rank 0 comes first in return."""
+    """The first num_sent[0] of `rows` (N, ...) go to rank 0, and so on. The result begins with the rows from rank 0."""
     there = partial(_exchanged, num_sent=num_sent, num_received=num_received, mesh=mesh)
     back = partial(_exchanged, num_sent=num_received, num_received=num_sent, mesh=mesh)
     return _pair(rows, there, back)
@@ -103,13 +104,13 @@ def _gathered(part: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     return whole.movedim(0, dim)
 
 
-def _sum_scattered(terms: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """In two steps: gloo's own is a whole all-reduce, and NCCL's adds in the terms' dtype."""
-    rows = terms.movedim(dim, 0).contiguous()
+def _sum_scattered(summands: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+    """In two steps: gloo's reduce-scatter is a whole all-reduce, and NCCL's adds in the dtype of the summands."""
+    rows = summands.movedim(dim, 0).contiguous()
     received = torch.empty_like(rows)
     dist.all_to_all_single(received, rows, group=mesh.get_group())
     by_rank = received.view(mesh.size(), -1, *rows.shape[1:])
-    summed = by_rank.sum(0, dtype=torch.promote_types(terms.dtype, torch.float32)).to(terms.dtype)
+    summed = by_rank.sum(0, dtype=torch.promote_types(summands.dtype, torch.float32)).to(summands.dtype)
     return summed.movedim(0, dim)
 
 
@@ -118,8 +119,8 @@ def _taken(whole: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     return whole.narrow(dim, mesh.get_local_rank() * length, length).clone()
 
 
-def _all_reduced(terms: Tensor, mesh: DeviceMesh) -> Tensor:
-    summed = terms.clone(memory_format=torch.contiguous_format)
+def _all_reduced(summands: Tensor, mesh: DeviceMesh) -> Tensor:
+    summed = summands.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(summed, group=mesh.get_group())
     return summed
 

@@ -1,14 +1,14 @@
 """The expert axis: whole experts over ep, and each expert's width over tp.
 
-    every rank of ep     routes its own tokens, and holds num_experts / ep experts
+    every rank of ep     routes its own tokens, and has num_experts / ep experts
     forward              tokens sorted by expert -> all-to-all to the experts' ranks -> computed -> all-to-all back
-    every rank of tp     routes the same tokens, and computes a term of each answer with its part of the experts' width
+    every rank of tp     routes the same tokens, and computes a summand of each output with its part of the width
 
 After GShard (Lepikhin et al. 2020), dropless as MegaBlocks (Gale et al. 2022): splits are uneven and may be zero.
-Parameters become DTensors on ep, tp or both. FSDP then cuts them along another dim over what is left of the shards.
-Gradients need nothing added over ep: a rank that holds an expert has seen all ranks' tokens for it.
+Parameters become DTensors on ep, tp or both. FSDP then splits them along another dim over the rest of the shards.
+Gradients need no sum over ep, because the rank that has an expert processes the tokens of all ranks for it.
 
-Called when a model is built, before recomputation and FSDP; needs no communication then.
+Called by `assemble` when a model is built, before recomputation and FSDP; needs no communication then.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ def apply_experts(
     Such a module is called with tokens (N, D) sorted by expert and counts (E,) int64, and returns (N, D). Its own
     parameters have one slice per expert along dim 0, the same on all ranks. A stage of a pipeline may hold none.
 
-    Under tp the module that holds it is given the whole sequence on every rank, and
-    - with a pass-through `merge` (B, T, D) after its weighted sum it is one of style `gather`: terms are added up and
-      cut along the sequence there, in one collective for all k experts of a token;
-    - without, it is one of style `whole`: terms are added up where they leave the experts.
+    Under tp the module that contains it gets the whole sequence on every rank, and
+    - with a pass-through `merge` (B, T, D) after its weighted sum it has the style `gather`: the sum over tp is
+      computed and split along the sequence there, in one collective for all k experts of a token;
+    - without `merge` it has the style `whole`: the sum over tp is computed at the experts' output.
     Experts without `hidden_dims`, {parameter: its dim that is as wide as an expert}, are whole on every rank of tp.
 
-    A router next to it may have `num_copies` and `token_counts`: see the built-in model's.
+    A router in the same module may have `num_copies` and `token_counts`: see tasks/router.py.
 
     Returns:
-        Parameters that are whole on every rank of tp with a term of their gradient on each: it has to be summed over
-        tp before it is used.
+        Parameters that are whole on every rank of tp, and whose gradient must be summed over tp before it is used.
 
     Raises:
-        ValueError: parameters are in modules below, or ep does not divide the experts, or hidden_dims lacks one.
+        ValueError: parameters are in submodules, or ep does not divide the experts, or hidden_dims lacks a parameter.
     """
-    terms: list[nn.Parameter] = []
+    partial: list[nn.Parameter] = []
     for name, module in matching(model, plan.experts) if plan.experts else []:
         owner = model.get_submodule(name.rpartition(".")[0])
         split = tp if hasattr(module, "hidden_dims") else None
@@ -63,7 +62,7 @@ def apply_experts(
         merge = getattr(owner, "merge", None)
         if split is not None and isinstance(merge, nn.Module):
             _replace(merge, functools.partial(sum_scatter, dim=1, mesh=split))
-            terms += _whole_parameters(model, plan, owner, module)
+            partial += _whole_parameters(model, plan, owner, module)
             for part in owner.modules():
                 if hasattr(part, "num_copies"):
                     part.num_copies = split.size()  # type: ignore[assignment]
@@ -74,15 +73,15 @@ def apply_experts(
             for part in owner.modules():
                 if isinstance(token_counts := getattr(part, "token_counts", None), nn.Module):
                     _replace(token_counts, _WholeTokenCounts(token_counts, cp))
-    return terms
+    return partial
 
 
 class _ExpertsForward:
-    """Stands in for the forward of one module of experts. Over `tp` it adds up the terms of the answers, if given."""
+    """Replaces the forward of one module of experts. Sums the outputs over `tp` if it is given."""
 
     def __init__(self, module: nn.Module, ep: DeviceMesh | None, tp: DeviceMesh | None) -> None:
         self._module = module
-        self._kind = type(module)  # before FSDP makes it one of its own, whose instances cannot be made
+        self._kind = type(module)  # before FSDP replaces the class by one that cannot be instantiated
         self._ep = ep
         self._tp = tp
 
@@ -94,9 +93,9 @@ class _ExpertsForward:
     def _dispatch(self, tokens: Tensor, counts: Tensor) -> Tensor:
         if self._ep is None:
             return self._compute(tokens, counts)
-        asked = counts.view(self._ep.size(), -1)  # of each rank, for each of its experts
-        given = swap(asked, self._ep)  # by each rank, for each of mine
-        num_sent, num_received = torch.stack((asked.sum(1), given.sum(1))).tolist()
+        wanted = counts.view(self._ep.size(), -1)  # tokens for each rank, for each of its experts
+        given = swap(wanted, self._ep)  # tokens from each rank, for each expert of this rank
+        num_sent, num_received = torch.stack((wanted.sum(1), given.sum(1))).tolist()
         received = exchange_rows(tokens, num_sent, num_received, self._ep)
         by_expert = order_by_expert(given)
         answers = self._compute(received.index_select(0, by_expert), given.sum(0))
@@ -104,9 +103,10 @@ class _ExpertsForward:
         return exchange_rows(by_sender, num_received, num_sent, self._ep)
 
     def _compute(self, tokens: Tensor, counts: Tensor) -> Tensor:
-        """The module's own forward, on plain tensors in the place of its DTensors.
+        """The module's own forward, with plain tensors in the place of its DTensors.
 
-        Its class's, for its hooks are running already, on a view, which shares everything else with it.
+        Calls the class's forward, because the module's hooks are running already, on a view that shares all other
+        attributes with the module.
         """
         view = self._kind.__new__(self._kind)
         view.__dict__.update(self._module.__dict__, _parameters={})
@@ -117,32 +117,33 @@ class _ExpertsForward:
 
 
 class _WholeTokenCounts:
-    """Asks about the whole sequence, of which the ranks of cp hold parts: chosen experts (..., T / cp, k)."""
+    """Counts over the whole sequence, of which each rank of cp has a part: chosen experts (..., T / cp, k)."""
 
     def __init__(self, token_counts: nn.Module, cp: DeviceMesh) -> None:
-        self._ask: Callable[[Tensor], tuple[Tensor, Tensor]] = token_counts.forward
+        self._count: Callable[[Tensor], tuple[Tensor, Tensor]] = token_counts.forward
         self._cp = cp
 
     def __call__(self, experts: Tensor) -> tuple[Tensor, Tensor]:
-        load, turns = self._ask(in_order(gather_same(experts.unsqueeze(0), 0, self._cp), -2))
-        return load, own_part(turns, self._cp.get_local_rank(), self._cp.size(), -2)
+        load, positions = self._count(in_order(gather_same(experts.unsqueeze(0), 0, self._cp), -2))
+        return load, own_part(positions, self._cp.get_local_rank(), self._cp.size(), -2)
 
 
 def order_by_expert(given: Tensor) -> Tensor:
-    """Rows lie by sender and, within, by expert, `given` (ep, experts) of them: the order that puts experts first."""
+    """The order that sorts rows by expert. They are sorted by sender and then by expert; `given` (ep, experts) counts
+    them."""
     experts = torch.arange(given.shape[1], device=given.device).repeat(given.shape[0])
     return experts.repeat_interleave(given.flatten()).argsort(stable=True)
 
 
 def _cut_parameters(name: str, module: nn.Module, ep: DeviceMesh | None, tp: DeviceMesh | None) -> None:
-    """Keep this rank's part of every parameter, as a DTensor."""
+    """Replace every parameter by this rank's part, as a DTensor."""
     if ep is None and tp is None:
         return
     own = dict(module.named_parameters(recurse=False))
     if below := [key for key, _ in module.named_parameters() if key not in own]:
         raise ValueError(
-            f"plan.experts: {name} holds {below[0]!r} in a module below it. Stack the experts' weights in parameters "
-            "of its own, with one slice per expert along dim 0, or set parallelism.ep and tp to 1."
+            f"plan.experts: {name} has the parameter {below[0]!r} in a submodule. Stack the experts' weights in "
+            "parameters of its own, with one slice per expert along dim 0, or set parallelism.ep and tp to 1."
         )
     for key, parameter in own.items():
         cuts = [] if ep is None else [(ep, 0)]
@@ -151,7 +152,7 @@ def _cut_parameters(name: str, module: nn.Module, ep: DeviceMesh | None, tp: Dev
         if ep is not None and parameter.shape[0] % ep.size():
             count, degree = parameter.shape[0], ep.size()
             raise ValueError(
-                f"plan.experts: {name}.{key} holds {count} experts, which ep {degree} does not divide: "
+                f"plan.experts: {name}.{key} has {count} experts, which ep {degree} does not divide: "
                 f"{count} = {count // degree} x {degree} + {count % degree}. Use an ep that divides {count}."
             )
         setattr(module, key, cut(parameter, cuts))
@@ -161,15 +162,15 @@ def _hidden_dim(name: str, module: nn.Module, key: str) -> int:
     dims: dict[str, int] = module.hidden_dims  # type: ignore[assignment]
     if key not in dims:
         raise ValueError(
-            f"plan.experts: hidden_dims of {name} ({type(module).__name__}) does not say along which dim of {key!r} tp "
-            f"cuts the width of an expert; it has {', '.join(dims) or 'nothing'}. Add it, or leave hidden_dims out to "
-            "have the experts whole on every rank of tp."
+            f"plan.experts: hidden_dims of {name} ({type(module).__name__}) lacks {key!r}; it has "
+            f"{', '.join(dims) or 'no entries'}. Add the dim along which tp splits the width of an expert, or leave "
+            "hidden_dims out to have the experts whole on every rank of tp."
         )
     return dims[key]
 
 
 def _whole_parameters(model: nn.Module, plan: ParallelPlan, owner: nn.Module, experts: nn.Module) -> list[nn.Parameter]:
-    """Of what works next to the experts on whole sequences and is not cut by a style of its own: the router."""
+    """Parameters beside the experts that work on whole sequences and have no style of their own: the router's."""
     styled = {module for pattern in plan.tensor for _, module in matching(model, pattern)} - {owner}
     return [
         parameter
@@ -180,5 +181,5 @@ def _whole_parameters(model: nn.Module, plan: ParallelPlan, owner: nn.Module, ex
 
 
 def _replace(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Never part of a compiled graph: waits inside one could not be left."""
+    """Not compiled: a wait inside a compiled graph could not be left."""
     module.forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]

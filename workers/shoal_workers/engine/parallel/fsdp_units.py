@@ -1,7 +1,7 @@
-"""Which modules get a fully_shard of their own, when the task does not say: the repeated blocks of a model.
+"""Which modules get a fully_shard of their own if the task does not define them: the repeated blocks of a model.
 
 A unit's parameters are gathered before its forward and freed after it, so units should be the blocks that run one after
-the other; what is left belongs to the root.
+the other. All other parameters belong to the root. Called by `LoadedTask.shard_units`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 def default_shard_units(model: nn.Module) -> list[nn.Module]:
     """Children of every nn.ModuleList, and children of every nn.Sequential that are themselves made of modules.
 
-    Left to the root: containers (they have no forward of their own), children without parameters, and children that
-    share a parameter with a module outside of them (tied weights must be gathered together).
+    The root gets containers (they have no forward of their own), children without parameters, and children that share a
+    parameter with a module outside of them (tied weights must be gathered together).
     """
     owners: dict[int, set[nn.Module]] = defaultdict(set)
     for module in model.modules():

@@ -1,11 +1,11 @@
-"""Which tokens a context-parallel rank holds: one chunk from the head of the sequence and one from its tail.
+"""The tokens of a context-parallel rank: one chunk from the head of the sequence and one from its tail.
 
     chunk      0   1   2   3   4   5   6   7        T tokens in 2 x degree equal chunks, degree 4
     rank       0   1   2   3   3   2   1   0
 
-Under a causal mask a query of chunk i looks at i + 1 chunks of keys, so rank r has r + 1 and 2 x degree - r of them to
-do: 2 x degree + 1 on every rank (Dubey et al. 2024, section 3.3.2). Pure functions of tensors; `context` uses them on
-batches and on attention's operands.
+Under a causal mask a query of chunk i attends to i + 1 chunks of keys, so rank r computes r + 1 and 2 x degree - r of
+them: 2 x degree + 1 on every rank (Dubey et al. 2024, section 3.3.2). Pure functions of tensors. `context` calls them
+for batches and for attention's operands, `experts` for the counts of tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def chunks_of(rank: int, degree: int) -> tuple[int, int]:
-    """The two chunks of `rank`, in the order in which it holds them."""
+    """The two chunks of `rank`, in its order."""
     return rank, 2 * degree - 1 - rank
 
 

@@ -1,4 +1,7 @@
-"""Finds modules by the names that a ParallelPlan gives them; `*` stands for one part of a dotted name."""
+"""Finds modules by the patterns of a ParallelPlan; `*` matches one part of a dotted name.
+
+Called by the axes when a model is built.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from torch import nn
 
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    """Name and module of everything in `model` that `pattern` names, in the model's order."""
-    desired = pattern.split(".")
-    return [(name, module) for name, module in model.named_modules() if _fits(name.split("."), desired)]
+    """Name and module of every module of `model` that `pattern` matches, in the model's order."""
+    expected = pattern.split(".")
+    return [(name, module) for name, module in model.named_modules() if _fits(name.split("."), expected)]
 
 
 def fits(name: str, pattern: str) -> bool:
     return _fits(name.split("."), pattern.split("."))
 
 
-def _fits(parts: list[str], desired: list[str]) -> bool:
-    return len(parts) == len(desired) and all(w in ("*", part) for part, w in zip(parts, desired, strict=True))
+def _fits(parts: list[str], expected: list[str]) -> bool:
+    return len(parts) == len(expected) and all(one in ("*", part) for part, one in zip(parts, expected, strict=True))

@@ -1,10 +1,11 @@
-"""Activation checkpointing and compilation, block by block; the blocks are those that the plan names.
+"""Activation checkpointing and compilation of the blocks that the plan names, block by block.
 
     order      apply_recompute, then apply_compile, then FSDP2
     a call     FSDP's hooks gather the parameters  ->  compiled (  forward, recomputed in the backward pass  )
 
 Both replace the forward of each block from outside, so no module is added and no name in a state_dict changes. A copy
-of such a block would run the original's forward: copy first. Called when a model is built.
+of such a block would run the original's forward, so copies must be made before. Called by `assemble` when a model is
+built.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ _KEPT = frozenset(
         _aten._efficient_attention_forward.default,
     }
 )
-"""Matrix products and attention: nearly all of the arithmetic of a block, for a part of its memory."""
+"""Results that are kept: matrix products and attention, nearly all arithmetic of a block for a part of its memory."""
 
 
 def apply_recompute(model: nn.Module, plan: ParallelPlan, mode: Recompute) -> None:
-    """Make every block compute again in the backward pass what `mode` does not keep; gradients stay the same bits.
+    """Make every block recompute in the backward pass what `mode` does not keep; gradients keep the same bits.
 
     FULL: Chen et al. 2016. SELECTIVE: after Korthikanti et al. 2022, who recompute what costs much memory and little
     arithmetic. Randomness is replayed, so dropout drops the same elements again. The forward pass of a block must do
-    the same when run twice, except for what it leaves out if `is_recomputing()`. Under zero-bubble
-    schedules a block is recomputed for the gradient of its input and again for that of each weight: right, but slow.
+    the same if it runs twice, except for what it leaves out if `is_recomputing()`. Under zero-bubble schedules a block
+    is recomputed for the gradient of its input and again for that of each weight: right, but slow.
 
     Raises:
         ValueError: plan.blocks names no modules.
@@ -74,7 +75,7 @@ def apply_recompute(model: nn.Module, plan: ParallelPlan, mode: Recompute) -> No
 def apply_compile(model: nn.Module, plan: ParallelPlan, backend: str = "inductor") -> None:
     """Compile every block's forward in place; equal blocks share one compilation.
 
-    What hooks do to a block, FSDP2's gathering above all, stays outside. Side effects of a forward pass that is also
+    Hooks of a block, such as FSDP2's gathering, stay outside of the graph. Side effects of a forward pass that is also
     recomputed (counters) happen once, in the forward pass.
 
     Raises:
@@ -86,9 +87,9 @@ def apply_compile(model: nn.Module, plan: ParallelPlan, backend: str = "inductor
 
 
 def is_recomputing() -> bool:
-    """Whether the caller's forward pass runs within a backward pass: a second time, for its activations only.
+    """Whether the caller's forward pass is the second one, which runs in the backward pass for its activations only.
 
-    For modules that count what they see. In compiled code it is False, and side effects are left out there anyway.
+    For modules that count their inputs. In compiled code it is False; side effects are left out there in any case.
     """
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
@@ -101,13 +102,13 @@ def _recomputed(forward: Callable[..., Any], run: Callable[..., Any]) -> Callabl
 
 
 class _Calls(dict[int, Any]):
-    """What the calls of one operation returned, by number; or that they are made again.
+    """Results of the calls of one operation, by number, or the mark that a call is to be recomputed.
 
-    Keeps what it was given first. torch strikes out what has been used once, but a zero-bubble schedule cuts the
-    backward pass of a block into one for its input and some for its weights, and each recomputes.
+    Keeps the first value of each number. torch removes a value once it has been used, but a zero-bubble schedule splits
+    the backward pass of a block into one for its input and several for its weights, and each recomputes.
 
-    A call that the forward pass has not made is made: FSDP gathers and marks more or less the second time where a
-    block has modules of its own in it (experts), and torch takes that for a mismatch. It does no matrix products.
+    A call that the forward pass did not make is made. If a block contains FSDP modules (experts), FSDP makes other
+    calls the second time, which torch treats as a mismatch; matrix products are not among them.
     """
 
     def __setitem__(self, index: int, value: Any) -> None:

@@ -1,8 +1,8 @@
 """The data axis: how parameters, gradients and optimizer state are split over the mesh of shards, with FSDP2.
 
-Applied last, to modules whose parameters other axes may have cut before. Gradients are summed over the ranks, never
-averaged: each micro-batch's loss already carries its share of the global batch, and with an uneven partition the ranks'
-shares differ.
+Applied last, to modules whose parameters other axes may have split before. Gradients are summed over the ranks, never
+averaged: each micro-batch's loss is already weighted by its share of the global batch, and with an uneven partition the
+ranks' shares differ. Called by `assemble` and `warm_up`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def shard_model(
 
     Args:
         policy: the dtypes of computation and reduction, see parallel/compression.py.
-        units: modules whose parameters are gathered together; innermost first, then the root with what is left.
-        experts: modules whose parameters are already cut over the ep axis, and go over the rest of the shards only.
+        units: modules whose parameters are gathered together; innermost first, then the root with all others.
+        experts: modules whose parameters the ep axis has split already; FSDP splits them over the rest of the shards.
     """
     assert meshes.experts is not None or not experts
     if meshes.experts is not None:
@@ -43,7 +43,7 @@ def shard_model(
             _fully_shard(module, meshes.dense, meshes.layout, policy)
     _fully_shard(model, meshes.dense, meshes.layout, policy)
     for module in model.modules():
-        if isinstance(module, FSDPModule):  # both settings reach one module only, not its children
+        if isinstance(module, FSDPModule):  # both settings apply to one module only, not to its children
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
@@ -51,7 +51,8 @@ def shard_model(
 def keeps_gathered(layout: Layout) -> bool:
     """Whether parameters stay whole from their first forward pass in a step to its last backward pass.
 
-    Zero-bubble schedules of torch 2.13 compute wrong gradients, silently, if they are cut in between.
+    If they were resharded in between, zero-bubble schedules of torch 2.13 would compute wrong gradients without an
+    error.
     """
     return layout.shard is not ShardLevel.FULL or layout.pp > 1
 
@@ -75,8 +76,9 @@ def _fully_shard(module: nn.Module, mesh: DeviceMesh, layout: Layout, policy: Mi
 
 
 def _placement(parameter: nn.Parameter, num_shards: int) -> Shard | None:
-    """The dim to cut: not one that another axis has cut before, where another divides evenly (FSDP2 cuts only dim 0
-    unevenly)."""
+    """The dim to split: not a dim that another axis has split, if another one divides evenly.
+
+    None: FSDP2's default, dim 0, which is the only dim that it can split unevenly."""
     if not isinstance(parameter, DTensor):
         return None
     taken = {placement.dim for placement in parameter.placements if isinstance(placement, Shard)}

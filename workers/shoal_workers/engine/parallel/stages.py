@@ -1,10 +1,11 @@
-"""The pipeline axis: cuts a model into stages, each of which is the model with pass-throughs for what others have.
+"""The pipeline axis: splits a model into stages, each with pass-throughs in the place of other stages' modules.
 
     model             embedding  block 0  block 1  block 2  block 3  norm  head
     stage 0 of 2      embedding  block 0  block 1     .        .       .     .
-    stage 1 of 2          .         .        .     block 2  block 3  norm  head       . hands its first input on
+    stage 1 of 2          .         .        .     block 2  block 3  norm  head       . returns its first input
 
-So the model's own forward runs in every stage, and names of parameters are those of the whole model.
+So the model's own forward runs in every stage, and the names of parameters are those of the whole model. Called by
+`assemble` and by `PipelinePasses`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from shoal_workers.contract.model.plan import ParallelPlan
 
 @dataclass(frozen=True, slots=True)
 class Stage:
+    """One stage of a pipeline."""
+
     index: int
     module: nn.Module
 
 
 class PassThrough(nn.Module):
-    """Stands where another stage has a module."""
+    """Takes the place of a module that another stage has."""
 
     def forward(self, first: Any, *_: Any, **__: Any) -> Any:
         return first
@@ -50,13 +53,13 @@ def split_into_stages(model: nn.Module, plan: ParallelPlan, layout: Layout, pipe
 
 
 def stage_sizes(layout: Layout, num_blocks: int) -> tuple[int, ...]:
-    """Blocks of each stage; cut evenly, the first ones longer, where the layout does not say."""
+    """Blocks of each stage; if the layout does not define them, split evenly, with the longer stages first."""
     base, extra = divmod(num_blocks, layout.pp)
     return layout.stages or tuple(base + (index < extra) for index in range(layout.pp))
 
 
 def stages_of(layout: Layout, pipeline_rank: int, num_stages: int) -> Sequence[int]:
-    """Which stages a pipeline rank has."""
+    """The stages of a pipeline rank."""
     if layout.schedule.is_v_shaped:
         return pipeline_rank, num_stages - 1 - pipeline_rank
     return range(pipeline_rank, num_stages, layout.pp)
@@ -70,7 +73,7 @@ def owner_of(layout: Layout, stage: int, num_stages: int) -> int:
 
 
 def _untie(stages: list[Stage], plan: ParallelPlan, num_stages: int) -> None:
-    """A rank with both ends of the pipeline has tied weights twice: each stage gathers and frees its own."""
+    """Give a rank with both ends of the pipeline two copies of tied weights: each stage gathers and frees its own."""
     if {0, num_stages - 1} <= {stage.index for stage in stages} and num_stages > 1:
         for alias in plan.tied:
             module_name, _, name = alias.rpartition(".")
@@ -80,7 +83,7 @@ def _untie(stages: list[Stage], plan: ParallelPlan, num_stages: int) -> None:
 
 
 def _without(module: nn.Module, dropped: Collection[str], prefix: str) -> nn.Module:
-    """`module` itself if nothing below it is dropped, else a copy of it that has other children."""
+    """`module` itself if none of its submodules is dropped, else a copy of it with other children."""
     if not any(name.startswith(prefix) for name in dropped):
         return module
     clone = copy.copy(module)

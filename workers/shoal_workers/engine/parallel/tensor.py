@@ -1,14 +1,14 @@
 """The tensor axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al. 2022) if the plan has any.
 
     residual stream     (B, T / tp, D) on each rank: norms and additions work on a part of the sequence
-    gather              the whole sequence goes into attention and feed-forward, whose gradients are summed
-    column, row         heads and hidden width are split; a row layer's sum is cut along the sequence again
+    gather              the whole sequence goes into attention and feed-forward; their input gradients are summed
+    column, row         heads and hidden width are split; the sum of a row layer is split along the sequence again
     embedding, head     the vocabulary is split; the logits become a DTensor, for torch's `loss_parallel`
 
 Without `gather` and `sequence` in the plan, activations between the split layers are whole on every rank.
 
-Parameters that are split become DTensors over the axis, so that FSDP2 and checkpoints know what they are; forward
-passes compute on their local parts. Every rank has built the same weights, so cutting takes no communication.
+Split parameters become DTensors over the axis, so that FSDP2 and checkpoints know their layout; forward passes compute
+on their local parts. Every rank has built the same weights, so splitting needs no communication. Called by `assemble`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list[nn.Parameter]:
-    """Cut the modules that `plan.tensor` names over the 1-D `mesh`, in place.
+    """Split the modules that `plan.tensor` names over the 1-D `mesh`, in place.
 
     Returns:
-        Parameters that are whole on every rank but have seen only a part of the sequence, or of the heads: their
-        gradients have to be summed over `mesh` before they are used.
+        Parameters that are whole on every rank but were applied to a part of the sequence, or of the heads, only:
+        their gradients must be summed over `mesh` before they are used.
     """
     cutter = _Cutter(mesh, is_sequential=cuts_sequence(plan))
     partial: list[nn.Parameter] = []
@@ -65,23 +65,23 @@ def apply_tensor(model: nn.Module, plan: ParallelPlan, mesh: DeviceMesh) -> list
 
 
 def cuts_sequence(plan: ParallelPlan) -> bool:
-    """Whether ranks hold parts of the sequence between the split layers."""
+    """Whether each rank has only a part of the sequence between the split layers."""
     return not {TensorStyle.SEQUENCE, TensorStyle.GATHER}.isdisjoint(plan.tensor.values())
 
 
 def splits_vocabulary(plan: ParallelPlan) -> bool:
-    """Whether the logits come as a DTensor, so that the loss needs torch's `loss_parallel`."""
+    """Whether the logits are a DTensor, so that the loss needs torch's `loss_parallel`."""
     return TensorStyle.HEAD in plan.tensor.values()
 
 
 class _Cutter:
-    """Cuts single modules over one group."""
+    """Splits single modules over one group."""
 
     def __init__(self, mesh: DeviceMesh, *, is_sequential: bool) -> None:
         self._mesh = mesh
         self._is_sequential = is_sequential
         self._cut: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-        """By id of the whole parameter, which is kept so that no other takes its id: tied weights stay one."""
+        """By id of the whole parameter, which is kept so that its id is not reused: tied weights stay one parameter."""
 
     def column(self, module: nn.Linear) -> None:
         self._split(module, "weight", 0)
@@ -131,24 +131,24 @@ class _Cutter:
         _replace(module, forward)
 
     def gather(self, module: nn.Module) -> None:
-        """Whole in, and what comes out has been cut by the row layer in it."""
+        """The module gets the whole sequence; the row layer in it splits the output."""
         module.register_forward_pre_hook(
             lambda _, inputs: (gather_sum(inputs[0], _SEQUENCE_DIM, self._mesh), *inputs[1:])
         )
 
     def whole(self, module: nn.Module) -> None:
-        """Every rank computes all of it, on the whole sequence."""
+        """Every rank computes the whole module, on the whole sequence."""
         module.register_forward_pre_hook(
             lambda _, inputs: (gather_same(inputs[0], _SEQUENCE_DIM, self._mesh), *inputs[1:])
         )
         module.register_forward_hook(lambda _module, _inputs, output: own_part(output, _SEQUENCE_DIM, self._mesh))
 
     def forget_wholes(self) -> None:
-        """The whole parameters may go: the forwards that refer to this object would keep them for good."""
+        """Free the whole parameters: the forwards that refer to this object would keep them in memory."""
         self._cut.clear()
 
     def _shared(self, x: Tensor) -> Tensor:
-        """Input of a column layer; the enclosing gather sums its gradient, where there is one."""
+        """Input of a column layer. If the module is inside a `gather`, that one sums the gradient."""
         return x if self._is_sequential else copy(x, self._mesh)
 
     def _joined(self, partial: Tensor) -> Tensor:

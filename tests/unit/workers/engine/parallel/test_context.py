@@ -38,10 +38,10 @@ def test_one_rank_gets_everything_as_it_is() -> None:
     ("wrong", "words"),
     [
         ((torch.zeros(2, 8),), "must be a dict; the task's collate returned tuple"),
-        ({"tokens": torch.zeros(2, 8)}, "'positions': 0 names no tensor of the batch, which has only 'tokens'"),
-        (batch(positions=[1, 2]), "'positions': 0 names no tensor of the batch, which holds list there"),
-        (batch(tokens=torch.zeros(8)), "'tokens': 1 names a dim that the entry has not: its shape is (8,)"),
-        (batch(tokens=torch.zeros(2, 10)), "'tokens': 1 has 10 tokens, which cp 2 cannot cut into 2 x 2"),
+        ({"tokens": torch.zeros(2, 8)}, "'positions': 0 is not a tensor of the batch, which has only 'tokens'"),
+        (batch(positions=[1, 2]), "'positions': 0 is not a tensor of the batch, which holds list there"),
+        (batch(tokens=torch.zeros(8)), "'tokens': 1 names a dim that the entry does not have: its shape is (8,)"),
+        (batch(tokens=torch.zeros(2, 10)), "'tokens': 1 has 10 tokens, which cp 2 cannot split into 2 x 2"),
         (batch(tokens=torch.zeros(2, 0)), "'tokens': 1 has 0 tokens"),
     ],
 )
