@@ -4,7 +4,7 @@
 - docs/reference/metrics.md lists every metric, from its declaration;
 - docs/reference/events.md lists every event type, from the catalogue in core/events;
 - the state diagram in docs/architecture.md is the table of transitions of the attempt machine;
-- the table of causes there is the table of faults.
+- the table of causes in docs/elastic.md is the table of faults.
 
 Tests compare the committed pages with what this makes, so they cannot fall behind the code.
 """
@@ -37,7 +37,9 @@ def main() -> None:
     (DOCS / "reference" / "metrics.md").write_text(metrics_page(), encoding="utf-8")
     (DOCS / "reference" / "events.md").write_text(events_page(), encoding="utf-8")
     page = DOCS / "architecture.md"
-    page.write_text(with_fault_table(with_stage_diagram(page.read_text(encoding="utf-8"))), encoding="utf-8")
+    page.write_text(with_stage_diagram(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = DOCS / "elastic.md"
+    page.write_text(with_fault_table(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def with_stage_diagram(page: str) -> str:
@@ -46,7 +48,7 @@ def with_stage_diagram(page: str) -> str:
 
 
 def with_fault_table(page: str) -> str:
-    """docs/architecture.md with a new table of faults."""
+    """docs/elastic.md with a new table of faults."""
     return _with_section(page, _FAULTS_BEGIN, fault_table(), _FAULTS_END)
 
 

@@ -180,7 +180,7 @@ class IncidentView(Frozen):
     from_layout: str = ""
     to_layout: str | None = None
     action: str = ""
-    """What was done about it; see docs/architecture.md."""
+    """What was done about it; see docs/elastic.md."""
     closed: bool = False
     message: str = ""
 
