@@ -1,0 +1,73 @@
+"""FakeCatalog: the checkpoints of one job, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from shoal_service.core.retention import choose_deletions
+from shoal_workers.checkpoint.commit import marker_of
+from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
+from shoal_workers.contract.marker import CheckpointName, CommitMarker
+from shoal_workers.contract.messages import SavedPart
+
+
+class FakeCatalog:
+    """A `protocols.Catalog`."""
+
+    def __init__(self, root: str = "/checkpoints/j1") -> None:
+        self._root = root
+        self.files: dict[CheckpointName, dict[str, int]] = {}
+        """Lengths by file name, for each directory. A directory is known once a part was written into it."""
+        self.markers: dict[CheckpointName, CommitMarker] = {}
+        self.is_unusable = False
+        self.is_away = False
+        self.trusts_parts = False
+        """Take every part for written, as tests of the executor need it."""
+
+    def url(self, name: CheckpointName) -> str:
+        return f"{self._root}/{name}"
+
+    def check_writable(self) -> None:
+        if self.is_unusable:
+            raise StorageUnusable(self._root, "permission denied", "Use another directory.")
+
+    def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
+        self._require_storage()
+        marker = marker_of(parts, job_id=job_id, attempt=attempt, now=now)
+        name = CheckpointName(marker.step, marker.attempt, marker.generation)
+        if self.trusts_parts:
+            self.files[name] = {file.name: file.bytes for file in marker.files}
+        for file in marker.files:
+            if self.files.get(name, {}).get(file.name) != file.bytes:
+                raise DamagedCheckpoint(self.url(name), file.name, "is missing or has another length")
+        self.markers[name] = marker
+        return marker
+
+    def newest(
+        self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
+    ) -> CheckpointName | None:
+        self._require_storage()
+        fitting = [n for n in self.markers if n not in excluding and (before is None or n < before)]
+        return max(fitting, default=None)
+
+    def retain(
+        self, keep: int, *, damaged: Collection[CheckpointName], in_flight: Collection[CheckpointName]
+    ) -> list[CheckpointName]:
+        self._require_storage()
+        torn = [name for name in self.files if name not in self.markers]
+        deletions = choose_deletions(list(self.markers), torn, keep=keep, damaged=damaged, in_flight=in_flight)
+        return self._delete([deletion.name for deletion in deletions])
+
+    def remove_torn(self, *, in_flight: Collection[CheckpointName]) -> list[CheckpointName]:
+        self._require_storage()
+        return self._delete([n for n in self.files if n not in self.markers and n not in in_flight])
+
+    def _delete(self, names: list[CheckpointName]) -> list[CheckpointName]:
+        for name in names:
+            self.files.pop(name, None)
+            self.markers.pop(name, None)
+        return names
+
+    def _require_storage(self) -> None:
+        if self.is_away:
+            raise OSError("the storage does not answer")

@@ -1,0 +1,128 @@
+"""FakeCluster and FakeSupervisor: the Ray cluster as the control plane sees it, and a supervisor in it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal_service.cluster.errors import ClusterError, SupervisorGone, SupervisorUnavailable
+from shoal_service.control.protocols import ClusterSnapshot
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.nodes import Node
+from shoal_service.reports import SupervisorReports
+from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_service.supervisor.outbox import Outbox
+
+
+@dataclass
+class FakeSupervisor:
+    """The supervisor of one attempt, and a `protocols.SupervisorHandle` to it."""
+
+    config: SupervisorConfig
+    outbox: Outbox
+    directives: list[Directive] = field(default_factory=list)
+    pulls: list[int] = field(default_factory=list)
+    """The sequence number of each pull."""
+    is_released: bool = False
+    epoch: int = 0
+    _error: ClusterError | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def report(self, *items: Any) -> None:
+        self.outbox.add(*items)
+        self._changed.set()
+
+    def end(self, end: AttemptEnd) -> None:
+        self.outbox.add_end(end)
+        self._changed.set()
+
+    def die(self) -> None:
+        self._error = SupervisorGone("the actor died")
+        self._changed.set()
+
+    def cut_off(self) -> None:
+        self._error = SupervisorUnavailable("the actor is being restarted")
+        self._changed.set()
+
+    def reconnect(self) -> None:
+        self._error = None
+
+    async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
+        self.pulls.append(after)
+        while True:
+            self._check(epoch)
+            reports = self.outbox.pull(after, 0.0)
+            if reports.seq > after or reports.end is not None:
+                return reports
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def direct(self, directive: Directive) -> None:
+        self._check(directive.epoch)
+        self.directives.append(directive)
+
+    async def release(self, epoch: int) -> None:
+        self.is_released = True
+
+    def _check(self, epoch: int) -> None:
+        if self._error is not None:
+            raise self._error
+        if epoch < self.epoch:
+            raise StaleEpoch(epoch, self.epoch)
+        self.epoch = epoch
+
+
+class FakeCluster:
+    """A `control.protocols.Cluster`."""
+
+    def __init__(self, nodes: tuple[Node, ...] = ()) -> None:
+        self.address = "127.0.0.1:6379"
+        self.connected = True
+        self.nodes = nodes
+        self.supervisors: dict[tuple[str, int], FakeSupervisor] = {}
+        self.avoided: list[frozenset[str]] = []
+        """`avoid_nodes` of each supervisor that was started."""
+        self.reaped: list[tuple[str, int]] = []
+        self.uploads: list[bytes] = []
+        self.num_reconnects = 0
+        self.tested: list[tuple[str, str | None]] = []
+        """Nodes that were tested, each with its partner."""
+        self.fault = ""
+        """The outcome of every node test."""
+        self.error: ClusterError | None = None
+        """Raised by every look at the cluster."""
+
+    def snapshot(self) -> ClusterSnapshot:
+        if self.error is not None:
+            raise self.error
+        alive = [node for node in self.nodes if node.alive]
+        return ClusterSnapshot(
+            nodes=self.nodes, free={"CPU": sum(n.cpus for n in alive), "GPU": sum(n.gpus for n in alive)}
+        )
+
+    def reconnect(self) -> None:
+        self.num_reconnects += 1
+        self.error = None
+
+    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> FakeSupervisor:
+        self.avoided.append(avoid_nodes)
+        key = config.job_id, config.attempt
+        if key not in self.supervisors:
+            self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), epoch=config.epoch)
+        return self.supervisors[key]
+
+    def find_supervisor(self, job_id: str, attempt: int) -> FakeSupervisor | None:
+        return self.supervisors.get((job_id, attempt))
+
+    def reap(self, job_id: str, attempt: int) -> int:
+        self.reaped.append((job_id, attempt))
+        return 1 if self.supervisors.pop((job_id, attempt), None) is not None else 0
+
+    async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
+        self.tested.append((suspect.node_id, partner))
+        return self.fault
+
+    def upload_code(self, archive: bytes) -> str:
+        self.uploads.append(archive)
+        return f"gcs://code-{len(self.uploads)}.zip"

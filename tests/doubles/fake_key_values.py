@@ -1,0 +1,34 @@
+"""FakeKeyValueStore: one namespace of the Ray head's key-value store, and a head that can be away."""
+
+from __future__ import annotations
+
+import threading
+
+from shoal_service.cluster.errors import GcsUnavailable
+
+
+class FakeKeyValueStore:
+    """A `journal.KeyValueStore`."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.is_away = False
+        self.refused = threading.Event()
+        """A call was refused since this was cleared."""
+
+    def get(self, key: bytes) -> bytes | None:
+        self._require_head()
+        return self.values.get(key)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._require_head()
+        self.values[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self._require_head()
+        self.values.pop(key, None)
+
+    def _require_head(self) -> None:
+        if self.is_away:
+            self.refused.set()
+            raise GcsUnavailable("the head is away")

@@ -1,0 +1,109 @@
+"""What every checkpoint Catalog does."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal_service.supervisor.protocols import Catalog
+from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import SavedFile, SavedPart
+
+ROOT_NAME = "j1"
+
+
+def name(step: int, generation: int = 1) -> CheckpointName:
+    return CheckpointName(step, 1, generation)
+
+
+class CatalogContract:
+    def make(self) -> Catalog:
+        raise NotImplementedError
+
+    def write(self, catalog: Catalog, name: CheckpointName, file: str, num_bytes: int) -> None:
+        """A rank writes a file of its part."""
+        raise NotImplementedError
+
+    def parts(self, catalog: Catalog, step: int, *, generation: int = 1, world_size: int = 2) -> list[SavedPart]:
+        """Of all ranks, written."""
+        made = []
+        directory = name(step, generation)
+        for rank in range(world_size):
+            file = SavedFile(name=f"shard-{rank:05d}.bin", bytes=10 + rank, crc32=0)
+            self.write(catalog, directory, file.name, file.bytes)
+            made.append(
+                SavedPart(
+                    generation=generation,
+                    step=step,
+                    rank=rank,
+                    world_size=world_size,
+                    directory=catalog.url(directory),
+                    files=(file,),
+                    stall_s=0.1,
+                    write_s=0.2,
+                )
+            )
+        return made
+
+    def commit(self, catalog: Catalog, step: int, *, generation: int = 1) -> None:
+        parts = self.parts(catalog, step, generation=generation)
+        marker = catalog.commit(parts, job_id="j1", attempt=1, now=5.0)
+        assert (marker.step, marker.generation, marker.world_size) == (step, generation, 2)
+        assert (marker.committed_at, [file.bytes for file in marker.files]) == (5.0, [10, 11])
+
+    def test_an_empty_root_can_be_used_and_holds_nothing(self) -> None:
+        catalog = self.make()
+        catalog.check_writable()
+        assert catalog.newest() is None
+        assert catalog.remove_torn(in_flight=()) == []
+
+    def test_a_checkpoint_exists_once_it_is_committed(self) -> None:
+        catalog = self.make()
+        parts = self.parts(catalog, 4)
+        assert catalog.newest() is None
+        catalog.commit(parts, job_id="j1", attempt=1, now=5.0)
+        catalog.commit(parts, job_id="j1", attempt=1, now=6.0)  # repeated after a restart
+        assert catalog.newest() == name(4)
+        assert catalog.url(name(4)).endswith(f"/{name(4)}")
+
+    def test_the_newest_checkpoint_is_found_except_for_excluded_ones(self) -> None:
+        catalog = self.make()
+        for step in (4, 8, 12):
+            self.commit(catalog, step)
+        assert catalog.newest() == name(12)
+        assert catalog.newest(excluding=[name(12)]) == name(8)
+        assert catalog.newest(before=name(8)) == name(4)
+        assert catalog.newest(before=name(4)) is None
+
+    def test_a_missing_or_shorter_part_is_not_committed(self) -> None:
+        catalog = self.make()
+        parts = self.parts(catalog, 4)
+        longer = SavedFile(name="shard-00001.bin", bytes=99, crc32=0)
+        missing = SavedFile(name="shard-00009.bin", bytes=10, crc32=0)
+        for file in (longer, missing):
+            wrong = [parts[0], parts[1].model_copy(update={"files": (file,)})]
+            with pytest.raises(DamagedCheckpoint, match=file.name):
+                catalog.commit(wrong, job_id="j1", attempt=1, now=5.0)
+        assert catalog.newest() is None
+
+    def test_old_checkpoints_are_deleted_and_those_in_flight_are_kept(self) -> None:
+        catalog = self.make()
+        for step in (4, 8, 12):
+            self.commit(catalog, step)
+        assert catalog.retain(1, damaged=(), in_flight=[name(4)]) == [name(8)]
+        assert catalog.retain(1, damaged=(), in_flight=()) == [name(4)]
+        assert catalog.newest() == name(12)
+
+    def test_a_damaged_checkpoint_does_not_count_as_one_to_keep(self) -> None:
+        catalog = self.make()
+        for step in (4, 8):
+            self.commit(catalog, step)
+        assert catalog.retain(1, damaged=[name(8)], in_flight=()) == []
+
+    def test_directories_that_were_never_committed_are_deleted_except_for_those_in_flight(self) -> None:
+        catalog = self.make()
+        self.commit(catalog, 4)
+        self.parts(catalog, 8)
+        self.parts(catalog, 12)
+        assert catalog.remove_torn(in_flight=[name(12)]) == [name(8)]
+        assert catalog.newest() == name(4)

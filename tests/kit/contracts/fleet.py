@@ -1,0 +1,172 @@
+"""What every Fleet does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.supervisor.protocols import Fleet, WorkerDied
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, Phase, WorkerInfo
+
+_PATIENCE_S = 60.0
+
+
+def assignment(generation: int) -> Assignment:
+    return Assignment(
+        job_id="contract",
+        attempt=1,
+        generation=generation,
+        rank=0,
+        layout=fully_sharded(1),
+        store_host="127.0.0.1",
+        store_port=1,
+        restore_from=None,
+    )
+
+
+async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
+    """Ray reports some things late, and announces none of them."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not (found := await condition()):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    return found
+
+
+class FleetContract:
+    """One attempt per test; its workers end with the test."""
+
+    def make(self, *, can_load_task: bool = True) -> Fleet:
+        """The fleet of one supervisor of the attempt."""
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        """A worker's name, another one in each test."""
+        raise NotImplementedError
+
+    def end_process(self, info: WorkerInfo) -> None:
+        """SIGKILL."""
+        raise NotImplementedError
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        raise NotImplementedError
+
+    async def started(self, fleet: Fleet, index: int = 0) -> WorkerInfo:
+        await fleet.start(index, self.name(index), (), "")
+        info = await fleet.prepare(index)
+        assert isinstance(info, WorkerInfo)
+        return info
+
+    def test_a_worker_that_was_started_becomes_warm_and_is_known_with_its_node(self) -> None:
+        async def main() -> None:
+            fleet = self.make()
+            assert not fleet.knows(0)
+            info = await self.started(fleet)
+            assert info.worker_id == self.name(0) and info.store_port > 0
+            assert fleet.knows(0) and fleet.by_node() == {info.node_id: [0]}
+            assert await fleet.prepare(0) == info, "it can be repeated"
+
+        self.run(main)
+
+    def test_a_task_that_cannot_be_loaded_is_an_answer(self) -> None:
+        async def main() -> None:
+            fleet = self.make(can_load_task=False)
+            await fleet.start(0, self.name(0), (), "")
+            answer = await fleet.prepare(0)
+            assert isinstance(answer, ErrorReport) and answer.phase is Phase.PREPARING
+
+        self.run(main)
+
+    def test_a_poll_returns_after_its_time_with_the_progress(self) -> None:
+        async def main() -> None:
+            fleet = self.make()
+            await self.started(fleet)
+            first = await fleet.poll(0, 0, 0, 0.0)
+            poll = await fleet.poll(0, first.seq, first.seq, 0.05)
+            assert poll.worker_id == self.name(0) and poll.reports == ()
+            assert poll.progress.generation == 0
+
+        self.run(main)
+
+    def test_a_run_of_a_fenced_generation_is_stale_and_can_be_joined(self) -> None:
+        async def main() -> None:
+            fleet = self.make()
+            await self.started(fleet)
+            await fleet.interrupt(0, 3)
+            worker_exit = await fleet.run(0, assignment(3))
+            assert (worker_exit.kind, worker_exit.generation) == (ExitKind.STALE, 3)
+            assert await fleet.join(0, 3) == worker_exit
+            assert (await fleet.join(0, 2)).kind is ExitKind.STALE
+
+        self.run(main)
+
+    def test_a_new_worker_holds_no_snapshots_and_accepts_requests(self) -> None:
+        async def main() -> None:
+            fleet = self.make()
+            await self.started(fleet)
+            assert await fleet.snapshot_parts(0) == ()
+            await fleet.request_yield(0, 1, True)
+            await fleet.forget_memory(0)
+
+        self.run(main)
+
+    def test_the_next_supervisor_finds_a_worker_by_its_name(self) -> None:
+        async def main() -> None:
+            info = await self.started(self.make())
+            second = self.make()
+            assert second.find(0, self.name(0), info) and second.knows(0)
+            assert second.by_node() == {info.node_id: [0]}
+            assert (await second.poll(0, 0, 0, 0.0)).worker_id == self.name(0)
+            assert not second.find(1, self.name(1), None) and not second.knows(1)
+
+        self.run(main)
+
+    def test_a_killed_worker_is_not_known_and_not_found(self) -> None:
+        async def main() -> None:
+            fleet, second = self.make(), self.make()
+            info = await self.started(fleet)
+            await fleet.kill(0)
+            assert not fleet.knows(0) and fleet.by_node() == {} and fleet.actor_id(0) is None
+
+            async def is_gone() -> bool:
+                return not second.find(0, self.name(0), info)
+
+            await eventually(is_gone)
+            await fleet.kill(0)  # a worker that is not known: nothing happens
+
+        self.run(main)
+
+    def test_a_forgotten_worker_goes_on(self) -> None:
+        async def main() -> None:
+            fleet = self.make()
+            info = await self.started(fleet)
+            fleet.forget(0)
+            assert not fleet.knows(0) and fleet.by_node() == {}
+            assert fleet.find(0, self.name(0), info)
+
+        self.run(main)
+
+    def test_the_death_of_a_worker_fails_its_calls_and_is_dated(self) -> None:
+        async def main() -> None:
+            fleet = self.make()
+            info = await self.started(fleet)
+            seq = (await fleet.poll(0, 0, 0, 0.0)).seq
+            pending = asyncio.create_task(fleet.poll(0, seq, seq, _PATIENCE_S))
+            await asyncio.sleep(0)
+            self.end_process(info)
+            with pytest.raises(WorkerDied) as error:
+                await pending
+            assert error.value.cause is IncidentCause.WORKER_DIED and "\n" not in str(error.value)
+            with pytest.raises(WorkerDied):
+                await fleet.poll(0, 0, 0, 0.0)
+            actor_id = fleet.actor_id(0)
+            assert actor_id is not None
+            assert await eventually(lambda: fleet.died_at(actor_id)) > 0
+
+        self.run(main)

@@ -1,0 +1,113 @@
+"""Each fake, and each real implementation that needs no cluster, does what its contract says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from doubles import event_loop
+from doubles.fake_catalog import FakeCatalog
+from doubles.fake_clock import FakeClock
+from doubles.fake_fleet import FakeFleet
+from doubles.fake_journal import FakeJournal, JournalStorage, Replaced
+from doubles.fake_key_values import FakeKeyValueStore
+from doubles.fake_workers import FakeWorkers
+from kit.contracts.catalog import CatalogContract
+from kit.contracts.clock import ClockContract
+from kit.contracts.fleet import FleetContract
+from kit.contracts.journal import JournalContract
+from shoal_service.clock import Clock, SystemClock
+from shoal_service.supervisor.checkpoint_catalog import CheckpointCatalog
+from shoal_service.supervisor.journal import GcsJournal
+from shoal_service.supervisor.protocols import Catalog, Fleet, Journal
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.messages import ErrorReport, Phase, WorkerInfo
+
+
+class TestFakeClock(ClockContract):
+    def make(self) -> Clock:
+        return FakeClock()
+
+    async def pass_time(self, clock: Clock, seconds: float) -> None:
+        assert isinstance(clock, FakeClock)
+        await clock.advance(seconds)
+
+
+class TestSystemClock(ClockContract):
+    def make(self) -> Clock:
+        return SystemClock()
+
+    async def pass_time(self, clock: Clock, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class TestFakeJournal(JournalContract):
+    @pytest.fixture(autouse=True)
+    def _storage(self) -> None:
+        self.storage = JournalStorage()
+
+    def open(self) -> Journal:
+        return FakeJournal(self.storage)
+
+
+class TestGcsJournalOverAFakeStore(JournalContract):
+    @pytest.fixture(autouse=True)
+    def _store(self) -> None:
+        self.store = FakeKeyValueStore()
+
+    def open(self) -> Journal:
+        def replaced() -> None:
+            raise Replaced
+
+        return GcsJournal(self.store, "j1", 1, on_replaced=replaced)
+
+
+class TestFakeCatalog(CatalogContract):
+    def make(self) -> Catalog:
+        return FakeCatalog()
+
+    def write(self, catalog: Catalog, name: CheckpointName, file: str, num_bytes: int) -> None:
+        assert isinstance(catalog, FakeCatalog)
+        catalog.files.setdefault(name, {})[file] = num_bytes
+
+
+class TestCheckpointCatalog(CatalogContract):
+    @pytest.fixture(autouse=True)
+    def _root(self, tmp_path: Path) -> None:
+        self.root = tmp_path / "j1"
+
+    def make(self) -> Catalog:
+        return CheckpointCatalog(str(self.root))
+
+    def write(self, catalog: Catalog, name: CheckpointName, file: str, num_bytes: int) -> None:
+        path = self.root / str(name) / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(num_bytes))
+
+
+class TestFakeFleet(FleetContract):
+    @pytest.fixture(autouse=True)
+    def _workers(self) -> None:
+        self.workers = FakeWorkers(SystemClock())
+
+    def make(self, *, can_load_task: bool = True) -> Fleet:
+        if not can_load_task:
+            self.workers.start_error = ErrorReport(
+                type="ImportError", message="no module", traceback="...", phase=Phase.PREPARING
+            )
+        return FakeFleet(self.workers)
+
+    def name(self, index: int) -> str:
+        return f"worker-{index}"
+
+    def end_process(self, info: WorkerInfo) -> None:
+        self.workers.by_name[info.worker_id].die()
+
+    def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        async def coroutine() -> None:
+            await main()
+
+        event_loop.run(coroutine())
