@@ -8,7 +8,7 @@ from shoal_service.core.retention import choose_deletions
 from shoal_workers.checkpoint.commit import marker_of
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
-from shoal_workers.contract.messages import SavedPart
+from shoal_workers.contract.worker_reports import SavedPart
 
 
 class FakeCatalog:

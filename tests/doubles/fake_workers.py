@@ -18,19 +18,15 @@ from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
-    GroupFormed,
     LogLine,
     Phase,
     Progress,
-    SavedFile,
-    SavedPart,
-    StepReport,
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
-    WorkerReport,
 )
 from shoal_workers.contract.snapshots import SnapshotPart
+from shoal_workers.contract.worker_reports import GroupFormed, SavedFile, SavedPart, StepReport, WorkerReport
 
 T = TypeVar("T")
 FILE_BYTES = 100

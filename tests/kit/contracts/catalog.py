@@ -7,7 +7,7 @@ import pytest
 from shoal_service.supervisor.protocols import Catalog
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.contract.marker import CheckpointName
-from shoal_workers.contract.messages import SavedFile, SavedPart
+from shoal_workers.contract.worker_reports import SavedFile, SavedPart
 
 ROOT_NAME = "j1"
 
