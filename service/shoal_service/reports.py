@@ -10,6 +10,7 @@ from shoal_service.core.endings import AttemptEnd as AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.messages import LogStream
 
 
 class PendingEvent(Frozen):
@@ -29,7 +30,7 @@ class PendingLog(Frozen):
     at: float
     rank: int | None
     worker_id: str
-    stream: str
+    stream: LogStream
     text: str
 
 

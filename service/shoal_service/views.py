@@ -1,7 +1,10 @@
-"""What the service shows of itself: the resources of the REST API, also used by the Python client. Pure data."""
+"""The resources of the REST API. The store and the supervisor make them, the HTTP edge, the command line and the Python
+client show them. Pure data: no method here reads or decides anything.
+"""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import Field
@@ -16,16 +19,42 @@ from shoal_service.core.parity import SpecDifference as SpecDifference
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource
 from shoal_workers.contract.job import UserFailure as UserFailure
+from shoal_workers.contract.messages import LogStream, Phase
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 T = TypeVar("T")
 
 
-class Condition(Frozen):
-    """One aspect of a job that is true or false, with the reason, in the manner of Kubernetes conditions."""
+class ConditionType(StrEnum):
+    WORKERS_READY = "WorkersReady"
+    """The group has all workers that the scheduler has granted."""
+    CHECKPOINT_HEALTHY = "CheckpointHealthy"
+    """The last checkpoint could be saved."""
 
-    type: str
-    """Scheduled, WorkersReady, CheckpointHealthy."""
+
+class WorkerState(StrEnum):
+    STARTING = "starting"
+    WARM = "warm"
+    """It has loaded the task and waits for a group."""
+    TRAINING = "training"
+    STOPPING = "stopping"
+    """Its node is drained, or it has received a preemption notice."""
+
+
+class CheckpointState(StrEnum):
+    COMMITTED = "committed"
+    DAMAGED = "damaged"
+    """It failed its verification."""
+    DELETED = "deleted"
+    """By retention."""
+    FAILED = "failed"
+    """It could not be written."""
+
+
+class Condition(Frozen):
+    """One aspect of a job that is true or false, with the reason, as in Kubernetes."""
+
+    type: ConditionType
     status: bool
     reason: str
     message: str
@@ -34,18 +63,18 @@ class Condition(Frozen):
 
 
 class WorkerView(Frozen):
-    """One process of a job."""
+    """One worker of a job."""
 
     worker_id: str
     rank: int | None
-    """None: a standby, or a newcomer that is not yet in the group."""
-    state: str
-    """starting, warm, training, stopping."""
+    """null: a standby, or a new worker that is not in the group yet."""
+    state: WorkerState
     node_id: str
     node_ip: str
     pid: int
     generation: int
-    phase: str
+    phase: Phase
+    """What its training thread does."""
     step: int
 
 
@@ -94,7 +123,7 @@ class JobStatus(Frozen):
 
 
 class JobView(Frozen):
-    """A job: the user's spec and the system's status, kept apart."""
+    """A job: the user's spec, and the system's status."""
 
     id: str
     name: str
@@ -110,7 +139,7 @@ class JobView(Frozen):
 
 
 class JobSummary(Frozen):
-    """A line of the job list."""
+    """An entry of the list of jobs."""
 
     id: str
     name: str
@@ -127,7 +156,7 @@ class JobSummary(Frozen):
 
 
 class EventView(Frozen):
-    """One entry of a job's gap-free history."""
+    """One entry of a job's history, which has no gaps."""
 
     seq: int
     """1, 2, 3 ... per job."""
@@ -142,12 +171,12 @@ class EventView(Frozen):
 
 
 class IncidentView(Frozen):
-    """Something that went wrong, and what it cost.
+    """A failure, and what it cost.
 
-    `detect_s` ends with `at`, when the supervisor took notice. It begins when the node saw the process die (20-40 ms
-    late, by the clock of Ray's head). Where that is not known (the node died with it, it hangs, its link was cut) it
-    begins with the last sign before: the report of a survivor whose collective broke, or a beat of the lost member.
-    Then it is an upper bound.
+    `detect_s` ends at `at`, when the supervisor learnt of the failure. It begins when the worker died, as its node saw
+    it (20-40 ms late, by the clock of Ray's head). If that is not known (the node died too, the worker hangs, or its
+    link is cut), `detect_s` begins with the last sign of life before: the report of a survivor whose collective broke,
+    or a progress stamp of the lost worker. Then `detect_s` is an upper bound.
     """
 
     id: int
@@ -180,16 +209,17 @@ class IncidentView(Frozen):
     from_layout: str = ""
     to_layout: str | None = None
     action: str = ""
-    """What was done about it; see docs/elastic.md."""
+    """How Shoal recovered; see docs/elastic.md."""
     closed: bool = False
     message: str = ""
 
 
 class CheckpointView(Frozen):
+    """A durable checkpoint. One of each (step, attempt, generation)."""
+
     step: int
     url: str
-    state: str
-    """committed, damaged, deleted, failed."""
+    state: CheckpointState
     bytes: int = 0
     seconds: float = 0.0
     """From the staging of the first rank to the commit."""
@@ -202,11 +232,13 @@ class CheckpointView(Frozen):
 
 
 class LogView(Frozen):
+    """A line that a worker has printed."""
+
     seq: int
     at: float
     rank: int | None
     worker_id: str
-    stream: str
+    stream: LogStream
     text: str
 
 
@@ -215,12 +247,12 @@ class DrainView(Drain):
 
 
 class DrainRequest(Frozen):
-    """What is asked of a node that shall be left."""
+    """The request to drain a node."""
 
     reason: str = Field("drain requested", min_length=1, max_length=500)
     """For people; shown with the node and in the histories of the jobs that leave it."""
     deadline_s: float | None = Field(None, ge=0, le=30 * 86400, allow_inf_nan=False)
-    """Seconds until the node goes away; null: it stays, nothing shall run on it."""
+    """Seconds until the node goes away; null: it stays, but nothing may run on it."""
 
 
 class NodeView(Node):
@@ -234,7 +266,7 @@ class NodeView(Node):
 
 
 class ClusterView(Frozen):
-    """What the scheduler sees."""
+    """The cluster as the scheduler sees it."""
 
     connected: bool
     address: str
@@ -244,12 +276,12 @@ class ClusterView(Frozen):
     gpus_total: float
     gpus_free: float
     owner: str
-    """The control plane that holds the lease."""
+    """Name of the control plane that holds the lease."""
     epoch: int
 
 
 class ParityView(Parity):
-    """How far the losses of two jobs differ, step by step: of one with incidents against an undisturbed one."""
+    """How far the losses of two jobs differ, step by step; usually one had incidents and the other had none."""
 
     job_id: str
     against_id: str
@@ -258,19 +290,22 @@ class ParityView(Parity):
 class Page(Frozen, Generic[T]):
     items: tuple[T, ...]
     next_cursor: str | None = None
-    """Opaque; pass it as `cursor` for the next page; None: this was the last."""
+    """Opaque: pass it as `cursor` for the next page; null: this is the last."""
 
 
 class JobPatch(Frozen):
-    """What may change of a job that was submitted. Absent keys stay as they are."""
+    """Changes of a job's spec. Absent keys stay as they are."""
 
     elasticity: ElasticityPatch | None = None
     parallelism: Literal["auto"] | ParallelismSpec | None = None
-    """Whole: degrees that are left out are 1. A running group takes its new layout at the next step boundary."""
+    """Replaces all of `parallelism`: keys that are left out get their defaults. A running group takes the new layout
+    at its next step boundary."""
     priority: int | None = Field(None, ge=-1000, le=1000)
 
 
 class ElasticityPatch(Frozen):
+    """Changes of the key `elasticity`. Absent keys stay as they are."""
+
     min_workers: int | None = Field(None, ge=1, le=100_000)
     max_workers: int | None = Field(None, ge=1, le=100_000)
     standby: int | None = Field(None, ge=0, le=1_000)

@@ -24,6 +24,7 @@ from shoal_workers.contract.messages import (
     ErrorReport,
     ExitKind,
     LogLine,
+    LogStream,
     Phase,
     Progress,
     WorkerConfig,
@@ -65,8 +66,8 @@ class WorkerActor:
         self._notices = 0
         end_with_raylet()
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
-        sys.stdout = _Tee(sys.stdout, "stdout", self._outbox)
-        sys.stderr = _Tee(sys.stderr, "stderr", self._outbox)
+        sys.stdout = _Tee(sys.stdout, LogStream.STDOUT, self._outbox)
+        sys.stderr = _Tee(sys.stderr, LogStream.STDERR, self._outbox)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
 
     @ray.method(concurrency_group="train")
@@ -264,7 +265,7 @@ def is_worker_process(pid: int) -> bool:
 class _Tee:
     """A text stream that also tells whole lines to the outbox, so that `shoal logs` shows what user code prints."""
 
-    def __init__(self, stream: TextIO, name: str, outbox: Outbox) -> None:
+    def __init__(self, stream: TextIO, name: LogStream, outbox: Outbox) -> None:
         self._stream = stream
         self._name = name
         self._outbox = outbox

@@ -36,7 +36,7 @@ from shoal_api.demo.processes import ServerProcess
 from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, script_of
-from shoal_service.views import JobView
+from shoal_service.views import CheckpointState, JobView
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -159,7 +159,7 @@ class _WorkerKiller:
 def collect(client: Client, job: JobView) -> Run:
     """Read from the server what the report needs of an ended job."""
     series = tuple(sorted(client.series(job.id), key=lambda point: point.step))
-    committed = [one for one in client.checkpoints(job.id) if one.state == "committed"]
+    committed = [one for one in client.checkpoints(job.id) if one.state is CheckpointState.COMMITTED]
     wall_s = job.ended_at - job.started_at if job.ended_at and job.started_at else None
     return Run(
         job_id=job.id,

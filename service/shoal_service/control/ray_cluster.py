@@ -26,7 +26,7 @@ from shoal_service.cluster.errors import (
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.process_sessions import listens
 from shoal_service.control.protocols import ClusterSnapshot
-from shoal_service.core.nodes import Drain, Node
+from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -208,7 +208,9 @@ def _supervisor_errors() -> Iterator[None]:
 def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:
     drain = None
     if node.is_alive and node.node_id in draining:
-        drain = Drain(reason="drained by Ray", requested_at=time.time(), deadline=draining[node.node_id], source="ray")
+        drain = Drain(
+            reason="drained by Ray", requested_at=time.time(), deadline=draining[node.node_id], source=DrainSource.RAY
+        )
     return Node(
         node_id=node.node_id,
         ip=node.ip,

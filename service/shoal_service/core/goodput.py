@@ -84,9 +84,9 @@ class Ledger(Frozen):
 class Goodput(Frozen):
     """Every worker-second of a job, booked to exactly one cause."""
 
-    seconds: dict[str, float] = Field(default_factory=dict)
-    """By category: queued, starting, productive, recomputed, checkpoint_stall, recovering, resizing, degraded, idle."""
-    recovering: dict[str, float] = Field(default_factory=dict)
+    seconds: dict[Category, float] = Field(default_factory=dict)
+    """By category."""
+    recovering: dict[IncidentCause, float] = Field(default_factory=dict)
     """The category `recovering`, by incident cause."""
     total: float = 0.0
     """Wall-clock seconds times the workers asked for; the sum of `seconds`."""
@@ -102,19 +102,19 @@ def resume(shown: Goodput | None, *, at: float) -> Ledger:
     """Goes on with what was shown last. A first ledger begins at `at`."""
     if shown is None or shown.at is None:
         return Ledger(at=at)
-    causes = {recovering(IncidentCause(cause)): amount for cause, amount in shown.recovering.items()}
-    others = {name: amount for name, amount in shown.seconds.items() if name != Category.RECOVERING}
+    causes = {recovering(cause): amount for cause, amount in shown.recovering.items()}
+    others = {str(name): amount for name, amount in shown.seconds.items() if name is not Category.RECOVERING}
     return Ledger(at=shown.at, booked=others | causes, max_step=shown.max_step)
 
 
 def show(ledger: Ledger) -> Goodput:
-    seconds = {str(category): 0.0 for category in Category}
-    causes: dict[str, float] = {}
+    seconds = dict.fromkeys(Category, 0.0)
+    causes: dict[IncidentCause, float] = {}
     for account_name, amount in ledger.booked.items():
         category, _, cause = account_name.partition(_SEPARATOR)
-        seconds[category] += amount
+        seconds[Category(category)] += amount
         if cause:
-            causes[cause] = amount
+            causes[IncidentCause(cause)] = amount
     total = sum(seconds.values())
     ratio = seconds[Category.PRODUCTIVE] / total if total > 0 else None
     return Goodput(seconds=seconds, recovering=causes, total=total, ratio=ratio, at=ledger.at, max_step=ledger.max_step)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_workers.contract.base import Frozen
@@ -15,15 +16,21 @@ from shoal_workers.contract.base import Frozen
 MAX_TEST_DELAY_S = 6 * 3600.0
 
 
+class DrainSource(StrEnum):
+    API = "api"
+    """A user asked for it."""
+    RAY = "ray"
+    """The cluster announced it."""
+
+
 class Drain(Frozen):
-    """A node that is being left."""
+    """The request to leave a node."""
 
     reason: str
     requested_at: float
     deadline: float | None = None
     """Wall-clock time at which the node goes away; None: it stays, nothing shall run on it."""
-    source: str
-    """"api", or "ray" for a drain that the cluster announced."""
+    source: DrainSource
 
 
 class Node(Frozen):
@@ -69,7 +76,7 @@ def with_drains(nodes: Sequence[Node], drains: Mapping[str, Drain]) -> tuple[Nod
     """With the drains that were asked for as they are now. Ray's own goes before: it cannot be undone."""
     return tuple(
         node
-        if node.drain is not None and node.drain.source == "ray"
+        if node.drain is not None and node.drain.source is DrainSource.RAY
         else node.model_copy(update={"drain": drains.get(node.node_id)})
         for node in nodes
     )

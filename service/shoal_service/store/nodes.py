@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, select, update
 
-from shoal_service.core.nodes import Drain
+from shoal_service.core.nodes import Drain, DrainSource
 from shoal_service.store.database import insert
 from shoal_service.store.tables import node_drains, node_suspicions
 
@@ -47,7 +47,9 @@ def undo_drain(connection: Connection, node_id: str) -> bool:
 
 def drains(connection: Connection) -> dict[str, Drain]:
     return {
-        row.node_id: Drain(reason=row.reason, requested_at=row.requested_at, deadline=row.deadline, source="api")
+        row.node_id: Drain(
+            reason=row.reason, requested_at=row.requested_at, deadline=row.deadline, source=DrainSource.API
+        )
         for row in connection.execute(select(node_drains))
     }
 

@@ -172,7 +172,7 @@ def _checkpoint_row(job_num: int, checkpoint: CheckpointView) -> dict[str, Any]:
         "step": checkpoint.step,
         "attempt": checkpoint.attempt,
         "generation": checkpoint.generation,
-        "state": plain_text(checkpoint.state)[:16],
+        "state": checkpoint.state.value,
         "bytes": checkpoint.bytes,
         "seconds": checkpoint.seconds,
         "committed_at": checkpoint.committed_at,
@@ -195,6 +195,6 @@ def _log_row(job_num: int, seq: int, line: PendingLog) -> dict[str, Any]:
         "at": line.at,
         "rank": line.rank,
         "worker_id": plain_text(line.worker_id)[:128],
-        "stream": plain_text(line.stream)[:16],
+        "stream": line.stream.value,
         "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
     }

@@ -21,7 +21,7 @@ from shoal_service.core.events.checkpoints import CheckpointRetentionFailed
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.protocols import Catalog, World
 from shoal_service.supervisor.reporter import Reporter
-from shoal_service.views import CheckpointView
+from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedPart
 
@@ -64,10 +64,10 @@ class CheckpointCoordinator:
                 )
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
-                self._reporter.checkpoint(_view(self._catalog, name, parts, state, "failed", message))
+                self._reporter.checkpoint(_view(self._catalog, name, parts, state, CheckpointState.FAILED, message))
                 self._post(CommitFailed(name, first.generation, first.step, message))
                 return
-            view = _view(self._catalog, name, parts, state, "committed", "")
+            view = _view(self._catalog, name, parts, state, CheckpointState.COMMITTED, "")
             self._reporter.checkpoint(view.model_copy(update={"committed_at": marker.committed_at}))
             self._post(CheckpointCommitted(name, first.generation, first.step))
             await self._retain(state)
@@ -89,7 +89,7 @@ class CheckpointCoordinator:
             CheckpointView(
                 step=parsed.step,
                 url=self._catalog.url(parsed),
-                state="damaged",
+                state=CheckpointState.DAMAGED,
                 attempt=parsed.attempt,
                 generation=parsed.generation,
                 message=message,
@@ -122,7 +122,7 @@ class CheckpointCoordinator:
                 CheckpointView(
                     step=name.step,
                     url=self._catalog.url(name),
-                    state="deleted",
+                    state=CheckpointState.DELETED,
                     attempt=name.attempt,
                     generation=name.generation,
                 )
@@ -134,7 +134,7 @@ def _names(names: tuple[str, ...]) -> list[CheckpointName]:
 
 
 def _view(
-    catalog: Catalog, name: str, parts: tuple[SavedPart, ...], state: Attempt, view_state: str, message: str
+    catalog: Catalog, name: str, parts: tuple[SavedPart, ...], state: Attempt, view_state: CheckpointState, message: str
 ) -> CheckpointView:
     parsed = CheckpointName.parse(name)
     assert parsed is not None

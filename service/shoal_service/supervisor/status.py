@@ -12,7 +12,7 @@ from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.desired import Desired
-from shoal_service.views import Condition, IncidentView, JobStatus, WorkerView
+from shoal_service.views import Condition, ConditionType, IncidentView, JobStatus, WorkerState, WorkerView
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase, Progress
@@ -152,12 +152,12 @@ def _worker(state: Attempt, readings: Readings, worker: Worker) -> WorkerView:
     )
 
 
-def _worker_state(state: Attempt, worker: Worker) -> str:
+def _worker_state(state: Attempt, worker: Worker) -> WorkerState:
     if worker.in_run:
-        return "training"
+        return WorkerState.TRAINING
     if not worker.warm:
-        return "starting"
-    return "stopping" if nodes.leave_of(state, worker) is not None else "warm"
+        return WorkerState.STARTING
+    return WorkerState.WARM if nodes.leave_of(state, worker) is None else WorkerState.STOPPING
 
 
 def _reason(state: Attempt) -> str:
@@ -195,14 +195,14 @@ def _conditions(state: Attempt, readings: Readings) -> tuple[Condition, ...]:
     have = len(state.group.workers) if state.group_active else 0
     return (
         Condition(
-            type="WorkersReady",
+            type=ConditionType.WORKERS_READY,
             status=have >= state.target.granted,
             reason="AllWorkers" if have >= state.target.granted else "FewerThanGranted",
             message=f"{have} of {state.target.granted} granted workers are in the group",
             since=state.current.since,
         ),
         Condition(
-            type="CheckpointHealthy",
+            type=ConditionType.CHECKPOINT_HEALTHY,
             status=readings.checkpoint_error is None,
             reason="Saving" if readings.checkpoint_error is None else "SaveFailed",
             message=readings.checkpoint_error or "",

@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 from shoal_api.cli.main import build_app
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_service.core.events.checkpoints import CheckpointCommitted
+from shoal_service.core.events.generations import GenerationFormed
+from shoal_service.core.events.incidents import IncidentOpened
 from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports
 from shoal_service.store import Store
 from shoal_service.views import (
@@ -89,11 +92,9 @@ class Service:
             job,
             RUNNING,
             events=(
-                PendingEvent(
-                    at=AT, type="incident.opened", data={"cause": "worker_died", "ranks": [2], "message": "SIGKILL"}
-                ),
+                PendingEvent.of(OPENED, AT),
                 formed(2, 3, 10),
-                PendingEvent(at=AT, type="checkpoint.committed", data={"step": 10, "bytes": 2048, "seconds": 0.5}),
+                PendingEvent.of(CheckpointCommitted(name="step-10", step=10, generation=1), AT),
             ),
             incidents=(INCIDENT,),
             checkpoints=(CHECKPOINT,),
@@ -153,8 +154,30 @@ CHECKPOINT = CheckpointView(
 
 
 def formed(generation: int, workers: int, start_step: int) -> PendingEvent:
-    data = {"generation": generation, "workers": workers, "layout": f"fsdp{workers}", "start_step": start_step}
-    return PendingEvent(at=AT, type="generation.formed", data=data)
+    event = GenerationFormed(
+        generation=generation,
+        workers=workers,
+        start_step=start_step,
+        steps_lost=0,
+        form_s=0.1,
+        build_s=0.1,
+        restore_s=0.1,
+        num_parameters=1000,
+        layout=f"fsdp{workers}",
+    )
+    return PendingEvent.of(event, AT)
+
+
+OPENED = IncidentOpened(
+    id=1,
+    cause=IncidentCause.WORKER_DIED,
+    witness="ray",
+    ranks=(2,),
+    message="SIGKILL",
+    generation=1,
+    workers=4,
+    step=10,
+)
 
 
 def point(step: int, loss: float) -> SeriesPoint:

@@ -10,6 +10,7 @@ from typing import Any
 from shoal_api.cli.follow import follow_job
 from shoal_api.cli.render.progress import PlainScreen
 from shoal_api.client import Client
+from shoal_service.core.events.generations import GenerationFormed
 from shoal_service.reports import PendingEvent
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
@@ -140,8 +141,18 @@ def _supervise(service: Any, reason: EndReason) -> threading.Thread:
             assert created.wait(20)
         job = service.store.get_job(job_ids[0])
         service.begin(job)
-        event = {"generation": 1, "workers": 4, "layout": "fsdp4", "start_step": 0}
-        service.say(job, RUNNING, events=(PendingEvent(at=1.7e9, type="generation.formed", data=event),))
+        event = GenerationFormed(
+            generation=1,
+            workers=4,
+            start_step=0,
+            steps_lost=0,
+            form_s=0.1,
+            build_s=0.1,
+            restore_s=0.1,
+            num_parameters=1000,
+            layout="fsdp4",
+        )
+        service.say(job, RUNNING, events=(PendingEvent.of(event, 1.7e9),))
         service.finish(job, reason)
 
     thread = threading.Thread(target=play)

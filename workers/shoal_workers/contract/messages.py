@@ -94,10 +94,16 @@ class Phase(StrEnum):
     VALIDATING = "validating"
 
 
+class LogStream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    SHOAL = "shoal"
+    """Written by the engine itself."""
+
+
 class LogLine(Frozen):
     at: float
-    stream: str
-    """"stdout", "stderr" or "shoal"."""
+    stream: LogStream
     text: str
 
 

@@ -70,10 +70,11 @@ def export(
 def _checkpoint_of(session: Session, job: str, step: int | None) -> str:
     """URL of the newest committed checkpoint of a job, or of its checkpoint of `step`."""
     from shoal_api.cli.errors import CliError
+    from shoal_service.views import CheckpointState
 
     with session.open_client() as client:
         job_id = session.job_id(client, job)
-        committed = [one for one in client.checkpoints(job_id) if one.state == "committed"]
+        committed = [one for one in client.checkpoints(job_id) if one.state is CheckpointState.COMMITTED]
     fitting = [one for one in committed if step in (None, one.step)]
     if not fitting:
         steps = ", ".join(str(one.step) for one in sorted(committed, key=lambda one: one.step)) or "none"

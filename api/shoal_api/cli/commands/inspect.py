@@ -57,6 +57,8 @@ def logs(
 ) -> None:
     """Print the output of the workers. With --json: one list, or with --follow one line per entry."""
     with command(url, as_json) as session:
+        from shoal_workers.contract.messages import LogStream
+
         with session.open_client() as client:
             job_id = session.job_id(client, job)
             lines = client.logs(job_id, rank=rank, tail=tail, follow=follow)
@@ -64,7 +66,7 @@ def logs(
                 session.output.document(list(lines), str)
                 return
             for line in lines:
-                session.output.line(line, _log_text(line), "dim" if line.stream == "shoal" else "plain")
+                session.output.line(line, _log_text(line), "dim" if line.stream is LogStream.SHOAL else "plain")
 
 
 def events(

@@ -12,6 +12,7 @@ from rich.text import Text
 from shoal_api.cli.render.sparkline import sparkline, worker_bar
 from shoal_service.core.quantities import duration_text, size_text
 from shoal_service.views import (
+    CheckpointState,
     CheckpointView,
     ClusterView,
     JobSummary,
@@ -35,6 +36,12 @@ STATE_STYLE = {
     JobState.SUCCEEDED: "green",
     JobState.FAILED: "bold red",
     JobState.CANCELLED: "red",
+}
+_CHECKPOINT_STYLE = {
+    CheckpointState.COMMITTED: "green",
+    CheckpointState.DAMAGED: "red",
+    CheckpointState.DELETED: "dim",
+    CheckpointState.FAILED: "red",
 }
 _SPARKLINE_WIDTH = 40
 
@@ -127,7 +134,7 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
         return Text("no checkpoints yet", style="dim")
     table = new_table(">step", "state", ">size", ">took", ">stall", ">workers", "committed", "url")
     for one in checkpoints:
-        style = {"committed": "green", "damaged": "red", "failed": "red"}.get(one.state, "dim")
+        style = _CHECKPOINT_STYLE[one.state]
         table.add_row(
             str(one.step),
             Text(one.state, style=style),

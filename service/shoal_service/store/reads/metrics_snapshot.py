@@ -25,6 +25,7 @@ from shoal_service.telemetry.metric_names import (
     Metric,
     RecoveryPhase,
 )
+from shoal_service.views import CheckpointState
 from shoal_workers.contract.job import IncidentCause, JobState
 
 
@@ -86,7 +87,7 @@ def read(connection: Connection) -> Snapshot:
 def _live(connection: Connection) -> tuple[LiveJob, ...]:
     newest = (
         select(checkpoints.c.bytes)
-        .where(checkpoints.c.job_num == jobs.c.num, checkpoints.c.state == "committed")
+        .where(checkpoints.c.job_num == jobs.c.num, checkpoints.c.state == CheckpointState.COMMITTED.value)
         .order_by(checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
         .limit(1)
         .scalar_subquery()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from shoal_workers.contract.checks.legality import violations
-from shoal_workers.contract.layout import Layout, Schedule, ShardLevel
+from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
@@ -99,8 +99,8 @@ def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | N
         schedule=schedule,
         stages=even_stages(plan.num_blocks if plan else 0, fixed.pp * per_rank) if 1 < fixed.pp <= _MAX_DEGREE else (),
         offload=fixed.offload,
-        **({} if fixed.context == "auto" else {"context": fixed.context}),
-        **({} if fixed.recompute == "auto" else {"recompute": fixed.recompute}),
+        context=ContextMethod.ALL_GATHER if fixed.context == "auto" else fixed.context,
+        recompute=Recompute.NONE if fixed.recompute == "auto" else fixed.recompute,
     )
 
 

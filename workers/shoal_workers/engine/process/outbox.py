@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from shoal_workers.contract.messages import LogLine, Progress, WorkerPoll
+from shoal_workers.contract.messages import LogLine, LogStream, Progress, WorkerPoll
 from shoal_workers.contract.worker_reports import WorkerReport
 
 
@@ -58,7 +58,7 @@ class Outbox:
 
     def log_text(self, text: str) -> None:
         """Any thread: a line of the engine's own in the job's log."""
-        self.log(LogLine(at=time.time(), stream="shoal", text=text))
+        self.log(LogLine(at=time.time(), stream=LogStream.SHOAL, text=text))
 
     def poll(
         self,
@@ -86,7 +86,7 @@ class Outbox:
             logs = [line for number, line in self._logs if number > after]
             if self._num_dropped:
                 note = f"{self._num_dropped} log lines were dropped here: they came faster than they were read."
-                logs.insert(0, LogLine(at=time.time(), stream="shoal", text=note))
+                logs.insert(0, LogLine(at=time.time(), stream=LogStream.SHOAL, text=note))
                 self._num_dropped = 0
             return WorkerPoll(
                 worker_id=self._worker_id,

@@ -52,7 +52,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
                 id=incident.id,
                 cause=cause,
                 witness=witness,
-                ranks=list(ranks),
+                ranks=ranks,
                 message=message,
                 generation=state.group.generation,
                 workers=len(state.group.workers),

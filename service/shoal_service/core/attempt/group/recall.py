@@ -47,7 +47,7 @@ def begin(turn: Turn) -> None:
     """Once per group that was lost."""
     until = turn.now + turn.config.timeouts.recall_s
     turn.enter(Waiting(since=turn.now, recall_until=until))
-    turn.emit(SnapshotsRecovering(nodes=list(_silent_nodes(turn.state)), steps=_would_lose(turn.state), until=until))
+    turn.emit(SnapshotsRecovering(nodes=_silent_nodes(turn.state), steps=_would_lose(turn.state), until=until))
 
 
 def is_pending(state: Attempt, now: float) -> bool:
