@@ -139,6 +139,8 @@ class FakeWorker:
         finally:
             task.cancel()
             self._calls.discard(broken)
+            if broken.done():
+                broken.exception()  # retrieved, also if the call was cancelled
 
     async def prepare(self) -> WorkerInfo | ErrorReport:
         return self.start_error or self.info
