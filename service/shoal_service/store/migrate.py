@@ -1,7 +1,8 @@
-"""Brings a database to the newest schema: Alembic, in one transaction, under a lock.
+"""Brings a database to the newest schema: Alembic, in one transaction, under a lock. Called by `Store.open`.
 
-Two processes may start on an empty database at once: the second one waits (SQLite: BEGIN IMMEDIATE; PostgreSQL: an
-advisory lock of the transaction) and then finds nothing left to do.
+Two processes may start on an empty database at the same time: the second one waits (SQLite: BEGIN IMMEDIATE;
+PostgreSQL: an advisory lock of the transaction) and then finds nothing left to do. A database of a newer version of
+Shoal is refused, never changed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ from shoal_service.store.errors import StoreUnavailable
 _ADVISORY_LOCK = 0x73686F616C  # "shoal"
 
 
-def migrate(database: Database) -> None:
-    """Raises StoreUnavailable: the database cannot be reached, or was migrated by a newer Shoal."""
+def migrate(database: Database, revision: str = "head") -> None:
+    """Up to `revision`; tests of a migration stop before it.
+
+    Raises:
+        StoreUnavailable: the database cannot be reached, or a newer version of Shoal has migrated it.
+    """
     config = _config()
     try:
         with database.write() as connection:
@@ -30,7 +35,7 @@ def migrate(database: Database) -> None:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
             _refuse_newer(ScriptDirectory.from_config(config), MigrationContext.configure(connection))
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            command.upgrade(config, revision)
     except (SQLAlchemyError, StoreUnavailable) as error:
         shown = database.url.render_as_string(hide_password=True)
         raise StoreUnavailable(f"database_url {shown}: {getattr(error, 'orig', None) or error}") from error
@@ -48,6 +53,6 @@ def _refuse_newer(scripts: ScriptDirectory, context: MigrationContext) -> None:
     unknown = [head for head in context.get_current_heads() if head not in known]
     if unknown:
         raise StoreUnavailable(
-            f"The database has schema {', '.join(unknown)}, which this version of Shoal does not know; it was opened "
-            "by a newer one. Use that version, or another database."
+            f"The database has schema {', '.join(unknown)}, which this version of Shoal does not know: a newer "
+            "version has opened it. Use that version, or another database (setting database_url)."
         )

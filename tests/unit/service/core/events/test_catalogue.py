@@ -208,7 +208,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (SupervisorRestarted(found=3, of=4), "supervisor restarted: reattached to 3 of 4 workers"),
     (NodeSuspected(node_id="ab12", reason="it hung"), "node ab12 is suspected: it hung"),
     (NodeCleared(node_id="ab12", suspected_s=62.0, reason="it hung"), "node ab12 has passed its test after 62 s"),
-]  # fmt: skip  (one row per event)
+]
 
 
 def test_the_names_change_only_on_purpose() -> None:
