@@ -1,10 +1,10 @@
-"""WorkerActor: the Ray shell around one Engine. Two kinds of threads, and no decisions.
+"""WorkerActor: the Ray actor around one Engine. It has two kinds of threads, and makes no decisions.
 
     training thread  (one)    prepare, run             blocks in user code and collectives
-    control threads  (some)   poll, interrupt, join    never touch the model, answer at once
+    control threads  (some)   poll, interrupt, join    never touch the model, answer without delay
 
-Created, and spoken to, by the job's supervisor only. A detached, named actor: it outlives whoever made it, and a
-supervisor that was restarted finds it again by its name.
+Only the job's supervisor creates and calls it. It is a detached, named actor: it outlives its supervisor, and a
+restarted supervisor finds it again by its name.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
-from shoal_workers.raylet import end_with_raylet
+from shoal_workers.raylet import exit_with_raylet
 
 if TYPE_CHECKING:
     from shoal_workers.engine.engine import Engine
     from shoal_workers.snapshot_store.store import SnapshotStore
 
 _GRACE_S = 30.0
-"""What platforms give a process between SIGTERM and SIGKILL, unless told otherwise (Kubernetes' default)."""
+"""The time between SIGTERM and SIGKILL that platforms give a process by default (Kubernetes' default)."""
 CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 
 
 class WorkerActor:
-    """One process, one shard. Every call names the generation that it means."""
+    """One worker. Every call that concerns a generation names it."""
 
     def __init__(self, spec: JobSpec, config: WorkerConfig) -> None:
         self._spec = spec
@@ -64,7 +64,7 @@ class WorkerActor:
         self._exits: dict[int, WorkerExit] = {}
         self._exited = threading.Condition()
         self._notices = 0
-        end_with_raylet()
+        exit_with_raylet()
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
         sys.stdout = _Tee(sys.stdout, LogStream.STDOUT, self._outbox)
         sys.stderr = _Tee(sys.stderr, LogStream.STDERR, self._outbox)
@@ -72,7 +72,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="train")
     def prepare(self) -> WorkerInfo | ErrorReport:
-        """Become warm: imports, task class, data, rendezvous store. Idempotent; the user's errors are an answer."""
+        """Warm up: imports, task class, data, rendezvous store. Idempotent; returns the errors of the user's code."""
         try:
             engine = self._load_engine()
             engine.prepare(self._config.expected_bytes)
@@ -98,7 +98,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="train")
     def run(self, assignment: Assignment) -> WorkerExit:
-        """Train one generation. The failing of this very call is how a supervisor learns that the process died."""
+        """Train one generation. If the worker dies, this call fails, and the supervisor learns of it."""
         if assignment.generation <= self._fenced:
             worker_exit = WorkerExit(
                 generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0
@@ -112,7 +112,7 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def join(self, generation: int) -> WorkerExit:
-        """The answer of `run(generation)`, for a supervisor that was restarted and lost the original call."""
+        """The result of `run(generation)`, for a restarted supervisor that lost the original call."""
         with self._exited:
             self._exited.wait_for(lambda: any(g >= generation for g in self._exits))
             found = self._exits.get(generation)
@@ -133,27 +133,28 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
-        """What lies in the memory of this process's node."""
+        """The snapshot parts in the memory of this worker's node."""
         return self._snapshot_store.snapshot_parts() if self._snapshot_store is not None else ()
 
     @ray.method(concurrency_group="control")
-    def forget_memory(self) -> None:
-        """The attempt is over: remove its snapshots from this node."""
+    def forget_snapshots(self) -> None:
+        """Remove the attempt's snapshots from this node, once the attempt is over."""
         if self._snapshot_store is not None:
             self._snapshot_store.remove_attempt()
 
     @ray.method(concurrency_group="control")
     def retire(self, within_s: float) -> None:
-        """This process is given up for good: it ends by itself if nobody has ended it within so many seconds."""
+        """Exit after `within_s` seconds if the worker has not been killed by then: the attempt does not use it any
+        more."""
         timer = threading.Timer(within_s, os._exit, args=(0,))
         timer.daemon = True
         timer.start()
 
     @ray.method(concurrency_group="control")
-    def terminate(self, pid: int, worker_id: str) -> bool:
-        """SIGKILL a process of this node that Ray cannot end, being stopped. False: it is gone already.
+    def terminate(self, pid: int) -> bool:
+        """SIGKILL a worker of this node that Ray cannot end because it is stopped. False: it is gone already.
 
-        Ray titles an actor's process by its class, so a pid that was given to somebody else since is left alone.
+        Ray titles an actor's process by its class, so a pid that was reused by another process is not killed.
         """
         if not is_worker_process(pid):
             return False
@@ -162,25 +163,26 @@ class WorkerActor:
 
     @ray.method(concurrency_group="control")
     def poll(self, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
-        """Everything told since sequence number `after`; waits up to `wait_s` seconds for the first of it.
+        """All reports and log lines since sequence number `after`; waits up to `wait_s` seconds for the first one.
 
-        What is not acknowledged yet is kept: a supervisor that was restarted asks for it again.
+        Unacknowledged reports are kept: a restarted supervisor polls for them again.
         """
         return self._outbox.poll(after, wait_s, self._progress, acknowledged=acknowledged)
 
     def _give_notice(self) -> None:
-        """SIGTERM: this process is to go. It trains on until its group has switched to others; a second one ends it."""
+        """On SIGTERM: report it, and train on until the group continues without this worker. A second SIGTERM ends
+        it."""
         self._notices += 1
         if self._notices > 1:
             os._exit(128 + signal.SIGTERM)
         notice = PreemptionNotice(
             generation=self._progress().generation, at=time.time(), grace_s=_GRACE_S, reason="SIGTERM"
         )
-        # not on this thread: it may be the very one that holds the outbox's lock
+        # not on this thread, because it may be the one that holds the outbox's lock
         threading.Thread(target=self._outbox.report, args=(notice,), name="shoal-notice", daemon=True).start()
 
     def _run(self, assignment: Assignment) -> WorkerExit:
-        """The process boundary's one catch-all: a fault of the engine's own is an answer with its traceback too."""
+        """The only catch-all of the worker: a bug of the engine becomes an exit with its traceback."""
         self._assignment = assignment
         try:
             return self._load_engine().run(assignment)
@@ -214,7 +216,7 @@ class WorkerActor:
     def _load_engine(self) -> Engine:
         """On the training thread: importing torch takes seconds, during which the control threads answer."""
         if self._engine is None:
-            import torch  # here, not at the top: the supervisor imports this module, and has no use for torch
+            import torch  # here, not at the top: the supervisor imports this module, and does not need torch
 
             from shoal_workers.engine.engine import Engine
 
@@ -231,7 +233,8 @@ class WorkerActor:
         return self._engine
 
     def _open_snapshot_store(self) -> SnapshotStore | None:
-        """A node without shared memory to spare trains all the same; the log says what it lacks."""
+        """None if snapshots are off, or if the node has no shared memory for them; then the log tells the
+        consequence."""
         if not self._spec.snapshot.enabled:
             return None
         from shoal_workers.snapshot_store.store import SnapshotStore
@@ -255,7 +258,7 @@ class WorkerActor:
 
 
 def is_worker_process(pid: int) -> bool:
-    """That pid is alive, and a shard's."""
+    """Whether this pid is alive and a worker's."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActor")
     except OSError:
@@ -263,7 +266,7 @@ def is_worker_process(pid: int) -> bool:
 
 
 class _Tee:
-    """A text stream that also tells whole lines to the outbox, so that `shoal logs` shows what user code prints."""
+    """A text stream that also copies whole lines to the outbox, so that `shoal logs` shows what user code prints."""
 
     def __init__(self, stream: TextIO, name: LogStream, outbox: Outbox) -> None:
         self._stream = stream

@@ -3,9 +3,9 @@
     OUT/config.json                            what transformers' AutoModelForCausalLM.from_pretrained(OUT) reads
     OUT/model.safetensors                      or several files, with model.safetensors.index.json
 
-One process, no group, no GPU. At most one file's tensors are in memory at a time. Which names the tensors get, and what
-config.json holds, is in the checkpoint (`export_config` in engine/task/task.py). The optimizer's
-state is left out. Called by `shoal export`.
+One process, no group, no GPU. At most one file's tensors are in memory at a time. The checkpoint contains the names of
+the exported tensors and the content of config.json (`export_config` in engine/task/task.py). The optimizer's state is
+not exported. Called by `shoal export`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Exported:
 
 
 def main() -> int:
-    """Exit status 1 if the checkpoint cannot be read or the directory not be written; why is on standard error."""
+    """Exit status 1 if the checkpoint cannot be read or the directory cannot be written; the reason is on standard
+    error."""
     parser = argparse.ArgumentParser(
         prog="python -m shoal_workers.export", description=(__doc__ or "").split("\n\n")[0]
     )
@@ -57,9 +58,9 @@ def main() -> int:
     except (CheckpointError, OSError, ImportError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    told = {"checkpoint": done.checkpoint, "tensors": done.num_tensors, "bytes": done.num_bytes, "files": done.files}
+    result = {"checkpoint": done.checkpoint, "tensors": done.num_tensors, "bytes": done.num_bytes, "files": done.files}
     words = f"{done.num_tensors} tensors, {done.num_bytes:,} bytes from {done.checkpoint}"
-    sys.stdout.write((json.dumps(told) if arguments.json else words) + "\n")
+    sys.stdout.write((json.dumps(result) if arguments.json else words) + "\n")
     return 0
 
 
@@ -67,12 +68,12 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
     """Write the model of a checkpoint, or of the newest one under a job's directory.
 
     Args:
-        dtype: of floating-point tensors; others stay as they are.
-        file_bytes: a file holds at most so many, or a single tensor.
+        dtype: of floating-point tensors; others keep their dtype.
+        file_bytes: largest size of a file, unless it contains a single larger tensor.
 
     Raises:
-        DamagedCheckpoint: a file of it is not what was written.
-        ValueError: it does not say what model it is of.
+        DamagedCheckpoint: a file differs from what was written.
+        ValueError: it does not describe its model.
         FileExistsError: `out` is not empty.
         ImportError: safetensors is not installed.
     """
@@ -82,17 +83,17 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
     described = extra.get("export")
     if not isinstance(described, dict):
         raise ValueError(
-            f"checkpoint {source} does not say what model it is of: it was saved by a version that could not export. "
-            "Resume the job and export what it saves then."
+            f"checkpoint {source} does not describe its model, because it was saved by a version without export. "
+            "Resume the job, and export a checkpoint that it saves afterwards."
         )
     names = _names(shapes, described.get("renames", ()))
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty. Name a directory that does not exist yet.")
+        raise FileExistsError(f"{out} is not empty. Name an empty directory, or one that does not exist.")
     groups = list(_groups({name: shapes[name] for name in names}, dtype, file_bytes))
     config = {**described.get("config", {}), "dtype": str(dtype).removeprefix("torch.")}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    places: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     num_bytes = 0
     for number, group in enumerate(groups, 1):
         file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
@@ -100,13 +101,13 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
         load(state, directory=source)
         tensors = {names[name]: tensor.to(_written(tensor, dtype)) for name, tensor in state.items()}
         save_file(tensors, out / file, metadata={"format": "pt"})
-        shutil.copymode(out / "config.json", out / file)  # else nobody but its owner may read it
-        places |= dict.fromkeys(tensors, file)
+        shutil.copymode(out / "config.json", out / file)  # safetensors creates files that only their owner can read
+        file_of |= dict.fromkeys(tensors, file)
         num_bytes += sum(tensor.nbytes for tensor in tensors.values())
     if len(groups) > 1:
-        index = {"metadata": {"total_size": num_bytes}, "weight_map": places}
+        index = {"metadata": {"total_size": num_bytes}, "weight_map": file_of}
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    return Exported(source, len(places), num_bytes, tuple(sorted(set(places.values()))))
+    return Exported(source, len(file_of), num_bytes, tuple(sorted(set(file_of.values()))))
 
 
 def _find(url: str) -> str:
@@ -116,7 +117,7 @@ def _find(url: str) -> str:
 
 
 def _names(shapes: Mapping[str, torch.Tensor], renames: Any) -> dict[str, str]:
-    """Name in the checkpoint -> name in the export, of the model's tensors."""
+    """Name in the checkpoint -> exported name, for the model's tensors."""
     names = {}
     for name in shapes:
         if name.startswith(_PREFIX):
@@ -128,7 +129,7 @@ def _names(shapes: Mapping[str, torch.Tensor], renames: Any) -> dict[str, str]:
 
 
 def _groups(shapes: Mapping[str, torch.Tensor], dtype: torch.dtype, file_bytes: int) -> Iterator[list[str]]:
-    """Names, file by file."""
+    """The names of the tensors of each file."""
     group: list[str] = []
     filled = 0
     for name, shape in shapes.items():

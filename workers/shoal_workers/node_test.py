@@ -1,13 +1,13 @@
-"""The probation test of a node: does it compute right, and do its messages arrive whole?
+"""The probation test of a node: tests whether it computes correct results and whether its messages arrive unchanged.
 
-Two processes, one on the suspected node and one on a sound one, do it together:
+Two processes run it together, one on the suspected node and one on a healthy node:
 
-    matmul       integers small enough to be exact in fp32, so every sound machine gives the same bits
-    exchange     a block of known bits from the suspect to its partner, and one back
-    all-reduce   over both, again exact; first with the suspect as rank 0, then as rank 1 (the caller runs it twice)
+    matmul       integers small enough to be exact in fp32, so every healthy machine gives the same bits exchange     a
+    block of known bits from the suspected node to its partner, and one back all-reduce   over both, also exact; first
+    with the suspected node as rank 0, then as rank 1 (the caller runs it twice)
 
-Alone (no other node), only the matmul is done. Any bit that differs, and any exception, is a failed test. Started by
-the control plane's probe actor, in a process of its own; a hang is ended from outside.
+Without another node only the matmul is run. Any different bit and any exception is a failed test. Called by the node
+test's actor (service/shoal_service/cluster/node_test.py) in a process of its own, which the caller kills if it hangs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATTERN_MOD = 251
 
 
 def matmul_fault(device: str = "cpu") -> str:
-    """Empty, or what was wrong. Products stay below 2^24, where fp32 is exact whatever the order of the sums."""
+    """The fault in words; empty: none. Products stay below 2^24, where fp32 is exact in any order of the sums."""
     left, right = _factor(7, 13), _factor(11, 3)
     exact = (left.to(torch.int64) @ right.to(torch.int64)).to(torch.float32)
     expected = zlib.crc32(exact.numpy().tobytes())
@@ -42,14 +42,14 @@ def matmul_fault(device: str = "cpu") -> str:
 
 
 def pair_fault(rank: int, host: str, port: int, *, round_name: str, timeout_s: float) -> str:
-    """Empty, or what was wrong. `rank` 0 hosts the store at `port`; both call this at the same time."""
+    """The fault in words; empty: none. `rank` 0 hosts the store at `port`; both ranks call this at the same time."""
     timeout = datetime.timedelta(seconds=timeout_s)
     choose_interface(host, port)
     store = TCPStore(host, port, world_size=2, is_master=rank == 0, timeout=timeout)
     dist.init_process_group("gloo", store=PrefixStore(round_name, store), rank=rank, world_size=2, timeout=timeout)
     try:
         fault = _exchange_fault(rank) or _all_reduce_fault(rank)
-        dist.barrier()  # rank 0 hosts the store: it leaves last
+        dist.barrier()  # rank 0 hosts the store, so it must leave last
         return fault
     finally:
         dist.destroy_process_group()

@@ -3,9 +3,9 @@
     one process      matrix products by precision, attention, element-wise work, memory, host copies (GPU)
     2, 4, 8 ... N    all-gather of a large tensor, all-reduce of one number: gloo on CPU, NCCL on GPUs
 
-The machine should be idle. Rates are medians over repetitions that last `--seconds` together, after a warm-up; groups
+The machine should be idle. Rates are medians over repetitions that take `--seconds` together, after a warm-up. Groups
 are real processes, so that they compete for cores and memory as workers do. Called by `control/profiling.py`, which
-makes a hardware profile of it.
+makes a hardware profile of the result.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure_device(device: torch.device, seconds: float) -> dict[str, Any]:
-    """Of one rank: FLOP/s, bytes per second, bytes."""
+    """Rates of one rank in FLOP/s and bytes per second, sizes in bytes."""
     side = _MATMUL_SIDE[device.type]
     is_gpu = device.type == "cuda"
     return {
@@ -65,15 +65,15 @@ def measure_device(device: torch.device, seconds: float) -> dict[str, Any]:
 
 
 def measure_group(size: int, device_type: str, seconds: float) -> dict[str, float]:
-    """{"latency_s", "bytes_per_s"} of `size` processes on this machine, as the slowest of them sees it."""
+    """{"latency_s", "bytes_per_s"} of `size` processes on this machine, measured by the slowest of them."""
     with tempfile.TemporaryDirectory(prefix="shoal-profile-") as folder:
-        spawn(_member, args=(size, device_type, seconds, folder), nprocs=size)  # type: ignore[no-untyped-call]
+        spawn(_measure_rank, args=(size, device_type, seconds, folder), nprocs=size)  # type: ignore[no-untyped-call]
         with open(os.path.join(folder, "measured.json"), encoding="utf-8") as file:  # noqa: PTH118, PTH123
             measured: dict[str, float] = json.load(file)
     return measured
 
 
-def _member(rank: int, size: int, device_type: str, seconds: float, folder: str) -> None:
+def _measure_rank(rank: int, size: int, device_type: str, seconds: float, folder: str) -> None:
     torch.set_num_threads(1)
     is_gpu = device_type == "cuda"
     if is_gpu:
@@ -84,8 +84,8 @@ def _member(rank: int, size: int, device_type: str, seconds: float, folder: str)
     one = torch.zeros(1, device=device)
     part = torch.zeros(_LARGE_BYTES[device_type] // 4 // size, device=device)
     whole = torch.zeros(part.numel() * size, device=device)
-    latency_s = _together(lambda: dist.all_reduce(one), device, seconds)
-    gather_s = _together(lambda: dist.all_gather_into_tensor(whole, part), device, seconds)
+    latency_s = _median_of_collective(lambda: dist.all_reduce(one), device, seconds)
+    gather_s = _median_of_collective(lambda: dist.all_gather_into_tensor(whole, part), device, seconds)
     moved = (size - 1) / size * whole.numel() * 4
     slowest = torch.tensor([latency_s, gather_s], device=device, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -98,8 +98,8 @@ def _member(rank: int, size: int, device_type: str, seconds: float, folder: str)
     dist.destroy_process_group()
 
 
-def _together(collective: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median seconds of a collective; all ranks repeat it equally often, which rank 0 decides."""
+def _median_of_collective(collective: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Median seconds of a collective. Rank 0 decides how often all ranks repeat it."""
     for _ in range(3):
         collective()
     once = _timed(collective, device)
@@ -108,7 +108,7 @@ def _together(collective: Callable[[], object], device: torch.device, seconds: f
     return statistics.median(_timed(collective, device) for _ in range(int(times.item())))
 
 
-def _repeated(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+def _median_of_calls(work: Callable[[], object], device: torch.device, seconds: float) -> float:
     """Median seconds of one call."""
     for _ in range(2):
         work()
@@ -132,38 +132,40 @@ def _matmul(device: torch.device, dtype: torch.dtype, side: int, seconds: float)
     if device.type == "cpu" and dtype is torch.float16:
         return _matmul(device, torch.bfloat16, side, seconds)  # fp16 on a CPU is emulated, or as fast
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return float(2 * side**3 / _repeated(lambda: a @ b, device, seconds))
+    return float(2 * side**3 / _median_of_calls(lambda: a @ b, device, seconds))
 
 
 def _half_width(device: torch.device, side: int, seconds: float) -> float:
-    """The narrowest side w at which a product reaches half of its rate, from rate(w) = best x w / (w + half)."""
+    """The side w at which a product reaches half of its best rate, from rate(w) = best x w / (w + half)."""
     width = side // 16
     wide, narrow = torch.randn(side, side, device=device), torch.randn(side, width, device=device)
-    best = 2 * side**3 / _repeated(lambda: wide @ wide, device, seconds)
-    rate = 2 * side * side * width / _repeated(lambda: wide @ narrow, device, seconds)
+    best = 2 * side**3 / _median_of_calls(lambda: wide @ wide, device, seconds)
+    rate = 2 * side * side * width / _median_of_calls(lambda: wide @ narrow, device, seconds)
     return float(max(0.0, width * (best / rate - 1)))
 
 
 def _attention(device: torch.device, seconds: float) -> float:
-    """Forward, causal: half of the scores count."""
+    """Causal, forward only: half of the scores are counted."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     length, heads = (4096, 16) if device.type == "cuda" else (512, 4)
     q = torch.randn(1, heads, length, 64, device=device, dtype=dtype)
-    seconds_each = _repeated(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True), device, seconds)
+    seconds_each = _median_of_calls(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True), device, seconds)
     return float(2 * length * length * 64 * heads / seconds_each)
 
 
 def _elementwise(device: torch.device, seconds: float) -> float:
-    """Bytes read and written by one addition."""
+    """Bytes per second, read and written, of an addition."""
     x = torch.randn(_LARGE_BYTES[device.type] // 4, device=device)
     y = torch.empty_like(x)
-    return float(2 * x.numel() * 4 / _repeated(lambda: torch.add(x, 1.0, out=y), device, seconds))
+    return float(2 * x.numel() * 4 / _median_of_calls(lambda: torch.add(x, 1.0, out=y), device, seconds))
 
 
 def _host_copy(device: torch.device, seconds: float) -> float:
     source = torch.empty(_LARGE_BYTES[device.type] // 4, pin_memory=device.type == "cuda")
     target = torch.empty_like(source, device=device, pin_memory=False)
-    return float(source.numel() * 4 / _repeated(lambda: target.copy_(source, non_blocking=True), device, seconds))
+    return float(
+        source.numel() * 4 / _median_of_calls(lambda: target.copy_(source, non_blocking=True), device, seconds)
+    )
 
 
 def _host_memory() -> int:

@@ -1,9 +1,10 @@
-"""An actor's process ends with the raylet that started it, at once.
+"""Ends an actor's process as soon as the raylet that started it has ended.
 
-Ray's own check runs once a second and asks whether the pid exists. It does while the dead raylet waits to be reaped,
-which may be for ever where the container's first process, or whoever else adopts orphans, reaps nobody: the actor would
-live on, unreachable, with its node's memory and its GPU. A pidfd is readable as soon as the process has ended. A
-recovery begins sooner as well: its connections are shut first, and that is what its group notices.
+Ray's own check runs once a second and tests whether the pid exists. The pid exists until the dead raylet is reaped. If
+the process that adopts orphans (a container's first process, for example) reaps none, that is never: the actor would
+stay alive, unreachable, with its node's memory and its GPU. A pidfd becomes readable as soon as the process has ended.
+Recovery also begins sooner, because the actor's connections are shut down first, and its group notices that. Called by
+WorkerActor and SupervisorActor.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import os
 import select
 import threading
 
-from shoal_workers.sockets import hang_up
+from shoal_workers.sockets import shut_down_connections
 
 _PID = "RAY_RAYLET_PID"
 """Ray sets it in the environment of every worker process."""
 
 
-def end_with_raylet() -> None:
-    """Any thread, once. Without a pid, or where there are no pidfds, Ray's own check has to do."""
+def exit_with_raylet() -> None:
+    """Any thread, once. Without a pid or without pidfds, only Ray's own check remains."""
     pid = os.environ.get(_PID, "")
     if not pid.isdecimal() or not hasattr(os, "pidfd_open"):
         return
     try:
         raylet = os.pidfd_open(int(pid))
-    except OSError:  # it is gone already, and Ray's own check sees that
+    except OSError:  # it has ended already, which Ray's own check notices
         return
     threading.Thread(target=_wait_and_end, args=(raylet,), name="shoal-raylet", daemon=True).start()
 
@@ -34,5 +35,5 @@ def _wait_and_end(raylet: int) -> None:
     poll = select.poll()
     poll.register(raylet, select.POLLIN)
     poll.poll()
-    hang_up()
+    shut_down_connections()
     os._exit(1)

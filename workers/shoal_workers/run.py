@@ -1,9 +1,9 @@
 """Trains a job spec on one machine without Ray: `torchrun --nproc-per-node N -m shoal_workers.run spec.yaml`.
 
-The same engine as under the service; this is how it is debugged, profiled and measured. Rank 0 prints one line per step
-and ends in one line of JSON. There is no supervisor: a rank that dies ends the run (torchrun may start it again, which
-resumes from the newest committed checkpoint), and rank 0 commits the checkpoints once it has heard of every part. The
-layout is what `parallelism` fixes, else fully sharded.
+It runs the same engine as the service does; use it to debug, profile and measure. Rank 0 prints one line per step, and
+one line of JSON at the end. There is no supervisor: if a rank dies, the run ends (torchrun may start it again, which
+resumes from the newest committed checkpoint), and rank 0 commits a checkpoint once all its parts are durable. The
+layout is the one that `parallelism` fixes, else fully sharded.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ _POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where torchrun put this process; a single process when it did not start it."""
+class TorchrunEnvironment:
+    """The rank that torchrun gave this process; a world of one if torchrun did not start it."""
 
     rank: int
     world_size: int
     host: str
     port: int | None
     restart: int
-    """How often torchrun has started this run again."""
+    """How many times torchrun has restarted this run."""
 
     @staticmethod
-    def from_environment() -> Place:
+    def read() -> TorchrunEnvironment:
         port = os.environ.get("MASTER_PORT")
-        return Place(
+        return TorchrunEnvironment(
             rank=int(os.environ.get("RANK", "0")),
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
             host=os.environ.get("MASTER_ADDR", "127.0.0.1"),
@@ -76,7 +76,7 @@ class Place:
 
 @dataclass(slots=True)
 class Summary:
-    """What the last line of the output says."""
+    """The content of the last line of the output."""
 
     steps: int = 0
     loss: float | None = None
@@ -103,19 +103,19 @@ def main() -> int:
     """Exit status 0 if the last step was reached."""
     arguments = _arguments()
     spec = _read_spec(arguments.spec)
-    place = Place.from_environment()
-    layout = layout_for(spec, place.world_size)
+    environment = TorchrunEnvironment.read()
+    layout = layout_for(spec, environment.world_size)
     if spec.worker.gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     root = arguments.checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints"
-    outbox = Outbox(f"rank-{place.rank}")
+    outbox = Outbox(f"rank-{environment.rank}")
     engine = Engine(spec, checkpoint_root=str(root), outbox=outbox)
-    port = place.port or engine.store_port
+    port = environment.port or engine.store_port
     store = PrefixStore(
-        f"{spec.name}/{place.restart}/run",
-        TCPStore(place.host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300)),
+        f"{spec.name}/{environment.restart}/run",
+        TCPStore(environment.host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300)),
     )
-    if place.rank == 0:
+    if environment.rank == 0:
         store.set("attempt", str(_next_attempt(str(root))))
         store.set("restore_from", newest_committed(str(root)) or "")
     attempt = int(store.get("attempt"))
@@ -123,15 +123,15 @@ def main() -> int:
         job_id=spec.name,
         attempt=attempt,
         generation=_GENERATION,
-        rank=place.rank,
+        rank=environment.rank,
         layout=layout,
-        store_host=place.host,
+        store_host=environment.host,
         store_port=port,
         restore_from=store.get("restore_from").decode() or None,
     )
     summary = Summary()
-    parts = PartCollector(spec.name, attempt, place.rank, store)
-    reader = threading.Thread(target=_read_news, args=(engine, outbox, summary, parts), name="shoal-news")
+    parts = PartCollector(spec.name, attempt, environment.rank, store)
+    reader = threading.Thread(target=_read_reports, args=(engine, outbox, summary, parts), name="shoal-reports")
     reader.start()
     try:
         ended = engine.run(assignment)
@@ -140,14 +140,14 @@ def main() -> int:
         outbox.close()
         reader.join()
         summary.num_checkpoints = parts.close()
-    return _conclude(ended, place, summary)
+    return _conclude(ended, environment, summary)
 
 
 def layout_for(spec: JobSpec, world_size: int) -> Layout:
-    """The degrees that `parallelism` fixes; fully sharded where it is "auto", for the planner belongs to the service.
+    """The degrees that `parallelism` fixes; fully sharded if it is "auto", because the planner belongs to the service.
 
     Raises:
-        SystemExit: the degrees do not multiply to the world, or the layout is not legal; the message says why.
+        SystemExit: the degrees do not multiply to the world size, or the layout is not legal; the message tells why.
     """
     fixed, plan = spec.parallelism, plan_of(spec)
     if not isinstance(fixed, ParallelismSpec):
@@ -165,12 +165,12 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
 
 
 def _next_attempt(root: str) -> int:
-    """One more than whoever wrote here before, so that no directory is ever written twice."""
+    """One more than the newest attempt in this directory, so that no checkpoint directory is written twice."""
     return 1 + max((name.attempt for name in checkpoint_names(open_directory(root))), default=0)
 
 
-def _read_news(engine: Engine, outbox: Outbox, summary: Summary, parts: PartCollector) -> None:
-    """The control thread: prints, and hands checkpoint parts on, until the outbox is closed and empty."""
+def _read_reports(engine: Engine, outbox: Outbox, summary: Summary, parts: PartCollector) -> None:
+    """The control thread: prints reports, and passes on checkpoint parts, until the outbox is closed and empty."""
     after = 0
     while True:
         poll = outbox.poll(after, _POLL_S, lambda: engine.progress)
@@ -187,37 +187,37 @@ def _show(item: WorkerReport, summary: Summary) -> None:
     match item:
         case GroupFormed():
             origin = "from the seed" if item.start_step == 0 else f"from step {item.start_step}"
-            _say(f"formed in {item.form_s:.2f} s, {item.num_parameters:,} parameters, {origin} to {item.total_steps}")
+            _print(f"formed in {item.form_s:.2f} s, {item.num_parameters:,} parameters, {origin} to {item.total_steps}")
         case StepReport():
             rate = item.tokens / item.step_s
             summary.steps, summary.loss = item.step, item.loss
             summary.rates.append(rate)
-            _say(
+            _print(
                 f"step {item.step}  loss {item.loss:.6f}  norm {item.grad_norm:.4f}  lr {item.lr:.3g}  "
                 f"{rate:,.0f} tokens/s  {item.step_s * 1000:.1f} ms"
             )
         case ValidationReport():
             summary.val_loss, summary.val_bits_per_byte = item.loss, item.bits_per_byte
-            _say(f"validation after step {item.step}: loss {item.loss:.6f} on {item.samples} samples")
+            _print(f"validation after step {item.step}: loss {item.loss:.6f} on {item.samples} samples")
         case SaveFailed():
-            _say(f"rank {item.rank} could not save step {item.step}: {item.error}")
+            _print(f"rank {item.rank} could not save step {item.step}: {item.error}")
         case StepSkipped():
-            _say(f"step {item.step} skipped: loss {item.loss}, norm {item.grad_norm}")
+            _print(f"step {item.step} skipped: loss {item.loss}, norm {item.grad_norm}")
         case ReplayMismatch():
-            _say(f"rank {item.rank} computes wrong: {item.message}")
+            _print(f"rank {item.rank} computes wrong: {item.message}")
         case SavedPart() | PreemptionNotice() | SnapshotCost():
             pass
 
 
-def _conclude(ended: WorkerExit, place: Place, summary: Summary) -> int:
+def _conclude(ended: WorkerExit, environment: TorchrunEnvironment, summary: Summary) -> int:
     if ended.error is not None:
         sys.stderr.write(f"rank {ended.rank}: {ended.kind} after step {ended.step}\n{ended.error.traceback}")
-    if place.rank == 0:
-        _say(summary.to_json(ended.kind))
+    if environment.rank == 0:
+        _print(summary.to_json(ended.kind))
     return 0 if ended.kind is ExitKind.FINISHED else 1
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""The TCP sockets of this process, whoever opened them.
+"""All TCP sockets of this process, including those of torch and Ray.
 
-Every descriptor is duplicated before it is looked at, so that a number which is closed and reused meanwhile by another
-thread is never the one that gets shut.
+Every descriptor is duplicated before it is inspected. Otherwise another thread could close its number and reuse it in
+between, and the wrong socket would be shut down. Called by `GlooSockets` and by raylet.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 
 def own_sockets() -> Iterator[socket.socket]:
-    """A duplicate of every TCP socket of this process, each closed again after its turn."""
+    """A duplicate of every TCP socket of this process, each closed before the next one is yielded."""
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names only, many times a second
         try:
             descriptor = os.dup(int(name))
@@ -34,12 +34,14 @@ def own_sockets() -> Iterator[socket.socket]:
                 os.close(descriptor)
 
 
-def hang_up() -> None:
-    """Before the process ends: whoever is at the other end of a connection hears of it now. By itself the kernel closes
-    them only once it has taken the memory apart, tenths of a second later for a process with a gigabyte."""
+def shut_down_connections() -> None:
+    """Call before the process ends, so that all peers notice it immediately.
+
+    The kernel closes connections only after it has freed the memory: some tenths of a second later for a process with a
+    gigabyte."""
     for connection in own_sockets():
         try:
             connection.getpeername()
             connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # a listener, which gloo would abort for, or gone already
+        except OSError:  # a listening socket, for which gloo would abort, or closed already
             continue

@@ -177,7 +177,9 @@ class RayCluster:
             if name.endswith("/supervisor"):
                 ray.kill(handles.pop(), no_restart=True)
         if handles:
-            ray.wait([handle.forget_memory.remote() for handle in handles], num_returns=len(handles), timeout=_FORGET_S)
+            ray.wait(
+                [handle.forget_snapshots.remote() for handle in handles], num_returns=len(handles), timeout=_FORGET_S
+            )
         for handle in handles:
             ray.kill(handle, no_restart=True)
         GcsJournal(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).delete()

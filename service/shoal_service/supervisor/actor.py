@@ -19,7 +19,7 @@ from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.ray_fleet import RayFleet
 from shoal_service.supervisor.supervisor import Supervisor
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
-from shoal_workers.raylet import end_with_raylet
+from shoal_workers.raylet import exit_with_raylet
 
 CONCURRENCY_GROUPS = {"pull": 4, "direct": 4}
 
@@ -28,7 +28,7 @@ class SupervisorActor:
     """See Supervisor for each method."""
 
     def __init__(self, config: SupervisorConfig) -> None:
-        end_with_raylet()
+        exit_with_raylet()
         clock = SystemClock()
         journal = GcsJournal(GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
 

@@ -134,7 +134,7 @@ class RayFleet:
 
     async def forget_memory(self, index: int) -> None:
         with _worker_errors():
-            await self._handles[index].forget_memory.remote()
+            await self._handles[index].forget_snapshots.remote()
 
     def knows(self, index: int) -> bool:
         return index in self._handles
@@ -185,7 +185,7 @@ class RayFleet:
             return
         for helper in self.by_node().get(info.node_id, ()):
             try:
-                call = self._handles[helper].terminate.remote(info.pid, info.worker_id)
+                call = self._handles[helper].terminate.remote(info.pid)
                 await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)
                 return
             except (RayError, TimeoutError, KeyError):

@@ -61,19 +61,19 @@ def test_names_and_values_are_those_that_the_task_asked_for(checkpoint: Any, tmp
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "mine", "dtype": "float32"}
 
 
-def test_a_jobs_directory_stands_for_its_newest_checkpoint(checkpoint: Any, tmp_path: Path) -> None:
+def test_a_jobs_directory_is_exported_from_its_newest_checkpoint(checkpoint: Any, tmp_path: Path) -> None:
     directory = checkpoint({"export": EXPORT})
     assert export(str(Path(directory).parent), tmp_path / "out").checkpoint == directory
 
 
-def test_a_shorter_dtype_spares_integers(checkpoint: Any, tmp_path: Path) -> None:
+def test_a_smaller_dtype_does_not_change_integers(checkpoint: Any, tmp_path: Path) -> None:
     export(checkpoint({"export": EXPORT}), tmp_path / "out", dtype=torch.bfloat16)
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found["head.weight"].dtype is torch.bfloat16
     assert found["trunk.seen"].dtype is torch.int64
 
 
-def test_large_models_are_cut_into_files_with_an_index(checkpoint: Any, tmp_path: Path) -> None:
+def test_large_models_are_split_into_files_with_an_index(checkpoint: Any, tmp_path: Path) -> None:
     done = export(checkpoint({"export": EXPORT}), tmp_path / "out", file_bytes=30)
     assert len(done.files) == 3
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -81,15 +81,15 @@ def test_large_models_are_cut_into_files_with_an_index(checkpoint: Any, tmp_path
     assert index["metadata"]["total_size"] == done.num_bytes == 12 * 4 + 8 + 6 * 4
 
 
-def test_what_cannot_be_exported_says_why_and_writes_nothing(checkpoint: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="could not export"):
+def test_a_failed_export_tells_the_reason_and_writes_nothing(checkpoint: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not describe its model"):
         export(checkpoint({}), tmp_path / "out")
     with pytest.raises(DamagedCheckpoint, match="never committed"):
         export(str(tmp_path / "nothing"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_directory_with_something_in_it_is_left_alone(checkpoint: Any, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_empty_is_refused(checkpoint: Any, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("keep")
     with pytest.raises(FileExistsError, match="is not empty"):

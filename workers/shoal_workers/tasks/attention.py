@@ -1,9 +1,10 @@
-"""Causal self-attention with rotary positions and grouped queries. One of the two layers of a transformer's block.
+"""Causal self-attention with rotary positions and grouped queries: one of the two layers of a transformer's block.
 
 Shapes: B samples, T tokens, D = dim, H query heads, G key and value heads, K = width of a head.
 
-No head count is kept: each is what the projection gives, divided by K, so that tensor parallelism may leave a rank with
-some of the heads. What mixes tokens is a module of its own, `core`, which context parallelism replaces.
+The number of heads is not stored. It is the width of the projection divided by K, so that tensor parallelism can give a
+rank some of the heads. The only part that mixes tokens is a module of its own, `core`, which context parallelism
+replaces. Called by `transformer`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class CausalAttention(nn.Module):
 
 
 def head_dim(config: LanguageModelConfig) -> int:
-    """K."""
+    """K, the width of a head."""
     return config.head_dim or config.dim // config.num_heads
 
 

@@ -1,11 +1,12 @@
-"""What a training loop does to keep experts equally busy. It needs to know only the model, which may have no experts.
+"""What a training loop calls to keep experts equally busy. It passes the model only, which may have no experts.
 
-    once a step, first        forget_load     an aborted step may have left counts behind
-    each micro-batch, first   share_of_step   its share of the step's loss; 0 for one that is run for company only
-    once a step               sum_load        every rank's counts become the sum of all; communicates, decides nothing
-    after the optimizer       move_biases     only if the optimizer stepped; communicates nothing, so it cannot fail
+    once per step, first      forget_load     an aborted step may have left counts each micro-batch, first
+    share_of_step   its share of the step's loss; 0 for a padding micro-batch once per step             sum_load
+    every rank's counts become the sum over ranks; communicates, decides nothing after the optimizer       move_biases
+    only if the optimizer stepped; communicates nothing, so it cannot fail
 
-`balance_experts` is the last two in one, for a loop that takes no vote in between.
+`balance_experts` is the last two in one, for a loop without a vote in between. Called by the passes and by
+GradientPass.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ def balance_experts(model: nn.Module, all_reduce: Callable[[Tensor], object]) ->
 
 
 def forget_load(model: nn.Module) -> None:
+    """Set all counts to zero."""
+
     for router in _counting_routers(model):
         router.expert_load.zero_()
 
 
 def share_of_step(model: nn.Module, share: float) -> None:
-    """Before a micro-batch's forward pass: its loss is about to be multiplied by `share`, loss scaling included."""
+    """Before a micro-batch's forward pass: its loss will be multiplied by `share`, loss scaling included."""
     for router in _routers(model):
         router.is_counting = share != 0
         router.loss_scale = share
@@ -39,8 +42,8 @@ def share_of_step(model: nn.Module, share: float) -> None:
 def sum_load(model: nn.Module, all_reduce: Callable[[Tensor], object]) -> None:
     """Sum the counts over ranks: one all-reduce for all layers, none for a model that counts nothing.
 
-    `all_reduce` sums an int64 tensor in place over every rank that holds the same blocks: all but those along pp. That
-    ranks along tp count the same tokens does no harm, for only the order of loads matters.
+    `all_reduce` sums an int64 tensor in place over every rank that has the same blocks: all but those along pp. Ranks
+    along tp count the same tokens, which has no effect, because only the order of loads matters.
     """
     loads = [router.expert_load for router in _counting_routers(model)]
     if not loads:
@@ -52,7 +55,7 @@ def sum_load(model: nn.Module, all_reduce: Callable[[Tensor], object]) -> None:
 
 
 def move_biases(model: nn.Module) -> None:
-    """One step of every bias towards an even load, and the counts back to zero. In integers up to the sign."""
+    """Move every bias one step towards an even load, and set the counts to zero. Integer arithmetic up to the sign."""
     for router in _counting_routers(model):
         load = router.expert_load
         below_the_mean = (load.sum() - load * load.numel()).sign()

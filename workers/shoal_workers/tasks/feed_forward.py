@@ -1,4 +1,4 @@
-"""The dense feed-forward layer of a transformer's block, and the default of its width."""
+"""The dense feed-forward layer of a transformer's block, and its default width. Called by `transformer` and `moe`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class FeedForward(nn.Module):
 
 
 def hidden_dim(config: LanguageModelConfig) -> int:
-    """The width that the settings ask for."""
+    """The width of the settings, or the default."""
     return config.hidden_dim or default_hidden_dim(config.dim)
 
 
 def default_hidden_dim(dim: int) -> int:
-    """8/3 x dim, rounded up to a multiple of 32: as many weights as a plain layer of width 4 x dim."""
+    """8/3 x dim, rounded up to a multiple of 32: the same number of weights as a plain layer of width 4 x dim."""
     return -(-8 * dim // 3 // 32) * 32

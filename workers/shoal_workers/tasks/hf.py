@@ -3,8 +3,8 @@
     model: {path: /models/tiny-llama}                      config.json and weights from a local directory
     model: {config: {model_type: llama, hidden_size: ...}}  random weights
 
-Nothing is downloaded, and no code that lies beside a model is run. Parameters are fp32, whatever the files hold. The
-extra `hf` brings what this needs.
+Nothing is downloaded, and no code from a model's directory is run. Parameters are fp32, whatever the dtype in the
+files. The extra `hf` installs the requirements. Loaded by the engine by its name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TOKENIZER_NAME = "tokenizer.json"
 
 
 class HuggingFaceLM(TextTask):
-    """Any architecture of AutoModelForCausalLM. A directory's own tokenizer reads the text, unless `data.tokenizer`
-    names another."""
+    """Any architecture of AutoModelForCausalLM. The text is read with the directory's own tokenizer, unless
+    `data.tokenizer` names another."""
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.settings = HuggingFaceConfig.model_validate(model)
@@ -37,12 +37,12 @@ class HuggingFaceLM(TextTask):
         self.seed = seed
 
     def build_model(self) -> nn.Module:
-        """The model, with the directory's weights, or with some from torch's global generator.
+        """The model, with the directory's weights or with random ones from torch's global generator.
 
         Raises:
             ImportError: the extra `hf` is not installed.
             FileNotFoundError: model.path has no config.json.
-            ValueError: the model knows fewer tokens than the tokenizer, or is not what its config.json says.
+            ValueError: the model has fewer tokens than the tokenizer, or differs from its config.json.
         """
         network = self._network()
         needed = load_tokenizer(self.text.tokenizer).vocab_size
@@ -55,21 +55,21 @@ class HuggingFaceLM(TextTask):
         plan = plan_of_hugging_face(self.settings)
         if plan is not None and bool(plan.tied) != _is_tied(network):
             raise ValueError(
-                f"config.tie_word_embeddings is {bool(plan.tied)} by config.json and {_is_tied(network)} in the model "
-                "that transformers builds. Write tie_word_embeddings into the config."
+                f"tie_word_embeddings is {bool(plan.tied)} in config.json and {_is_tied(network)} in the model that "
+                "transformers builds. Set tie_word_embeddings in the config."
             )
         return model
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
 
-        The logits may be a DTensor whose vocabulary is split, inside torch's `loss_parallel`: only what works there.
+        The logits may be a DTensor with a split vocabulary, inside torch's `loss_parallel`: use only what works there.
         """
         logits: Tensor = model(batch["tokens"])
         return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """config.json as transformers writes it, and how its names follow from ours."""
+        """config.json as transformers writes it, and how its names follow from this model's."""
         assert isinstance(model, CausalLM)
         config = json.loads(model.network.config.to_json_string())
         config |= {"architectures": [type(model.network).__name__]}
@@ -87,7 +87,7 @@ class HuggingFaceLM(TextTask):
         directory = Path(path).expanduser()
         if not (directory / CONFIG_NAME).is_file():
             raise FileNotFoundError(
-                f"model.path {path!r} has no {CONFIG_NAME} on this node. It must be a directory that every node sees."
+                f"model.path {path!r} has no {CONFIG_NAME} on this node. Name a directory that every node can read."
             )
         return AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, local_files_only=True, use_safetensors=True, trust_remote_code=False
@@ -95,8 +95,9 @@ class HuggingFaceLM(TextTask):
 
 
 class CausalLM(nn.Module):
-    """Tokens (B, T) int64 -> logits (B, T, V). A plain tensor comes out, so that a pipeline's stages can hand on what
-    the model's own forward makes of pass-throughs: hidden states (B, T, D) in, and hidden states out."""
+    """Tokens (B, T) int64 -> logits (B, T, V), as a plain tensor.
+
+    So a pipeline's stage, in which pass-throughs replace modules, returns hidden states (B, T, D) for hidden states."""
 
     def __init__(self, network: Any) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """The built-in task: a language model on text. It uses the task contract exactly as a user's own task does.
 
-`prepare` makes the token shards (once per node), `build_dataset` memory-maps them, `build_model` draws the weights from
-torch's global generator, `loss` is the mean cross entropy of the next token in nats.
+`prepare` writes the token shards (once per node), `build_dataset` memory-maps them, `build_model` draws the weights
+from torch's global generator, and `loss` is the mean cross entropy of the next token in nats. Loaded by the engine by
+its name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shoal_workers.tasks.transformer import Transformer
 
 
 class LanguageModel(TextTask):
-    """A decoder-only transformer that learns to predict the next token of a text corpus."""
+    """A decoder-only transformer, trained to predict the next token of a text corpus."""
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.config = LanguageModelConfig.model_validate(model)
@@ -46,13 +47,13 @@ class LanguageModel(TextTask):
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         """Mean next-token cross entropy (nats) of a batch of `collate`; computed in fp32.
 
-        The logits may be a DTensor whose vocabulary is split, inside torch's `loss_parallel`: only what works there.
+        The logits may be a DTensor with a split vocabulary, inside torch's `loss_parallel`: use only what works there.
         """
         logits: Tensor = model(batch["tokens"], batch["positions"])
         return F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
 
     def export_config(self, model: nn.Module) -> dict[str, Any]:
-        """A dense model is one of LLaMA's, by other names; transformers has none that is built as our experts are."""
+        """A dense model is a LLaMA model with other names. transformers has no model with experts like these."""
         assert isinstance(model, Transformer)
         if self.config.num_experts:
             settings = self.config.model_dump() | {"vocab_size": model.embedding.num_embeddings}
@@ -60,7 +61,7 @@ class LanguageModel(TextTask):
         return {"config": _llama_config(self.config, model.embedding.num_embeddings), "renames": _LLAMA_NAMES}
 
     def shard_units(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The blocks, each gathered on its own; embedding, last norm and head stay with the root."""
+        """The blocks, each gathered separately; embedding, last norm and head belong to the root."""
         assert isinstance(model, Transformer)
         return list(model.blocks)
 
@@ -78,11 +79,11 @@ _LLAMA_NAMES = [
     [r"\.attention\.out\.", ".self_attn.o_proj."],
     [r"\.feed_forward\.(gate|up|down)\.", r".mlp.\1_proj."],
 ]
-"""Regular expressions and what stands in their place, in this order: our names -> those of LlamaForCausalLM."""
+"""Regular expressions and replacements, applied in this order: this model's names -> those of LlamaForCausalLM."""
 
 
 def _llama_config(config: LanguageModelConfig, vocab_size: int) -> dict[str, Any]:
-    """config.json of transformers' LlamaForCausalLM that computes the same."""
+    """config.json of the LlamaForCausalLM of transformers that computes the same."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,14 +1,15 @@
-"""A mixture of experts in the place of a dense feed-forward layer (Shazeer et al. 2017; DeepSeek-AI 2024).
+"""A mixture of experts that replaces a dense feed-forward layer (Shazeer et al. 2017; DeepSeek-AI 2024).
 
-Shapes: N tokens, D = dim, E experts, k of which each token goes to, F = width of an expert.
+Shapes: N tokens, D = dim, E experts, k experts of each token, F = width of an expert.
 
-    router    which experts, with what weights                             (see `router`)
-    experts   stacked weights; is given tokens sorted by expert, and how many each has. Expert parallelism replaces its
-              forward from outside, and needs to know nothing else
-    merge     a pass-through: where tensor parallelism adds up what ranks with a part of each expert have computed
+    router    chooses the experts of each token and their weights          (see `router`)
+    experts   stacked weights; gets tokens sorted by expert, and the number of each. Expert parallelism replaces its
+              forward from outside, and depends on nothing else
+    merge     a pass-through: tensor parallelism sums here what ranks with a part of each expert have computed
     shared    the experts that every token goes through, as one dense layer
 
-Every sum has a fixed order and no two writes go to one place, so results do not vary from run to run.
+Every sum has a fixed order and no two writes go to one address, so results do not vary from run to run. Called by
+`transformer`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from shoal_workers.tasks.feed_forward import FeedForward, hidden_dim
 from shoal_workers.tasks.router import Router, load_of
 
 _GROUPED_BYTES = 16
-"""torch's grouped product wants rows of a multiple of so many bytes."""
+"""torch's grouped product needs rows of a multiple of this many bytes."""
 
 
 class MixtureOfExperts(nn.Module):
     """(B, T, D) -> (B, T, D): the weighted sum of k experts of each token, and of the shared ones.
 
-    With a capacity, choices that come too late at an expert of a micro-batch are dropped: they add nothing.
+    With a capacity, choices beyond the capacity of an expert in a micro-batch are dropped: they add nothing.
     """
 
     def __init__(self, config: LanguageModelConfig) -> None:
@@ -49,10 +50,10 @@ class MixtureOfExperts(nn.Module):
         if is_admitted is not None:
             pairs = pairs[is_admitted.flatten()[pairs]]
         counts = load_of(expert_of[pairs], self.router.token_counts.num_experts)
-        # Copies first: a gather that reads a token k times would add k gradients into one place.
+        # Copies first: a gather that reads a token k times would add k gradients to one address, in no fixed order.
         copies = x.flatten(0, -2).unsqueeze(1).expand(-1, chosen.shape[1], -1).flatten(0, 1)
-        answers = self.experts(copies.index_select(0, pairs), counts)
-        by_pair = answers.new_zeros(copies.shape).index_copy(0, pairs, answers)
+        outputs = self.experts(copies.index_select(0, pairs), counts)
+        by_pair = outputs.new_zeros(copies.shape).index_copy(0, pairs, outputs)
         by_token = (by_pair.unflatten(0, chosen.shape) * weights.unsqueeze(-1)).sum(1)  # in fp32
         routed: Tensor = self.merge(by_token.to(x.dtype).view_as(x))
         return routed if self.shared is None else routed + self.shared(x)
@@ -62,7 +63,7 @@ class Experts(nn.Module):
     """E SwiGLU layers side by side: tokens (N, D) sorted by expert, counts (E,) int64 that add up to N -> (N, D)."""
 
     hidden_dims: ClassVar[dict[str, int]] = {"gate": 2, "up": 2, "down": 1}
-    """The dim of each parameter that is an expert's width: a rank that has a part of it computes a term of the sum."""
+    """The dim of each parameter that is an expert's width: a rank that has a part of it computes a summand."""
 
     def __init__(self, num_experts: int, dim: int, width: int) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Experts(nn.Module):
 def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
     """Each of G groups of rows times its own matrix: (N, I) sorted by group, (G, I, O), counts (G,) -> (N, O).
 
-    Without a row left over and in one kernel where torch has one; a group without rows has a gradient of zeros.
+    Without padding rows, and in one kernel if torch has one. The gradient of a group without rows is zero.
     """
     if _has_kernel(rows, weights):
         return F.grouped_mm(rows, weights, offs=counts.cumsum(0).to(torch.int32))
@@ -87,7 +88,7 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 def _has_kernel(rows: Tensor, weights: Tensor) -> bool:
-    """Whether torch 2.13 has a grouped product for these: of bf16 everywhere, of more on the CPU unless it compiles."""
+    """Whether torch 2.13 has a grouped product for these: bf16 on every device, more on the CPU unless it compiles."""
     kinds = {torch.bfloat16}
     if rows.device.type == "cpu" and not torch.compiler.is_compiling():
         kinds |= {torch.float16, torch.float32}

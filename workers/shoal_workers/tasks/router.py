@@ -1,4 +1,4 @@
-"""Which experts each token goes to, and the bookkeeping that keeps experts equally busy.
+"""Chooses the experts of each token, and keeps the counts that keep experts equally busy.
 
 Two ways of balancing, chosen by `model.balance`:
 
@@ -6,10 +6,10 @@ Two ways of balancing, chosen by `model.balance`:
             with less than the mean load, down for the others (Wang et al. 2024; DeepSeek-AI 2024, section 2.1.2).
             Scores are sigmoids. Loads are counts, so the bias is the same bits in every layout.
     loss    num_experts x sum of (share of the choices x mean probability) (Fedus et al. 2022), over one micro-batch.
-            Scores are a softmax. The loss is not part of the task's: its gradient is put in on the way back.
+            Scores are a softmax. The loss is not part of the task's: its gradient is added in the backward pass.
 
-Both are done in the backward pass, which every micro-batch has exactly once: a forward pass may run twice (activation
-recomputation) or without gradients (validation, replay). What a training loop must do is in `balance`.
+Both are done in the backward pass, which runs exactly once for every micro-batch: a forward pass may run twice
+(activation recomputation) or without gradients (validation, replay). `balance` contains what a training loop must call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ _BIAS_STEP, _LOSS_WEIGHT = 1e-3, 1e-2
 
 
 class Choices(NamedTuple):
-    """Of N tokens, k experts each."""
+    """The k experts of each of N tokens."""
 
     experts: Tensor
     """(N, k) int64."""
     weights: Tensor
-    """(N, k), fp32. A token's add up to one; with k = 1 the score itself is the weight, or it had no gradient."""
+    """(N, k), fp32. A token's weights add up to one. With k = 1 the weight is the score: it would have no gradient
+    else."""
     is_admitted: Tensor | None
-    """(N, k) bool: the expert has room for it. None: all are admitted."""
+    """(N, k) bool: within the capacity of the expert. None: all are admitted."""
 
 
 class Router(nn.Module):
@@ -54,14 +55,14 @@ class Router(nn.Module):
         self.capacity_factor = config.capacity_factor
         self.token_counts = TokenCounts(config.num_experts)
         self.is_counting = True
-        """False while a micro-batch runs that only keeps other ranks company."""
+        """False while a padding micro-batch runs."""
         self.loss_scale = 1.0
-        """By what the micro-batch's loss is multiplied before its backward pass; so is the balance loss."""
+        """Factor of the micro-batch's loss before its backward pass; the balance loss has the same."""
         self.num_copies = 1
-        """Ranks that route the same tokens and whose gradients are added up: tensor parallelism."""
+        """Number of ranks that route the same tokens and whose gradients are summed (tensor parallelism)."""
         if config.balance == "bias":
             self.register_buffer("expert_bias", torch.zeros(config.num_experts, dtype=torch.float32))
-            # On the CPU even under torch.device("meta"): it is in no checkpoint, so nobody could fill it in later.
+            # On the CPU even under torch.device("meta"): no checkpoint contains it, so no restore would fill it.
             load = torch.zeros(config.num_experts, dtype=torch.int64, device="cpu")
             self.register_buffer("expert_load", load, persistent=False)
 
@@ -76,16 +77,16 @@ class Router(nn.Module):
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         load, is_admitted = None, None
         if self.capacity_factor is not None or self.balance == "loss":
-            load, turns = self.token_counts(experts)
+            load, positions = self.token_counts(experts)
             if self.capacity_factor is not None:
                 capacity = (load.sum().double() * self.capacity_factor / len(load)).ceil()
-                is_admitted = (turns < capacity).flatten(0, -2)
+                is_admitted = (positions < capacity).flatten(0, -2)
         if torch.is_grad_enabled() and weights.requires_grad:
             weights = self._accounted(weights, experts, scores, load)
         return Choices(experts.flatten(0, -2), weights.flatten(0, -2), is_admitted)
 
     def _accounted(self, weights: Tensor, experts: Tensor, scores: Tensor, whole_load: Tensor | None) -> Tensor:
-        """`weights`, whose backward pass counts the load or brings in the gradient of the balance loss."""
+        """`weights`, whose backward pass counts the load or adds the gradient of the balance loss."""
         if self.balance == "bias" and self.is_counting:
             return _counting(weights, load_of(experts, len(self.weight)), self.expert_load)
         if self.balance == "loss":
@@ -96,10 +97,10 @@ class Router(nn.Module):
 
 
 class TokenCounts(nn.Module):
-    """Chosen experts (..., T, k) of a micro-batch -> choices of each expert (E,), and the turn of each choice at its
-    expert (..., T, k), 0 being the first. In order of sample, token, preference.
+    """Chosen experts (..., T, k) of a micro-batch -> number of choices of each expert (E,), and the position of each
+    choice at its expert (..., T, k), from 0, in the order of sample, token, preference.
 
-    A module, so that context parallelism can see to it that it is asked about whole micro-batches.
+    It is a module so that context parallelism can replace it by one that counts whole micro-batches.
     """
 
     def __init__(self, num_experts: int) -> None:
@@ -111,8 +112,8 @@ class TokenCounts(nn.Module):
         by_expert = experts.flatten().argsort(stable=True)
         first = (load.cumsum(0) - load).repeat_interleave(load)
         in_a_row = torch.arange(experts.numel(), device=experts.device)
-        turns = torch.empty_like(first).index_copy(0, by_expert, in_a_row - first)
-        return load, turns.view_as(experts)
+        positions = torch.empty_like(first).index_copy(0, by_expert, in_a_row - first)
+        return load, positions.view_as(experts)
 
 
 def load_of(experts: Tensor, num_experts: int) -> Tensor:
@@ -122,9 +123,9 @@ def load_of(experts: Tensor, num_experts: int) -> Tensor:
 
 
 def balance_loss(scores: Tensor, load: Tensor, top_k: int) -> Tensor:
-    """Scalar: 1 when all is even, more when not. `scores` (N, E) are probabilities, `load` (E,) the choices.
+    """Scalar: 1 if the load is even, else more. `scores` (N, E) are probabilities, `load` (E,) the choices.
 
-    `load` may be that of more tokens than N: then the result is the part of their loss that these N contribute.
+    `load` may be that of more tokens than N: then the result is what these N tokens contribute to the loss.
     """
     shares = load.to(scores.dtype) / load.sum()
     return load.numel() * shares @ scores.sum(0) * (top_k / load.sum())
@@ -165,5 +166,5 @@ def _with_loss(weights: Tensor, loss: Tensor, scale: float) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _apply_uncompiled(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """torch 2.13 compiles the loss's gradient away, silently."""
+    """torch 2.13 would drop the loss's gradient when it compiles this, without an error."""
     return function.apply(*arguments)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""What tasks that learn from a text corpus have in common: preparing its token shards, reading samples from them."""
+"""The common part of tasks that train on a text corpus: preparing its token shards, reading samples from them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ class TextTask:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """1.0 for bytes; else measured on the corpus, so None before `prepare`."""
+        """1.0 for the byte tokenizer; else measured on the corpus, so None before `prepare`."""
         if self.text.tokenizer == ByteTokenizer.name:
             return 1.0
         return self._corpus.bytes_per_token if self._corpus else None
 
     def prepare(self, progress: Callable[[str], None]) -> None:
-        """Make the token shards unless they are there, and verify them. Many processes of one node may call at once."""
+        """Write the token shards if they are missing, and verify them. Many workers of one node may call it
+        together."""
         self._corpus = prepare_corpus(self.text, lambda state: progress(state.describe()))
 
     def build_dataset(self, split: str) -> TokenDataset:
         """Samples of seq_len + 1 tokens, int64; "train" or "validation".
 
         Raises:
-            DataError: the text cannot be read, or has not one sample for training.
+            DataError: the text cannot be read, or has no sample for training.
         """
         if self._corpus is None:
             self.prepare(lambda _: None)
@@ -51,7 +52,7 @@ class TextTask:
     def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
         """Samples (T + 1,) -> tokens (B, T), the tokens that follow each, `labels` (B, T), and their positions (T,).
 
-        Named and apart, so that context parallelism can give each rank some of the positions.
+        They are separate entries, so that context parallelism can give each rank some of the positions.
         """
         whole = torch.stack(samples)
         return {"tokens": whole[:, :-1], "labels": whole[:, 1:], "positions": torch.arange(whole.shape[1] - 1)}

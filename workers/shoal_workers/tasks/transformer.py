@@ -4,16 +4,16 @@ experts, scaled residual init.
 After LLaMA (Touvron et al. 2023), with the residual init of GPT-2 (Radford et al. 2019). Shapes in the docstrings:
 B samples, T tokens, D = dim, K = width of a head, V = vocabulary.
 
-Knows nothing of parallelism. What cuts it from outside goes by the names of its modules (contract/model/plan_of.py):
+It contains no code for parallelism. Layouts are applied from outside, by the names of its modules (plan_of.py):
 
     embedding, dropout, blocks.*, norm, head
     blocks.*: attention_norm, attention.{query, key, value, core, out}, feed_forward_norm, feed_forward
     feed_forward: {gate, up, down}, or with experts {router, experts, merge, shared.{gate, up, down}}
 
-Written to be sharded and re-formed: no state but parameters and one constant table, no Python state that depends on
-data, a tied head that holds the embedding's own parameter, and weights from torch's global generator in a fixed order.
-The rotation table is made on the CPU even under `torch.device("meta")`: it is in no checkpoint, so nobody could fill it
-in later.
+It can be sharded and re-formed: no state but parameters and one constant table, no Python state that depends on data, a
+tied head that holds the embedding's own parameter, and weights from torch's global generator in a fixed order. The
+rotation table is made on the CPU even under `torch.device("meta")`: no checkpoint contains it, so no restore would fill
+it. Built by lm.py.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Transformer(nn.Module):
     """Tokens (B, T) int64, and their positions (T,) int64 in the sequence -> logits (B, T, V), in the weights' dtype.
 
     Without positions the tokens are the first T. A rank of a pipeline calls the same forward with pass-throughs in the
-    place of the modules that it does not have: `tokens` are hidden states (B, T', D) then, and T' is less than T where
-    the sequence is cut between layers. Positions are for attention alone, which always sees its T tokens.
+    place of the modules that it does not have: then `tokens` are hidden states (B, T', D), and T' is less than T if the
+    sequence is split between layers. Only attention uses the positions, and it always gets its T tokens.
     """
 
     rotations: Tensor
@@ -50,7 +50,7 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        if config.tied_head:  # on meta first: a weight that is thrown away must not be drawn from the generator
+        if config.tied_head:  # on meta first: a weight that is discarded must not be drawn from the generator
             self.head = nn.Linear(config.dim, vocab_size, bias=False, device="meta")
             self.head.weight = self.embedding.weight
         else:
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
     def _init_weights(self, num_layers: int) -> None:
         """Draw every weight, from normal distributions.
 
-        Embedding: 1 / sqrt(D), so that a tied head starts with logits of unit variance. Linear layers and experts:
+        Embedding: 1 / sqrt(D), so that the initial logits of a tied head have unit variance. Linear layers and experts:
         0.55 / sqrt(fan in), and again 1 / sqrt(2 x num_layers) for those that write into the residual stream.
         """
         nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
@@ -88,7 +88,7 @@ class Transformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the residual stream (B, T, D). The unit that FSDP gathers at once."""
+    """Attention and feed-forward, each added to the residual stream (B, T, D). FSDP gathers it as one unit."""
 
     def __init__(self, config: LanguageModelConfig, layer: int) -> None:
         super().__init__()
