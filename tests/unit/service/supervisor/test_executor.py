@@ -288,6 +288,7 @@ class TestRestart:
             survivor = bench.workers.group[0]
             await bench.advance_until(lambda: survivor.assignment is not None and survivor.assignment.generation == 2)
             bench.workers.form()
+            bench.workers.train()
             await bench.advance_until(lambda: bench.fleet.starts)
             [incident] = bench.reports.incidents
             assert (incident.witness, incident.ranks) == ("name lookup", (1,))
