@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from shoal_service.core import goodput
 from shoal_service.core.attempt import nodes
-from shoal_service.core.attempt.group.recall import recall_until
+from shoal_service.core.attempt.group.orphaned_snapshots import waiting_until
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.attempt.state.stages import Stage
@@ -82,7 +82,7 @@ def job_state(state: Attempt) -> JobState:
     if state.target.desired is Desired.PAUSE and state.stage is not Stage.ENDED:
         return JobState.PAUSING
     match state.stage:
-        case Stage.WAITING if recall_until(state) is not None:
+        case Stage.WAITING if waiting_until(state) is not None:
             return JobState.RECOVERING
         case Stage.WAITING if state.history.has_formed:
             return JobState.WAITING
@@ -107,6 +107,7 @@ def workers_of(state: Attempt, readings: Readings) -> tuple[WorkerView, ...]:
 
 def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentView:
     """`closed_at`: end of the first completed step of the next generation; None while the incident is open."""
+    before, after = incident.before, incident.after
     return IncidentView(
         id=incident.id,
         cause=incident.cause,
@@ -114,22 +115,22 @@ def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentVie
         ranks=incident.ranks,
         worker_ids=incident.worker_ids,
         node_id=incident.node_id,
-        generation=incident.generation,
+        generation=before.generation,
         at=incident.at,
-        from_workers=incident.from_workers,
-        to_workers=incident.to_workers,
+        from_workers=before.num_workers,
+        to_workers=after.num_workers if after else None,
         detect_s=incident.detect_s,
         quiesce_s=incident.quiesce_s,
         plan_s=incident.plan_s,
-        form_s=incident.form_s,
-        restore_s=incident.restore_s,
+        form_s=after.form_s if after else None,
+        restore_s=after.restore_s if after else None,
         first_step_s=incident.first_step_s(closed_at),
         recovery_s=incident.recovery_s(closed_at),
-        state_source=incident.state_source,
-        bytes_moved=incident.bytes_moved,
+        state_source=after.state_source if after else None,
+        bytes_moved=after.bytes_moved if after else None,
         steps_lost=incident.steps_lost,
-        from_layout=incident.from_layout,
-        to_layout=incident.to_layout,
+        from_layout=before.layout,
+        to_layout=after.layout if after else None,
         action=incident.action,
         closed=closed_at is not None,
         message=incident.message,
@@ -162,7 +163,7 @@ def _worker_state(state: Attempt, worker: Worker) -> WorkerState:
 
 def _reason(state: Attempt) -> str:
     match state.stage:
-        case Stage.WAITING if recall_until(state) is None:
+        case Stage.WAITING if waiting_until(state) is None:
             return "min_workers_unreachable" if state.num_usable < state.target.min_workers else "backing_off"
         case _:
             return str(state.incident.cause) if state.incident else ""
@@ -173,7 +174,7 @@ def _message(state: Attempt) -> str:
     match state.stage:
         case Stage.STARTING:
             return f"{warm} of {state.target.granted} workers are ready (at least {state.target.min_workers} needed)"
-        case Stage.WAITING if recall_until(state) is not None:
+        case Stage.WAITING if waiting_until(state) is not None:
             return "starts workers on the nodes whose memory holds the newest steps"
         case Stage.WAITING if warm >= state.target.min_workers:
             return "waits for a while before it tries again"

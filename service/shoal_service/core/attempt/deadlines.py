@@ -11,7 +11,7 @@ from typing import assert_never
 
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs, stragglers
-from shoal_service.core.attempt.group import leaving, outcome, recall
+from shoal_service.core.attempt.group import exits, orphaned_snapshots, outcome
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import (
     Committing,
@@ -36,7 +36,7 @@ class Deadline(StrEnum):
     STORAGE = "storage"
     WORKERS = "workers"
     """elasticity.min_workers of them."""
-    RECALL = "recall"
+    ORPHANED_SNAPSHOTS = "orphaned_snapshots"
     FORMED = "formed"
     STEP_BOUNDARY = "step_boundary"
     PROGRESS = "progress"
@@ -56,14 +56,14 @@ def apply(turn: Turn) -> None:
     if found is not None:
         _act(turn, found)
     elif turn.stage is Stage.QUIESCING:
-        leaving.give_up_on_the_unresponsive(turn)
+        exits.evict_unresponsive(turn)
         outcome.follow_when_all_left(turn)  # the time to report snapshots may have passed
     for worker in turn.pool.workers:
         if turn.stage is Stage.ENDED:
             return
         given_up = is_given_up(turn.state, worker, turn.now)
         if given_up:
-            leaving.evict(turn, worker.index, IncidentCause.UNREACHABLE, "no answer", given_up.reason)
+            exits.evict(turn, worker.index, IncidentCause.UNREACHABLE, "no answer", given_up.reason)
     if turn.stage is not Stage.ENDED:
         stragglers.keep_where_no_replacement_came(turn)
 
@@ -112,8 +112,10 @@ def overdue(state: Attempt, now: float) -> Overdue | None:
         case Starting() if waited > timeouts.start_s and num_usable < minimum:
             reason = f"only {num_usable} of at least {minimum} workers started within {waited:.0f} s"
             return Overdue(Deadline.WORKERS, reason)
-        case Waiting(recall_until=float() as until) if now >= until:
-            return Overdue(Deadline.RECALL, f"no worker has reported the snapshots within {timeouts.recall_s:g} s")
+        case Waiting(orphans_until=float() as until) if now >= until:
+            return Overdue(
+                Deadline.ORPHANED_SNAPSHOTS, f"no worker has reported the snapshots within {timeouts.orphans_s:g} s"
+            )
         case Waiting() if waited > target.spec.elasticity.wait_s and num_usable < minimum:
             reason = (
                 f"{num_usable} of at least {minimum} workers (elasticity.min_workers) for {waited:.0f} s "
@@ -150,17 +152,17 @@ def _act(turn: Turn, found: Overdue) -> None:
             turn.end(EndReason.STORAGE_FAILED, found.reason)
         case Deadline.WORKERS:
             turn.end(EndReason.CAPACITY_TIMEOUT, found.reason)
-        case Deadline.RECALL:
-            recall.end(turn)
+        case Deadline.ORPHANED_SNAPSHOTS:
+            orphaned_snapshots.stop_waiting(turn)
         case Deadline.FORMED:
-            leaving.lose_group(turn, IncidentCause.FORM_FAILED, "deadline", found.reason)
+            exits.lose_group(turn, IncidentCause.FORM_FAILED, "deadline", found.reason)
         case Deadline.STEP_BOUNDARY:
-            leaving.lose_group(turn, IncidentCause.COLLECTIVE_FAILED, "deadline", found.reason)
+            exits.lose_group(turn, IncidentCause.COLLECTIVE_FAILED, "deadline", found.reason)
         case Deadline.PROGRESS:
             turn.health = replace(turn.health, hang=hangs.find_hang(turn.state, turn.now).hang)
-            leaving.lose_group(turn, IncidentCause.HUNG, "progress stamps", found.reason)
+            exits.lose_group(turn, IncidentCause.HUNG, "progress stamps", found.reason)
         case Deadline.USER_ERRORS:
-            leaving.interrupt_rest(turn)
+            exits.interrupt_rest(turn)
         case Deadline.COMMIT:
             outcome.go_on_without_commit(turn, found.reason)
         case _:

@@ -48,7 +48,7 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.faults import blame, hangs
-from shoal_service.core.attempt.group import forming, leaving, outcome, snapshot_reports, switching
+from shoal_service.core.attempt.group import exits, forming, outcome, snapshot_reports, switching
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiescing, Stage, Starting, Switching
@@ -114,17 +114,17 @@ def _happen(turn: Turn, event: Event) -> None:
         case WorkerFailedToStart(index, error):
             worker_pool.failed_to_start(turn, index, error)
         case WorkerLost(index, cause, witness, message):
-            leaving.worker_lost(turn, index, cause, witness, message)
+            exits.worker_lost(turn, index, cause, witness, message)
         case DeathDated(worker_id, at):
             blame.date_death(turn, worker_id, at)
         case WorkerUnreachable(index, _):
             worker_pool.unreachable(turn, index)
         case RunReturned(index, worker_exit):
             worker_pool.answered(turn, index)
-            leaving.run_returned(turn, index, worker_exit)
+            exits.run_returned(turn, index, worker_exit)
         case InterruptAcknowledged(index, generation):
             worker_pool.answered(turn, index)
-            leaving.interrupt_acknowledged(turn, index, generation)
+            exits.interrupt_acknowledged(turn, index, generation)
         case SnapshotPartsReported(index, held):
             worker_pool.answered(turn, index)
             snapshot_reports.reported(turn, index, held)

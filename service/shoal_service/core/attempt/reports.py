@@ -98,15 +98,14 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
         lost = max(0, state.progress.step - item.start_step)  # a switch whose save failed
         turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + lost)
     else:
-        lost = max(0, state.incident.step_before - item.start_step)
-        turn.incident = replace(
-            state.incident,
-            formed_at=turn.now,
+        lost = max(0, state.incident.before.step - item.start_step)
+        after = state.incident.after and replace(
+            state.incident.after,
             form_s=item.form_s,
             restore_s=item.build_s + item.restore_s,
-            steps_lost=lost,
             bytes_moved=item.restored_bytes,
         )
+        turn.incident = replace(state.incident, after=after, formed_at=turn.now, steps_lost=lost)
         more = lost - (state.incident.steps_lost or 0)
         turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + more)
         turn.show_incident()

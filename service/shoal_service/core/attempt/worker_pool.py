@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from shoal_service.core.attempt import nodes
 from shoal_service.core.attempt.commands import StartWorker
-from shoal_service.core.attempt.group import recall, snapshot_reports
+from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
@@ -133,7 +133,7 @@ def _start_missing(turn: Turn) -> None:
     for _ in range(state.target.num_workers - len(_staying(state))):
         index = turn.pool.next_index
         worker_id = worker_name(state.config.job_id, state.config.attempt, index)
-        only_on = recall.next_node(turn.state)
+        only_on = orphaned_snapshots.next_node(turn.state)
         worker = Worker(index=index, worker_id=worker_id, started_at=turn.now, avoids=avoided, only_on=only_on)
         turn.pool = replace(turn.pool, workers=(*turn.pool.workers, worker), next_index=index + 1)
         turn.do(StartWorker(index, worker.worker_id, avoided, only_on))

@@ -12,7 +12,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
 from shoal_service.core.attempt.state.group import Group
 from shoal_service.core.attempt.state.history import History
-from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.attempt.state.incident import GroupBefore, Incident
 from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
@@ -187,9 +187,14 @@ def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
 def test_incidents_checkpoints_and_the_end_are_reported() -> None:
     case = Case()
     incident = Incident(
-        id=1, cause=IncidentCause.STUCK, witness="deadline", ranks=(1,), worker_ids=("s",), generation=2, at=1.0,
-        from_workers=2,
-    )  # fmt: skip
+        id=1,
+        cause=IncidentCause.STUCK,
+        witness="deadline",
+        ranks=(1,),
+        worker_ids=("s",),
+        before=GroupBefore(generation=2, num_workers=2),
+        at=1.0,
+    )
     checkpoint = CheckpointView(step=4, url="u", state="committed", attempt=1, generation=2)
     end = AttemptEnd(reason=EndReason.FINISHED, message="m", step=12)
     case.reporter.checkpoint(checkpoint)

@@ -1,4 +1,4 @@
-"""Opens, changes and closes the incident. `group/leaving`, `group/outcome`, `reports` and `machine` call this.
+"""Opens, changes and closes the incident. `group/exits`, `group/outcome`, `reports` and `machine` call this.
 
 It decides nothing about the group; what a cause means is in the table of faults.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from shoal_service.core.attempt.faults.table import FAULTS, Memory
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.incident import Incident
+from shoal_service.core.attempt.state.incident import GroupBefore, Incident
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened
@@ -37,13 +37,15 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
             ranks=ranks,
             worker_ids=names,
             node_id=node_id,
-            generation=state.group.generation,
+            before=GroupBefore(
+                generation=state.group.generation,
+                num_workers=len(state.group.workers),
+                layout=state.group.layout.describe() if state.group.layout else "",
+                step=state.progress.step,
+            ),
             at=turn.now,
             last_sign_at=_last_sign(state, worker, turn.now),
-            from_workers=len(state.group.workers),
-            from_layout=state.group.layout.describe() if state.group.layout else "",
             message=message,
-            step_before=state.progress.step,
         )
         turn.incident = incident
         turn.history = replace(turn.history, num_incidents=incident.id)
@@ -70,7 +72,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
             updated,
             ranks=tuple(sorted({*known.ranks, *ranks})),
             worker_ids=tuple(dict.fromkeys((*known.worker_ids, *names))),
-            last_sign_at=max(signs) if signs and known.forming_at is None else known.last_sign_at,
+            last_sign_at=max(signs) if signs and known.after is None else known.last_sign_at,
             formed_at=None,  # a late report of a step must not close it
         )
     turn.show_incident()
@@ -97,6 +99,7 @@ def close(turn: Turn) -> None:
     incident = turn.incident
     assert incident is not None
     turn.show_incident(closed=True)
+    after = incident.after
     turn.emit(
         IncidentClosed(
             id=incident.id,
@@ -105,10 +108,10 @@ def close(turn: Turn) -> None:
             detect_s=incident.detect_s,
             recovery_s=incident.recovery_s(turn.now),
             steps_lost=incident.steps_lost,
-            from_workers=incident.from_workers,
-            to_workers=incident.to_workers,
-            state_source=incident.state_source,
-            bytes_moved=incident.bytes_moved,
+            from_workers=incident.before.num_workers,
+            to_workers=after.num_workers if after else None,
+            state_source=after.state_source if after else None,
+            bytes_moved=after.bytes_moved if after else None,
         )
     )
     turn.incident = None

@@ -1,7 +1,8 @@
 """The table of faults: one row per incident cause. Pure data, and the only place that knows what a cause means.
 
-`blame`, `suspicion`, `group/leaving` and `group/recall` read it, `state/incident` for the words; docs/elastic.md
-prints it. It detects nothing. A new cause is a member of `IncidentCause`, a row here, and the code that detects it.
+`blame`, `suspicion`, `group/exits` and `group/orphaned_snapshots` read it, `state/incident` for the words;
+docs/elastic.md prints it. It detects nothing. A new cause is a member of `IncidentCause`, a row here, and the code
+that detects it.
 
 Causes are told apart as far as the action differs, and no further: isolate fast rather than diagnose precisely.
 """

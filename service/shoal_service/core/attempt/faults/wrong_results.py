@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal_service.core.attempt.group import leaving
+from shoal_service.core.attempt.group import exits
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.generations import NonFiniteStepSkipped
 from shoal_workers.contract.job import IncidentCause
@@ -32,4 +32,4 @@ def replay_differed(turn: Turn, item: ReplayMismatch) -> None:
         f"rank {item.rank} computes wrong results: {item.message}; snapshots in memory may hold them, so the state "
         "comes from the newest durable checkpoint"
     )
-    leaving.evict(turn, state.group.workers[item.rank], IncidentCause.CORRUPTED, "replay", message)
+    exits.evict(turn, state.group.workers[item.rank], IncidentCause.CORRUPTED, "replay", message)

@@ -8,12 +8,13 @@ from dataclasses import replace
 from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs
-from shoal_service.core.attempt.group import recall, snapshot_reports
+from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_reports
 from shoal_service.core.attempt.group.buddies import buddies
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
 from shoal_service.core.attempt.group.source import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.group import Group
+from shoal_service.core.attempt.state.incident import GroupAfter
 from shoal_service.core.attempt.state.stages import Forming, Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
@@ -40,11 +41,9 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
         return Decision(False, f"{num_workers} of at least {minimum} workers are ready; waiting for capacity")
     if now < state.budgets.form_not_before:
         return Decision(False, f"waits {state.budgets.form_not_before - now:.1f} s before it tries again")
-    if recall.is_pending(state, now):
-        return Decision(False, "starts workers on the nodes whose memory holds the newest steps")
-    awaited = snapshot_reports.are_awaited(state, now)
-    if awaited:
-        return Decision(False, awaited.reason)
+    for awaited in (orphaned_snapshots.is_pending(state, now), snapshot_reports.are_awaited(state, now)):
+        if awaited:
+            return Decision(False, awaited.reason)
     granted = state.target.granted
     if num_workers >= granted or is_settled(state, now):
         return Decision(True, f"{num_workers} of {granted} workers are ready")
@@ -54,8 +53,8 @@ def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
 def plan_next(turn: Turn) -> None:
     """A group has ended and may be followed by another: form it now, or wait for workers."""
     state = turn.state
-    if recall.is_worthwhile(state):
-        recall.begin(turn)
+    if orphaned_snapshots.is_worth_waiting(state):
+        orphaned_snapshots.start_waiting(turn)
         return
     chosen = next_workers(state, turn.now)
     can_form = len(chosen) >= max(1, state.target.min_workers) and turn.now >= state.budgets.form_not_before
@@ -78,7 +77,7 @@ def plan_next(turn: Turn) -> None:
 
 def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     """Send `run` of the next generation to `chosen`, in rank order; those that the layout does not need stay warm."""
-    recall.end(turn)
+    orphaned_snapshots.stop_waiting(turn)
     state = turn.state
     generation = state.group.generation + 1
     planned = turn.plan(state.target.spec, len(chosen), state.config.profile)
@@ -111,11 +110,13 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     if state.incident is not None:
         turn.incident = replace(
             state.incident,
-            forming_at=turn.now,
-            to_workers=len(chosen),
-            to_layout=layout.describe(),
-            num_spares=sum(worker.index not in state.group.workers for worker in chosen),
-            state_source=source,
+            after=GroupAfter(
+                forming_at=turn.now,
+                num_workers=len(chosen),
+                layout=layout.describe(),
+                num_spares=sum(worker.index not in state.group.workers for worker in chosen),
+                state_source=source,
+            ),
         )
         turn.show_incident()
     turn.group = Group(

@@ -202,8 +202,8 @@ def _re_form(turn: Turn) -> None:
         turn.budgets, recoveries=recoveries, fruitless=fruitless, form_not_before=turn.now + back_off_s
     )
     if state.incident is not None:
-        step_before = max(state.incident.step_before, state.progress.step)
-        turn.incident = replace(state.incident, quiesced_at=turn.now, step_before=step_before)
+        before = replace(state.incident.before, step=max(state.incident.before.step, state.progress.step))
+        turn.incident = replace(state.incident, quiesced_at=turn.now, before=before)
     last = state.incident.message if state.incident else "unknown"
     limit = state.target.spec.retry.max_recoveries
     if recoveries > limit:

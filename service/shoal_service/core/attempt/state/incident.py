@@ -9,48 +9,66 @@ from shoal_workers.contract.job import IncidentCause, StateSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBefore:
+    """The group that was lost."""
+
+    generation: int
+    num_workers: int
+    layout: str = ""
+    step: int = 0
+    """Its newest completed step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAfter:
+    """The next group: what was decided when it began to form, and what it reported once it was formed."""
+
+    forming_at: float
+    num_workers: int
+    layout: str
+    num_spares: int
+    """Its workers that were not in the group before."""
+    state_source: StateSource
+    form_s: float | None = None
+    restore_s: float | None = None
+    bytes_moved: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
     """The open incident; times are wall-clock."""
 
     id: int
     cause: IncidentCause
     witness: str
+    message: str = ""
     ranks: tuple[int, ...] = ()
     worker_ids: tuple[str, ...] = ()
     node_id: str = ""
-    generation: int
+    before: GroupBefore
     at: float
     """When the supervisor took notice."""
     last_sign_at: float | None = None
     """Newest sign before `at`: the death of the worker as its node saw it (20-40 ms late), the report of a survivor
-    whose collective broke, or else a beat of the lost member. The difference is the time to detect it; where nothing
-    but the beat is known (a node that is gone, a hang) it is an upper bound."""
-    from_workers: int
-    from_layout: str = ""
-    to_layout: str | None = None
-    message: str = ""
+    whose collective failed, or else the last progress of the lost worker. The difference is the time to detect it. If
+    only the progress is known (a dead node, a hang) the difference is an upper bound."""
     quiesced_at: float | None = None
-    forming_at: float | None = None
-    form_s: float | None = None
-    restore_s: float | None = None
+    """When every worker had left `run`."""
+    after: GroupAfter | None = None
     formed_at: float | None = None
-    to_workers: int | None = None
-    num_spares: int = 0
-    """Members of the new group that were not in the one before."""
-    step_before: int = 0
+    """When `after` was formed; None again if it was lost before its first step."""
     steps_lost: int | None = None
-    state_source: StateSource | None = None
-    bytes_moved: int | None = None
 
     @property
     def is_suspicion(self) -> bool:
-        """The group broke, and nobody is known to be at fault: a better witness may still say who was."""
+        """No worker is known to be at fault; a later witness may still name one."""
         return not self.ranks and FAULTS[self.cause].blames is Blame.UNKNOWN
 
     @property
     def action(self) -> str:
         """What was done about it so far."""
-        return action_of(self.cause, self.from_workers, self.to_workers, num_spares=self.num_spares)
+        to_workers, num_spares = (self.after.num_workers, self.after.num_spares) if self.after else (None, 0)
+        return action_of(self.cause, self.before.num_workers, to_workers, num_spares=num_spares)
 
     @property
     def detect_s(self) -> float | None:
@@ -62,7 +80,7 @@ class Incident:
 
     @property
     def plan_s(self) -> float | None:
-        return seconds_between(self.quiesced_at, self.forming_at)
+        return seconds_between(self.quiesced_at, self.after.forming_at if self.after else None)
 
     def first_step_s(self, closed_at: float | None) -> float | None:
         return seconds_between(self.formed_at, closed_at)

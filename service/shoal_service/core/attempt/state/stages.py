@@ -71,9 +71,9 @@ class Starting(_AnyStage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(_AnyStage):
-    recall_until: float | None = None
-    """Until then the next group waits for workers that were sent to nodes with unreported snapshots; None: none were
-    sent. See group/recall.py."""
+    orphans_until: float | None = None
+    """Until then the next group waits for workers that were started on nodes with unreported snapshots; None: none
+    were. See group/orphaned_snapshots.py."""
     stage: Literal[Stage.WAITING] = Stage.WAITING
 
 

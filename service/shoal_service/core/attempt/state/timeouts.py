@@ -1,4 +1,4 @@
-"""How long an attempt waits for what. The journal keeps them with the state, and tests shorten them."""
+"""How long an attempt waits for what. The journal keeps them with the state; tests shorten them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,40 @@ from shoal_workers.contract.base import Frozen
 
 
 class Timeouts(Frozen):
-    """Seconds. Each waiting stage gives up after one of these, so nothing waits without a deadline."""
+    """Seconds. Each waiting stage ends after one of these, so no stage waits without a deadline."""
 
     quiesce_s: float = 3.0
-    """A survivor that has acknowledged the interrupt and has not left `run` by then is killed and replaced. So long are
-    others waited for, too, that were asked what lies in their memory."""
+    """A worker of a lost group that has acknowledged the interrupt but has not left `run` within this time is killed
+    and replaced. Also the deadline for other workers to report their snapshots."""
     unresponsive_s: float = 0.5
-    """A survivor that has not even acknowledged it by then is killed and replaced: stopped, or cut off."""
+    """A worker that has not acknowledged the interrupt within this time is killed and replaced: it is stopped, or cut
+    off."""
     silent_s: float = 2.0
-    """In a group that hangs: who has not answered a poll for so long is not given that time either. Longer than a poll
-    waits for news, by far."""
+    """In a group that hangs, a worker that has left its polls unanswered for this long is not given that time either.
+    Much longer than a poll waits for reports."""
     unreachable_s: float = 3.0
-    """A worker that does not answer for so long is given up, although nothing else speaks against it."""
+    """A worker to which calls have failed for this long is given up, even if nothing else indicates a fault."""
     absence_s: float = 1.0
-    """Without any event, not even a tick, for so long, the supervisor itself was away: the silence of others meanwhile
-    says nothing about them."""
+    """If the supervisor handled no event for this long, it was suspended; workers are not to blame."""
     user_error_grace_s: float = 1.0
-    """After the first rank's user error the others may raise it too, to be grouped, before they are interrupted."""
+    """Time after the first rank's user error in which other ranks may raise it too, before they are interrupted."""
     form_s: float = 120.0
-    """From `run` to the first news of rank 0; building and restoring included."""
+    """From `run` to the first report of rank 0, which includes building the model and restoring the state."""
     start_s: float = 600.0
-    """Without any warm worker for so long, the attempt gives up."""
+    """An attempt that has fewer than elasticity.min_workers warm workers after this time ends."""
     gather_s: float = 15.0
-    """The first group waits so long, since the last worker became warm, for those that are still starting."""
+    """The first group waits this long, from the last worker that became warm, for those that are still starting."""
     settle_s: float = 3.0
-    """A group that could form smaller, or grow, waits so long for workers that are still starting."""
+    """The same for a later group, and for a group that could grow."""
     collective_s: float = 600.0
-    """The least that a collective waits for a rank. Progress stamps find what hangs; this is the net for when nobody
-    looks at them, and must never break a group whose slowest rank is still getting somewhere."""
-    recall_s: float = 15.0
-    """For a worker on a node whose memory may hold what no living worker serves; see `recall`."""
+    """The least time that a collective waits for a rank. Hangs are found by progress stamps; this deadline applies if
+    no supervisor reads them, and must never end a group whose slowest rank still makes progress."""
+    orphans_s: float = 15.0
+    """For a worker on a node whose memory may hold snapshots that no living worker serves; see
+    group/orphaned_snapshots.py."""
     commit_s: float = 120.0
-    """For a commit marker, and for the storage to say what it holds."""
+    """For a commit marker, and for the storage to list its checkpoints."""
     switch_s: float = 900.0
     """From the request to stop until the step boundary; a step, a validation and a save must fit."""
     leave_margin_s: float = 5.0
-    """So long before a node goes away, and two steps, the group switches away from it, ready or not."""
+    """The group switches away from a node this long, plus two steps, before the node goes away."""

@@ -99,6 +99,6 @@ def test_it_ends_with_the_time_that_was_given(new_world: NewWorld) -> None:
     world = bereft(new_world, min_workers=3)
     world.feed(GrantChanged(3))
     world.pass_time(15.25)
-    assert world.state.stage is Stage.WAITING and world.state.current.recall_until is None
+    assert world.state.stage is Stage.WAITING and world.state.current.orphans_until is None
     fresh = [p for p in world.state.pool.workers if not p.warm]
     assert len(fresh) == 2 and not any(p.only_on for p in fresh), "they may come up anywhere now"

@@ -1,18 +1,21 @@
-"""Members leave `run`, as planned or by accident: wake the rest, and put an end to those that cannot be woken.
+"""Workers of the group leave `run`, as planned or because of a fault. After a fault the others are interrupted, and
+those that do not react are killed.
 
-Once nobody is in `run` any more, `outcome` says what follows.
+Called by `machine` for each exit and each lost worker, and by `deadlines`. It never decides what follows: `outcome`
+does, when no worker is in `run` any more.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt import nodes, worker_pool
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_service.core.attempt.faults import hangs, suspicion
 from shoal_service.core.attempt.faults.blame import blame, distrust_memory
 from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS
-from shoal_service.core.attempt.group import outcome, recall, snapshot_reports
+from shoal_service.core.attempt.group import orphaned_snapshots, outcome, snapshot_reports
+from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
@@ -23,8 +26,8 @@ from shoal_workers.contract.messages import ExitKind, WorkerExit
 
 
 def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
-    """A worker is gone. A member that had not left `run` yet takes the whole group down with it; one that had may take
-    its part of the last checkpoint with it."""
+    """A worker is gone. If it had not left `run`, its group is lost. If it had, its part of the last checkpoint may be
+    lost."""
     if turn.pool.worker(index) is None:
         return
     worker = turn.drop_worker(index)
@@ -36,7 +39,7 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
     if not worker.warm:
         worker_pool.start_died(turn, worker, message)
     elif worker.in_run and turn.state.group_active:
-        recall.note_loss(turn, worker, cause)
+        orphaned_snapshots.note_lost_worker(turn, worker, cause)
         _lose(turn, cause, witness, message, worker)
         outcome.follow_when_all_left(turn)
     elif outcome.takes_its_part_along(turn.state, index):
@@ -47,7 +50,7 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
 
 
 def evict(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
-    """Kill a worker that lives, or may live, and treat it as lost."""
+    """Kill a worker that is alive, or may be, and treat it as lost."""
     if turn.pool.worker(index) is not None:
         turn.do(KillWorker(index, message))
         worker_lost(turn, index, cause, witness, message)
@@ -63,7 +66,7 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
     turn.progress = replace(turn.progress, step=max(turn.progress.step, worker_exit.step))
     if worker_exit.kind in outcome.PLANNED:
         if turn.stage in (Stage.FORMING, Stage.RUNNING):
-            # not asked to: the others are about to leave as well, or run into the deadline
+            # not requested: the others are about to leave as well, or exceed the deadline
             turn.enter(Switching(since=turn.now, durable=not turn.target.keeps_snapshots))
     elif turn.stage is not Stage.QUIESCING and turn.state.group_active:
         detail = worker_exit.error.message if worker_exit.error else str(worker_exit.kind)
@@ -75,14 +78,14 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
                 turn.emit(CheckpointFailed(rank=worker_exit.rank, step=worker_exit.step, message=detail))
                 turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
             if worker_exit.kind is ExitKind.USER_ERROR:
-                _hear_the_others(turn)
+                _await_same_error(turn)
             else:
                 _quiesce(turn)
     outcome.follow_when_all_left(turn)
 
 
 def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> None:
-    """The group is given up although no member is known to be gone."""
+    """The group is given up although none of its workers is known to be gone."""
     _lose(turn, cause, witness, message, None)
     outcome.follow_when_all_left(turn)
 
@@ -95,44 +98,60 @@ def interrupt_acknowledged(turn: Turn, index: int, generation: int) -> None:
         turn.stay(replace(quiescing, acknowledged=(*quiescing.acknowledged, index)))
 
 
-def give_up_on_the_unresponsive(turn: Turn) -> None:
-    """In QUIESCING: who does not answer is killed and replaced, and who cannot be woken within the deadline, too."""
-    state, quiescing = turn.state, turn.current
-    if not isinstance(quiescing, Quiescing) or quiescing.interrupted_at is None:
-        return
-    waited, timeouts = turn.now - quiescing.interrupted_at, state.config.timeouts
+def evict_unresponsive(turn: Turn) -> None:
+    """In QUIESCING: workers that do not react to the interrupt in time are killed and replaced."""
+    quiescing = turn.current
+    if isinstance(quiescing, Quiescing):
+        for eviction in unresponsive(turn.state, quiescing, turn.now):
+            evict(turn, eviction.index, eviction.cause, eviction.witness, eviction.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    index: int
+    cause: IncidentCause
+    witness: str
+    reason: str
+
+
+def unresponsive(state: Attempt, quiescing: Quiescing, now: float) -> list[Eviction]:
+    """The workers of a lost group that are not waited for any longer, by rank."""
+    if quiescing.interrupted_at is None:
+        return []
+    waited, timeouts = now - quiescing.interrupted_at, state.config.timeouts
     hung = state.incident is not None and state.incident.cause is IncidentCause.HUNG
-    silent = hangs.unanswering(state, turn.now) if hung else frozenset()
+    too_late = IncidentCause.HUNG if hung else IncidentCause.STUCK
+    silent = hangs.unanswering(state, now) if hung else frozenset()
+    generation, found = state.group.generation, []
     for index in state.in_run:
         worker = state.pool.worker(index)
-        assert worker is not None
-        if worker.unreachable_since is not None:
-            message = f"it does not answer, and generation {state.group.generation} broke"
-            evict(turn, index, IncidentCause.UNREACHABLE, "no answer", message)
-        elif index in silent and index not in quiescing.acknowledged:
-            message = f"left every poll of {timeouts.silent_s:g} s and more unanswered"
-            evict(turn, index, IncidentCause.HUNG, "no answer", message)
-        elif index not in quiescing.acknowledged and waited >= timeouts.unresponsive_s:
-            message = (
-                f"did not hear within {timeouts.unresponsive_s:g} s that generation {state.group.generation} is over"
-            )
-            evict(turn, index, IncidentCause.HUNG if hung else IncidentCause.STUCK, "deadline", message)
+        has_acknowledged = index in quiescing.acknowledged
+        if worker is not None and worker.unreachable_since is not None:
+            reason = f"it does not answer, and generation {generation} has failed"
+            found.append(Eviction(index, IncidentCause.UNREACHABLE, "no answer", reason))
+        elif index in silent and not has_acknowledged:
+            reason = f"it has left its polls unanswered for {timeouts.silent_s:g} s or more"
+            found.append(Eviction(index, IncidentCause.HUNG, "no answer", reason))
+        elif not has_acknowledged and waited >= timeouts.unresponsive_s:
+            reason = f"it did not acknowledge the end of generation {generation} within {timeouts.unresponsive_s:g} s"
+            found.append(Eviction(index, too_late, "deadline", reason))
         elif waited >= timeouts.quiesce_s:
-            message = f"did not leave generation {state.group.generation} within {timeouts.quiesce_s:g} s"
-            evict(turn, index, IncidentCause.HUNG if hung else IncidentCause.STUCK, "deadline", message)
+            reason = f"it did not leave generation {generation} within {timeouts.quiesce_s:g} s"
+            found.append(Eviction(index, too_late, "deadline", reason))
+    return found
 
 
 def interrupt_rest(turn: Turn) -> None:
-    """Wake those that have not left `run` by themselves."""
+    """Interrupt the workers that are still in `run`."""
     quiescing = turn.current
     assert isinstance(quiescing, Quiescing)
     turn.stay(replace(quiescing, interrupt_at=None, interrupted_at=turn.now))
     turn.do(*(Interrupt(index, turn.group.generation) for index in turn.state.in_run))
-    give_up_on_the_unresponsive(turn)
+    evict_unresponsive(turn)
 
 
 def _lose(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: Worker | None) -> None:
-    """The group is lost: from now on it is quiescing."""
+    """The group is lost: it quiesces."""
     blame(turn, cause, witness, message, worker)
     _quiesce(turn)
 
@@ -144,8 +163,8 @@ def _quiesce(turn: Turn) -> None:
     interrupt_rest(turn)
 
 
-def _hear_the_others(turn: Turn) -> None:
-    """A rank that is a little slower is about to raise the same: once it is interrupted, nobody would know."""
+def _await_same_error(turn: Turn) -> None:
+    """A slower rank may be about to raise the same error. The interrupt waits for it."""
     _enter_quiescing(turn, interrupt_at=turn.now + turn.config.timeouts.user_error_grace_s)
 
 
