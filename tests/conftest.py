@@ -1,7 +1,7 @@
 """One real server with one embedded Ray cluster for the tests of `ray/` and `chaos/`, and the jobs that run on it.
 
-It is served from the built wheel, by a virtual environment of its own: what the tests see is what a user installs.
-Nothing that it starts may be left at the end, which is asserted.
+The server runs from the built wheel in a virtual environment of its own, so the tests see what a user installs.
+A check at the end asserts that nothing it started is left.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -
     # By default Ray gives its workers niceness 15: next to anything else that runs here they would starve.
     environment = {"RAY_worker_niceness": "0"}
     server = Server(wheel_python, tmp_path_factory.mktemp("server"), [f"--num-cpus={NUM_CPUS}"], environment)
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends pytest ends what it started
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM of pytest also ends the server
     try:
         server.start().wait_for_cluster()
         yield server
@@ -122,7 +122,7 @@ def client(shoal_server: Server) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def undisturbed_job(shoal_server: Server, tmp_path_factory: pytest.TempPathFactory) -> JobView:
-    """A run that nothing happens to. The learning rate is constant: shorter runs are its prefix."""
+    """A run without faults. Its learning rate is constant, so shorter runs are a prefix of it."""
     with shoal_server.client as client:
         run = submit_tiny(client, tmp_path_factory.mktemp("undisturbed"), dict, workers=2, steps=72)
         return run.finish()
@@ -130,7 +130,7 @@ def undisturbed_job(shoal_server: Server, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def undisturbed(shoal_server: Server, request: pytest.FixtureRequest) -> Callable[[], dict[int, float]]:
-    """Its losses by step; it runs when somebody asks for the first time."""
+    """Its losses by step. The first call runs the job."""
 
     @cache
     def losses() -> dict[int, float]:
@@ -143,7 +143,7 @@ def undisturbed(shoal_server: Server, request: pytest.FixtureRequest) -> Callabl
 
 @pytest.fixture
 def submit(client: Client, tmp_path: Path, undisturbed: Callable[[], dict[int, float]]) -> Iterator[Submit]:
-    """Jobs that a test leaves are cancelled."""
+    """Jobs that are still running when the test ends are cancelled."""
     submit = Submit(client, tmp_path, undisturbed)
     yield submit
     submit.cancel_all()
@@ -153,7 +153,7 @@ def submit(client: Client, tmp_path: Path, undisturbed: Callable[[], dict[int, f
 def submit_for_module(
     shoal_server: Server, tmp_path_factory: pytest.TempPathFactory, undisturbed: Callable[[], dict[int, float]]
 ) -> Iterator[Submit]:
-    """The same, for jobs that several tests look at."""
+    """The same, for jobs that several tests use."""
     with shoal_server.client as client:
         submit = Submit(client, tmp_path_factory.mktemp("gates"), undisturbed)
         yield submit

@@ -20,7 +20,7 @@ _PATIENCE_S = 60.0
 
 
 class Arena:
-    """A control plane and its cluster; both can be struck, and are whole again before the next cell."""
+    """A control plane and its cluster. Faults may hit both; `mend` repairs them before the next cell."""
 
     def __init__(self, server: Any) -> None:
         self.server = server

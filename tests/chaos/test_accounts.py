@@ -1,4 +1,4 @@
-"""A job that lost a worker, and what the service says of it: where the time went, and that the losses are the same."""
+"""What the service reports of a job that lost a worker: the goodput ledger, and unchanged losses."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def _sample() -> list[Any]:
 
 @pytest.fixture
 def client(arena: Any) -> Iterator[Client]:
-    """Of a whole cluster. A fixture, so that a job which a failed test leaves can still be cancelled."""
+    """A client of the repaired cluster. A fixture, so that a job which a failed test leaves behind is still
+    cancelled."""
     arena.mend()
     with arena.server.client as client:
         yield client
@@ -90,7 +91,7 @@ def _most_steps_lost(fault: str, moment: str) -> int:
 
 @dataclass(frozen=True)
 class Held:
-    """A process that stands where it was told to."""
+    """A worker process that is held at its moment."""
 
     name: str
     pid: int
@@ -116,7 +117,7 @@ class Cell:
 
     @property
     def later(self) -> dict[str, Any] | None:
-        """Where the job is held a second time, so that the world can be mended while training goes on."""
+        """The second hold of the job, during which the cluster is repaired."""
         return None if self.moment == "finishing" else self._shifted({"phase": "forward", "n": 10, "rank": 0})
 
     @property
@@ -137,7 +138,7 @@ class Cell:
 
 
 class Chain:
-    """One job that lives through cells, one after the other."""
+    """One job that goes through several cells, one after the other."""
 
     def __init__(self, arena: Any, cells: list[tuple[str, str]], submit: Callable[..., Any]) -> None:
         self._arena = arena
@@ -154,7 +155,7 @@ class Chain:
         )
 
     def run(self) -> None:
-        """Live through all; afterwards the job only has to finish."""
+        """Run all cells; afterwards the job only has to finish."""
         for cell in self._cells:
             self._live_through(cell)
 
@@ -214,7 +215,7 @@ class Chain:
                 os.kill(held.pid, signal.SIGKILL)
                 yield
             case "buddy":
-                # a list of members that is told with the next news may still name a process that the last cell has cost
+                # until the next report, the list of workers may still name a worker that the last cell killed
                 _until(lambda: all(is_alive(one.pid) for one in self._members()), "the members are those that live")
                 os.kill(self._buddy_of(held.pid).pid, signal.SIGKILL)
                 yield
@@ -225,7 +226,7 @@ class Chain:
                 nodes.remove(ip)
                 yield
             case "head":
-                nodes.kill_head()  # the control plane has it back after some seconds, in which training goes on
+                nodes.kill_head()  # the control plane restarts it within seconds, during which training continues
                 if not cell.is_training:
                     _until(nodes.is_head_alive, "the head is back")
                 yield
@@ -257,7 +258,7 @@ class Chain:
                 raise AssertionError(f"{fault} is not a fault of the matrix")
 
     def _wait_at(self, hold: dict[str, Any]) -> Held:
-        """Asks no service: it may be what is struck."""
+        """Does not call the service, which may be the target of the fault."""
         name = "-".join(str(hold[key]) for key in ("phase", "n", "rank") if key in hold)
         reached = self.job.gate / f"{name}.reached"
         _until(reached.exists, f"{self.job.id} reaches {name}")
@@ -285,7 +286,7 @@ class Chain:
         return next(one for one in members if one.pid == endpoint.port)
 
     def _spare(self) -> WorkerView | None:
-        """One that the group does not need: it is whole without."""
+        """A worker that the group does not need."""
         workers = [one for one in self.job.client.workers(self.job.id) if is_alive(one.pid)]
         if sum(one.rank is not None for one in workers) < WORKERS:
             return None
@@ -293,7 +294,7 @@ class Chain:
 
     @contextmanager
     def _without_storage(self) -> Iterator[None]:
-        """A file lies where the directory was."""
+        """A file replaces the directory."""
         aside = self._checkpoints.with_name("checkpoints-aside")
         self._checkpoints.mkdir(exist_ok=True)
         self._checkpoints.rename(aside)
@@ -324,7 +325,7 @@ def _until(condition: Callable[[], Any], what: str, explain: Callable[[], Any] =
 
 
 def _look_of(pid: int) -> list[str]:
-    """What a process is that should be gone."""
+    """The command line of a process that should have ended."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return [title, *(line for line in status if line.startswith(("State", "PPid", "Threads", "Sig")))]

@@ -1,4 +1,5 @@
-"""Nodes die, are drained, are suspected; the head dies and comes back; the whole cluster dies. No loss changes."""
+"""Nodes die, are drained or are suspected; the head dies and restarts; the whole cluster dies. The losses do not
+change."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ _HOLD = {"at": "step", "rank": 0, "do": "hold"}
 
 @pytest.fixture
 def client(arena) -> Iterator[Client]:
-    """Of a whole cluster of three nodes, and a head without CPUs."""
+    """A client of a cluster of three nodes and a head without CPUs."""
     arena.mend()
     with arena.server.client as client:
         yield client
 
 
 @pytest.mark.matrix
-def test_a_dead_raylet_costs_a_step_at_most_and_its_shards_are_replaced_elsewhere(
+def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_other_nodes(
     client: Client, arena, submit
 ) -> None:
     run = submit(
@@ -82,7 +83,7 @@ def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client
 
 
 @pytest.mark.matrix
-def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(client: Client, arena, submit) -> None:
+def test_training_continues_while_the_head_is_dead_and_all_processes_reconnect(client: Client, arena, submit) -> None:
     run = submit(
         to=client, workers=3, steps=40, step_s=0.05, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}]
     )  # fmt: skip
@@ -109,7 +110,7 @@ def test_training_goes_on_while_the_head_is_dead_and_everybody_finds_it_again(cl
 
 
 @pytest.mark.matrix
-def test_a_process_that_a_dead_head_asked_for_holds_no_cpu(client: Client, arena) -> None:
+def test_a_worker_requested_from_a_dead_head_holds_no_cpu(client: Client, arena) -> None:
     """Ray starts it when there is room, and will never use it: see `forkserver.idle`."""
     nodes, server = arena.nodes, arena.server
     driver = subprocess.Popen(
@@ -150,9 +151,7 @@ for actor in [*waiting, *holders, asker]:
 
 
 @pytest.mark.matrix
-def test_a_cluster_that_is_gone_comes_back_and_the_job_goes_on_from_its_checkpoint(
-    client: Client, arena, submit
-) -> None:
+def test_a_dead_cluster_is_restarted_and_the_job_continues_from_its_checkpoint(client: Client, arena, submit) -> None:
     run = submit(to=client, workers=2, steps=20, strikes=[{**_HOLD, "n": 11}])
     run.wait_at("step-11-0")
     run.wait_for_event("checkpoint.committed", 2)
@@ -204,7 +203,7 @@ def test_a_suspected_node_is_tested_with_a_sound_one_and_used_again(client: Clie
 
 
 def _until(condition: Callable[[], Any], what: str) -> None:
-    """Ask somebody else's process, which nothing here can be told by."""
+    """Poll another process, which cannot notify this one."""
     deadline = time.monotonic() + _PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"{what}: not within {_PATIENCE_S:.0f} s"

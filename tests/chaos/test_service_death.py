@@ -14,7 +14,7 @@ import pytest
 from shoal_api.client import Client
 
 
-def test_training_goes_on_while_the_control_plane_is_dead(submit, shoal_server, client: Client) -> None:
+def test_training_continues_while_the_control_plane_is_dead(submit, shoal_server, client: Client) -> None:
     run = submit(
         steps=30,
         strikes=[
@@ -46,7 +46,7 @@ def test_training_goes_on_while_the_control_plane_is_dead(submit, shoal_server, 
 
 
 @pytest.mark.matrix
-def test_a_killed_supervisor_comes_back_and_finds_its_shards(submit, shoal_server, client: Client) -> None:
+def test_a_killed_supervisor_is_restarted_and_finds_its_workers(submit, shoal_server, client: Client) -> None:
     run = submit(
         steps=60,
         step_s=0.05,
@@ -73,9 +73,7 @@ def test_a_killed_supervisor_comes_back_and_finds_its_shards(submit, shoal_serve
 
 
 @pytest.mark.matrix
-def test_the_steps_that_are_lost_are_known_when_the_supervisor_dies_with_all_its_shards(
-    submit, shoal_server, client: Client
-) -> None:
+def test_the_steps_lost_are_known_when_the_supervisor_and_all_workers_die(submit, shoal_server, client: Client) -> None:
     run = submit(
         steps=60,
         strikes=[{"at": "step", "rank": 0, "n": 50, "do": "hold"}],

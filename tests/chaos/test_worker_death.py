@@ -1,4 +1,4 @@
-"""Shards die by SIGKILL, are told to go, or are stuck for good. Survivors keep their processes; no loss changes."""
+"""Workers are killed, preempted, or stuck in native code. Survivors keep their processes; the losses do not change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 
 @pytest.mark.matrix
-def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client: Client) -> None:
+def test_a_killed_worker_costs_few_steps_and_the_group_grows_back(submit, client: Client) -> None:
     run = submit(
         workers=3,
         steps=24,
@@ -51,7 +51,7 @@ def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client:
     assert incident.ranks == (1,) and len(incident.worker_ids) == 1 and incident.node_id
     assert (incident.from_workers, incident.to_workers) == (3, 2)
     assert incident.state_source == "memory"
-    assert incident.steps_lost == 0  # killed in step 7: step 6 was whole in memory
+    assert incident.steps_lost == 0  # killed in step 7: the snapshot of step 6 was complete
     durations = (
         incident.quiesce_s, incident.plan_s, incident.form_s, incident.restore_s, incident.first_step_s,
         incident.recovery_s,
@@ -64,7 +64,7 @@ def test_a_killed_shard_costs_few_steps_and_the_group_grows_back(submit, client:
 
 
 @pytest.mark.matrix
-def test_two_shards_die_at_once_and_rank_0_is_one_of_them(submit, client: Client) -> None:
+def test_two_workers_die_at_the_same_time_and_rank_0_is_one_of_them(submit, client: Client) -> None:
     run = submit(
         workers=3,
         waves=[3, 5],
@@ -83,7 +83,7 @@ def test_two_shards_die_at_once_and_rank_0_is_one_of_them(submit, client: Client
 
 
 @pytest.mark.matrix
-def test_a_shard_killed_while_it_saves_leaves_no_checkpoint_behind_and_the_next_group_makes_it(
+def test_a_worker_killed_during_a_save_leaves_no_checkpoint_and_the_next_group_writes_it(
     submit, client: Client
 ) -> None:
     run = submit(task="struck:Struck", holds=[{"phase": "saving", "n": 8, "rank": 1}])
@@ -100,7 +100,7 @@ def test_a_shard_killed_while_it_saves_leaves_no_checkpoint_behind_and_the_next_
 
 
 @pytest.mark.matrix
-def test_a_shard_killed_before_the_first_group_is_replaced(submit, client: Client) -> None:
+def test_a_worker_killed_before_the_first_group_is_replaced(submit, client: Client) -> None:
     run = submit(min_workers=2, strikes=[{"at": "prepare", "n": 2, "do": "kill"}])
     run.finish()
 
@@ -111,7 +111,7 @@ def test_a_shard_killed_before_the_first_group_is_replaced(submit, client: Clien
 
 
 @pytest.mark.matrix
-def test_a_shard_killed_while_the_group_re_forms_is_part_of_the_same_incident(submit, client: Client) -> None:
+def test_a_worker_killed_while_the_group_re_forms_belongs_to_the_same_incident(submit, client: Client) -> None:
     run = submit(
         workers=3,
         strikes=[
@@ -125,11 +125,11 @@ def test_a_shard_killed_while_the_group_re_forms_is_part_of_the_same_incident(su
     incidents = client.incidents(run.id)
     assert len(incidents[0].worker_ids) == 2
     assert all(incident.closed for incident in incidents)
-    assert incidents[0].steps_lost == 0  # killed in step 6: step 5 was whole in memory
+    assert incidents[0].steps_lost == 0  # killed in step 6: the snapshot of step 5 was complete
     run.assert_undisturbed_losses()
 
 
-def test_below_min_workers_a_job_waits_and_resumes_by_itself(submit, client: Client) -> None:
+def test_below_min_workers_a_job_waits_and_resumes_without_a_request(submit, client: Client) -> None:
     run = submit(
         min_workers=2,
         strikes=[{"at": "step", "rank": 1, "n": 6, "do": "kill"}, {"at": "prepare", "n": 3, "do": "hold"}],
@@ -163,7 +163,7 @@ def test_a_job_that_waits_too_long_for_min_workers_fails(submit) -> None:
 
 
 @pytest.mark.matrix
-def test_a_shard_that_is_told_to_go_is_replaced_at_a_step_boundary_and_no_step_is_lost(submit, client: Client) -> None:
+def test_a_preempted_worker_is_replaced_at_a_step_boundary_and_no_step_is_lost(submit, client: Client) -> None:
     run = submit(
         steps=24,
         strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}, {"at": "step", "rank": 0, "n": 16, "do": "hold"}],
@@ -185,8 +185,8 @@ def test_a_shard_that_is_told_to_go_is_replaced_at_a_step_boundary_and_no_step_i
     run.assert_undisturbed_losses()
 
 
-def test_a_shard_that_is_stuck_in_native_code_is_evicted_within_its_deadlines(submit, client: Client) -> None:
-    """It holds the interpreter's lock: it hears no interrupt, answers no poll and stamps no progress."""
+def test_a_worker_stuck_in_native_code_is_evicted_within_its_deadlines(submit, client: Client) -> None:
+    """It holds the interpreter's lock, so it handles no interrupt, answers no poll and stamps no progress."""
     run = submit(
         strikes=[{"at": "step", "rank": 1, "n": 6, "do": "block"}],
         health={"hang_factor": 3.0, "hang_floor_s": 2.0},

@@ -73,7 +73,8 @@ def reference() -> Callable[..., dict[int, float]]:
 
 @pytest.fixture(scope="session")
 def plain_run() -> Callable[[dict[str, Any]], Plain]:
-    """`plain_run(spec)`: of a whole spec that says stop.steps and validates."""
+    """`plain_run(spec)`: losses, norms and validation of the undisturbed run. The spec has stop.steps and
+    validation."""
     run = plain_reference.validation_loss
     known: dict[str, Plain] = {}
 
@@ -93,7 +94,7 @@ def plain_run() -> Callable[[dict[str, Any]], Plain]:
 
 @pytest.fixture(scope="module")
 def pool_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, Any]], WorkerPool]]:
-    """`pool_of(spec)`: living shards; those of another spec are gone then."""
+    """`pool_of(spec)`: live workers for this spec. A call with another spec ends those of the previous one."""
     fleet = Fleet(tmp_path_factory.mktemp("pool"))
     pool: WorkerPool | None = None
 
@@ -162,7 +163,7 @@ class Nodes:
         return next(endpoint for known, endpoint in self._tiers if known is tier)
 
     def source(self, *tiers: SnapshotStore, step: int, generation: int = 1) -> SnapshotSource:
-        """A snapshot of which rank r's part is asked for at the r-th tier."""
+        """A snapshot whose part of rank r is read from the r-th store."""
         parts = tuple(self.endpoint(tier) for tier in tiers)
         return SnapshotSource(generation=generation, world_size=len(parts), step=step, parts=parts)
 

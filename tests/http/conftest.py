@@ -28,7 +28,7 @@ from shoal_workers.contract.job import JobState
 
 
 class StillCluster:
-    """A cluster that never changes by itself."""
+    """A cluster that changes only when a test changes it."""
 
     def __init__(self) -> None:
         self.view = ClusterView(
@@ -58,15 +58,15 @@ class Service:
     client: Client
     observed: list[tuple[str, str, int]]
     epoch: int
-    """Of the lease that tests hold to write as the control loop does."""
+    """Epoch of the lease under which the tests write, as the control loop does."""
 
     changes: Changes
     warnings: list[str]
-    """What it complains about, ready as it is."""
+    """The warnings of the ready service."""
 
     @property
     def num_watches(self) -> int:
-        """Of streams (two each) and long polls (one each)."""
+        """Watches of streams (two each) and long polls (one each)."""
         return self.changes.num_watches
 
     def record(self, job_id: str, number: int) -> None:
@@ -144,7 +144,7 @@ Running = Callable[..., AbstractContextManager[Service]]
 
 @pytest.fixture
 def run_service() -> Running:
-    """Serves a store at a chosen port, for tests that stop and start the service themselves."""
+    """Serve a store at a given port, for tests that stop and start the service."""
     return running
 
 

@@ -71,7 +71,7 @@ async def read_page(devtools: str, url: str, *, until: str) -> tuple[str, list[s
                 while until not in text:
                     shown = await call("Runtime.evaluate", expression="document.body ? document.body.innerText : ''")
                     text = str(shown["result"].get("value", ""))
-                    await asyncio.sleep(0.05)  # the page tells nobody when it has drawn
+                    await asyncio.sleep(0.05)  # the page sends no signal when it has rendered
             return text, complaints
 
 

@@ -72,19 +72,19 @@ def lossy(service: Any) -> Iterator[Any]:
         relay.close()
 
 
-def test_a_submission_whose_answer_is_lost_makes_one_job(service: Any, spec: dict[str, Any], lossy: Any) -> None:
+def test_a_submission_with_a_lost_answer_creates_one_job(service: Any, spec: dict[str, Any], lossy: Any) -> None:
     with lossy(2) as client:
         job = client.submit(parse_spec(spec | {"name": "only-once"}))
     assert [one.id for one in service.client.jobs(limit=20) if one.name == "only-once"] == [job.id]
 
 
-def test_a_request_whose_answers_are_all_lost_is_disconnected(lossy: Any) -> None:
+def test_a_request_with_only_lost_answers_raises_disconnected(lossy: Any) -> None:
     with lossy(4) as client, pytest.raises(Disconnected) as caught:
         client.health()
     assert client.base_url in str(caught.value)
 
 
-def test_nobody_there_is_disconnected_with_the_way_out() -> None:
+def test_an_address_without_a_server_raises_disconnected_with_a_hint() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with Client(f"http://127.0.0.1:{port}", retry=QUICK) as client:

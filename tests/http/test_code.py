@@ -1,4 +1,4 @@
-"""Code archives: packed deterministically, verified, kept under their sha256, and named by specs."""
+"""Code archives: packed deterministically, verified, stored under their sha256, and referenced by specs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_service_packs_a_directory_of_its_own_machine(service: Any, spec: di
     assert (missing.status_code, missing.json()["errors"][0]["path"]) == (422, "code.working_dir")
 
 
-def test_an_archive_that_nobody_uploaded_is_refused(service: Any, spec: dict[str, Any]) -> None:
+def test_an_archive_that_was_not_uploaded_is_refused(service: Any, spec: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as caught:
         service.client.submit(spec | {"code": {"archive": "1" * 64}})
     assert caught.value.code == "code-unknown"

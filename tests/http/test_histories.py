@@ -77,7 +77,7 @@ def test_a_long_poll_of_an_ended_job_does_not_wait(service: Any, spec: dict[str,
     assert time.monotonic() - begun_mono < 20
 
 
-def test_many_long_polls_wait_at_once_without_holding_threads(service: Any, spec: dict[str, Any]) -> None:
+def test_many_long_polls_wait_without_holding_threads(service: Any, spec: dict[str, Any]) -> None:
     """More waiters than the 40 threads that the server has."""
     job = service.client.submit(spec)
     counts: list[int] = []
@@ -114,7 +114,7 @@ def test_a_log_as_text_holds_no_control_characters(service: Any, supervise: Any)
     assert answer.text == "[-] hello 1\n[3] \ufffd[2J<b>\ufffd 2\n"
 
 
-def test_a_series_is_down_sampled_and_keeps_what_is_not_finite(service: Any, supervise: Any) -> None:
+def test_a_series_is_down_sampled_and_keeps_values_that_are_not_finite(service: Any, supervise: Any) -> None:
     job_id = supervise(series=tuple(point(step, math.nan if step == 3 else float(step)) for step in range(1, 201)))
     assert service.http.get(f"/v1/jobs/{job_id}/series").json()["items"][2]["loss"] is None
     whole = service.client.series(job_id)
@@ -154,7 +154,7 @@ def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: A
     assert service.client.checkpoints(job_id) == (checkpoint,)
 
 
-def test_wait_returns_at_the_state_that_is_asked_for(service: Any, supervise: Any) -> None:
+def test_wait_returns_at_the_requested_state(service: Any, supervise: Any) -> None:
     job_id = supervise(status=JobStatus(state=JobState.RUNNING, step=4))
     assert service.client.wait(job_id, until=[JobState.RUNNING], timeout_s=5).status.step == 4
     timer = threading.Timer(0.2, service.client.cancel, (job_id,))

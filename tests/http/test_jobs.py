@@ -25,7 +25,7 @@ def test_a_job_is_created_with_its_address_and_tag(service: Any, spec: dict[str,
 
 
 @pytest.mark.parametrize("media_type", ["application/yaml", "text/x-yaml; charset=utf-8"])
-def test_yaml_is_taken_too(service: Any, media_type: str) -> None:
+def test_yaml_is_accepted(service: Any, media_type: str) -> None:
     response = service.http.post("/v1/jobs", content=YAML, headers={"Content-Type": media_type})
     assert (response.status_code, response.json()["spec"]["stop"]["steps"]) == (201, 3)
 
@@ -40,7 +40,7 @@ def test_a_repeated_key_gives_the_same_job(service: Any, spec: dict[str, Any]) -
     assert (other.status_code, other.json()["code"]) == (409, "idempotency-conflict")
 
 
-def test_an_invalid_spec_says_everything_that_is_wrong(service: Any, spec: dict[str, Any]) -> None:
+def test_an_invalid_spec_is_answered_with_all_errors(service: Any, spec: dict[str, Any]) -> None:
     response = service.http.post("/v1/jobs", json=spec | {"nam": "x", "seed": -1})
     problem = response.json()
     assert response.status_code == 422
@@ -135,7 +135,7 @@ def test_a_malformed_change_is_refused(service: Any, spec: dict[str, Any], patch
     assert (response.status_code, response.json()["code"]) == (422, "invalid-patch")
 
 
-def test_a_change_that_makes_the_spec_invalid_says_why(service: Any, spec: dict[str, Any]) -> None:
+def test_a_change_that_makes_the_spec_invalid_is_refused_with_the_reason(service: Any, spec: dict[str, Any]) -> None:
     job = service.client.submit(spec)
     patch = JobPatch(elasticity=ElasticityPatch(min_workers=7))
     response = service.http.patch(f"/v1/jobs/{job.id}", json=patch.model_dump(exclude_none=True))

@@ -14,7 +14,7 @@ LIVING, DEAD, RAYS = "a" * 56, "d" * 56, "e" * 56
 
 @pytest.fixture
 def nodes(own_service: Any) -> Any:
-    """A service whose cluster has a living node, a dead one, and one that Ray drains."""
+    """A service whose cluster has a live node, a dead node, and a node that Ray drains."""
 
     def node(node_id: str, **changes: Any) -> NodeView:
         return NodeView(node_id=node_id, ip="10.0.0.1", cpus=4, gpus=0, memory_gib=8, **{"alive": True, **changes})
@@ -31,7 +31,7 @@ def test_nodes_are_listed_and_shown(nodes: Any) -> None:
     assert nodes.client.node(LIVING) == listed[0]
 
 
-def test_a_drain_is_seen_at_once_by_everybody_and_can_be_undone(nodes: Any) -> None:
+def test_a_drain_is_visible_in_all_views_and_can_be_undone(nodes: Any) -> None:
     drained = nodes.client.drain(LIVING, reason="new disks", deadline_s=60.0)
     assert drained.drain.reason == "new disks" and drained.drain.source == "api"
     assert drained.drain.deadline == pytest.approx(drained.drain.requested_at + 60.0)

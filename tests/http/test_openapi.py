@@ -23,7 +23,7 @@ CHECKS = [
 
 
 def test_the_snapshot_is_up_to_date(service: Any) -> None:
-    """If this change of the API is on purpose: run `python tools/openapi.py`, and say it in the changelog."""
+    """If this change of the API is intended, run `python tools/openapi.py` and add a line to CHANGELOG.md."""
     live = service.http.get("/openapi.json").json()
     live["info"]["version"] = "0"
     assert json.loads(SNAPSHOT.read_text()) == live

@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, cluster, the catalogue of problems, and errors that nobody foresaw."""
+"""Health, readiness, metrics, cluster, the catalogue of problems, and unexpected errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal_api.client import ServerError
 from shoal_api.http.problem_types import Kind
 
 
-def test_health_says_the_version(service: Any) -> None:
+def test_health_has_the_version(service: Any) -> None:
     assert service.client.health().version == "1.2.3"
 
 
@@ -31,7 +31,7 @@ def test_a_lost_cluster_is_not_ready_but_alive(own_service: Any) -> None:
     own_service.client.health()
 
 
-def test_a_ready_service_says_what_is_missing_and_the_doctor_repeats_it(own_service: Any) -> None:
+def test_a_ready_service_lists_what_is_missing_and_the_doctor_shows_it(own_service: Any) -> None:
     assert own_service.client.ready().warnings == ()
     assert probes.judge_server(own_service.url).verdict is Verdict.OK
     own_service.warnings.append("Nodes of the embedded Ray cluster are away: 127.0.0.4.")

@@ -1,4 +1,4 @@
-"""The pages for people: complete in themselves, from this host only, and safe from what a job's author writes."""
+"""The HTML pages: self-contained, loaded from this host only, and safe against text from a job's author."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_scripts_never_write_markup(service: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "script"), [*zip(PAGES, SCRIPTS, strict=False)])
-def test_a_script_finds_every_element_that_it_asks_for(service: Any, page: str, script: str) -> None:
+def test_a_script_finds_every_element_that_it_looks_up(service: Any, page: str, script: str) -> None:
     links = Links()
     links.feed(service.http.get(page).text)
     assert set(re.findall(r'\$\("(\w+)"\)', service.http.get(script).text)) <= links.ids
@@ -80,7 +80,7 @@ def test_scripts_parse(service: Any, tmp_path: Path, path: str) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-def test_every_category_and_phase_has_its_place_and_its_colour(service: Any) -> None:
+def test_every_category_and_phase_has_a_column_and_a_colour(service: Any) -> None:
     script, style = (service.http.get(path).text for path in ("/static/draw.js", "/static/style.css"))
     shown = {name: json.loads(values) for name, values in re.findall(r"^const ([A-Z]+) = (\[.+\]);$", script, re.M)}
     assert shown["CATEGORIES"] == [category.value for category in Category]

@@ -1,4 +1,4 @@
-"""POST /v1/plans, and models that are refused at submit because nothing could hold them."""
+"""POST /v1/plans, and models that are refused at submit because no cluster could hold them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_the_client_gets_the_table_and_the_choice(service: Any) -> None:
     assert found.ranking.predictions[0].reasons[0] == "8 micro-batches over 4 ranks: 2 each"
 
 
-def test_gpus_of_a_kind_whatever_the_spec_says_about_workers(service: Any) -> None:
+def test_a_plan_for_given_gpus_ignores_the_workers_of_the_spec(service: Any) -> None:
     found = service.client.plan({**SPEC, "elasticity": {"max_workers": 2}}, gpus=8, gpu="b200", top=1)
     assert (found.ranking.profile, found.ranking.world_size) == ("b200", 8)
 
 
-def test_ranks_that_idle_are_told(service: Any) -> None:
+def test_idle_ranks_are_reported(service: Any) -> None:
     found = service.client.plan({**SPEC, "model": {"dropout": 0.1}}, workers=11)
     assert (found.choice.layout.world_size, found.choice.num_idle) == (8, 3)
     assert "11 ranks have no legal layout" in found.ranking.note

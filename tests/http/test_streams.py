@@ -83,9 +83,9 @@ def test_a_quiet_stream_sends_heartbeats(service: Any, spec: dict[str, Any]) -> 
         assert ": heartbeat" in (next(lines) for _ in range(10))
 
 
-def test_writes_of_another_process_are_seen_too(own_service: Any, spec: dict[str, Any], tmp_path: Any) -> None:
+def test_writes_of_another_process_are_seen(own_service: Any, spec: dict[str, Any], tmp_path: Any) -> None:
     job = own_service.client.submit(spec)
-    other = type(own_service.store).open(f"sqlite:///{tmp_path}/shoal.db")  # its commits notify nobody here
+    other = type(own_service.store).open(f"sqlite:///{tmp_path}/shoal.db")  # its commits do not notify this process
     event = SupervisorRestarted(found=1, of=1)
     timer = threading.Timer(0.2, other.record_event, (job.id, event), {"epoch": own_service.epoch, "now": time.time()})
     timer.start()
@@ -127,7 +127,7 @@ def test_an_unknown_job_is_a_404_and_no_stream(service: Any) -> None:
         assert service.http.get(f"/v1/jobs/job-0{part}", headers=EVENTS).status_code == 404
 
 
-def test_open_streams_do_not_keep_the_server_from_stopping(run_service: Any, store: Any, spec: dict[str, Any]) -> None:
+def test_open_streams_do_not_delay_the_stop_of_the_server(run_service: Any, store: Any, spec: dict[str, Any]) -> None:
     polled: list[int] = []
     with httpx.Client(timeout=90, trust_env=False) as reader:
         with run_service(store, grace_s=60) as service:

@@ -1,4 +1,4 @@
-"""Jobs that cannot work end soon, and say whose fault it was: in build, in step 1, in step 50, by their data."""
+"""Jobs with errors in build, in step 1, in step 50 or in their data fail soon and report the cause."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TINY_LM = {
 
 @pytest.fixture(scope="module")
 def bad(submit_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """`bad(name)`: a run that has failed. All are submitted at once, since most of their time is starting up."""
+    """`bad(name)`: a run that has failed. All jobs are submitted together, since most of their time is the start."""
     files = tmp_path_factory.mktemp("files")
     (files / "empty.txt").touch()
     submit = submit_for_module
@@ -84,7 +84,7 @@ def test_an_error_in_step_1_is_not_tried_again(bad) -> None:
 
 
 @pytest.mark.matrix
-def test_an_error_in_step_50_on_one_rank_is_tried_again_once_in_vain(bad) -> None:
+def test_an_error_in_step_50_on_one_rank_fails_the_job_after_one_retry(bad) -> None:
     run = bad("step 50 of rank 1")
     job = _failed(run, "ValueError", "forward", (1,), attempts=2)
     assert job.status.step == 49

@@ -1,4 +1,4 @@
-"""The user's own modules and ours live side by side, with the wheel as it is installed."""
+"""The user's modules and Shoal's do not conflict in an installation from the wheel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ SHADOWING = Path(__file__).parents[1] / "kit" / "shadowing"
 
 def test_the_server_runs_from_the_built_wheel(wheel_python: Path, tmp_path: Path) -> None:
     program = "import shoal_api, shoal_service, shoal_workers as w; print(shoal_api.__file__, shoal_service.__file__)"
-    shown = subprocess.run([wheel_python, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True)
+    shown = subprocess.run(
+        [wheel_python, "-I", "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
     site_packages = wheel_python.parent.parent / "lib"
     assert all(path.startswith(str(site_packages)) for path in shown.stdout.split())
 

@@ -1,4 +1,4 @@
-"""`deterministic: true` through the whole service: neither the world size nor a death shows in any bit."""
+"""`deterministic: true` through the whole service: neither the world size nor a death changes a bit of the losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def bits(client: Client, job_id: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.matrix
-def test_a_job_that_loses_a_shard_equals_bit_for_bit_one_of_another_world_size(submit, client: Client) -> None:
+def test_a_job_that_loses_a_worker_equals_bit_for_bit_one_of_another_world_size(submit, client: Client) -> None:
     alone = submit(workers=1, deterministic=True)
     struck = submit(workers=3, deterministic=True, strikes=[{"at": "step", "rank": 1, "n": 7, "do": "kill"}])
     alone.finish()

@@ -112,7 +112,7 @@ def _pids(state_dir: Path) -> Iterator[int]:
 
 
 def _alive(cluster: EmbeddedCluster) -> list[str]:
-    """Addresses of the living nodes, as the head has them."""
+    """Addresses of the live nodes, according to the head."""
     found = subprocess.run(
         [sys.executable, "-c", _COUNT, cluster.address],
         env={**os.environ, **cluster.environment}, check=True, capture_output=True, text=True,

@@ -75,7 +75,7 @@ def test_after_a_death_the_others_go_on_in_another_layout_and_come_back_to_the_f
 
 
 @pytest.mark.matrix
-def test_a_layout_that_is_asked_for_is_taken_at_the_next_step_without_losing_one(
+def test_a_requested_layout_is_used_from_the_next_step_without_losing_one(
     submit: Any, client: Client, reference: dict[int, float]
 ) -> None:
     run = submit(

@@ -1,4 +1,4 @@
-"""What users ask of a job while it trains: another size, a pause, an end. A planned change loses no step."""
+"""Users scale, pause and end a job while it trains. A planned change loses no step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_scaling_down_and_up_switches_at_step_boundaries(submit, client: Client)
     run.assert_undisturbed_losses()
 
 
-def test_a_pause_frees_the_workers_and_a_resume_goes_on_from_the_very_step(
+def test_a_pause_frees_the_workers_and_a_resume_continues_from_the_same_step(
     submit, client: Client, shoal_server
 ) -> None:
     run = submit(min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 7, "do": "hold"}])
@@ -70,7 +70,7 @@ def test_a_running_job_is_cancelled_in_mid_step(submit, client: Client, shoal_se
 
 
 @pytest.mark.matrix
-def test_jobs_that_do_not_fit_wait_in_order_and_say_what_they_wait_for(submit, client: Client) -> None:
+def test_jobs_that_do_not_fit_wait_in_order_and_report_what_they_wait_for(submit, client: Client) -> None:
     large = {"cpus": 3.0}
     never = submit(worker={"cpus": 9.0}, workers=1)
     message = never.wait_for_message("Add nodes")

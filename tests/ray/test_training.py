@@ -1,4 +1,4 @@
-"""A job on a real cluster when nothing goes wrong."""
+"""A job on a real cluster without faults."""
 
 from __future__ import annotations
 

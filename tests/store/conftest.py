@@ -52,7 +52,7 @@ def postgres() -> Iterator[PostgresServer]:
     if programs is None:
         pytest.skip("PostgreSQL's server programs (initdb, pg_ctl) are not installed")
     user = _unprivileged_user()
-    # Not pytest's tmp_path: it is closed to other users, and its path may be too long for a Unix socket.
+    # Not pytest's tmp_path: other users may not read it, and its path may be too long for a Unix socket.
     home = Path(tempfile.mkdtemp(prefix="shoal-pg-"))
     try:
         home.chmod(0o700)
@@ -112,7 +112,7 @@ def make_spec(**changes: Any) -> JobSpec:
 
 @dataclass
 class Attempt:
-    """Plays the supervisor of one attempt: numbers its news as a supervisor does."""
+    """Plays the supervisor of one attempt and numbers its reports like a supervisor."""
 
     store: Store
     job_id: str

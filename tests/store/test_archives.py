@@ -19,7 +19,7 @@ def test_an_archive_is_stored_once_under_its_hash(store: Store) -> None:
     assert store.get_code(name) == data
 
 
-def test_an_archive_that_is_not_what_its_name_says_is_refused(store: Store) -> None:
+def test_an_archive_with_another_digest_than_its_name_is_refused(store: Store) -> None:
     with pytest.raises(InvalidArchive, match="send it again"):
         store.put_code("0" * 64, b"data", 1.0)
     assert not store.has_code("0" * 64)

@@ -33,7 +33,7 @@ def test_stored_losses_are_compared_as_exact_doubles(store: Store, trained: Call
     assert any(point.step == 777 for point in report.points) and len(report.points) <= 100
 
 
-def test_a_step_that_was_done_again_counts_as_it_was_done_last(
+def test_a_repeated_step_counts_with_its_last_values(
     store: Store, submit: Submit, begin: Begin, trained: Callable[..., str], points: Points
 ) -> None:
     attempt = begin(submit())
@@ -47,7 +47,7 @@ def test_a_loss_that_was_not_a_number_is_one_still(store: Store, trained: Callab
     assert not store.parity(trained({1: math.nan}), trained({1: 1.0})).within_tolerance
 
 
-def test_specs_that_differ_are_said_to(store: Store, trained: Callable[..., str]) -> None:
+def test_different_specs_are_reported(store: Store, trained: Callable[..., str]) -> None:
     report = store.parity(trained({1: 1.0}, seed=7), trained({1: 1.0}, name="other"))
     assert [(d.path, d.value, d.against) for d in report.differs_in] == [("seed", 7, 0)]
 

@@ -36,7 +36,7 @@ def test_events_written_by_many_threads_are_gap_free_and_in_order(
             store.record_event(jobs[i % 2], event, epoch=lease.epoch, now=2.0)
 
     def follow() -> None:
-        """A reader that asks for what is after the last number it saw must see every number."""
+        """A reader that continues after the last number it saw must see every number."""
         seen = 0
         while not done.is_set() or store.events(jobs[0], after=seen):
             for event in store.events(jobs[0], after=seen):
@@ -79,7 +79,7 @@ def test_one_of_many_owners_gets_the_lease_and_epochs_only_rise(store: Store) ->
     assert sorted(owners_by_epoch) == list(range(1, len(owners_by_epoch) + 1))
 
 
-def test_after_a_change_of_owner_the_loser_writes_nothing_more(store: Store, submit: Submit) -> None:
+def test_after_a_change_of_owner_the_previous_owner_writes_nothing(store: Store, submit: Submit) -> None:
     job_id = submit()
     lock = threading.Lock()
     now = 0.0
@@ -167,7 +167,7 @@ def test_a_job_is_started_or_cancelled_never_both(store: Store, lease: Lease, su
         assert store.get_job(job_id).status.state is expected
 
 
-def test_readers_see_whole_transactions_only(store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
+def test_readers_see_only_complete_transactions(store: Store, submit: Submit, begin: Callable[..., Any]) -> None:
     job_id = submit()
     attempt = begin(job_id)
     done = threading.Event()
@@ -190,7 +190,7 @@ def test_readers_see_whole_transactions_only(store: Store, submit: Submit, begin
         writer.result()
 
 
-def test_two_processes_that_open_an_empty_database_at_once_both_get_it(store_url: str) -> None:
+def test_two_processes_can_open_an_empty_database_at_the_same_time(store_url: str) -> None:
     program = (
         "import sys; from shoal_service.store import Store; sys.stdin.readline(); "
         "s = Store.open(sys.argv[1]); print(s.current_lease(), len(s.list_jobs().items)); s.close()"

@@ -33,13 +33,13 @@ class TestLease:
         assert taken.epoch == 2
         assert store.acquire_lease("a", ttl_s=10, now=111) is None
 
-    def test_a_late_renewal_keeps_the_epoch_if_nobody_came_between(self, store: Store) -> None:
+    def test_a_late_renewal_keeps_the_epoch_if_the_lease_was_not_taken(self, store: Store) -> None:
         store.acquire_lease("a", ttl_s=10, now=100)
         late = store.acquire_lease("a", ttl_s=10, now=500)
         assert late is not None
         assert late.epoch == 1
 
-    def test_a_released_lease_is_free_at_once_and_its_epoch_is_never_used_again(self, store: Store) -> None:
+    def test_a_released_lease_is_free_and_its_epoch_is_never_reused(self, store: Store) -> None:
         store.acquire_lease("a", ttl_s=10, now=100)
         store.release_lease("b")
         assert store.current_lease() is not None
@@ -92,7 +92,7 @@ class TestAttempts:
         with pytest.raises(RequestConflict):
             store.begin_attempt(job_id, workers=1, epoch=lease.epoch, now=3.0)
 
-    def test_a_lost_attempt_goes_back_to_the_queue_with_its_steps(
+    def test_a_lost_attempt_returns_to_the_queue_with_its_steps(
         self, store: Store, lease: Lease, submit: Submit, begin: Begin
     ) -> None:
         job_id = submit()
@@ -106,7 +106,7 @@ class TestAttempts:
     @pytest.mark.parametrize(
         ("desired", "state"), [(Desired.PAUSE, JobState.PAUSED), (Desired.CANCEL, JobState.CANCELLED)]
     )
-    def test_what_the_user_wants_decides_where_a_lost_attempt_goes(
+    def test_the_users_request_decides_the_state_after_a_lost_attempt(
         self, store: Store, lease: Lease, submit: Submit, begin: Begin, desired: Desired, state: JobState
     ) -> None:
         job_id = submit()
@@ -152,7 +152,7 @@ class TestQueue:
         row = store.jobs_to_drive()[0]
         assert (row.spec.priority, row.spec_version, row.priority) == (4, 2, 4)
 
-    def test_a_queue_note_says_why_and_is_no_event(self, store: Store, lease: Lease, submit: Submit) -> None:
+    def test_a_queue_note_has_the_reason_and_is_not_an_event(self, store: Store, lease: Lease, submit: Submit) -> None:
         job_id = submit()
         store.set_queue_note(job_id, "needs 2, has 1", epoch=lease.epoch, now=3.0)
         store.set_queue_note(job_id, "needs 2, has 1", epoch=lease.epoch, now=4.0)

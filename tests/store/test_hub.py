@@ -13,20 +13,20 @@ from shoal_service.store.hub import Hub
 Submit = Callable[..., str]
 
 
-def test_subscribers_hear_of_commits_of_their_job_until_they_close(store: Store, submit: Submit) -> None:
+def test_subscribers_are_notified_of_commits_of_their_job_until_they_close(store: Store, submit: Submit) -> None:
     one, other = submit(), submit()
     heard_one: list[str] = []
     heard_all: list[str] = []
     with store.subscribe(heard_one.append, one), store.subscribe(heard_all.append):
         store.request(one, Desired.PAUSE, now=2.0)
-        store.request(one, Desired.PAUSE, now=2.0)  # changes nothing: nobody is told
+        store.request(one, Desired.PAUSE, now=2.0)  # no change, no notification
         store.request(other, Desired.PAUSE, now=2.0)
     store.request(one, Desired.RUN, now=3.0)
     assert heard_one == [one]
     assert heard_all == [one, other]
 
 
-def test_what_was_told_is_committed(store: Store, lease: Lease, submit: Submit) -> None:
+def test_a_notification_follows_the_commit(store: Store, lease: Lease, submit: Submit) -> None:
     job_id = submit()
     seen: list[int] = []
     with store.subscribe(lambda told: seen.append(len(store.events(told))), job_id):
@@ -34,7 +34,7 @@ def test_what_was_told_is_committed(store: Store, lease: Lease, submit: Submit) 
     assert seen == [2]
 
 
-def test_closed_subscriptions_leave_nothing_behind() -> None:
+def test_closed_subscriptions_are_removed() -> None:
     hub = Hub()
     subscriptions = [hub.subscribe(lambda _: None, f"job-{i}") for i in range(10)]
     assert hub.num_subscriptions == 10
@@ -44,7 +44,7 @@ def test_closed_subscriptions_leave_nothing_behind() -> None:
     assert hub.num_subscriptions == 0
 
 
-def test_a_listener_that_fails_is_dropped_and_others_still_hear(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_listener_is_removed_and_the_others_are_notified(caplog: pytest.LogCaptureFixture) -> None:
     hub = Hub()
     loop = asyncio.new_event_loop()
     loop.close()

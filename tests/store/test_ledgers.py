@@ -26,13 +26,13 @@ def told(at: float, max_step: int = 0, **amounts: float) -> Goodput:
     return Goodput(at=at, max_step=max_step, seconds=amounts, total=sum(amounts.values()))
 
 
-def test_the_time_in_the_queue_is_booked_for_every_worker_asked_for(store: Store, submit: Submit, begin: Begin) -> None:
+def test_the_time_in_the_queue_is_booked_for_every_desired_worker(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit(now=1.0, elasticity={"max_workers": 4})
     begin(job_id)  # at 5
     assert seconds(store, job_id) == {"queued": 16.0}
 
 
-def test_a_change_of_the_workers_asked_for_counts_from_then_on(store: Store, submit: Submit, begin: Begin) -> None:
+def test_a_change_of_the_desired_workers_counts_from_its_time_on(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit(now=1.0, elasticity={"max_workers": 4})
     patch = JobPatch(elasticity=ElasticityPatch(max_workers=2))
     store.patch_job(job_id, patch, if_match=None, now=2.0)
@@ -40,7 +40,7 @@ def test_a_change_of_the_workers_asked_for_counts_from_then_on(store: Store, sub
     assert seconds(store, job_id) == {"queued": 4.0 + 6.0}
 
 
-def test_a_supervisor_goes_on_with_the_ledger_and_its_end_closes_it(store: Store, submit: Submit, begin: Begin) -> None:
+def test_a_supervisor_continues_the_ledger_and_its_end_closes_it(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit(now=1.0, elasticity={"max_workers": 2})
     attempt = begin(job_id)
     attempt.tell(status_goodput=told(9.0, queued=8.0, starting=2.0, productive=6.0))
@@ -53,7 +53,7 @@ def test_a_supervisor_goes_on_with_the_ledger_and_its_end_closes_it(store: Store
     assert job.status.goodput.total == (job.ended_at - job.created_at) * 2
 
 
-def test_what_an_old_answer_says_does_not_set_the_ledger_back(store: Store, submit: Submit, begin: Begin) -> None:
+def test_an_old_report_does_not_reset_the_ledger(store: Store, submit: Submit, begin: Begin) -> None:
     attempt = begin(submit())
     attempt.tell(status_goodput=told(9.0, productive=6.0))
     attempt.repeat(status_goodput=told(8.0, productive=5.0))
@@ -61,7 +61,7 @@ def test_what_an_old_answer_says_does_not_set_the_ledger_back(store: Store, subm
     assert seconds(store, attempt.job_id) == {"productive": 6.0}
 
 
-def test_a_lost_attempt_keeps_what_it_told_and_the_rest_is_idle(
+def test_a_lost_attempt_keeps_its_reported_seconds_and_the_rest_is_idle(
     store: Store, submit: Submit, begin: Begin, lease: Lease
 ) -> None:
     attempt = begin(submit(now=1.0))
@@ -77,7 +77,7 @@ def test_a_lost_attempt_keeps_what_it_told_and_the_rest_is_idle(
     assert shown is not None and shown.max_step == 7
 
 
-def test_a_paused_job_asks_for_nothing(store: Store, submit: Submit, begin: Begin) -> None:
+def test_a_paused_job_has_no_desired_workers(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit(now=1.0)
     store.request(job_id, Desired.PAUSE, now=2.0)
     store.request(job_id, Desired.RUN, now=102.0)

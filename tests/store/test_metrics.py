@@ -129,7 +129,7 @@ def test_the_owner_of_the_lease_is_the_leader(store: Store, lease: Lease) -> Non
         assert values["shoal_control_plane_leader"][0].value == leads
 
 
-def test_requests_and_dropped_news_are_shown(store: Store, submit: Submit, begin: Begin) -> None:
+def test_requests_and_dropped_reports_are_shown(store: Store, submit: Submit, begin: Begin) -> None:
     requests = RequestMetrics()
     requests.observe("GET", "/v1/jobs/{job_id}", 200, 0.003)
     attempt = begin(submit())

@@ -56,7 +56,7 @@ def test_a_test_that_fails_is_counted_and_repeated_later(store: Store, suspected
     assert (after.reason, after.next_test_at, after.num_tests, after.since) == ("matmul", 1800.0, 1, 5.0)
 
 
-def test_a_node_that_passes_is_cleared_and_its_job_is_told(
+def test_a_node_that_passes_its_test_is_cleared_with_an_event_of_its_job(
     store: Store, suspected: Suspicion, attempt: Any, lease: Any
 ) -> None:
     assert store.clear_suspicion(suspected, epoch=lease.epoch, now=700.0)
@@ -66,9 +66,7 @@ def test_a_node_that_passes_is_cleared_and_its_job_is_told(
     assert event.data == {"node_id": "n1", "suspected_s": 695.0, "reason": "computes wrong"}
 
 
-def test_a_test_does_not_clear_what_was_suspected_anew_meanwhile(
-    store: Store, suspected: Suspicion, attempt: Any, lease: Any
-) -> None:
+def test_a_test_does_not_clear_a_newer_suspicion(store: Store, suspected: Suspicion, attempt: Any, lease: Any) -> None:
     again = (SuspectedNode(at=50.0, node_id="n1", reason="died again"),)
     attempt.tell(now=51.0, suspects=again)
     assert not store.clear_suspicion(suspected, epoch=lease.epoch, now=700.0)
@@ -76,13 +74,13 @@ def test_a_test_does_not_clear_what_was_suspected_anew_meanwhile(
     assert (after.reason, after.since, after.next_test_at) == ("died again", 5.0, 651.0)
 
 
-def test_without_the_lease_nobody_is_cleared(store: Store, suspected: Suspicion, lease: Any) -> None:
+def test_without_the_lease_no_node_is_cleared(store: Store, suspected: Suspicion, lease: Any) -> None:
     with pytest.raises(LeaseLost):
         store.clear_suspicion(suspected, epoch=lease.epoch + 1, now=700.0)
     assert "n1" in store.suspicions()
 
 
-def test_nodes_that_are_gone_are_forgotten(store: Store, suspected: Suspicion, lease: Any) -> None:
+def test_nodes_that_left_the_cluster_are_forgotten(store: Store, suspected: Suspicion, lease: Any) -> None:
     store.drain_node("n1", reason="r", deadline=None, now=1.0)
     store.drain_node("n2", reason="r", deadline=None, now=1.0)
     store.forget_nodes(frozenset({"n1"}), epoch=lease.epoch)

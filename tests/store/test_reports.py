@@ -53,7 +53,7 @@ def attempt(begin: Begin, job_id: str) -> Any:
 
 
 class TestExactlyOnce:
-    def test_everything_told_is_stored(self, store: Store, job_id: str, attempt: Any) -> None:
+    def test_everything_reported_is_stored(self, store: Store, job_id: str, attempt: Any) -> None:
         worker = WorkerView(
             worker_id="s-0", rank=0, state="training", node_id="n", node_ip="1.2.3.4", pid=7, generation=1,
             phase="forward", step=3,
@@ -74,7 +74,7 @@ class TestExactlyOnce:
         assert [(line.seq, line.text) for line in store.logs(job_id)] == [(1, "hello")]
         assert store.workers(job_id) == [worker]
 
-    def test_repeated_news_only_refresh_status_and_workers(self, store: Store, job_id: str, attempt: Any) -> None:
+    def test_repeated_reports_only_refresh_status_and_workers(self, store: Store, job_id: str, attempt: Any) -> None:
         items: dict[str, Any] = {"events": (PendingEvent(at=2.0, type="x"),), "logs": (_line("once"),)}
         attempt.tell(**items, status_step=1)
         attempt.repeat(**items, status_step=2)
@@ -83,7 +83,7 @@ class TestExactlyOnce:
         assert store.get_job(job_id).status.step == 2
         assert store.dropped() == {Dropped.DUPLICATE: 1}
 
-    def test_news_of_another_attempt_are_dropped_whole_and_counted(
+    def test_reports_of_another_attempt_are_dropped_and_counted(
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
@@ -94,7 +94,7 @@ class TestExactlyOnce:
         assert store.get_job(job_id).status.step == 0
         assert store.dropped() == {Dropped.STALE_ATTEMPT: 2}
 
-    def test_a_new_attempt_counts_its_news_from_one_again(
+    def test_a_new_attempt_numbers_its_reports_from_one(
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         for _ in range(3):
@@ -115,7 +115,7 @@ class TestExactlyOnce:
         status = store.get_job(job_id).status
         assert (status.incidents, status.steps_lost) == (2, 4)
 
-    def test_incidents_of_different_attempts_are_kept_apart_and_add_up(
+    def test_incidents_of_different_attempts_are_separate_and_their_counts_add_up(
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         attempt.tell(incidents=(_incident(steps_lost=2),))
@@ -156,7 +156,7 @@ class TestStates:
         assert (status.state, status.step) == (JobState.RUNNING, 7)
         assert store.dropped() == {Dropped.REFUSED_STATE: 1}
 
-    def test_the_grant_is_the_schedulers_word_not_the_supervisors(
+    def test_the_grant_is_set_by_the_scheduler_not_by_the_supervisor(
         self, store: Store, job_id: str, attempt: Any
     ) -> None:
         attempt.tell(status_desired_workers=9)
@@ -172,7 +172,7 @@ class TestStates:
 
 
 class TestEnds:
-    def test_a_finished_job_keeps_its_numbers_and_gives_back_its_workers(
+    def test_a_finished_job_keeps_its_figures_and_releases_its_workers(
         self, store: Store, job_id: str, attempt: Any
     ) -> None:
         attempt.tell(status_step=100, status_loss=0.5, status_workers=1, end=_end(EndReason.FINISHED, 100), now=50.0)
@@ -183,7 +183,7 @@ class TestEnds:
         assert store.workers(job_id) == []
         assert store.jobs_to_drive() == []
 
-    def test_an_end_that_comes_with_repeated_news_still_counts(self, store: Store, job_id: str, attempt: Any) -> None:
+    def test_an_end_within_repeated_reports_counts(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.tell()
         attempt.repeat(end=_end(EndReason.FINISHED, 100))
         attempt.repeat(end=_end(EndReason.INTERNAL, 100))
@@ -255,7 +255,7 @@ class TestHostileValues:
         assert store.get_job(job_id).status.loss is None
         assert store.events(job_id)[2].data == {"a": None}
 
-    def test_log_lines_that_a_database_cannot_keep_are_made_so(self, store: Store, job_id: str, attempt: Any) -> None:
+    def test_log_lines_are_made_storable(self, store: Store, job_id: str, attempt: Any) -> None:
         long = "x" * 100_000
         attempt.tell(logs=(_line("a\x00b"), _line(long)))
         first, second = store.logs(job_id)

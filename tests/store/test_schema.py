@@ -24,7 +24,7 @@ def test_the_migrations_make_exactly_the_tables(store_url: str) -> None:
     database.close()
 
 
-def test_opening_a_second_time_keeps_everything(store_url: str, spec: JobSpec) -> None:
+def test_opening_a_database_again_keeps_its_rows(store_url: str, spec: JobSpec) -> None:
     first = Store.open(store_url)
     job, _ = first.create_job(spec, idempotency_key=None, now=1.0)
     first.close()
@@ -59,7 +59,7 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(url: str, 
     assert "secret" not in str(error.value)
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "shoal.db"
     path.write_bytes(b"this is no database, but it is long enough to be read as one" * 20)
     with pytest.raises(StoreUnavailable, match="not a database"):

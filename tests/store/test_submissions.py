@@ -34,14 +34,14 @@ def test_a_new_job_is_queued_and_has_an_event(store: Store, spec: JobSpec) -> No
     assert [(e.seq, e.type, e.at) for e in store.events(job.id)] == [(1, "job.created", 5.0)]
 
 
-def test_a_spec_comes_back_as_it_was_submitted(store: Store) -> None:
+def test_a_spec_is_returned_as_it_was_submitted(store: Store) -> None:
     data = {"stop": {"epochs": 0.5}, "task": "my.task:Own", "model": {"a": [1, {"ü": None}], "b": "\U0001f41f"}}
     spec = parse_spec(data)
     job, _ = store.create_job(spec, idempotency_key=None, now=1.0)
     assert store.get_job(job.id).spec == spec
 
 
-def test_a_job_that_does_not_exist_is_not_found_whatever_is_asked(store: Store) -> None:
+def test_every_operation_on_a_job_that_does_not_exist_raises_not_found(store: Store) -> None:
     asks: list[Callable[[], Any]] = [
         lambda: store.get_job("job-x"), lambda: store.events("job-x"), lambda: store.logs("job-x"),
         lambda: store.series("job-x"), lambda: store.workers("job-x"), lambda: store.incidents("job-x"),
@@ -126,13 +126,13 @@ class TestList:
         assert store.list_jobs(states=[JobState.RUNNING]).items == ()
 
     @pytest.mark.parametrize("cursor", ["", "x", "!!!!", "am9iczo", "am9iczotMQ", "am9iczoxCg", "é", "A" * 5000])
-    def test_a_cursor_of_somebody_else_is_refused(self, store: Store, cursor: str) -> None:
+    def test_a_cursor_of_another_list_is_refused(self, store: Store, cursor: str) -> None:
         with pytest.raises(InvalidCursor):
             store.list_jobs(cursor=cursor)
 
 
 class TestPatch:
-    def test_a_patch_makes_a_new_version_and_keeps_the_rest(self, store: Store, submit: Submit) -> None:
+    def test_a_patch_creates_a_new_version_and_keeps_the_other_sections(self, store: Store, submit: Submit) -> None:
         job_id = submit(elasticity={"min_workers": 2, "max_workers": 4})
         before = store.get_job(job_id)
         patch = JobPatch(elasticity=ElasticityPatch(max_workers=3), priority=9)
@@ -146,7 +146,7 @@ class TestPatch:
         }  # fmt: skip
         assert store.list_jobs().items[0].priority == 9
 
-    def test_a_patch_that_changes_nothing_makes_no_version(self, store: Store, submit: Submit) -> None:
+    def test_a_patch_without_a_change_creates_no_version(self, store: Store, submit: Submit) -> None:
         job_id = submit()
         assert store.patch_job(job_id, JobPatch(priority=0), if_match=None, now=8.0).spec_version == 1
         assert len(store.events(job_id)) == 1
@@ -170,7 +170,7 @@ class TestPatch:
         before = store.get_job(job_id).etag
         assert store.request(job_id, Desired.PAUSE, now=2.0).etag == before
 
-    def test_the_whole_spec_is_checked_again(self, store: Store, submit: Submit) -> None:
+    def test_a_patched_spec_is_validated_completely(self, store: Store, submit: Submit) -> None:
         job_id = submit(elasticity={"min_workers": 2, "max_workers": 4})
         with pytest.raises(SpecError, match="min_workers 2 is larger than"):
             store.patch_job(job_id, JobPatch(elasticity=ElasticityPatch(max_workers=1)), if_match=None, now=2.0)

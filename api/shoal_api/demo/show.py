@@ -35,14 +35,14 @@ from shoal_api.demo.outcome import (
 from shoal_api.demo.processes import ServerProcess
 from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
-from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, script_of
+from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
 from shoal_service.views import CheckpointState, JobView
 
 if TYPE_CHECKING:
     from types import FrameType
 
 
-def run_demo(output: Output, scenario: Scenario, *, keep: bool) -> bool:
+def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: bool) -> bool:
     """Run the demo; True if all checks passed. Server, cluster and files are removed, except with `keep`."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     kept = False
@@ -53,7 +53,7 @@ def run_demo(output: Output, scenario: Scenario, *, keep: bool) -> bool:
             _print(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
             server = ServerProcess(_serve_command(url, folder), _environment(), folder / "serve.log", outlive=keep)
             await_ready(server, url, output)
-            passed = _show(output, server, url, scenario)
+            passed = _show(output, server, url, script_of(scenario, os.cpu_count() or 1, steps))
             kept = keep
             if keep:
                 _print(
@@ -73,9 +73,8 @@ def run_demo(output: Output, scenario: Scenario, *, keep: bool) -> bool:
                         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _show(output: Output, server: ServerProcess, url: str, scenario: Scenario) -> bool:
+def _show(output: Output, server: ServerProcess, url: str, script: Script) -> bool:
     killer = _WorkerKiller(server, url)
-    script = script_of(scenario, os.cpu_count() or 1)
     spec = script.spec
     disturbed = _train(output, url, spec, on_tick=killer.on_tick)
     undisturbed = _train(output, url, {**spec, "name": f"{spec['name']}-undisturbed"})

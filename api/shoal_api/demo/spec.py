@@ -11,6 +11,8 @@ from typing import Any
 
 KILL_AT_STEP = 25
 """The worker is killed after the job has reported this step."""
+MIN_STEPS = 2 * KILL_AT_STEP
+"""With fewer steps the run may end before the new worker joins."""
 KILL_RANK = 2
 """Neither the first rank nor the last, so there are survivors with a lower and with a higher rank."""
 WORKERS = 4
@@ -48,9 +50,11 @@ class Script:
     """Expected layouts in this order; others may lie between them. Empty: any."""
 
 
-def script_of(scenario: Scenario, num_cores: int) -> Script:
-    """The script for a machine with `num_cores`; see `demo_spec`."""
+def script_of(scenario: Scenario, num_cores: int, steps: int | None = None) -> Script:
+    """The script for a machine with `num_cores`; see `demo_spec`. `steps` overrides its number of steps."""
     spec = demo_spec(num_cores)
+    if steps is not None:
+        spec = {**spec, "stop": {"steps": steps}}
     match scenario:
         case Scenario.RECOVERY:
             return Script(spec, ())

@@ -1,4 +1,4 @@
-"""Whatever happened to its files, a checkpoint loads as it was written or says which file is not."""
+"""A damaged checkpoint is either loaded as it was written or refused with the name of the damaged file."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_tensors_are_filled_in_place(directory: Path) -> None:
     assert memory == {name: tensor.data_ptr() for name, tensor in state.items()}
 
 
-def test_tensors_that_are_not_contiguous_are_filled_too(directory: Path) -> None:
+def test_tensors_that_are_not_contiguous_are_filled(directory: Path) -> None:
     weight = torch.zeros(11, 37).t()
     load({"weight": weight}, directory=str(directory))
     assert torch.equal(weight, _state()["weight"])
@@ -107,7 +107,7 @@ def test_each_flipped_byte_of_a_tensor_is_found(directory: Path) -> None:
             _flip(directory / payload_name(0), position)
 
 
-def test_damage_in_a_tensor_that_nobody_asks_for_is_not_read(directory: Path) -> None:
+def test_damage_in_a_tensor_that_is_not_requested_is_not_read(directory: Path) -> None:
     _flip(directory / payload_name(1), 0)
     load(_blank(), directory=str(directory))
 
@@ -181,7 +181,7 @@ def test_state_without_memory_is_refused(directory: Path) -> None:
         load({"weight": torch.zeros(37, 11, device="meta")}, directory=str(directory))
 
 
-def test_nothing_in_a_checkpoint_is_a_pickle(directory: Path) -> None:
+def test_a_checkpoint_contains_no_pickle(directory: Path) -> None:
     for path in directory.iterdir():
         assert path.suffix in (".bin", ".json")
         if path.suffix == ".json":

@@ -49,7 +49,7 @@ def test_slice_that_several_ranks_wrote_is_read_from_the_lowest() -> None:
     assert read.file == "shard-00001.bin"
 
 
-def test_tensors_that_nobody_asks_for_are_not_read() -> None:
+def test_tensors_that_are_not_requested_are_not_read() -> None:
     assert plan_load({}, [_index(0, _item(0, 6))], directory="d") == []
 
 

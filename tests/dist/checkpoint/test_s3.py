@@ -33,7 +33,8 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def root(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A job's place in a bucket; the store is found as a user would have it found, by the environment."""
+    """The URL of a job's directory in a bucket. The object store's address comes from the environment, as for a
+    user."""
     for name, value in {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "key",
@@ -117,12 +118,12 @@ def test_damage_is_found(catalog: CheckpointCatalog) -> None:
         load({"w0": torch.empty(1000)}, directory=catalog.url(name))
 
 
-def test_upload_that_fails_midway_publishes_nothing(catalog: CheckpointCatalog, root: str) -> None:
+def test_an_upload_that_fails_midway_publishes_nothing(catalog: CheckpointCatalog, root: str) -> None:
     place = open_directory(root).child("probe")
     place.create()
 
     def failing() -> Iterator[bytes]:
-        yield bytes(40 << 20)  # enough for the first part of the upload to be gone
+        yield bytes(40 << 20)  # enough for the first part of the upload to be sent
         raise RuntimeError("the disk behind this is full")
 
     with pytest.raises(OSError, match="the disk behind this is full"):
@@ -154,7 +155,7 @@ def test_store_that_does_not_answer_is_an_os_error(
 
 @pytest.fixture
 def unused_port() -> int:
-    """Nobody listens there."""
+    """An endpoint without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

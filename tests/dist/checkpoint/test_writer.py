@@ -1,4 +1,4 @@
-"""The writer: blocks only to copy, tells every outcome once, and survives what storage and signals do to it."""
+"""The writer blocks only to copy, reports every outcome once, and survives failing storage and signals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROGRAM = Path(__file__).parents[2] / "kit" / "programs" / "checkpoint_writing.
 
 
 class Outcomes:
-    """Collects what `on_done` is told, and by which thread."""
+    """Records the arguments of `on_done` and the calling thread."""
 
     def __init__(self) -> None:
         self.told: list[SavedPart | SaveFailed] = []
@@ -77,7 +77,7 @@ def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
     assert outcomes.threads == ["checkpoint-write-1"]
 
 
-def test_second_save_waits_for_the_first_and_both_are_told(tmp_path: Path) -> None:
+def test_a_second_save_waits_for_the_first_and_both_are_reported(tmp_path: Path) -> None:
     writer, outcomes = CheckpointWriter(), Outcomes()
     for step in (1, 2, 3):
         _save(writer, {"w": torch.full((500_000,), float(step))}, _at(tmp_path, step), outcomes, step)
@@ -114,7 +114,7 @@ def test_equal_states_give_equal_files_whatever_was_staged_before(tmp_path: Path
     assert (tmp_path / "1" / payload_name(0)).read_bytes() == (tmp_path / "2" / payload_name(0)).read_bytes()
 
 
-def test_plain_tensors_are_written_by_rank_0_only_unless_told_otherwise(tmp_path: Path) -> None:
+def test_plain_tensors_are_written_by_rank_0_only_by_default(tmp_path: Path) -> None:
     for rank, owns_replicated, expected in [(0, None, 24), (1, None, 0), (1, True, 24), (0, False, 0)]:
         writer, outcomes = CheckpointWriter(), Outcomes()
         writer.save(
@@ -134,7 +134,7 @@ def test_plain_tensors_are_written_by_rank_0_only_unless_told_otherwise(tmp_path
         assert part.files[0].bytes == expected
 
 
-def test_extra_that_json_lacks_is_refused_at_once(tmp_path: Path) -> None:
+def test_extra_values_that_json_lacks_are_refused_before_the_save(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         CheckpointWriter().save(
             {}, directory=str(tmp_path), rank=0, world_size=1, generation=1, step=1, extra={"a": {1}}, on_done=print
@@ -142,7 +142,7 @@ def test_extra_that_json_lacks_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["no directory", "full disk", "unknown protocol"])
-def test_storage_trouble_is_told_and_the_next_save_works(tmp_path: Path, trouble: str) -> None:
+def test_a_storage_failure_is_reported_and_the_next_save_works(tmp_path: Path, trouble: str) -> None:
     bad = {"no directory": "/proc/self/x", "full disk": f"{tmp_path}/full", "unknown protocol": "nosuch://x"}[trouble]
     if trouble == "full disk":
         (tmp_path / "full").mkdir()
@@ -182,7 +182,7 @@ def test_disk_that_fills_up_midway_leaves_no_file_behind(tmp_path: Path) -> None
 
 
 def test_save_killed_in_the_middle_is_never_loaded(tmp_path: Path) -> None:
-    """The process tells that its payload is being written, is killed there, and has left a torn directory."""
+    """The process reports that it writes its payload, is killed at that point, and leaves an incomplete directory."""
     process = subprocess.Popen(
         [sys.executable, str(_PROGRAM), "stuck", str(tmp_path)], stdout=subprocess.PIPE, text=True, env=_environment()
     )

@@ -37,7 +37,7 @@ def known() -> dict[str, Bits]:
 
 
 def reported(shards: list[Any]) -> Bits:
-    """Every number that was told, by its name, to the last bit; a step that was done twice must give the same twice."""
+    """Every reported number by name, bit for bit. A step that was repeated must report the same numbers."""
     seen: Bits = {}
     for shard in shards:
         for item in shard.poll():
@@ -86,7 +86,7 @@ def test_losses_norms_validation_and_state_are_the_same_bits_at_every_world_size
 
 @pytest.mark.soak
 @pytest.mark.parametrize("world_size", [5, 6])
-def test_larger_worlds_too(make_job: Any, known: dict[str, Bits], world_size: int) -> None:
+def test_larger_worlds_give_the_same_bits(make_job: Any, known: dict[str, Bits], world_size: int) -> None:
     seen = whole_run(make_job, world_size, SPEC)
     assert known.setdefault("plain", seen) == seen
 

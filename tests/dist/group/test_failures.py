@@ -1,4 +1,4 @@
-"""What dies, dies at an exact phase and step; the survivors leave at once, re-form, and end with the plain losses."""
+"""A rank dies at an exact phase and step; the survivors leave, re-form, and end with the losses of the plain run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_survivors_of_a_killed_rank_re_form_and_end_with_the_plain_losses(
     assert job.told(survivors, GroupFormed)[-1].start_step == 3
 
 
-def test_a_stopped_rank_does_not_keep_the_others(make_job: Any) -> None:
+def test_a_stopped_rank_does_not_block_the_others(make_job: Any) -> None:
     job = make_job(**SPEC)
     shards = job.shards(3)
     shards[2].strike("backward", 2, "stop")
@@ -58,11 +58,13 @@ def test_a_stopped_rank_does_not_keep_the_others(make_job: Any) -> None:
     exits = job.interrupt(shards[:2])
     assert [e.kind for e in exits] == [ExitKind.INTERRUPTED] * 2
     assert [e.step for e in exits] == [2, 2]
-    shards[2].kill(signal.SIGCONT)  # a zombie that wakes up later ends by itself: nobody answers it any more
+    shards[2].kill(signal.SIGCONT)  # an isolated process that continues later exits, since its peers are gone
     assert shards[2].exit().kind is ExitKind.COLLECTIVE_FAILED
 
 
-def test_a_yield_stops_all_after_the_same_step_and_another_world_goes_on(make_job: Any, reference: Any) -> None:
+def test_a_yield_stops_all_ranks_after_the_same_step_and_another_world_size_continues(
+    make_job: Any, reference: Any
+) -> None:
     job = make_job(**SPEC)
     shards = job.shards(2)
     shards[0].strike("forward", 4, "hold")
@@ -79,7 +81,7 @@ def test_a_yield_stops_all_after_the_same_step_and_another_world_goes_on(make_jo
     assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_a_member_that_never_comes_does_not_keep_those_who_wait(make_job: Any) -> None:
+def test_a_worker_that_misses_the_rendezvous_does_not_block_the_others(make_job: Any) -> None:
     job = make_job(**SPEC)
     shards = job.shards(2)
     shards[0].strike("forming", 0, "hold")
@@ -91,7 +93,7 @@ def test_a_member_that_never_comes_does_not_keep_those_who_wait(make_job: Any) -
     assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2
 
 
-def test_a_missing_member_is_named_when_the_time_is_over(make_job: Any) -> None:
+def test_a_missing_rank_is_named_after_the_timeout(make_job: Any) -> None:
     job = make_job(**SPEC)
     shards = job.shards(2)
     assert [shard.call("prepare") for shard in shards] == [None, None]
@@ -100,7 +102,7 @@ def test_a_missing_member_is_named_when_the_time_is_over(make_job: Any) -> None:
     assert "rank 2" in exits[0].error.message
 
 
-def test_a_store_that_is_gone_fails_the_forming(make_job: Any) -> None:
+def test_a_dead_store_fails_the_rendezvous(make_job: Any) -> None:
     job = make_job(**SPEC)
     gone, survivor = job.shards(2)
     gone.kill()
@@ -215,7 +217,7 @@ def test_a_damaged_checkpoint_is_refused_and_named(make_job: Any) -> None:
     assert (end.kind, end.step) == (ExitKind.FINISHED, STEPS)
 
 
-def test_who_cannot_be_woken_says_where_it_is(make_job: Any) -> None:
+def test_an_unresponsive_worker_logs_its_stack(make_job: Any) -> None:
     job = make_job(**SPEC)
     shards = job.shards(2)
     shards[0].strike("forward", 4, "hold")

@@ -1,4 +1,4 @@
-"""Which interface gloo takes: the one on the way to the others, also where a host's name means itself."""
+"""gloo uses the interface of the route to the other ranks, also if a host's name resolves to loopback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE)
 
 
-def test_a_store_on_loopback_keeps_the_group_there() -> None:
+def test_with_a_store_on_loopback_the_group_uses_loopback() -> None:
     choose_interface("127.0.0.1", 1)
 
     assert os.environ[VARIABLE] == "lo"
@@ -53,13 +53,13 @@ def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[VARIABLE] == "ib0"
 
 
-def test_a_name_that_nobody_knows_changes_nothing() -> None:
+def test_a_name_that_does_not_resolve_changes_nothing() -> None:
     choose_interface("no-such-host.invalid", 1)
 
     assert VARIABLE not in os.environ
 
 
-def test_an_address_of_nobody_has_no_interface() -> None:
+def test_an_address_of_no_interface_has_no_name() -> None:
     assert interface_of("203.0.113.7") is None
     assert interface_of("2001:db8::7") is None
 

@@ -1,6 +1,6 @@
-"""A rank of a pipeline dies: who waits for it, or for somebody who waits for it, in a send or receive, is free at once.
+"""A rank of a pipeline dies: ranks that wait for it in a send or receive, directly or indirectly, are woken.
 
-Neighbours see the connection break. Others wait for ranks that are alive, and go on waiting until they are woken.
+Neighbours see the connection break. Other ranks wait for ranks that are alive, and wait until they are interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MORE = {
 
 @pytest.mark.parametrize("phase", [pytest.param("forward", marks=pytest.mark.matrix), "backward"])
 @pytest.mark.parametrize("case", [*_CASES, *(pytest.param(case, marks=pytest.mark.matrix) for case in _MORE)])
-def test_survivors_of_a_pipeline_leave_at_once_and_train_on(make_job: Any, text: str, case: str, phase: str) -> None:
+def test_survivors_of_a_pipeline_leave_and_continue_training(make_job: Any, text: str, case: str, phase: str) -> None:
     layout, victim_rank = (_CASES | _MORE)[case]
     job = make_job(**spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}))
     members = job.shards(layout.world_size)

@@ -1,4 +1,4 @@
-"""Groups re-form from what lies in memory: at most one step is lost, and the losses are the plain run's."""
+"""Groups re-form from snapshots in memory: at most one step is lost, and the losses are those of the plain run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_killed_rank_costs_at_most_one_step_without_any_checkpoint(make_job: A
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_survivors_keep_their_model_when_a_spare_takes_the_dead_ranks_place(make_job: Any, reference: Any) -> None:
+def test_survivors_keep_their_model_when_a_standby_replaces_the_dead_rank(make_job: Any, reference: Any) -> None:
     job = make_job(memory=True, **SPEC)
     shards = job.shards(4)
     spare = shards.pop()
@@ -62,7 +62,7 @@ def test_survivors_keep_their_model_when_a_spare_takes_the_dead_ranks_place(make
     assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_a_switch_at_a_step_boundary_needs_no_storage_and_loses_nothing(make_job: Any, reference: Any) -> None:
+def test_a_switch_at_a_step_boundary_needs_no_storage_and_loses_no_step(make_job: Any, reference: Any) -> None:
     job = make_job(memory=True, **SPEC)
     shards = job.shards(2)
     shards[0].strike("forward", 4, "hold")
@@ -99,7 +99,7 @@ def test_a_lost_node_is_made_good_by_the_buddies_on_the_other(make_job: Any, ref
     assert job.losses(here) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_memory_that_is_gone_is_said_to_be(make_job: Any) -> None:
+def test_lost_snapshots_are_reported_as_lost(make_job: Any) -> None:
     job = make_job(memory=True, **SPEC)
     (shard,) = job.shards(1)
     shard.strike("forward", 3, "hold")
@@ -118,8 +118,8 @@ def test_memory_that_is_gone_is_said_to_be(make_job: Any) -> None:
 
 
 @pytest.mark.matrix
-def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any, tmp_path: Path) -> None:
-    """Rounds with the same world keep the model, rounds with another build it anew."""
+def test_a_hundred_re_formations_leak_no_threads_and_no_descriptors(make_job: Any, tmp_path: Path) -> None:
+    """Rounds with the same world size keep the model; rounds with another one rebuild it."""
     job = make_job(memory=True, **{**SPEC, "stop": {"steps": 10_000}})
     shards = job.shards(3)
     source, token_counts, slots = None, {}, {}
@@ -140,7 +140,7 @@ def test_a_hundred_re_formations_leave_nothing_behind(make_job: Any, tmp_path: P
     assert slots[99] <= slots[19] <= 3 * 4
 
 
-def test_rank_0_tells_what_the_snapshots_cost(make_job: Any) -> None:
+def test_rank_0_reports_the_cost_of_the_snapshots(make_job: Any) -> None:
     job = make_job(memory=True, **SPEC)
     shards = job.shards(2)
     assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2

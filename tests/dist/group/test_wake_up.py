@@ -1,4 +1,4 @@
-"""Waking out of a collective, again and again, and whose sockets are touched by it."""
+"""Waking ranks out of a collective, repeatedly, and which sockets that affects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_stopped_rank_s_three_peers_are_awake_again_long_before_their_timeout(
         held.reached()
         others = [shard for shard in shards if shard is not held]
         exits = job.interrupt(others)
-        # who is interrupted last may hear of it first from those who have already left
+        # the last one may see that the others have left before its own interrupt arrives
         assert {e.kind for e in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
         held.call("interrupt", job.generation)
         held.call("go")

@@ -34,7 +34,7 @@ _MORE = {
     "phase", ["backward", *(pytest.param(p, marks=pytest.mark.matrix) for p in ("forward", "optimizer"))]
 )
 @pytest.mark.parametrize("name", [*_CASES, *(pytest.param(name, marks=pytest.mark.matrix) for name in _MORE)])
-def test_survivors_keep_their_model_and_the_losses(
+def test_survivors_keep_their_model_and_the_losses_do_not_change(
     make_job: Any, plain_run: Any, text: str, name: str, phase: str
 ) -> None:
     model, layout = (_CASES | _MORE)[name]
@@ -60,7 +60,7 @@ def test_survivors_keep_their_model_and_the_losses(
 
 
 @pytest.mark.matrix
-def test_a_hundred_generations_of_one_model_leave_nothing_behind(make_job: Any, text: str) -> None:
+def test_a_hundred_generations_of_one_model_leak_no_memory(make_job: Any, text: str) -> None:
     spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
     members, source, token_counts, models = job.shards(4), None, {}, set()

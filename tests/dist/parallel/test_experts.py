@@ -42,7 +42,7 @@ def test_capacity_and_balance_are_those_of_whole_sequences_when_ranks_hold_parts
     assert differs[f"{layout}, balance loss"] < 1e-6
 
 
-def test_ranks_may_have_nothing_of_an_experts_width(differs: dict[str, float]) -> None:
+def test_a_rank_may_have_an_empty_part_of_an_expert(differs: dict[str, float]) -> None:
     assert differs["tp4, width less than tp"] < 1e-6
 
 
@@ -51,5 +51,5 @@ def test_fsdp_cuts_further_what_ep_has_cut(differs: dict[str, float]) -> None:
     assert differs["ep2, fully sharded"] < 1e-6
 
 
-def test_no_rank_keeps_more_than_its_part_of_the_initial_weights(differs: dict[str, float]) -> None:
+def test_a_rank_stores_only_its_part_of_the_initial_weights(differs: dict[str, float]) -> None:
     assert differs["initial weights"] == 0

@@ -1,4 +1,5 @@
-"""Recomputation, compilation and short reductions on two ranks: losses stay, bit for bit where nothing is rounded."""
+"""Recomputation, compilation and bf16 reductions on two ranks: the losses do not change, bit for bit without
+rounding."""
 
 from __future__ import annotations
 

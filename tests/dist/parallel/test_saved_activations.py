@@ -1,4 +1,4 @@
-"""What autograd keeps of a block, counted tensor by tensor, is what the planner predicts."""
+"""The activations that autograd saves in a block, counted tensor by tensor, match the planner's prediction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ EXPERTS: dict[str, Any] = {"num_experts": 4, "top_k": 2, "expert_hidden_dim": 12
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model", [{}, {"num_kv_heads": 2}, EXPERTS], ids=["dense", "grouped", "experts"])
 @pytest.mark.parametrize("mode", list(Recompute))
-def test_a_block_keeps_what_is_predicted(model: dict[str, Any], dtype: torch.dtype, mode: Recompute) -> None:
+def test_the_saved_activations_of_a_block_match_the_prediction(
+    model: dict[str, Any], dtype: torch.dtype, mode: Recompute
+) -> None:
     config = LanguageModelConfig(dim=256, num_heads=8, num_layers=2, seq_len=TOKENS, vocab_size=512, **model)
     shape = shape_of_language_model(config, 512)
     block = shape.moe if config.num_experts else shape.dense
@@ -57,11 +59,11 @@ def _bytes_saved(model: Transformer, x: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = model.blocks[1](x, rotations)
     known.add(result.untyped_storage().data_ptr())
-    for tensor in _living():  # selective recomputation keeps its tensors itself
+    for tensor in _living():  # selective recomputation stores its tensors outside of autograd
         pack(tensor)
     return sum(size for place, size in sizes.items() if place not in known)
 
 
 def _living() -> list[Tensor]:
-    # by type(): isinstance asks deprecated stand-ins for their class, which warn
+    # by type(): isinstance would touch deprecated proxies, which warn
     return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor) and thing.device.type == "cpu"]

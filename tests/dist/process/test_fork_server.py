@@ -1,4 +1,4 @@
-"""The node's fork server: its processes are what a new interpreter would be, and it leaves nobody behind."""
+"""The node's fork server: its processes behave like new interpreters, and none of them is left when it ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sys.exit(3)
 
 
 class Raylet:
-    """A shell that starts what it is told, one after the other, as a raylet starts workers."""
+    """A shell that starts the given commands one after the other, as a raylet starts workers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Raylet:
         self.shell = subprocess.Popen(["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def start(self, *, raylet: str | None = None, **environment: str) -> dict[str, Any]:
-        """What the script tells of the process that it runs in."""
+        """The script's description of its own process."""
         assert self.shell.stdin is not None and self.shell.stdout is not None
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
         script = self.folder / "script.py"
@@ -69,7 +69,7 @@ def raylet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylet]:
     raylet.kill()
 
 
-def test_a_process_is_what_was_asked_for(raylet: Raylet) -> None:
+def test_a_process_has_the_requested_arguments_and_environment(raylet: Raylet) -> None:
     told = raylet.start(PYTHONPATH="/some/where", COLOUR="green")
     assert told["is_forked"]
     assert told["name"] == "__main__"
@@ -81,7 +81,7 @@ def test_a_process_is_what_was_asked_for(raylet: Raylet) -> None:
     assert (raylet.folder / "stderr").read_text() == "to stderr\n"
 
 
-def test_nothing_of_one_process_is_seen_by_another(raylet: Raylet) -> None:
+def test_processes_share_no_state(raylet: Raylet) -> None:
     first, second = raylet.start(COLOUR="green"), raylet.start()
     assert first["parent"] == second["parent"], "of the same server"
     assert "COLOUR" not in second["env"]
@@ -136,7 +136,7 @@ def test_a_shell_understands_what_ray_is_given(fork: bool, start: list[str]) -> 
     assert told.stdout.split() == [sys.executable, *start]
 
 
-def test_an_interpreter_of_its_own_is_what_was_asked_for(tmp_path: Path) -> None:
+def test_a_new_interpreter_has_the_requested_arguments(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     asked = [sys.executable, idle.__file__, str(script), "two words"]
@@ -157,7 +157,7 @@ def test_an_interpreter_of_its_own_is_what_was_asked_for(tmp_path: Path) -> None
         (["python"], False),
     ],
 )
-def test_a_worker_that_nobody_uses_ends(titles: list[str], is_ended: bool) -> None:
+def test_an_unused_worker_ends(titles: list[str], is_ended: bool) -> None:
     """Each title lasts for two of the looks at least; the last one stays."""
     program = (
         "import sys, time; from ray._raylet import setproctitle; from shoal_workers.forkserver import idle\n"

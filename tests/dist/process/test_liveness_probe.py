@@ -1,4 +1,4 @@
-"""A port says when its process is gone, and nothing else does."""
+"""The liveness probe: only the closed port of a process proves that it has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Listening = tuple[subprocess.Popen[str], int, Callable[[], str]]
 
 
 def _unknown() -> None:
-    """Nobody knows where the raylet listens."""
+    """The raylet's port is unknown."""
 
 
 _LISTENS = """
@@ -35,7 +35,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def listening() -> Iterator[Listening]:
-    """A process that listens, its port, and what returns once somebody is connected."""
+    """A listening process, its port, and a function that returns when a connection is open."""
     with subprocess.Popen(
         [sys.executable, "-c", _LISTENS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -50,7 +50,7 @@ def _refused_port() -> int:
     return port
 
 
-def test_a_killed_process_is_gone(listening: Listening) -> None:
+def test_a_killed_process_is_reported_dead(listening: Listening) -> None:
     process, port, connected = listening
 
     async def story() -> None:
@@ -63,7 +63,7 @@ def test_a_killed_process_is_gone(listening: Listening) -> None:
     asyncio.run(story())
 
 
-def test_a_process_that_ends_the_connection_lives_on() -> None:
+def test_a_process_that_closes_the_connection_is_alive() -> None:
     async def story() -> None:
         connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), "127.0.0.1", 0)
@@ -76,7 +76,7 @@ def test_a_process_that_ends_the_connection_lives_on() -> None:
         last = await asyncio.wait_for(connected.get(), _PATIENCE_S)
         assert not watching.done() and not await liveness_probe.refuses(("127.0.0.1", port))
         last.close()
-        (await asyncio.wait_for(connected.get(), _PATIENCE_S)).close()  # the question above was a connection, too
+        (await asyncio.wait_for(connected.get(), _PATIENCE_S)).close()  # the check above opened a connection
         server.close()
         assert not _told(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
 
@@ -108,7 +108,7 @@ def test_a_broken_connection_and_a_closed_raylet_are_the_end_of_both() -> None:
     asyncio.run(story())
 
 
-def test_a_raylet_that_never_could_be_reached_proves_nothing() -> None:
+def test_a_raylet_that_was_never_reachable_proves_nothing() -> None:
     async def story() -> None:
         connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         server = await asyncio.start_server(lambda _, writer: connected.put_nowait(writer), "127.0.0.1", 0)
@@ -124,7 +124,7 @@ def test_a_raylet_that_never_could_be_reached_proves_nothing() -> None:
     asyncio.run(story())
 
 
-def test_a_port_that_was_never_open_says_nothing_of_its_process() -> None:
+def test_a_port_that_was_never_open_proves_nothing() -> None:
     assert asyncio.run(liveness_probe.until_gone(("127.0.0.1", _refused_port()), _unknown)) is None
 
 

@@ -1,4 +1,4 @@
-"""The probation test of a node, with real processes: sound ones pass, and one wrong bit on the way is found."""
+"""The probation test of a node with real processes: correct ones pass, and one wrong bit in transit is found."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ print(node_test.pair_fault(int(sys.argv[2]), "127.0.0.1", int(sys.argv[1]), roun
 _LYING = str(Path(__file__).parents[2] / "kit" / "programs" / "lying_partner.py")
 
 
-def test_a_sound_machine_multiplies_right() -> None:
+def test_a_correct_machine_passes_the_matrix_product() -> None:
     assert node_test.matmul_fault() == ""
 
 
-def test_two_sound_processes_pass() -> None:
+def test_two_correct_processes_pass() -> None:
     port = _free_port()
     first, second = _start("-c", _HALF, port, 0), _start("-c", _HALF, port, 1)
     assert (_said(first), _said(second)) == ("", "")

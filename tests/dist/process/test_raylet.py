@@ -1,4 +1,4 @@
-"""A process that stands for an actor's ends with the one that stands for its raylet, also if nobody reaps that one."""
+"""A worker process ends with its raylet, also if the dead raylet is not reaped. Plain processes play both roles."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_ends_as_soon_as_its_raylet_does() -> None:
             assert raylet.returncode is None, "it was not reaped"
 
 
-def test_without_a_raylet_it_lives_until_it_is_told() -> None:
+def test_without_a_raylet_a_worker_runs_until_it_is_stopped() -> None:
     for unknown in ("", "raylet"):
         with _started(_ACTOR, RAY_RAYLET_PID=unknown) as actor:
             assert actor.stdin is not None
@@ -62,7 +62,7 @@ def test_without_a_raylet_it_lives_until_it_is_told() -> None:
             assert actor.wait(_PATIENCE_S) == 0
 
 
-def test_whoever_is_connected_hears_of_it_before_the_process_is_gone() -> None:
+def test_connected_peers_see_the_end_before_the_process_exits() -> None:
     with (
         _started("import sys; print(flush=True); sys.stdin.read()") as raylet,
         socket.create_server(("127.0.0.1", 0)) as peer,

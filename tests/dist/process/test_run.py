@@ -78,7 +78,7 @@ def test_the_layout_is_that_of_the_fixed_degrees(text: str) -> None:
     assert layout_for(parse_spec(_lm(text)), 3) == Layout(dp_shard=3)
 
 
-def test_ranks_that_the_degrees_do_not_fit_are_told_so(text: str) -> None:
+def test_a_world_size_that_the_degrees_do_not_fit_is_refused(text: str) -> None:
     spec = parse_spec({**_lm(text), "elasticity": {"max_workers": 8}, "parallelism": {"pp": 2, "tp": 2}})
     with pytest.raises(SystemExit, match="needs a multiple of 4 ranks, and torchrun started 6"):
         layout_for(spec, 6)

@@ -101,7 +101,7 @@ def test_parts_of_the_dead_are_served_by_a_process_that_starts_later(
     assert bool((state["second"] == 1).all())
 
 
-def test_peer_that_is_killed_while_it_is_read_is_found_at_once(
+def test_a_peer_killed_during_a_read_is_detected_without_a_timeout(
     nodes: Any, start_writer: Callable[[str], _Writer]
 ) -> None:
     writer = start_writer("serve")
@@ -112,7 +112,7 @@ def test_peer_that_is_killed_while_it_is_read_is_found_at_once(
     def check() -> None:
         nonlocal looks
         looks += 1
-        if looks == 8:  # connected, and in the middle of what it has to say
+        if looks == 8:  # connected, and in the middle of its message
             writer.end()
 
     for why in ("closed the connection|reset by peer", "Connection refused"):

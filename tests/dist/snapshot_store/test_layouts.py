@@ -33,5 +33,5 @@ def test_parts_came_from_local_memory_and_over_the_network(told: dict[str, Any])
     assert told["remote"] > 0
 
 
-def test_nothing_is_left_when_all_have_closed(told: dict[str, Any], root: Path) -> None:
+def test_no_file_is_left_when_all_stores_are_closed(told: dict[str, Any], root: Path) -> None:
     assert list(root.iterdir()) == []

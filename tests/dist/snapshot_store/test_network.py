@@ -1,4 +1,4 @@
-"""Between nodes: restores over TCP, a buddy's copy, and clients and peers that hang, lie or are cut off."""
+"""Between nodes: restores over TCP, the buddy's copy, and clients or peers that hang, send wrong data or disconnect."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _wait_until(holds: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def mute() -> Iterator[SnapshotServer]:
-    """Accepts connections in the kernel, and never says a word."""
+    """Accepts connections in the kernel and never sends a byte."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield SnapshotServer(node_id="mute", host="127.0.0.1", port=server.getsockname()[1])
 
@@ -85,7 +85,7 @@ def test_part_on_another_node_comes_over_tcp(nodes: Any) -> None:
     assert bool((state["w"] == 7).all()) and int(state["n"]) == 7
 
 
-def test_tensors_that_nobody_asks_for_do_not_travel(nodes: Any) -> None:
+def test_tensors_that_are_not_requested_are_not_sent(nodes: Any) -> None:
     writer, reader = nodes.start("a"), nodes.start("b")
     state = {"used": torch.arange(1000.0), "unused": torch.zeros(100_000)}
     writer.snapshot(state, generation=1, rank=0, world_size=1, step=1, extra={})
@@ -94,7 +94,7 @@ def test_tensors_that_nobody_asks_for_do_not_travel(nodes: Any) -> None:
     assert torch.equal(blank["used"], state["used"])
 
 
-def test_parts_of_one_snapshot_may_lie_on_many_nodes(nodes: Any) -> None:
+def test_the_parts_of_a_snapshot_may_be_on_several_nodes(nodes: Any) -> None:
     tiers = [nodes.start(node) for node in "abc"]
     for rank, tier in enumerate(tiers):
         tier.snapshot(
@@ -121,12 +121,12 @@ def test_buddy_keeps_the_two_newest_copies(nodes: Any) -> None:
     assert writer.take_send_cost() is None
 
 
-def test_nothing_to_send_is_said(nodes: Any) -> None:
+def test_without_a_snapshot_there_is_nothing_to_send(nodes: Any) -> None:
     writer, buddy = nodes.start("a"), nodes.start("b")
     assert not writer.replicate(nodes.endpoint(buddy))
 
 
-def test_copy_is_used_when_the_node_is_gone(nodes: Any) -> None:
+def test_the_copy_is_used_when_the_node_is_dead(nodes: Any) -> None:
     writer, buddy, reader = nodes.start("a"), nodes.start("b"), nodes.start("c")
     _snapshot(writer, 7)
     assert writer.replicate(nodes.endpoint(buddy))
@@ -150,7 +150,7 @@ def test_own_copy_is_read_where_the_supervisor_named_another_node(nodes: Any) ->
     assert buddy.load(_state(-1), nodes.source(writer, step=7), check=_nothing).remote_bytes == 0
 
 
-def test_busy_sender_says_so_and_its_slot_is_not_written_over(nodes: Any, mute: SnapshotServer) -> None:
+def test_a_busy_sender_refuses_and_its_slot_is_not_overwritten(nodes: Any, mute: SnapshotServer) -> None:
     writer = nodes.start("a")
     _snapshot(writer, 1)
     assert writer.replicate(mute)
@@ -161,7 +161,7 @@ def test_busy_sender_says_so_and_its_slot_is_not_written_over(nodes: Any, mute: 
 
 
 def test_step_that_the_buddy_has_stays_here_until_the_next_has_been_handed_over(nodes: Any) -> None:
-    """After the loss of the buddy's node the living parts of that step are needed next to the copies of the lost."""
+    """After the buddy's node is lost, the restore needs the survivors' own parts and the copies of the lost parts."""
     writer, buddy = nodes.start("a"), nodes.start("b")
     for step in range(1, 10):
         _snapshot(writer, step)
@@ -173,7 +173,7 @@ def test_step_that_the_buddy_has_stays_here_until_the_next_has_been_handed_over(
     assert len(_steps(writer)) <= 4
 
 
-def test_buddy_that_is_gone_costs_the_copy_only(nodes: Any) -> None:
+def test_a_dead_buddy_costs_only_the_copy(nodes: Any) -> None:
     writer, buddy, other = nodes.start("a"), nodes.start("b"), nodes.start("c")
     endpoint = nodes.endpoint(buddy)
     buddy.close()
@@ -223,7 +223,7 @@ def test_copy_that_is_cut_off_is_never_seen_and_the_one_before_stays(
     assert _steps(buddy) == [(1, 2), (1, 4)]
 
 
-def test_copy_for_which_there_is_no_room_is_refused(nodes: Any, ask: Callable[..., Wire]) -> None:
+def test_a_copy_is_refused_if_there_is_no_memory_for_it(nodes: Any, ask: Callable[..., Wire]) -> None:
     buddy = nodes.start("b")
     with ask(buddy) as wire:
         part = Part(generation=1, rank=0, world_size=1, step=3, num_bytes=1 << 60)
@@ -313,7 +313,7 @@ def test_more_than_the_payload_is_not_read(nodes: Any, ask: Callable[..., Wire])
         assert wire.receive_message(Answer).snapshot_parts == writer.snapshot_parts()
 
 
-def test_clients_that_say_nothing_do_not_keep_others_out(nodes: Any) -> None:
+def test_silent_clients_do_not_block_other_clients(nodes: Any) -> None:
     writer, reader = nodes.start("a"), nodes.start("b")
     _snapshot(writer, 1)
     silent = [socket.create_connection(("127.0.0.1", writer.port)) for _ in range(80)]
@@ -324,7 +324,7 @@ def test_clients_that_say_nothing_do_not_keep_others_out(nodes: Any) -> None:
             sock.close()
 
 
-def test_fenced_generation_leaves_a_peer_that_says_nothing(nodes: Any, mute: SnapshotServer) -> None:
+def test_a_fenced_generation_stops_waiting_for_a_silent_peer(nodes: Any, mute: SnapshotServer) -> None:
     reader = nodes.start("a")
     looks = 0
 
@@ -342,7 +342,7 @@ def test_fenced_generation_leaves_a_peer_that_says_nothing(nodes: Any, mute: Sna
         reader.load(_state(-1), source, check=check)
 
 
-def test_peer_that_says_nothing_is_given_up(mute: SnapshotServer) -> None:
+def test_a_silent_peer_times_out(mute: SnapshotServer) -> None:
     with pytest.raises(TimeoutError, match=r"no progress for 0\.3 s"):
         connect(mute, "secret", check=_nothing, patience_s=0.3)
 

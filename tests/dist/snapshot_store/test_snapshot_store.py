@@ -1,4 +1,4 @@
-"""One node's snapshots: what stays, what goes, and that a hundred of them leave no more behind than one."""
+"""The snapshots of one node: which are kept, which are deleted, and that a hundred of them use the memory of one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_two_newest_snapshots_are_held(nodes: Any) -> None:
     assert tier.snapshot_parts() == ()
     for step in range(1, 6):
         _snapshot(tier, step)
-    num_bytes = 4032 + 64  # 1000 floats, one integer and nothing, each from a multiple of 64 on
+    num_bytes = 4032 + 64  # 1000 floats, one integer and an empty tensor, each at a multiple of 64
     assert tier.snapshot_parts() == tuple(
         SnapshotPart(generation=1, rank=0, world_size=1, step=step, num_bytes=num_bytes, node_id="a") for step in (4, 5)
     )
@@ -83,7 +83,7 @@ def test_snapshot_that_was_restored_from_outlives_the_first_of_the_new_generatio
     assert _steps(tier) == [(2, 11), (2, 12)]
 
 
-def test_newer_steps_of_a_life_that_was_given_up_go_first(nodes: Any) -> None:
+def test_newer_steps_of_an_abandoned_generation_are_deleted_first(nodes: Any) -> None:
     tier = nodes.start()
     for step in (40, 41):
         _snapshot(tier, step)
@@ -92,8 +92,8 @@ def test_newer_steps_of_a_life_that_was_given_up_go_first(nodes: Any) -> None:
     assert _steps(tier) == [(2, 5), (2, 6)]
 
 
-def test_another_layout_keeps_what_was_restored_until_it_has_its_own(nodes: Any) -> None:
-    """Slots that are too small cannot be written over; preparing for the new layout must not destroy them."""
+def test_the_restored_snapshot_is_kept_until_the_new_layout_has_its_own(nodes: Any) -> None:
+    """Slots that are too small are not reused; the preparation for the new layout must not delete them."""
     tier = nodes.start()
     for step in (10, 11):
         _snapshot(tier, step)
@@ -117,7 +117,7 @@ def test_plain_values_may_grow_beyond_their_room(nodes: Any) -> None:
         assert loaded.extra == {"step": step, "text": "x" * length}
 
 
-def test_plain_tensors_are_kept_by_rank_0_only_unless_told_otherwise(nodes: Any) -> None:
+def test_plain_tensors_are_stored_by_rank_0_only_by_default(nodes: Any) -> None:
     for node, rank, owns, expected in [("a", 0, None, 24), ("b", 1, None, 0), ("c", 1, True, 24), ("d", 0, False, 0)]:
         tier = nodes.start(node)
         tier.prepare({"w": torch.arange(3)}, rank=rank, world_size=2, owns_replicated=owns)
@@ -181,7 +181,7 @@ def test_fenced_generation_leaves_a_load(nodes: Any) -> None:
 
 
 def test_full_memory_leaves_the_snapshots_before(nodes: Any) -> None:
-    """A tensor that claims 4 TiB without having them: the tmpfs says no before a byte is taken."""
+    """A tensor that claims 4 TiB without having them: the tmpfs refuses before it allocates a page."""
     tier = nodes.start()
     _snapshot(tier, 1)
     huge = {"w": torch.zeros(1).expand(1 << 40)}
@@ -195,7 +195,7 @@ def test_full_memory_leaves_the_snapshots_before(nodes: Any) -> None:
     assert _steps(tier) == [(1, 1), (1, 2)]
 
 
-def test_forgotten_attempt_is_gone_while_its_processes_live(nodes: Any) -> None:
+def test_the_snapshots_of_a_forgotten_attempt_are_deleted_while_its_processes_live(nodes: Any) -> None:
     first, second = nodes.start("a"), nodes.start("a")
     for tier in (first, second):
         _snapshot(tier, 1)
@@ -203,7 +203,7 @@ def test_forgotten_attempt_is_gone_while_its_processes_live(nodes: Any) -> None:
     assert second.snapshot_parts() == ()
     assert list(nodes.root.iterdir()) == []
     with pytest.raises(SharedMemoryFull, match="the directory of the attempt was removed"):
-        _snapshot(second, 2)  # training that has not heard of it yet
+        _snapshot(second, 2)  # training that does not know it yet
     assert second.snapshot_parts() == ()
 
 
@@ -217,7 +217,7 @@ def test_starting_sweeps_the_attempts_of_the_dead(nodes: Any) -> None:
     assert living.snapshot_parts() == ()
 
 
-def test_nothing_grows_over_a_hundred_snapshots_and_loads(nodes: Any) -> None:
+def test_memory_does_not_grow_over_a_hundred_snapshots_and_loads(nodes: Any) -> None:
     tier, other = nodes.start("a"), nodes.start("b")
     sizes = [30_000, 30_000, 31_000]  # in bytes: within a slot's capacity, so that layouts change but files do not
 

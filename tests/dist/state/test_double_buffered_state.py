@@ -1,4 +1,4 @@
-"""The state lives in shared memory, in two places in turn: a death costs one complete step at most, and no copy."""
+"""The double-buffered state in shared memory: a death costs at most one complete step, and no copy is made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _assert_nothing_was_copied(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_a_killed_ranks_state_lives_on_without_a_copy(
+def test_the_state_of_a_killed_rank_is_restored_without_a_snapshot_copy(
     make_job: Any, reference: Any, tmp_path: Path, phase: str
 ) -> None:
     job = make_job(memory=True, **SPEC)
@@ -47,7 +47,7 @@ def test_a_killed_ranks_state_lives_on_without_a_copy(
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_what_lives_through_two_deaths_in_a_row_is_the_source_twice(
+def test_the_state_that_survives_two_deaths_in_a_row_is_the_source_both_times(
     make_job: Any, reference: Any, tmp_path: Path
 ) -> None:
     """The second death comes before the smaller group has completed a step."""
@@ -69,7 +69,7 @@ def test_what_lives_through_two_deaths_in_a_row_is_the_source_twice(
     assert job.losses(shards[:2]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_where_the_layout_stays_survivors_read_nothing(make_job: Any, reference: Any, tmp_path: Path) -> None:
+def test_survivors_read_nothing_if_the_layout_does_not_change(make_job: Any, reference: Any, tmp_path: Path) -> None:
     job = make_job(memory=True, **SPEC)
     *shards, spare = job.shards(4)
     shards[1].strike("backward", 4, "kill")

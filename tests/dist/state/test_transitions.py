@@ -1,4 +1,4 @@
-"""From any layout to any other: every bit of model and moments arrives, and the losses go on as if nothing had been.
+"""From any layout to any other: model and moments arrive bit for bit, and the losses are those of an undisturbed run.
 
 old layout       steps 1, 2, state kept in memory and on disk  |  asked to yield, or a rank dies in step 3
 new layout       restored from memory: the same bits?          |  to the end: the undisturbed run's losses?
@@ -66,7 +66,7 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
 
 
 def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
-    """Asked while rank 0 stands still in step 2: the group stops after it."""
+    """The yield is requested while rank 0 is held in step 2: the group stops after that step."""
     first = members[0]
     first.strike("forward", SWITCH - 1, "hold")
     generation = job.start(members, layout=case.old, restore_from=None)
@@ -80,7 +80,7 @@ def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[Wor
 
 
 def _die(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
-    """One rank is killed in step 3, in which nothing has been updated yet."""
+    """One rank is killed in step 3, before any update."""
     victim = members[case.victim]
     victim.strike(case.phase, SWITCH, "hold")
     job.start(members, layout=case.old, restore_from=None)
@@ -93,7 +93,8 @@ def _die(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[Worke
 
 
 def _whole(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The ranks' parts put together; what several ranks have must be the same bits, and nothing may be missing."""
+    """The ranks' parts assembled. Parts that several ranks have must be equal bit for bit, and no part may be
+    missing."""
     whole: dict[str, Any] = {}
     is_there: dict[str, Any] = {}
     for part in parts:
@@ -134,7 +135,7 @@ def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:
 
 
 @pytest.mark.matrix
-def test_twenty_re_layouts_leave_nothing_behind(make_job: Any, text: str) -> None:
+def test_twenty_layout_changes_leak_nothing(make_job: Any, text: str) -> None:
     spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
     shards = job.shards(4)

@@ -1,4 +1,4 @@
-"""Any world size gives the losses of the plain run: same batches, same randomness, same clipping, same schedule."""
+"""Any world size gives the losses of the plain run, with the same batches, randomness, clipping and schedule."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_gradient_norm_and_learning_rate_are_those_of_torch(make_job: Any) -> No
     assert max(r.grad_norm for r in reports) > 0.5, "clipping was never at work"
 
 
-def test_five_micro_batches_over_four_ranks_lose_and_repeat_nothing(make_job: Any, reference: Any) -> None:
+def test_five_micro_batches_over_four_ranks_are_each_trained_once(make_job: Any, reference: Any) -> None:
     spec = {**SPEC, "batch": {"global_size": 15, "micro_size": 3}}
     job = make_job(**spec)
     shards = job.shards(4)
@@ -82,7 +82,7 @@ def test_validation_is_exact_and_the_same_at_every_world_size(make_job: Any) -> 
     assert seen[1][0].bits_per_byte == pytest.approx(seen[1][0].loss / 0.6931471805599453)
 
 
-def test_epochs_and_tokens_become_whole_steps(make_job: Any) -> None:
+def test_epochs_and_tokens_are_rounded_up_to_steps(make_job: Any) -> None:
     for stop, steps in (({"epochs": 0.7}, 3), ({"tokens": 129}, 2)):  # 35 of 50 samples; 128 tokens a step
         job = make_job(f"until-{steps}", **{**SPEC, "stop": stop})
         shards = job.shards(1)

@@ -1,4 +1,4 @@
-"""A rank whose arithmetic is wrong in the last bits is named before its step is applied, and the rest go on."""
+"""A rank that computes wrong last bits is named before its step is applied, and the other ranks continue."""
 
 from __future__ import annotations
 

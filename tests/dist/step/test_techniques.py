@@ -79,7 +79,7 @@ def test_an_overflow_costs_its_step_and_halves_the_scale(make_job: Any) -> None:
     assert set(job.losses(shards)) == set(range(1, _STEPS + 1)) - {one.step for one in skipped}
 
 
-def test_a_recovery_goes_on_with_the_scale_of_the_lost_group(make_job: Any, tmp_path: Path) -> None:
+def test_a_recovery_continues_with_the_loss_scale_of_the_lost_group(make_job: Any, tmp_path: Path) -> None:
     undisturbed, shards = _train(make_job, "whole", **STEEP)
     skipped = {one.step for one in undisturbed.told(shards, StepSkipped)}
     losses = undisturbed.losses(shards)

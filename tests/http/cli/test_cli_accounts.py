@@ -88,7 +88,7 @@ def test_goodput_is_shown_with_its_share_by_category_and_cause(shoal: Any, train
     assert shoal("goodput", job_id, "--json").json()["ratio"] == 0.75
 
 
-def test_the_time_in_the_queue_is_shown_at_once_and_booked_at_its_end(shoal: Any, service: Any) -> None:
+def test_the_time_in_the_queue_is_shown_while_it_passes_and_booked_at_its_end(shoal: Any, service: Any) -> None:
     job = service.add_job()
     assert "100.0 %  in the queue" in shoal("goodput", job.id).out
     assert shoal("goodput", job.id, "--json").json()["total"] == 0

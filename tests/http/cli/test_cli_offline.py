@@ -45,7 +45,7 @@ def test_validate_shows_how_each_world_size_splits_a_step(offline: Any, spec_fil
     assert offline("validate", str(spec_file), "--json").json()["valid"] is True
 
 
-def test_validate_lists_everything_that_is_wrong_at_once(offline: Any, spec_file: Path) -> None:
+def test_validate_lists_all_errors_together(offline: Any, spec_file: Path) -> None:
     wrong = ("--set", "stop.steps=0", "--set", "seeed=1")
     ran = offline("validate", str(spec_file), *wrong, "--json")
     assert ran.code == 2
@@ -117,7 +117,7 @@ def _interrupt(process: subprocess.Popen[str]) -> str:
             continue
 
 
-def test_export_says_which_checkpoint_cannot_be_read(offline: Any, tmp_path: Path) -> None:
+def test_export_names_the_checkpoint_that_cannot_be_read(offline: Any, tmp_path: Path) -> None:
     ran = offline("export", str(tmp_path), str(tmp_path / "out"))
     assert ran.code == 1
     assert "never committed" in ran.err

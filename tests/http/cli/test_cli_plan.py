@@ -21,7 +21,7 @@ def test_plan_prints_a_table_for_a_thousand_gpus(offline: Any, tmp_path: Path) -
         assert word in ran.out
 
 
-def test_json_lists_as_many_layouts_as_top_says(offline: Any, spec_file: Path, tmp_path: Path) -> None:
+def test_json_lists_the_number_of_layouts_given_by_top(offline: Any, spec_file: Path, tmp_path: Path) -> None:
     found = offline(
         "plan", str(spec_file), "--workers", "3", "--top", "2", "--json", "--state-dir", str(tmp_path)
     ).json()
@@ -37,7 +37,7 @@ def test_without_a_number_the_plan_is_for_max_workers_of_the_spec(
     assert found["ranking"]["world_size"] == 4
 
 
-def test_a_plan_in_which_nothing_fits_ends_with_1_and_a_hint(offline: Any, tmp_path: Path) -> None:
+def test_a_plan_without_a_fitting_layout_ends_with_1_and_a_hint(offline: Any, tmp_path: Path) -> None:
     arguments = ("--gpus", "16", "--gpu", "l40s", "--state-dir", str(tmp_path))
     ran = offline("plan", str(EXAMPLES / "llama-70b.yaml"), *arguments)
     assert ran.code == 1

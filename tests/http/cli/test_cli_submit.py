@@ -116,7 +116,7 @@ def test_following_reports_every_tick_and_misses_no_event(service: Any) -> None:
     assert steps
 
 
-def test_an_unreachable_server_ends_with_3_and_says_how_to_start_one(offline: Any, spec_file: Path) -> None:
+def test_an_unreachable_server_ends_with_3_and_a_hint_how_to_start_one(offline: Any, spec_file: Path) -> None:
     ran = offline("submit", str(spec_file), "--json")
     assert ran.code == 3
     assert json.loads(ran.out)["error"]["exit_code"] == 3

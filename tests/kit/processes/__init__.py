@@ -1,4 +1,4 @@
-"""Real processes of the tests: worker processes without Ray (`fleet`, `worker_pool`), and a served control plane.
+"""Real processes: worker processes without Ray (`fleet`, `worker_pool`), a control plane (`server`), Ray's nodes.
 
-Imported by the conftest files and by tests that start processes. Decides nothing about what they should do.
+Imported by the conftest files, by tests that start processes, and by bench/. Contains no test cases.
 """

@@ -1,4 +1,4 @@
-"""Real groups without Ray: shard processes forked from a zygote, driven over sockets as an actor would drive them."""
+"""Real groups without Ray: worker processes forked from a zygote, driven over sockets as an actor drives them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = ("reply", "exit", "reached", "dumped")
 
 
 class Shard:
-    """The test's end of one shard process."""
+    """The test's end of the connection to one worker process."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Shard:
         has_exit: threading.Event,
         memory: tuple[str, str] | None = None,
     ) -> None:
-        """`memory`: directory of the snapshots and node id; None: no RAM tier."""
+        """`memory`: directory of the snapshots and node id; None: no snapshot store."""
         self.pid = pid
         self.reports: list[WorkerReport] = []
         self._seq = 0
@@ -68,7 +68,7 @@ class Shard:
         return self._inbox["reached"].get(timeout=PATIENCE_S)
 
     def dumped(self) -> Any:
-        """Its part of the state where a strike said `dump`."""
+        """The worker's part of the state at a strike with `dump`."""
         return self._inbox["dumped"].get(timeout=PATIENCE_S)
 
     def exit(self, timeout_s: float = PATIENCE_S) -> WorkerExit:
@@ -79,12 +79,12 @@ class Shard:
         return answer
 
     def poll(self) -> list[WorkerReport]:
-        """Everything told so far."""
+        """All reports so far."""
         self._listen()
         return self.reports
 
     def new_logs(self) -> tuple[LogLine, ...]:
-        """What it has said since it was last listened to."""
+        """The reports since the last call."""
         return self._listen()
 
     def _listen(self) -> tuple[LogLine, ...]:
@@ -111,7 +111,7 @@ class Shard:
 
 
 class Job:
-    """Plays the supervisor for the shards of one job."""
+    """Plays the supervisor for the workers of one job."""
 
     def __init__(self, fleet: Fleet, spec: dict[str, Any], root: Path, memory_root: Path | None) -> None:
         self._fleet = fleet
@@ -128,7 +128,7 @@ class Job:
 
     @staticmethod
     def in_memory(exits: list[WorkerExit], living: list[Shard]) -> SnapshotSource:
-        """The newest snapshot that is whole in the memory of the nodes on which somebody lives."""
+        """The newest snapshot that is complete on nodes with a live worker."""
         servers = {shard.node_id: SnapshotServer(node_id=shard.node_id, host="127.0.0.1", port=shard.snapshot_port)
                    for shard in living}  # fmt: skip
         held: dict[tuple[int, int, int], dict[int, SnapshotServer]] = {}
@@ -150,7 +150,7 @@ class Job:
         buddy_of: Callable[[int], Shard] | None = None,
         **changes: Any,
     ) -> int:
-        """Send the next generation's assignments; returns its number. The first shard is rank 0."""
+        """Send the next generation's assignments; returns its number. The first worker is rank 0."""
         self.generation += 1
         self._fleet.has_exit.clear()
         for rank, shard in enumerate(shards):
@@ -174,7 +174,7 @@ class Job:
         return self.generation
 
     def run(self, shards: list[Shard], **changes: Any) -> list[WorkerExit]:
-        """A whole generation, with its checkpoints committed afterwards."""
+        """Run a generation to its end, then commit its checkpoints."""
         self.start(shards, **changes)
         exits = [shard.exit() for shard in shards]
         self.commit(shards)
@@ -193,14 +193,15 @@ class Job:
         assert self._fleet.has_exit.wait(PATIENCE_S)
 
     def wait_until_committed(self, shards: list[Shard], step: int) -> None:
-        """The parts of a checkpoint are written behind training; nothing here says when they are all there."""
+        """Wait for the parts of a checkpoint: they are written in the background, and their completion is not
+        signalled."""
         deadline = time.monotonic() + PATIENCE_S
         while not any(f"step-{step:012d}" in directory for directory in self.committed):
             assert time.monotonic() < deadline
             self.commit(shards)
 
     def commit(self, shards: list[Shard]) -> None:
-        """Write the marker of every checkpoint of which all parts were told."""
+        """Write the marker of every checkpoint whose parts were all reported."""
         parts = [item for shard in shards for item in shard.poll() if isinstance(item, SavedPart)]
         for directory in sorted({part.directory for part in parts} - set(self.committed)):
             own = {part.rank: part for part in parts if part.directory == directory}
@@ -239,12 +240,12 @@ class Job:
 
 
 class Fleet:
-    """Shard processes, all forked from one zygote; every one is gone when its test is over."""
+    """Worker processes, all forked from one zygote. They end with their test."""
 
     def __init__(self, directory: Path) -> None:
         self._shards: list[Shard] = []
         self.has_exit = threading.Event()
-        """Some shard has left a generation."""
+        """Set when a worker has left a generation."""
         self._listener = Listener(str(directory / "shards"), family="AF_UNIX")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._zygote = subprocess.Popen(

@@ -17,7 +17,7 @@ from shoal_api.client import Client
 NUM_CPUS = 8
 """Of the session's cluster."""
 PATIENCE_S = 120.0
-"""Far more than anything takes; a machine that does a lot else must not fail a test."""
+"""Far more than any operation takes, so that a busy machine does not fail a test."""
 _MAIN = "from shoal_api.cli.main import main; main()"
 _LIST_LEFT = """
 import json, sys, ray
@@ -30,7 +30,7 @@ print(json.dumps([ray.util.list_named_actors(all_namespaces=True), groups, [key.
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-    """Ask somebody else's process or file system, which nothing here can be told by."""
+    """Poll another process or the file system, which cannot notify this one."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout_s:.0f} s"
@@ -40,7 +40,7 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S
 
 @dataclass
 class Server:
-    """A `shoal serve` process. Stopping it is orderly; killing it is not, and leaves the embedded cluster behind."""
+    """A `shoal serve` process. `stop` ends it in order; `kill` leaves the embedded cluster running."""
 
     python: Path
     state_dir: Path
@@ -49,7 +49,7 @@ class Server:
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
     sessions: set[int] = field(default_factory=set)
-    """Every session that this server ever led or whose note it wrote: all its processes are in one of them."""
+    """The sessions of this server and of its clusters: each of its processes is in one of them."""
 
     def start(self) -> Server:
         self.state_dir.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Server:
         self._learn_sessions()
 
     def wait_until_free(self) -> None:
-        """Until nobody holds a CPU of the cluster, and no shard is left."""
+        """Return when all CPUs of the cluster are free and no worker is left."""
         with self.client as client:
             until(lambda: client.cluster().cpus_free == NUM_CPUS, "all CPUs are free")
         until(lambda: not self.actors("WorkerActor"), "all shards are gone")
@@ -93,13 +93,13 @@ class Server:
 
     @property
     def note(self) -> dict[str, Any] | None:
-        """What the server has written down of its embedded cluster."""
+        """The note that the server wrote about its embedded cluster."""
         path = self.state_dir / "embedded-cluster.json"
         return json.loads(path.read_text()) if path.exists() else None
 
     @property
     def ray_environment(self) -> dict[str, str]:
-        """What a driver of the embedded cluster needs."""
+        """Environment of a driver of the embedded cluster."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.state_dir / "ray-token"),
@@ -107,7 +107,7 @@ class Server:
         }
 
     def kill(self) -> float:
-        """SIGKILL; the time of it. The embedded cluster lives on."""
+        """Send SIGKILL; returns the time. The embedded cluster keeps running."""
         assert self.process is not None
         self._learn_sessions()
         at = time.time()
@@ -116,7 +116,7 @@ class Server:
         return at
 
     def stop(self) -> int:
-        """Its exit status."""
+        """Stop in order; returns the exit status."""
         assert self.process is not None
         self._learn_sessions()
         self.process.send_signal(signal.SIGTERM)
@@ -130,7 +130,7 @@ class Server:
                 if not directory.name.isdigit() or os.getsid(int(directory.name)) not in self.sessions:
                     continue
                 if (directory / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                    continue  # dead; its parent has not asked yet
+                    continue  # dead; its parent has not reaped it yet
                 command = (directory / "cmdline").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue
@@ -151,7 +151,7 @@ class Server:
         return tuple(json.loads(left.stdout.splitlines()[-1]))
 
     def sweep(self) -> dict[int, str]:
-        """SIGKILL for whatever is left; what it was."""
+        """Send SIGKILL to every process that is left; returns pid -> command line."""
         left = self.processes()
         for pid in left:
             try:
@@ -162,7 +162,7 @@ class Server:
 
 
 def assert_nothing_is_left(server: Server) -> None:
-    """Every job has ended: the cluster is as empty as before the first, and so is the storage of what is unfinished."""
+    """After all jobs have ended, neither the cluster nor the storage contains anything unfinished."""
     with server.client as client:
         assert all(job.state.ended for job in client.jobs())
     server.wait_until_free()

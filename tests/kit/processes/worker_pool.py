@@ -1,4 +1,4 @@
-"""Shards that outlive a test, for matrices of many short runs."""
+"""Workers that are shared by many tests, for matrices of short runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Plain:
 
 
 class WorkerPool:
-    """Shards of one job that outlive a test: each test is a generation of its own from the seed, under its layout."""
+    """Workers of one job that are shared by tests. Each test is a generation of its own from the seed, with its
+    layout."""
 
     def __init__(self, fleet: Fleet, spec: dict[str, Any], root: Path) -> None:
         self.spec = spec
@@ -42,7 +43,7 @@ class WorkerPool:
             self._job.commit(members)
             faults = {worker_exit.error.traceback for worker_exit in exits if worker_exit.error}
             assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(members), "\n".join(sorted(faults))
-        except BaseException:  # whoever may still hang must not be met by the next test
+        except BaseException:  # a worker that may still hang must not reach the next test
             self._fleet.kill_all()
             self._shards.clear()
             raise

@@ -1,4 +1,4 @@
-"""A shard process of the tests: the main thread trains, a second thread obeys what comes over the connection.
+"""A worker process of the tests: the main thread trains, and a second thread executes commands from the connection.
 
 Strikes are faults at an exact place: (phase, completed steps, nth entry in this generation) -> what happens.
 """
@@ -60,7 +60,7 @@ class WorkerProcess:
             self.send("dumped", self.state())
 
     def state(self):
-        """This rank's part of every tensor: name -> (shape of the whole, offsets of the part, its values)."""
+        """This rank's part of every tensor: name -> (global shape, offsets of the part, its values)."""
         tensors = self.engine._runtime.state.view.tensors()
         return {name: _part(tensor) for name, tensor in tensors.items()}
 
@@ -88,7 +88,7 @@ class WorkerProcess:
         return self.engine.store_port, self.ram.port if self.ram else 0
 
     def do_kept_model(self):
-        """Tells one model object from another."""
+        """Identifies the model object."""
         return id(self.engine._runtime.assembly.parts[0])
 
     def do_strike(self, phase, step, action, count):

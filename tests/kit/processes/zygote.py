@@ -1,6 +1,6 @@
-"""Imports torch and the engine once, then forks a ready shard process for every address that it reads from stdin.
+"""Imports torch and the engine once, then forks a ready worker process for every address that it reads from stdin.
 
-A fork is ready in some 15 ms, a fresh interpreter in two seconds. It stays single-threaded, as a fork must.
+A fork is ready after 15 ms, a new interpreter after two seconds. The zygote stays single-threaded, as forks require.
 """
 
 import os

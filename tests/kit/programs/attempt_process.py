@@ -1,4 +1,4 @@
-"""Program of a process that joins an attempt, writes parts, says where it is, and lives until it is killed.
+"""Program of a process that joins an attempt, writes parts, prints its directory, and waits until it is killed.
 
 python attempt_process.py ROOT JOB NODE [GENERATION:STEP ...]      a step of `torn` is never finished
 """

@@ -2,9 +2,9 @@
 
     python checkpoint_layouts.py STORE_FILE ROOT
 
-A layout lives on a mesh over the first few ranks. Each saved checkpoint is loaded over a state of other values in each
+Each layout uses a mesh of the first few ranks. Each saved checkpoint is loaded over a state of other values in each
 layout; rank 0 prints one JSON line {"saved->loaded": [names of tensors that differ]}. The ranks are forked from one
-process that has imported everything and has no thread yet: importing four times would take most of the time.
+process that has imported everything and has no thread yet; four imports would take most of the time.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_meshes(world: int) -> dict[str, DeviceMesh]:
 
 
 def trained_state(mesh: DeviceMesh | None, seed: int) -> dict[str, torch.Tensor]:
-    """Model and AdamW state, flat, after two steps from a seed; the same values on every rank that sees a whole."""
+    """Model and AdamW state, flat, after two steps from a seed. The global values are equal on all ranks."""
     torch.manual_seed(seed)
     model = Net()
     if mesh is not None and "tp" in (mesh.mesh_dim_names or ()):
@@ -84,7 +84,7 @@ def trained_state(mesh: DeviceMesh | None, seed: int) -> dict[str, torch.Tensor]
 
 
 def digests(state: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Of the whole tensors: collective over the mesh."""
+    """Digests of the global tensors; collective over the mesh."""
     whole = {fqn: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for fqn, t in state.items()}
     return {
         fqn: hashlib.sha256(t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""Program of a process that saves under bad luck: `python checkpoint_writing.py limited|stuck ROOT`."""
+"""Program of a process that saves under failures: `python checkpoint_writing.py limited|stuck ROOT`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def limited(root: Path) -> None:
 
 
 def stuck(root: Path) -> None:
-    """Commits step 1; step 2 goes into a pipe that holds 64 KiB, and so stands still in the middle of the payload."""
+    """Commit step 1; step 2 is written into a pipe of 64 KiB, so it blocks in the middle of the payload."""
     writer = CheckpointWriter()
     first = save(writer, torch.ones(500_000), root / str(CheckpointName(1, 1, 1)), 1)
     writer.wait()

@@ -1,4 +1,4 @@
-"""Program of four gloo processes: attention over split sequences, against attention over whole ones.
+"""Program of four gloo processes: attention over split sequences, compared with attention over full sequences.
 
     python context_attention.py STORE_FILE
 
@@ -40,7 +40,7 @@ class Core(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and a feed-forward layer; knows nothing of ranks."""
+    """Attention and a feed-forward layer, without any code for ranks."""
 
     def __init__(self, dim: int = 32, heads: int = 4, kv_heads: int = 2) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """A tiny language model that is told the positions of its tokens."""
+    """A tiny language model with the positions of its tokens as input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def attention_differs(mesh: DeviceMesh, method: ContextMethod, heads: tuple[int, int], dtype: torch.dtype) -> float:
-    """By how much one rank's outputs and gradients differ from those of the whole sequence in fp32."""
+    """Largest difference of one rank's outputs and gradients from those of the full sequence in fp32."""
     rank, degree = mesh.get_local_rank(), mesh.size()
     torch.manual_seed(7)
     shapes = [(BATCH, count, TOKENS, WIDTH) for count in (heads[0], heads[1], heads[1])]

@@ -1,4 +1,4 @@
-"""Program of four gloo processes: a mixture of experts spread over ranks, against the same one in one piece.
+"""Program of four gloo processes: a mixture of experts over several ranks, compared with the same one on one rank.
 
     python expert_layouts.py STORE_FILE
 
@@ -33,7 +33,7 @@ DIM, TOKENS = 16, 8
 
 
 class Net(nn.Module):
-    """Knows nothing of ranks."""
+    """Has no code for ranks."""
 
     def __init__(self, config: LanguageModelConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Program: the model types of contract/model/hf.py, whole and cut over two ranks; prints the largest differences."""
+"""Program: the model types of contract/model/hf.py on one rank and on two ranks; prints the largest differences."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Net(nn.Module):
 
 
 def train(case: Case, mesh: DeviceMesh) -> dict[str, list[float]]:
-    """Losses of the whole batch, by step, and the counts of the blocks."""
+    """Losses of the global batch by step, and the counts of the blocks."""
     torch._dynamo.reset()
     torch.manual_seed(5)
     model = Net()

@@ -1,6 +1,6 @@
-"""For this folder's programs: processes forked from one that has imported torch, in one gloo group.
+"""For the programs of this folder: forks the ranks of one gloo group from a process that has imported torch.
 
-A program calls `run_ranks` with a function of (rank, *arguments); what it returns on rank 0 is the program's answer,
+A program calls `run_ranks` with a function of (rank, *arguments). Its result on rank 0 is the program's answer,
 which the fixture `answer_of` reads.
 """
 

@@ -1,7 +1,7 @@
-"""Program of a process on node `a` that takes snapshots: `python memory_process.py torn|serve ROOT`.
+"""Program of a process on node `a` that takes snapshots: `python snapshot_process.py torn|serve ROOT`.
 
-torn     steps 1 and 2, then is killed while step 3 is copied: its first tensor is there, its second is not
-serve    step 1; says its port and lives until its stdin ends
+torn     takes steps 1 and 2, then is killed during the copy of step 3: between its first and its second tensor
+serve    takes step 1, prints its port and runs until its stdin ends
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMEL = 1 << 20
 
 
 class Fatal(torch.Tensor):
-    """Whoever copies it is killed, after what comes before it in the state has been copied."""
+    """A tensor that kills the process which copies it, after the tensors before it have been copied."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,17 +1,17 @@
-"""The tiny task, held at any phase of the engine: the fault matrix strikes while a process stands exactly there.
+"""The tiny task, held at any phase of the engine, so that the fault matrix can cause a fault at that phase.
 
 A hold is {"phase": ..., "n": ..., "rank": ...}, and `data.holds` has any number of them:
 
     phase    a name of the engine's phases: preparing, forming, building, restoring, forward, optimizer, saving ...
     n        for phases of a step: of step n (1, 2, ...); preparing: of the n-th process of the job; other phases: for
              the n-th time in this process
-    rank     the rank that it hits; not for preparing and forming, when there is none yet: the n-th process then
+    rank     the rank that is held; not for preparing and forming, before ranks exist: there n counts processes
 
-Who is held makes the file NAME.reached, with its pid in it, and waits for NAME.go; NAME is PHASE-N-RANK or PHASE-N.
-Each hold is for one process, once, however often the step is done again.
+A held process creates the file NAME.reached with its pid and waits for NAME.go; NAME is PHASE-N-RANK or PHASE-N.
+Each hold applies to one process once, also if the step is repeated.
 
-Unlike a user's task this one looks into the engine: it hangs a hook on this process's `Position`, which calls it at
-each phase entry. The engine has that hook for tests; nothing of it is replaced.
+Unlike a user's task, this one uses the engine: it sets the hook of this process's `Position`, which is called at
+each phase entry. The engine provides that hook for tests; no part of it is patched.
 """
 
 import gc

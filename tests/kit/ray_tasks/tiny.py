@@ -1,15 +1,15 @@
-"""A user's task, small enough that a job takes seconds, that does what `data.strikes` says. Imports nothing of Shoal.
+"""A user's task whose jobs take seconds, with the faults of `data.strikes`. Imports nothing from Shoal.
 
 A strike is {"at": ..., "rank": ..., "n": ..., "do": ...}:
 
     at   step     in the forward pass of step n (1, 2, ...), in the middle of the step
          save     when the state after step n is collected for a checkpoint, before a byte of it is written
-         build    when this process builds its model for the n-th time: the group has met, and has not restored yet
+         build    when this process builds its model for the n-th time: after the rendezvous, before the restore
          prepare  when the n-th process of the job prepares; it has no rank yet
-    rank the rank that it hits; left out: every rank
+    rank the rank of the strike; absent: every rank
     do   kill     SIGKILL this process, once per strike
          hold     make the file NAME.reached, wait for NAME.go; once. NAME is AT-N or AT-N-RANK
-         block    make the file NAME.reached, then be stuck in native code that holds the interpreter's lock; once
+         block    make the file NAME.reached, then hang in native code that holds the interpreter's lock; once
          mark     make the file NAME.reached
          raise    ValueError, each time
          print    a line, each time
@@ -86,7 +86,7 @@ class Tiny:
         return nn.functional.mse_loss(model(x), y)
 
     def _completed_steps(self):
-        """A task is not told; but its optimizer counts, and its state is restored with the rest."""
+        """The current step. The task does not receive it, but its optimizer counts steps, also across restores."""
         states = list(self.optimizer.state.values())
         return int(states[0]["step"]) if states else 0
 
@@ -115,7 +115,7 @@ class Tiny:
                     print(f"hello from rank {rank} at {at} {n}")
 
     def _claim(self, name):
-        """True for the first who asks, over all processes."""
+        """True for the first caller over all processes."""
         try:
             os.close(os.open(self.gate / name, os.O_CREAT | os.O_EXCL))
         except FileExistsError:

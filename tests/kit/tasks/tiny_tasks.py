@@ -1,4 +1,4 @@
-"""Small tasks of the kind that a user writes; nothing here imports Shoal."""
+"""Small tasks as a user writes them; they import nothing from Shoal."""
 
 import random
 
@@ -84,7 +84,7 @@ class Augmenting(Counting):
 
 
 class Failing(Counting):
-    """Raises where `model.fail` says, on the sample that `model.on` names."""
+    """Raises at the place named by `model.fail`, on the sample named by `model.on`."""
 
     def prepare(self, progress):
         progress("half way")

@@ -1,15 +1,15 @@
 """Which layouts the matrices train, on which tiny models.
 
     products     every (pp, dp_replicate, dp_shard, cp, tp, ep) of a world that the legality rules allow
-    variants     of each product as many as its longest list of choices: every schedule of a pipeline, every level of
-                 shards, every context method; recomputation turns with them. The lists turn at different speeds, so
-                 that over the whole matrix each choice meets each other. Of experts on 8 ranks two variants
-    typical      of both models: each axis alone, each pair of axes, each schedule
-    sample       of these each axis alone, each schedule, and a seventh of the others; the rest is for `make test-all`
+    variants     for each product, as many as its longest list of choices: every schedule of a pipeline, every level of
+                 sharding, every context method; recomputation varies with them. The lists have different lengths, so
+                 that over the matrix each choice is combined with each other. Experts on 8 ranks: two variants
+    typical      for both models: each axis alone, each pair of axes, each schedule
+    sample       of the typical ones each axis alone, each schedule, and a seventh of the others, for `make test`
 
-The models have sizes that all degrees up to 8 divide, also 3, except for the vocabulary (257), which none does. They
-are as shallow as the pipeline allows, and a step has as few micro-batches as the ranks and the schedule allow: eight
-processes on two cores pay for every block of each. The deep model is for pipelines of 4 and 8 ranks only.
+All degrees up to 8, also 3, divide the models' sizes, except for the vocabulary (257), which none divides. They
+are as shallow as the pipeline allows, and a step has as few micro-batches as ranks and schedule allow, since eight
+processes share two cores. The deep model is for pipelines of 4 and 8 ranks only.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def typical() -> list[Case]:
         for desired in _desired(model):
             choices = [case for case in cases if _axes(case.layout) == desired[0] and desired[1](case.layout)]
             fresh = [case for case in choices if case not in found]
-            # an odd world where there is one: nothing divides evenly there
+            # an odd world size if possible: nothing divides evenly there
             found.append(min(fresh or choices, key=lambda case: (case.layout.world_size, case.layout.describe())))
     alone = {(case.model, _axes(case.layout)): case for case in found if len(_axes(case.layout)) == 1}
     return found + [Case(case.model, case.layout, "bf16") for case in alone.values()]
@@ -207,7 +207,7 @@ def _variants(model: str, product: Layout, turn: int) -> Iterator[Layout]:
         for speed, choices in enumerate(lists):
             chosen |= choices[(index + (speed + 1) * turn) % len(choices)]
         layout = product.model_copy(update=chosen)
-        if not is_legal(model, layout):  # Ulysses asks more than the other method
+        if not is_legal(model, layout):  # Ulysses has more requirements than the other method
             layout = layout.model_copy(update={"context": ContextMethod.ALL_GATHER})
         if is_legal(model, layout):
             yield layout

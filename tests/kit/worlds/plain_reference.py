@@ -1,7 +1,7 @@
-"""The undisturbed run, in plain torch: one process, no groups, no sharding, nothing of the engine.
+"""The undisturbed run in plain torch: one process, no groups, no sharding, no part of the engine.
 
-Shares with it only the contract's two pure functions: which samples are in a micro-batch, and with what seed it runs;
-and the tasks, with what a task asks of any training loop.
+Shares with the engine only two pure functions of the contract (the samples of a micro-batch, and its seed)
+and the tasks.
 """
 
 import importlib
@@ -36,7 +36,7 @@ def validation_loss(spec_data, steps):
 def train(spec_data, steps):
     """What was seen in each step, the spec, the task, and the model."""
     spec = parse_spec({"task": "tiny_tasks:Counting", **spec_data})
-    torch.set_num_threads(1)  # as the shards have
+    torch.set_num_threads(1)  # like the workers
     task = _task(spec)
     collate = getattr(task, "collate", torch.stack)
     data = task.build_dataset("train")

@@ -20,7 +20,7 @@ TASKS = Path(__file__).parents[1] / "ray_tasks"
 
 @dataclass
 class Run:
-    """One job of the tiny task, and the gate that its strikes wait at."""
+    """One job of the tiny task, and the directory of files at which its strikes wait."""
 
     client: Client
     job: JobView
@@ -32,7 +32,8 @@ class Run:
         return self.job.id
 
     def wait_at(self, name: str, *, with_service: bool = True) -> None:
-        """Until a hold or mark strike is reached. Asks the service, if it runs, whether the job still lives."""
+        """Return when a hold or mark strike is reached. Fails if the service, when it runs, reports the end of the
+        job."""
         reached = self.gate / f"{name}.reached"
         until(lambda: reached.exists() or (with_service and self._ended()), f"{self.id} reaches {name}")
         assert reached.exists(), self.now().status
@@ -62,12 +63,12 @@ class Run:
         return [event for event in self.client.events(self.id) if event.type == type_]
 
     def wait_for_step(self, step: int) -> None:
-        """Until the service has heard that a step is done."""
+        """Return when a step was reported to the service."""
         until(lambda: self.now().status.step >= step or self._ended(), f"{self.id} has done step {step}")
         assert self.now().status.step == step
 
     def wait_for_message(self, text: str) -> str:
-        """The message of the job's status, once it says something."""
+        """The message of the job's status, as soon as there is one."""
         until(lambda: text in self.now().status.message or self._ended(), f"{self.id} says {text!r}")
         message = self.now().status.message
         assert text in message
@@ -88,7 +89,7 @@ class Run:
         raise AssertionError(f"{count} {type_} did not come: {self.now().status}")
 
     def pids(self) -> dict[int, int]:
-        """Of the group's members, by rank."""
+        """Pids of the group's workers, ordered by rank."""
         return {worker.rank: worker.pid for worker in self.client.workers(self.id) if worker.rank is not None}
 
     def world_sizes(self) -> list[int]:
@@ -160,7 +161,7 @@ def submit_tiny(
         "checkpoint": {"every_steps": 4},
         "snapshot": {"budget": 1.0},  # after each step, however short it is
         **spec,
-        # whoever is held waits for others, who may be slow: it is no hang unless a test says so
+        # a held worker waits for others, which may be slow; this must not count as a hang by default
         "health": {"hang_floor_s": 600.0, **spec.get("health", {})},
     }
     return Run(client, client.submit(document), gate, reference)

@@ -1,7 +1,7 @@
 """From which layout to which: every axis appears, disappears and changes its degree, alone and with others.
 
-Each pair is done by request (nothing is lost) and by kill (a rank dies within a step), through memory and through disk.
-`sample` are the few that every `make test` does; the others are for `make test-all`.
+Each pair is tested by request (no step is lost) and by kill (a rank dies within a step), from memory and from disk.
+`make test` runs the pairs in `sample`; `make test-all` runs all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def all_transitions() -> list[Transition]:
         for model, pairs in (("dense", _DENSE), ("experts", _EXPERTS))
         for turn, (old, new) in enumerate(pairs)
         for is_kill in (False, True)
-        if not (is_kill and old.world_size == 1)  # nobody would survive
+        if not (is_kill and old.world_size == 1)  # no rank would survive
     ]
 
 

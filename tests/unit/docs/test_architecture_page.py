@@ -38,7 +38,7 @@ def test_the_diagram_shows_every_transition_but_the_ends() -> None:
             assert f"    {stage} --> {after}\n" in PAGE
 
 
-def test_every_stage_that_waits_says_until_when() -> None:
+def test_every_waiting_stage_has_a_row_with_its_deadline() -> None:
     rows = {line.split("|")[1].strip() for line in PAGE.splitlines() if line.startswith("| ")}
     assert {str(stage) for stage in Stage} - {"ended"} <= rows
 

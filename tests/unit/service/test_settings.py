@@ -15,7 +15,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"SHOAL_{name.upper()}", raising=False)
 
 
-def test_everything_lives_below_the_state_directory_unless_said_otherwise(tmp_path: Path) -> None:
+def test_all_paths_are_below_the_state_directory_by_default(tmp_path: Path) -> None:
     settings = load_settings(state_dir=tmp_path)
     assert settings.database_url == f"sqlite:///{tmp_path}/shoal.db"
     assert settings.checkpoint_url == str(tmp_path / "checkpoints")

@@ -1,4 +1,4 @@
-"""Pause, regain and steps lost are what docs/measured/recovery.md says they are."""
+"""Pause, regain and steps lost are defined as in docs/measured/recovery.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_an_interrupted_step_that_is_redone_is_not_a_lost_one() -> None:
     assert cost.regain_s == pytest.approx(2.0)
 
 
-def test_a_step_that_the_struck_group_still_completes_is_no_recovery() -> None:
+def test_a_step_that_the_hit_group_still_completes_is_not_a_recovery() -> None:
     last = _steps(14, [13.6])
     after = _steps(14, [20.0, 21.0, 22.0, 23.0, 24.0, 25.0, 26.0], life="b")
     assert not is_over([*BEFORE, *last, *after[:1]], 13.5)
@@ -45,7 +45,7 @@ def test_a_step_that_the_struck_group_still_completes_is_no_recovery() -> None:
     assert cost.steps_lost == 1
 
 
-def test_it_is_not_over_before_the_old_step_is_passed_and_the_new_pace_is_known() -> None:
+def test_it_is_not_over_before_the_old_step_is_passed_and_the_new_step_time_is_known() -> None:
     after = _steps(12, [20.0 + index for index in range(8)], life="b")
     assert not is_over(BEFORE, 13.5)
     assert not is_over([*BEFORE, *after[:2]], 13.5), "step 13 was complete before the signal"
@@ -53,7 +53,7 @@ def test_it_is_not_over_before_the_old_step_is_passed_and_the_new_pace_is_known(
     assert is_over([*BEFORE, *after], 13.5)
 
 
-def test_training_goes_on_until_a_change_that_was_asked_for_happens() -> None:
+def test_training_continues_until_a_requested_change() -> None:
     old = _steps(14, [14.0, 15.0, 16.0])
     new = _steps(17, [17.8, 19.0, 20.0, 21.0, 22.0], world_size=3, life="b")
     assert measure_switch([*BEFORE, *old], 13.5, to_world_size=3) is None

@@ -31,7 +31,7 @@ def test_trials_survive_their_file(tmp_path: Path) -> None:
     assert read_trials(path) == [*SHOAL, *HANG]
 
 
-def test_a_row_has_min_median_max_and_what_can_be_said_of_all() -> None:
+def test_a_row_has_min_median_max_and_common_remarks() -> None:
     ours, theirs, hang = rows([*HANG, *PEER, *SHOAL])
     assert ours.cells()[2:] == ("3", "0.20 / 0.40 / 0.90", "0.70 / 0.90 / 1.40", "0 to 1", "4 → 3", "from memory")
     assert theirs.cells()[3:6] == ("8.00", "12.00", "6")

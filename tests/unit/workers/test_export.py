@@ -1,4 +1,4 @@
-"""An export has the names that the task gave, the dtype that was asked for, and nothing of the optimizer."""
+"""An export has the task's names, the requested dtype, and no optimizer state."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def checkpoint(tmp_path: Path) -> Any:
     return make
 
 
-def test_names_and_values_are_those_that_the_task_asked_for(checkpoint: Any, tmp_path: Path) -> None:
+def test_names_and_values_are_those_of_the_task(checkpoint: Any, tmp_path: Path) -> None:
     done = export(checkpoint({"export": EXPORT}), tmp_path / "out")
     assert done.files == ("model.safetensors",)
     found = load_file(tmp_path / "out" / "model.safetensors")

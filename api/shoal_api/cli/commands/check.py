@@ -9,7 +9,7 @@ import typer
 
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
-from shoal_api.demo.spec import Scenario
+from shoal_api.demo.spec import MIN_STEPS, Scenario
 
 
 def demo(
@@ -20,6 +20,10 @@ def demo(
             help="What is trained, and which failure is shown.",
         ),
     ] = (Scenario.RECOVERY),
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=MIN_STEPS, help="Steps of each run. Default: 120, more with many cores."),
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -27,7 +31,7 @@ def demo(
     with command(DEFAULT_URL, as_json) as session:
         from shoal_api.demo.show import run_demo
 
-        if not run_demo(session.output, scenario, keep=keep):
+        if not run_demo(session.output, scenario, steps=steps, keep=keep):
             raise typer.Exit(ExitCode.FAILED)
 
 

@@ -60,16 +60,16 @@ class Commanded:
     committed: dict[str, bool] = field(default_factory=dict)
     """Checkpoints in storage: False: damaged."""
     commits: list[Commit] = field(default_factory=list)
-    """Asked for, not answered."""
+    """Requests without an answer."""
     finds: list[FindCheckpoint] = field(default_factory=list)
     pending: dict[str, list[Event]] = field(default_factory=dict)
     """By channel; what one channel carries arrives in order."""
     history: list[Event] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
-    """Committed checkpoints that the machine was told of, and that were not called damaged since."""
+    """Committed checkpoints that were reported to the machine and not reported as damaged since."""
     told_gone: set[int] = field(default_factory=set)
-    """Workers that the machine killed, or was told of as lost."""
+    """Workers that the machine killed or that were reported to it as lost."""
     num_steps: int = 0
     states: set[tuple[int, int]] = field(default_factory=set)
     """(generation, step) that a group has reached."""
@@ -78,9 +78,9 @@ class Commanded:
     deaths: dict[str, int] = field(default_factory=dict)
     """Of nodes."""
     memory: dict[str, list[tuple[int, SnapshotPart]]] = field(default_factory=dict)
-    """By node, with the worker whose snapshots they are; newest last."""
+    """Node and worker -> its snapshots, newest last."""
     lost_memory: set[tuple[int, int]] = field(default_factory=set)
-    """(generation, step) of snapshots that can no longer be read, although they are told of."""
+    """(generation, step) of snapshots that are reported but can no longer be read."""
 
     def __post_init__(self) -> None:
         self.watch = Watch(self)
@@ -122,7 +122,9 @@ class Commanded:
                     worker = self.workers[index]
                     worker.run, worker.step, worker.yields, worker.fenced = assignment, 0, None, False
                 case Interrupt(index, generation):
-                    if not any(isinstance(c, KillWorker) and c.index == index for c in commands):  # overdue at once
+                    if not any(
+                        isinstance(c, KillWorker) and c.index == index for c in commands
+                    ):  # overdue from the start
                         self.watch.call(index, generation)
                     worker = self.workers[index]
                     if not worker.is_stopped:
@@ -164,7 +166,7 @@ class Commanded:
                 self.told_gone.add(index)
 
     def _place(self, index: int, avoid_nodes: tuple[str, ...], only_on: str) -> str:
-        """The node on which it comes up; empty: there is none, and it never does."""
+        """The node on which the worker starts; empty: no node has room, and it never starts."""
         if only_on:
             place = only_on.rstrip("'")
             return only_on if only_on == place + "'" * self.deaths.get(place, 0) else ""

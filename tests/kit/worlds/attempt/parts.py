@@ -1,4 +1,4 @@
-"""What the world is made of: its constants, its workers, and what they say."""
+"""Parts of the simulated world: constants, workers, and their messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUTS = Timeouts(quiesce_s=5.0, form_s=20.0, start_s=60.0, gather_s=3.0, sett
 
 @dataclass
 class FakeWorker:
-    """One shard worker. It does what a shard does, when the test says so."""
+    """One simulated worker. It acts only when the test calls for it."""
 
     index: int
     worker_id: str
@@ -29,12 +29,12 @@ class FakeWorker:
     is_stuck: bool = False
     """Its training thread cannot be woken."""
     is_stopped: bool = False
-    """SIGSTOP, or cut off: it does not even hear what it is told."""
+    """SIGSTOP or network loss: it does not receive messages."""
     node_id: str = ""
     run: Assignment | None = None
     step: int = 0
     yields: bool | None = None
-    """Asked to stop at the next step boundary; True: with a durable checkpoint."""
+    """A yield at the next step boundary was requested; True: with a durable checkpoint."""
     fenced: bool = False
 
 
@@ -46,7 +46,7 @@ def part_of(run: Assignment, step: int) -> SavedPart:
 
 
 def copy_of(state: Attempt) -> Attempt:
-    """Shares nothing with `state`: dicts are copied, everything else in it is frozen."""
+    """A copy that shares nothing mutable with `state`: dicts are copied, all other parts are frozen."""
     return copy.deepcopy(state)
 
 

@@ -68,7 +68,7 @@ class Watch:
             server = world.workers[endpoint.port - MEMORY_PORT]
             assert world.is_believed_alive(server.index) and server.is_warm and server.node_id == endpoint.node_id
             if not any(p.alive and p.node_id == endpoint.node_id for p in world.workers.values()):
-                continue  # the node has died with its memory, and nobody has acknowledged of it yet
+                continue  # the node has died with its memory, and that is not acknowledged yet
             held = [(h.generation, h.rank, h.step) for h in world.held_on(endpoint.node_id)]
             assert (source.generation, rank, source.step) in held, "it was never told to lie there"
 

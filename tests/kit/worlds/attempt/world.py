@@ -51,7 +51,7 @@ from shoal_workers.contract.worker_reports import GroupFormed, SaveFailed, Worke
 
 @dataclass
 class World(Commanded):
-    """What happens, when a test says so; and what it asks afterwards."""
+    """The events that a test causes, and the queries for its assertions."""
 
     def start_all(self) -> None:
         """Every worker that starts becomes warm."""
@@ -99,12 +99,12 @@ class World(Commanded):
             self.committed[max(self.committed, key=name_of)] = False
 
     def die(self, index: int, cause: IncidentCause = IncidentCause.WORKER_DIED) -> None:
-        """What it had not told yet is lost with it."""
+        """Its unacknowledged reports are lost."""
         self.gone(index)
         self.post(f"lost-{index}", WorkerLost(index, cause, "run call", "killed by signal 9"))
 
     def die_node(self, node_id: str) -> None:
-        """With everything that lies in its memory. A machine that comes back is another node."""
+        """The node dies with its memory. A machine that restarts is a new node."""
         self.memory.pop(node_id, None)
         place = node_id.rstrip("'")
         self.deaths[place] = self.deaths.get(place, 0) + 1
@@ -113,7 +113,8 @@ class World(Commanded):
                 self.die(worker.index, IncidentCause.NODE_DIED)
 
     def stop(self, index: int, *, unreachable: bool = False) -> None:
-        """SIGSTOP: it does nothing and hears nothing. Unreachable: calls to it fail as well, and that is told."""
+        """SIGSTOP: the worker neither acts nor receives. Unreachable: calls to it also fail, which the machine is
+        told."""
         worker = self.workers[index]
         worker.is_stopped = worker.is_stuck = True
         for channel in (f"exit-{index}", f"acknowledged-{index}", f"held-{index}"):
@@ -134,7 +135,7 @@ class World(Commanded):
             self.feed(ProgressReported(index, progress))
 
     def report(self, *compute_s: float) -> None:
-        """A step in which the ranks computed for so long."""
+        """One step with the given computing seconds of the ranks."""
         group = self.group()
         for worker in group:
             worker.step += 1
@@ -151,7 +152,7 @@ class World(Commanded):
         )
 
     def snapshot(self, without: int | None = None) -> None:
-        """Every member keeps its part of this step, and its buddy a copy; of each the last two."""
+        """Every rank stores its part of this step, and its buddy stores a copy; the last two steps are kept."""
         for worker in self.group() if self.state.target.keeps_snapshots else ():
             run = worker.run
             if run.rank == without:
@@ -169,7 +170,7 @@ class World(Commanded):
                 ]  # fmt: skip
 
     def group(self) -> list[FakeWorker]:
-        """The living members that are in `run` of the current generation, by rank."""
+        """The live ranks that are in `run` of the current generation, ordered by rank."""
         generation = self.state.group.generation
         found = [p for p in self.workers.values() if p.alive and p.run and p.run.generation == generation]
         return sorted(found, key=lambda p: p.run.rank)
@@ -190,7 +191,7 @@ class World(Commanded):
         self.post(f"exit-{worker.index}", RunReturned(worker.index, worker_exit))
 
     def form(self) -> None:
-        """The group comes together, restores, and says so; or finds its checkpoint damaged."""
+        """The group passes the rendezvous, restores and reports; or it finds its checkpoint damaged."""
         group = self.group()
         if not self.is_whole:
             return
@@ -272,7 +273,7 @@ class World(Commanded):
                 self.leave(worker, ExitKind.INTERRUPTED)
 
     def break_collectives(self) -> None:
-        """Whoever notices that a member is missing leaves with a report about somebody else."""
+        """A rank that notices a missing peer leaves and reports the peer."""
         for worker in self.group():
             if not worker.is_stuck:
                 self.leave(worker, ExitKind.COLLECTIVE_FAILED, error_of("DistError", "connection reset by peer"))
@@ -281,7 +282,7 @@ class World(Commanded):
         self.post(f"news-{worker.index}", ReportArrived(worker.index, item))
 
     def cooperate(self) -> None:
-        """One round in which everybody does what is asked of them, and time passes."""
+        """One round: every worker executes its requests, and time passes."""
         for worker in list(self.workers.values()):
             self.start(worker.index)
         self.answer_storage()

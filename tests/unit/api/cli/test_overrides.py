@@ -27,6 +27,6 @@ def test_text_that_is_not_an_assignment_is_refused(wrong: str) -> None:
         apply_overrides({}, [wrong])
 
 
-def test_a_path_through_a_value_is_refused_with_the_place() -> None:
+def test_a_path_through_a_value_is_refused_with_the_path() -> None:
     with pytest.raises(CliError, match="parallelism is 'auto'"):
         apply_overrides({"parallelism": "auto"}, ["parallelism.dp_shard=2"])

@@ -7,7 +7,7 @@ from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_the_file_for_deployed_clusters_says_the_same() -> None:
+def test_the_file_for_deployed_clusters_has_the_same_settings() -> None:
     lines = (ROOT / "deploy" / "ray.env").read_text(encoding="utf-8").splitlines()
     assert dict(line.split("=", 1) for line in lines if line and not line.startswith("#")) == CLUSTER_ENVIRONMENT
 

@@ -1,4 +1,4 @@
-"""Who holds a lease, and whether that process is certainly gone."""
+"""The owner of a lease, and whether its process has certainly ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _name_of_another() -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-def test_a_killed_process_is_gone_even_before_its_parent_has_asked() -> None:
+def test_a_killed_process_has_ended_even_before_it_is_reaped() -> None:
     process, name = _name_of_another()
     with process:
         assert not ownership.is_gone(name)
@@ -28,7 +28,7 @@ def test_a_killed_process_is_gone_even_before_its_parent_has_asked() -> None:
     assert ownership.is_gone(name)
 
 
-def test_this_process_lives() -> None:
+def test_this_process_is_alive() -> None:
     assert not ownership.is_gone(ownership.own_name())
 
 
@@ -38,5 +38,5 @@ def test_another_process_of_the_same_pid_is_not_the_owner() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "owner", "host-99999999-abcdefab-12", "host-x-y-z", "a-b"])
-def test_of_others_nothing_can_be_said(name: str) -> None:
+def test_owners_on_other_hosts_are_unknown(name: str) -> None:
     assert not ownership.is_gone(name)

@@ -32,7 +32,7 @@ def test_a_cpus_ranks_share_its_cores_and_memory() -> None:
     ("device", "like"),
     [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-40GB", "a100-40gb"), ("NVIDIA H100 80GB HBM3", "h100"), ("?", "h100")],
 )
-def test_a_gpu_keeps_the_data_sheets_peak_and_the_links_that_cannot_be_measured(device: str, like: str) -> None:
+def test_a_gpu_profile_uses_the_data_sheet_for_what_cannot_be_measured(device: str, like: str) -> None:
     measured = CPU | {"device": "cuda", "name": device, "num_devices": 1, "groups": {}}
     measured["matmul_flops"] = {"fp32": 4e13, "bf16": 1.5e14, "fp16": 1.5e14}
     profile = profile_of(measured)

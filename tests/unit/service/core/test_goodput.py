@@ -41,11 +41,11 @@ def test_missing_workers_of_a_running_group_are_degraded() -> None:
     assert seconds(train(running(), 110.0, members=3)) == {"productive": 30.0, "degraded": 10.0}
 
 
-def test_more_members_than_asked_for_count_as_many_as_were_asked_for() -> None:
+def test_workers_beyond_the_desired_number_do_not_count() -> None:
     assert seconds(train(running(), 110.0, members=4, asked=2)) == {"productive": 20.0}
 
 
-def test_a_clock_that_goes_back_books_nothing() -> None:
+def test_a_clock_that_goes_back_books_no_seconds() -> None:
     ledger = train(running(), 110.0)
     assert train(ledger, 105.0) == ledger
 
@@ -57,7 +57,7 @@ def test_an_incident_takes_what_was_spent_since_the_last_completed_step() -> Non
     assert goodput.show(ledger).recovering == {"worker_died": 2.0}
 
 
-def test_a_step_that_was_complete_before_its_group_was_lost_is_productive_though_it_was_told_late() -> None:
+def test_a_step_completed_before_its_group_was_lost_is_productive_even_if_reported_late() -> None:
     lost = goodput.discard(train(running(), 101.5), DIED)
     assert seconds(settle(lost, 1)) == {"productive": 4.0, "recovering": 2.0}
 
@@ -70,7 +70,7 @@ def test_a_step_that_is_done_again_is_recomputed() -> None:
     assert seconds(again) == {"productive": 12.0, "recomputed": 4.0}
 
 
-def test_a_report_that_comes_twice_changes_nothing() -> None:
+def test_a_repeated_report_changes_nothing() -> None:
     once = settle(train(running(), 102.0), 1)
     assert settle(once, 1) == once
     assert settle(once, 5, generation=0) == once
@@ -85,7 +85,7 @@ def test_steps_never_settle_more_than_was_booked() -> None:
     assert seconds(settle(train(running(max_step=9), 101.0), 1, step_s=50.0)) == {"recomputed": 4.0}
 
 
-def test_the_slowest_rank_says_how_long_a_checkpoint_stalled() -> None:
+def test_the_stall_of_a_checkpoint_is_that_of_the_slowest_rank() -> None:
     ledger = train(settle(train(running(), 110.0), 1, step_s=10.0), 112.0)
     for rank_stall_s in (0.2, 0.5, 0.3):
         ledger = goodput.checkpoint_stalled(ledger, step=1, stall_s=rank_stall_s, workers=4)
@@ -130,7 +130,7 @@ def test_what_was_shown_can_be_continued() -> None:
     assert goodput.resume(None, at=5.0) == Ledger(at=5.0)
 
 
-def test_goodput_is_the_productive_share_and_nothing_before_anything_was_booked() -> None:
+def test_goodput_is_the_productive_share_and_none_before_the_first_booking() -> None:
     assert goodput.show(Ledger()).ratio is None
     assert goodput.show(train(running(), 110.0, members=3)).ratio == 0.75
     assert list(goodput.show(Ledger()).seconds) == [category.value for category in Category]
@@ -155,7 +155,7 @@ happenings = st.one_of(
 
 
 @given(st.lists(happenings, max_size=60))
-def test_the_sum_is_the_integral_of_the_workers_asked_for_whatever_happens(life: list[tuple[Any, ...]]) -> None:
+def test_the_sum_is_the_integral_of_the_desired_workers_under_all_events(life: list[tuple[Any, ...]]) -> None:
     ledger, now, integral = Ledger(at=1.7e9), 1.7e9, 0.0
     for what, *how in life:
         match what:

@@ -79,7 +79,7 @@ def test_what_waits_in_the_queue_wants_to_run_and_what_is_paused_does_not() -> N
         assert desired_of[state] == {Desired.RUN}
 
 
-def test_nobody_can_report_without_an_attempt() -> None:
+def test_reports_without_an_attempt_are_refused() -> None:
     for standing, state in product(STANDINGS, JobState):
         if standing.state not in ATTEMPT_STATES:
             assert step(standing, Reported(state)) is None
@@ -97,14 +97,14 @@ def test_only_a_queued_job_can_begin_an_attempt() -> None:
 
 
 @pytest.mark.parametrize("reason", list(EndReason))
-def test_without_a_retry_an_attempt_ends_as_its_reason_says(reason: EndReason) -> None:
+def test_without_a_retry_the_reason_decides_the_final_state(reason: EndReason) -> None:
     after = step(JobStanding(JobState.RUNNING, Desired.RUN), AttemptEnded(reason, again=False))
     expected = ENDINGS[reason].state
     assert after is not None
     assert after.state is (JobState.QUEUED if expected is JobState.PAUSED else expected)
 
 
-def test_a_retry_goes_where_the_user_wants_the_job() -> None:
+def test_a_retry_leads_to_the_state_that_the_user_requested() -> None:
     ended = AttemptEnded(EndReason.INTERNAL, again=True)
     assert step(JobStanding(JobState.RUNNING, Desired.RUN), ended) == JobStanding(JobState.QUEUED, Desired.RUN)
     assert step(JobStanding(JobState.PAUSING, Desired.PAUSE), ended) == JobStanding(JobState.PAUSED, Desired.PAUSE)

@@ -35,7 +35,7 @@ def test_a_suspected_node_is_avoided_without_a_deadline() -> None:
     assert avoided(nodes) == (AvoidedNode(node_id="b", reason="on probation: computes wrong"),)
 
 
-def test_suspected_nodes_are_used_while_there_is_no_sound_one() -> None:
+def test_suspected_nodes_are_used_if_there_is_no_other() -> None:
     only = described([node("a")], {}, {"a": DOUBT})
     assert avoided(only) == () and usable(only) == only
     assert only[0].suspected == "computes wrong (used all the same: there is no sound node)"
@@ -54,7 +54,7 @@ def test_dead_nodes_need_not_be_avoided() -> None:
     assert avoided(described([node("a", alive=False), node("b")], {"a": DRAIN}, {"a": DOUBT})) == ()
 
 
-def test_a_drain_of_rays_own_goes_before_and_stays() -> None:
+def test_a_drain_by_ray_takes_precedence_and_stays() -> None:
     rays = Drain(reason="drained by Ray", requested_at=5.0, source="ray")
     seen = [node("a", drain=rays), node("b", drain=DRAIN)]
     assert [n.drain for n in with_drains(seen, {"a": DRAIN})] == [rays, None]

@@ -44,7 +44,7 @@ def test_steps_of_only_one_of_them_are_counted_and_not_compared() -> None:
     assert found.bit_identical
 
 
-def test_nothing_to_compare_is_no_parity() -> None:
+def test_without_common_steps_there_is_no_parity() -> None:
     found = report({1: 1.0}, {2: 1.0})
     assert not found.within_tolerance and not found.bit_identical and found.max_rel_diff is None
 
@@ -72,7 +72,7 @@ def test_of_a_long_series_the_worst_steps_are_shown() -> None:
     st.dictionaries(st.integers(0, 300), st.floats()),
     st.integers(1, 50),
 )
-def test_every_step_is_counted_once_and_exchanging_the_jobs_changes_nothing_else(
+def test_every_step_is_counted_once_and_the_comparison_is_symmetric(
     job: dict[int, float], against: dict[int, float], points: int
 ) -> None:
     job, against = dict(sorted(job.items())), dict(sorted(against.items()))

@@ -14,7 +14,7 @@ def test_durations_are_rounded_for_people(value: float | None, text: str) -> Non
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_no_duration(value: float) -> None:
+def test_a_value_that_is_not_finite_is_not_a_duration(value: float) -> None:
     assert duration_text(value) == "?"
 
 

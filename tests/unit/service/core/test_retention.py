@@ -1,4 +1,4 @@
-"""Retention never deletes the newest good checkpoint, whatever lies around it."""
+"""Retention never deletes the newest good checkpoint, in any combination with other directories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal_service.core.retention import choose_deletions
 from shoal_workers.contract.marker import CheckpointName
 
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
-"""Other processes may hold the cores; that is no finding."""
+"""Other processes may use the cores, which must not fail the test."""
 
 _NAMES = st.builds(CheckpointName, st.integers(0, 30), st.integers(1, 3), st.integers(1, 3))
 _SETS = st.sets(_NAMES, max_size=15)
@@ -47,7 +47,7 @@ def test_the_newest_good_ones_stay(
 
 @_UNHURRIED
 @given(_SETS, _SETS, st.integers(1, 5), _SETS, _SETS)
-def test_nothing_in_flight_and_nothing_unknown_is_chosen(
+def test_checkpoints_in_flight_and_unknown_directories_are_never_deleted(
     committed: set[CheckpointName],
     others: set[CheckpointName],
     keep: int,
@@ -62,7 +62,7 @@ def test_nothing_in_flight_and_nothing_unknown_is_chosen(
 
 @_UNHURRIED
 @given(_SETS, _SETS, st.integers(1, 5), _SETS)
-def test_choosing_again_after_the_deletions_chooses_nothing(
+def test_after_the_deletions_nothing_more_is_deleted(
     committed: set[CheckpointName], others: set[CheckpointName], keep: int, damaged: set[CheckpointName]
 ) -> None:
     uncommitted = others - committed
@@ -72,7 +72,7 @@ def test_choosing_again_after_the_deletions_chooses_nothing(
 
 @_UNHURRIED
 @given(_SETS, _SETS, st.integers(1, 5))
-def test_without_a_good_one_nothing_goes(
+def test_without_a_good_checkpoint_nothing_is_deleted(
     committed: set[CheckpointName], others: set[CheckpointName], keep: int
 ) -> None:
     assert _chosen(committed, others - committed, keep=keep, damaged=committed) == []
@@ -87,11 +87,11 @@ def test_damaged_ones_do_not_count() -> None:
     assert _chosen(committed, keep=2, damaged={_name(3)}) == [_name(1)]
 
 
-def test_damaged_one_goes_once_enough_good_ones_are_newer() -> None:
+def test_a_damaged_checkpoint_is_deleted_once_enough_good_ones_are_newer() -> None:
     assert _chosen({_name(1), _name(2), _name(3)}, keep=2, damaged={_name(1)}) == [_name(1)]
 
 
-def test_torn_one_of_a_lost_generation_goes_even_when_its_step_is_higher() -> None:
+def test_an_incomplete_checkpoint_of_a_lost_generation_is_deleted_even_with_a_higher_step() -> None:
     assert _chosen({_name(10, generation=2)}, {_name(12, generation=1)}) == [_name(12, generation=1)]
 
 

@@ -58,7 +58,7 @@ class TestQueue:
         assert _brief(decisions) == [("Wait", "large", 0), ("Wait", "small", 0)]
         assert "behind large" in decisions[1].reason
 
-    def test_a_job_that_could_never_run_here_blocks_nobody(self) -> None:
+    def test_a_job_that_can_never_run_here_blocks_no_other(self) -> None:
         decisions = decide([_job("gpu", 2, 2, need=ONE_GPU, at=1), _job("cpu", at=2)], _nodes(4))
         assert _brief(decisions) == [("Wait", "gpu", 0), ("Start", "cpu", 1)]
         assert "the whole cluster (4 CPU, 0 GPU" in decisions[0].reason and "Add nodes" in decisions[0].reason
@@ -84,11 +84,11 @@ class TestQueue:
 
 
 class TestRunning:
-    def test_a_running_job_grows_when_nobody_waits(self) -> None:
+    def test_a_running_job_grows_if_no_job_waits(self) -> None:
         assert _brief(decide([_job("a", 1, 4, granted=2)], _nodes(3))) == [("Grant", "a", 3)]
         assert decide([_job("a", 1, 2, granted=2)], _nodes(3)) == []
 
-    def test_nobody_grows_while_a_job_waits(self) -> None:
+    def test_no_job_grows_while_another_waits(self) -> None:
         jobs = [_job("a", 1, 4, granted=2), _job("b", 3, 3, at=1)]
         assert _brief(decide(jobs, _nodes(4))) == [("Wait", "b", 0)]
 
@@ -112,11 +112,11 @@ class TestRunning:
         assert _brief(decisions) == [("Wait", "b", 0)]
         assert "behind raised" in decisions[0].reason
 
-    def test_a_job_that_lost_a_node_keeps_its_claim_and_nobody_grows(self) -> None:
+    def test_a_job_that_lost_a_node_keeps_its_claim_and_no_job_grows(self) -> None:
         jobs = [_job("a", 1, 4, granted=4), _job("c", 1, 8, granted=1, need=WorkerNeed(cpus=0.5, gpus=0, memory_gib=0))]
         assert decide(jobs, _nodes(3.5)) == []
 
-    def test_a_leaving_job_keeps_its_grant_and_gets_nothing(self) -> None:
+    def test_a_leaving_job_keeps_its_grant_and_gets_no_more(self) -> None:
         assert decide([_job("a", 1, 4, granted=2, leaving=True)], _nodes(4)) == []
         assert decide([_job("a", 1, 1, granted=2, leaving=True)], _nodes(4)) == []
 

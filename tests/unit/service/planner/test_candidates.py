@@ -1,4 +1,4 @@
-"""Every legal layout is there, once, and nothing else."""
+"""The candidates are all legal layouts, each once, and no others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_product_of_all_five_axes_is_there() -> None:
     assert set(found.level) == set(range(len(LEVELS)))
 
 
-def test_what_means_nothing_is_not_varied() -> None:
+def test_choices_without_effect_are_not_varied() -> None:
     found = _all(_spec(), 4)
     assert set(found.schedule[found.pp == 1]) == {SCHEDULES.index(Schedule.ONE_F_ONE_B)}
     assert set(found.context[found.cp == 1]) == {CONTEXTS.index(ContextMethod.ALL_GATHER)}

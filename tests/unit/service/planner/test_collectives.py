@@ -27,10 +27,10 @@ def test_inside_a_node(round_numbers: Any) -> None:
     assert inside.exchange_s(np.array([1e9])) == pytest.approx(0.75 * 0.1)
 
 
-def test_members_that_share_a_node_use_all_their_cards(round_numbers: Any) -> None:
-    eight = _group(round_numbers, 8, 1)  # 4 members a node: 4 GB/s
+def test_ranks_on_one_node_use_all_its_network_cards(round_numbers: Any) -> None:
+    eight = _group(round_numbers, 8, 1)  # 4 ranks per node: 4 GB/s
     assert eight.gather_s(np.array([8e9])) == pytest.approx(7e9 / 4e9 + 1e-3)
-    spread = _group(round_numbers, 8, 4)  # one member a node: 1 GB/s
+    spread = _group(round_numbers, 8, 4)  # one rank per node: 1 GB/s
     assert spread.gather_s(np.array([8e9])) == pytest.approx(7e9 / 1e9 + 1e-3)
 
 

@@ -12,7 +12,7 @@ from shoal_service.planner.cuts import balanced, cut
 from shoal_service.planner.shape import shape_of
 
 
-def test_a_head_that_costs_as_much_as_a_block_takes_a_blocks_place() -> None:
+def test_a_head_that_costs_as_much_as_a_block_counts_as_a_block() -> None:
     assert balanced([1.0] * 80, 16, 1.1) == (5,) * 14 + (6, 4)
     assert balanced([1.0] * 8, 4) == (2, 2, 2, 2)
 

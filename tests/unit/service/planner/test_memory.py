@@ -64,7 +64,7 @@ def test_on_one_rank_by_hand(shape: Any, round_numbers: Any) -> None:
     assert parts[BytesPart.RESERVED] == 1000
 
 
-def test_each_shard_level_cuts_what_it_says(shape: Any, round_numbers: Any) -> None:
+def test_each_shard_level_reduces_the_named_parts(shape: Any, round_numbers: Any) -> None:
     whole, gradients, full = (_parts(shape, round_numbers, dp_shard=4, level=LEVELS.index(x)) for x in ShardLevel)
     for parts in (whole, gradients, full):
         assert parts[BytesPart.PARAMETERS] == PARAMS
@@ -86,14 +86,14 @@ def test_one_micro_batchs_gradients_come_as_its_activations_go(shape: Any, round
     assert uncut[BytesPart.GRADIENTS] == 4 * PARAMS - uncut[BytesPart.ACTIVATIONS] + moving
 
 
-def test_half_precision_halves_what_is_gathered_and_kept(shape: Any, round_numbers: Any) -> None:
+def test_half_precision_halves_gathered_and_saved_bytes(shape: Any, round_numbers: Any) -> None:
     half = _parts(shape, round_numbers, Work(2, 4, 2))
     assert half[BytesPart.GATHERED] == 2 * PARAMS
     assert half[BytesPart.PARAMETERS] == 4 * PARAMS
     assert half[BytesPart.ACTIVATIONS] < _parts(shape, round_numbers)[BytesPart.ACTIVATIONS]
 
 
-def test_context_parallelism_cuts_tokens_and_shards_parameters(shape: Any, round_numbers: Any) -> None:
+def test_context_parallelism_splits_tokens_and_shards_parameters(shape: Any, round_numbers: Any) -> None:
     one, two = _parts(shape, round_numbers), _parts(shape, round_numbers, cp=2)
     assert two[BytesPart.ACTIVATIONS] == one[BytesPart.ACTIVATIONS] / 2
     assert two[BytesPart.PARAMETERS] == one[BytesPart.PARAMETERS] / 2
@@ -133,5 +133,5 @@ def test_more_recomputation_never_needs_more_memory(tp: int, pp: int, experts: i
         for mode in (Recompute.FULL, Recompute.SELECTIVE, Recompute.NONE)
     ]
     assert kept[0] <= kept[1] * 1.0001
-    # one block is made again at a time: with one block in flight there is nothing to gain
+    # one block is recomputed at a time: with one block in flight recomputation saves nothing
     assert kept[1] <= kept[2] * 1.0001 or pp == 4

@@ -1,4 +1,4 @@
-"""What `plan` answers, for every world, and what it says about it."""
+"""The answers of `plan` for every world size, and their notes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_fixed_degrees_are_respected_where_they_fit(job: Any) -> None:
     assert "need a multiple of 4 workers: replanned" in reason
 
 
-def test_ranks_idle_if_that_is_asked_for(job: Any) -> None:
+def test_ranks_idle_if_the_caller_allows_it(job: Any) -> None:
     spec = job(parallelism={"tp": 2, "otherwise": "idle"}, elasticity={"min_workers": 2, "max_workers": 8})
     layout, reason = _planned(spec, 7)
     assert (layout.tp, layout.dp_shard) == (2, 3)
@@ -91,7 +91,7 @@ def test_plans_of_all_sizes_can_be_had_ahead(job: Any) -> None:
     assert ahead == {world: plan(spec, world) for world in range(1, 5)}
 
 
-def test_a_change_of_elasticity_keeps_what_is_known(job: Any) -> None:
+def test_a_change_of_elasticity_keeps_the_plans(job: Any) -> None:
     plan_ahead(job(elasticity={"max_workers": 3}, batch={"global_size": 9, "micro_size": 1}))
     known = _remembered.cache_info().misses
     for world in (1, 2, 3):

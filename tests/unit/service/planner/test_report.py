@@ -1,4 +1,4 @@
-"""The ranked table, and what it says where there is nothing to rank or nothing fits."""
+"""The ranked table, and its notes if there is no layout or none fits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_large_models_on_1024_h100_have_a_credible_utilisation(name: str, least:
     assert best.layout.tp <= 8
 
 
-def test_a_model_that_is_too_large_says_what_would_fit() -> None:
+def test_for_a_model_that_is_too_large_the_report_names_what_would_fit() -> None:
     found = rank(_example("llama-70b"), 16, PROFILES["l40s"])
     assert found.num_fitting == 0
     assert "70.6 B parameters do not fit on 16 GPUs of 48 GiB" in found.note
@@ -65,7 +65,7 @@ def test_a_world_without_a_layout_names_the_nearest_that_has_one(job: Any) -> No
     assert "nearest world that has one: 10" in found.note
 
 
-def test_nothing_is_predicted_of_a_users_task(job: Any) -> None:
+def test_a_users_task_has_no_prediction(job: Any) -> None:
     found = rank(job(task="mine:Task", data={}), 4)
     assert found.predictions == ()
     assert "does not know the sizes" in found.note

@@ -41,7 +41,7 @@ def test_experts_by_hand(job: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "params", "active"), [("llama-70b", 70.6e9, 70.6e9), ("moe-671b", 671e9, 37e9)])
-def test_the_large_examples_have_the_size_they_say(name: str, params: float, active: float) -> None:
+def test_the_large_examples_have_their_stated_sizes(name: str, params: float, active: float) -> None:
     shape = shape_of(parse_spec(yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text(encoding="utf-8"))))
     assert shape is not None
     assert shape.params == pytest.approx(params, rel=0.005)

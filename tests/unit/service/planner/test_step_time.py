@@ -77,7 +77,7 @@ def test_tensor_parallelism_gathers_and_reduces_in_every_layer(shape: Any, fast_
     assert parts[SecondsPart.TP] == pytest.approx(4 * (4 * 8 + 4) * 0.5 * hidden / 1e10)
 
 
-def test_an_uneven_deal_is_padding(shape: Any, fast_memory: Any) -> None:
+def test_an_uneven_partition_has_padding(shape: Any, fast_memory: Any) -> None:
     parts = _parts(shape, fast_memory, dp_shard=3, fed=2)
     assert parts[SecondsPart.PADDING] == pytest.approx(parts[SecondsPart.COMPUTE] / 4 * 3 * (2 - 4 / 3))
 

@@ -145,7 +145,7 @@ def test_the_end_is_reported_with_the_last_items_and_not_before() -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", ["event", "log", "state", "end"])
-def test_a_long_poll_wakes_at_once(what: str) -> None:
+def test_a_long_poll_wakes_when_a_report_arrives(what: str) -> None:
     outbox = opened()
     seq = outbox.pull(0, 0.0).seq
     answers: list[SupervisorReports] = []

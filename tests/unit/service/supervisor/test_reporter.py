@@ -98,7 +98,7 @@ def test_the_average_of_the_step_time_starts_again_in_each_generation() -> None:
     assert case.reports().status.tokens_per_s == pytest.approx(25.0)
 
 
-def test_news_of_an_older_generation_are_not_shown() -> None:
+def test_reports_of_an_older_generation_are_not_shown() -> None:
     case = Case()
     case.step(5, generation=1)
     reports = case.reports()

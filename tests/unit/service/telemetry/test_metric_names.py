@@ -38,7 +38,7 @@ def test_the_exported_names_are_these() -> None:
     assert {metric.name: (metric.kind.value, metric.labels) for metric in ALL} == SNAPSHOT
 
 
-def test_every_metric_says_what_it_is_and_histograms_have_rising_buckets() -> None:
+def test_every_metric_has_help_and_histograms_have_rising_buckets() -> None:
     for metric in ALL:
         assert metric.help.endswith(".")
         assert (metric.kind is Kind.HISTOGRAM) == bool(metric.buckets)

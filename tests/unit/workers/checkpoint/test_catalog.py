@@ -166,7 +166,7 @@ def test_retain_leaves_damaged_good_and_in_flight_ones(
     assert catalog.newest(excluding=[third, second]) == first
 
 
-def test_half_deleted_checkpoint_is_none_and_goes_next_time(
+def test_a_half_deleted_checkpoint_does_not_count_and_is_deleted_next_time(
     catalog: CheckpointCatalog, commit: Commit, root: str
 ) -> None:
     first, second = commit(10), commit(20)
@@ -191,7 +191,7 @@ def test_writable_root_passes_and_stays_clean(catalog: CheckpointCatalog, root: 
     assert dict(open_directory(root).files()) == {}
 
 
-def test_unwritable_root_says_what_and_why_and_the_way_out(tmp_path: Path) -> None:
+def test_an_unwritable_root_is_refused_with_reason_and_hint(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageUnusable) as caught:
         CheckpointCatalog(f"{tmp_path}/file/job").check_writable()

@@ -1,4 +1,4 @@
-"""The marker: a checkpoint exists once it is there, and only as it was written."""
+"""The commit marker: a checkpoint exists once its marker exists, and only as it was written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_missing_marker_is_damage(root: str) -> None:
         read_marker(f"{root}/{CheckpointName(7, 1, 2)}")
 
 
-def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected(tmp_path: Path) -> None:
     directory = _commit(str(tmp_path), 7)
     path = Path(directory) / MARKER_NAME
     whole = path.read_bytes()
@@ -88,7 +88,7 @@ def test_unreadable_storage_is_not_damage(tmp_path: Path) -> None:
 def test_marker_that_the_disk_cannot_give_back_is_damage(tmp_path: Path) -> None:
     path = Path(_commit(str(tmp_path), 7)) / MARKER_NAME
     path.unlink()
-    path.symlink_to("/proc/self/mem")  # whose first page cannot be read: EIO
+    path.symlink_to("/proc/self/mem")  # its first page cannot be read: EIO
     with pytest.raises(DamagedCheckpoint, match=r"cannot be read: .*Input/output error"):
         read_marker(str(path.parent))
 

@@ -1,4 +1,4 @@
-"""A checksum put together from its pieces' checksums is the checksum of the whole."""
+"""A checksum combined from the checksums of pieces equals the checksum of the whole file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal_workers.checkpoint.crc import combine
 
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
-"""Other processes may hold the cores; that is no finding."""
+"""Other processes may use the cores, which must not fail the test."""
 
 
 @_UNHURRIED

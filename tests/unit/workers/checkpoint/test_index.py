@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal_workers.checkpoint.index import IndexItem, ShardIndex, jsonable
 
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
-"""Other processes may hold the cores; that is no finding."""
+"""Other processes may use the cores, which must not fail the test."""
 
 _ITEM = IndexItem(
     fqn="a.b", dtype="bfloat16", shape=(4, 2), offsets=(2, 0), sizes=(2, 2), file_offset=64, nbytes=8, crc32=5

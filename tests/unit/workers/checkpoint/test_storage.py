@@ -1,4 +1,4 @@
-"""Every kind of storage keeps the same promises."""
+"""Every kind of storage behaves the same."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_missing_file_is_file_not_found(root: str) -> None:
         place.read_into("a", 0, memoryview(bytearray(1)))
 
 
-def test_removing_what_is_not_there_is_no_error(root: str) -> None:
+def test_removing_a_missing_file_is_not_an_error(root: str) -> None:
     place = open_directory(root)
     place.remove_tree()
     place.create()
@@ -70,7 +70,7 @@ def test_removing_what_is_not_there_is_no_error(root: str) -> None:
     assert place.directories() == []
 
 
-def test_directories_and_files_are_told_apart(root: str) -> None:
+def test_directories_and_files_are_distinguished(root: str) -> None:
     place = open_directory(root)
     place.create()
     place.write("file", [b"x"])
@@ -92,7 +92,7 @@ def test_listing_a_missing_directory(root: str) -> None:
         place.files()
 
 
-def test_full_device_is_an_os_error_that_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_device_is_an_os_error_and_leaves_no_file(tmp_path: Path) -> None:
     place = open_directory(str(tmp_path))
     (tmp_path / "a.writing").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"):
@@ -105,7 +105,7 @@ def test_unknown_protocol_is_an_os_error() -> None:
         open_directory("nosuch://bucket/x")
 
 
-def test_opening_touches_nothing(tmp_path: Path) -> None:
+def test_opening_a_directory_creates_nothing(tmp_path: Path) -> None:
     open_directory(f"{tmp_path}/a/b")
     assert list(tmp_path.iterdir()) == []
 

@@ -73,7 +73,7 @@ def test_a_sample_is_known_from_its_position_alone_in_a_set_of_any_size(num: int
     assert sample == sample_at(position, num_samples=num, seed=seed)
 
 
-def test_the_order_is_spread_over_the_whole_set() -> None:
+def test_the_order_covers_the_complete_set() -> None:
     """Every tenth of an epoch reads from every tenth of the samples, about evenly."""
     num = 10_000
     for tenth in range(10):

@@ -30,12 +30,12 @@ def test_names_sort_by_step_then_attempt_then_generation(one: CheckpointName, ot
         "step-000000000001-a01-g1", "step-0000000000001-a1-g1", "step-00000000000١-a1-g1", "COMMIT.json",
     ],
 )  # fmt: skip
-def test_nothing_else_is_taken_for_a_checkpoint(text: str) -> None:
+def test_no_other_name_is_a_checkpoint(text: str) -> None:
     assert CheckpointName.parse(text) is None
 
 
 @given(st.text())
-def test_any_name_can_be_asked_about(text: str) -> None:
+def test_any_text_is_a_valid_argument(text: str) -> None:
     parsed = CheckpointName.parse(text)
     assert parsed is None or str(parsed) == text
 

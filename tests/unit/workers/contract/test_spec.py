@@ -1,4 +1,4 @@
-"""What a spec may say: defaults, cross-field rules with their arithmetic, JSON both ways, a documented schema."""
+"""The spec: defaults, cross-field rules with their arithmetic, JSON in both directions, a documented schema."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ({"task": "no-colon"}, "task 'no-colon' must read \"module:Name\""),
     ],
 )
-def test_a_rule_across_fields_says_its_arithmetic_and_the_way_out(change: dict[str, Any], said: str) -> None:
+def test_a_cross_field_error_has_the_arithmetic_and_the_way_out(change: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec({**LEAST, **change})
     assert said in str(caught.value)

@@ -1,4 +1,4 @@
-"""Samples are the right slices, across shards too, and a corpus that is too small says by how much."""
+"""Samples are the right slices, also across shards. A corpus that is too small is refused with the missing amount."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _tokens(corpus: Corpus, split: Split) -> NDArray[Any]:
 
 @pytest.mark.parametrize("shard_bytes", [1 << 20, 4096, 1])
 @pytest.mark.parametrize("seq_len", [1, 7, 5000])
-def test_samples_are_the_slices_of_the_split_whatever_the_shards(
+def test_samples_are_slices_of_the_split_for_any_shards(
     text_dir: Path, config_of: ConfigOf, shard_bytes: int, seq_len: int
 ) -> None:
     corpus = prepare_corpus(config_of(text_dir, validation_fraction=0.3), lambda _: None, shard_bytes=shard_bytes)

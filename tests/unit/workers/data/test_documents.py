@@ -1,4 +1,4 @@
-"""Documents are the same from any position on, and large files are cut where it hurts nobody."""
+"""Documents are the same from any position on, and large files are cut only between lines."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_a_line_without_end_is_never_cut_inside_a_character(
     assert "".join(d.text.decode() for d in documents) == text
 
 
-def test_max_bytes_takes_whole_documents_only(text_dir: Path, config_of: ConfigOf) -> None:
+def test_max_bytes_takes_only_complete_documents(text_dir: Path, config_of: ConfigOf) -> None:
     sources = find_sources(config_of(text_dir))
     limit = sources[0].num_bytes + sources[1].num_bytes
     assert len(list(read_documents(sources, Position(), max_bytes=limit))) == 2
     assert len(list(read_documents(sources, Position(), max_bytes=limit - 1))) == 1
 
 
-def test_text_that_is_not_utf8_is_replaced_or_refused_with_its_place(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_replaced_or_refused_with_its_position(tmp_path: Path) -> None:
     path = tmp_path / "latin1.txt"
     path.write_bytes(b"caf\xe9 au lait")
     [document] = _read(path)

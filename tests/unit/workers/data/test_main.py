@@ -15,7 +15,7 @@ def _prepare(tmp_path: Path, data: dict[str, object]) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_it_prepares_the_shards_and_says_where_they_are(tmp_path: Path) -> None:
+def test_it_prepares_the_shards_and_prints_their_directory(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be " * 100)
     done = _prepare(tmp_path, {"paths": [str(tmp_path / "a.txt")]})
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""Prepared once, resumed behind the last finished shard, verified, repaired: each with the number of documents read."""
+"""Data is prepared once, resumed after the last finished shard, verified and repaired; each test counts the documents
+read."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def test_a_rename_that_reorders_the_files_moves_no_document_to_the_other_split(
 
 
 @pytest.mark.parametrize("number", [0, 3, -1])
-def test_a_flipped_byte_is_found_and_only_its_shard_made_again(
+def test_a_flipped_byte_is_found_and_only_its_shard_is_rewritten(
     number: int, text_dir: Path, config_of: ConfigOf
 ) -> None:
     corpus, num_documents = _prepare(config_of(text_dir))
@@ -133,7 +134,7 @@ def test_whatever_is_damaged_is_made_again(damage: str, text_dir: Path, config_o
     assert (again, _all_bytes(again)) == (corpus, whole)
 
 
-def test_an_interrupted_preparation_goes_on_behind_its_last_finished_shard(text_dir: Path, config_of: ConfigOf) -> None:
+def test_an_interrupted_preparation_resumes_after_its_last_finished_shard(text_dir: Path, config_of: ConfigOf) -> None:
     whole, num_documents = _prepare(config_of(text_dir, validation_fraction=0.1))
     (text_dir / "039.txt").write_bytes(b"not utf-8: \xff")
     config = config_of(text_dir, validation_fraction=0.1, encoding_errors="strict")
@@ -177,7 +178,7 @@ def test_a_cache_directory_that_cannot_be_made_is_named(text_dir: Path, tmp_path
         _prepare(config)
 
 
-def test_progress_is_told_in_words(tmp_path: Path, config_of: ConfigOf) -> None:
+def test_progress_is_reported_as_text(tmp_path: Path, config_of: ConfigOf) -> None:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_bytes(b"a line\n" * (MIB // 7 + 1))
     told: list[PrepareProgress] = []

@@ -1,4 +1,4 @@
-"""Several processes of one node, and the death of the one that works. Children tell what they do on their pipes."""
+"""Several processes of one node, and the death of the one that prepares. Children report over their pipes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize("stop_at", [1, 20, 39])
-def test_after_sigkill_the_next_goes_on_behind_the_last_finished_shard(
+def test_after_sigkill_the_next_process_resumes_after_the_last_finished_shard(
     stop_at: int, text_dir: Path, config_of: ConfigOf, tmp_path: Path
 ) -> None:
     undisturbed = prepare_corpus(
@@ -77,7 +77,7 @@ def test_after_sigkill_the_next_goes_on_behind_the_last_finished_shard(
         for number, entry in enumerate(undisturbed.index.shards)
         if list((tmp_path / "cache").glob(f"*/tokens-{number:05d}.json"))
     )
-    assert num_kept >= stop_at - 6  # all but the documents of one unfinished shard
+    assert num_kept >= stop_at - 6  # all documents except those of one unfinished shard
     with _child(config) as process:
         num_documents, content_hash = _line(process).split()
     num_closed = len(undisturbed.index.shards)  # the document that does not fit is tokenised again by the next shard

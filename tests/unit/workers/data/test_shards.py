@@ -37,12 +37,12 @@ def test_the_split_is_a_function_of_the_text_and_grows_with_the_fraction(text: b
         assert split_of(text, 0.9999999999) is Split.VALIDATION
 
 
-def test_about_the_asked_share_of_documents_is_for_validation() -> None:
+def test_about_the_requested_share_of_documents_is_for_validation() -> None:
     num_validation = sum(split_of(b"document %d" % n, 0.05) is Split.VALIDATION for n in range(10_000))
     assert 400 < num_validation < 600
 
 
-def test_a_shard_holds_training_then_validation_tokens_each_with_its_ends(tmp_path: Path) -> None:
+def test_a_shard_contains_training_then_validation_tokens_with_document_ends(tmp_path: Path) -> None:
     texts = [b"text number %d" % n for n in range(30)]
     writer = ShardWriter(ByteTokenizer(), validation_fraction=0.3, max_bytes=1 << 20)
     entry = writer.write(tmp_path / "tokens-00000.bin", Position(), _documents(*texts), lambda _: None)

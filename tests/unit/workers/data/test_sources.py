@@ -1,4 +1,4 @@
-"""Which files are read, in which order, and what a user is told when there are none."""
+"""Which files are read, in which order, and the error if there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of an attempt that live until they are killed."""
+"""Processes of an attempt that run until they are killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PROGRAM = Path(__file__).parents[3] / "kit" / "programs" / "attempt_process.py"
 
 
 class AttemptProcess:
-    """A real process: what it leaves behind and when its locks fall is the kernel's doing."""
+    """A real process: the kernel decides when its locks are released and what files remain."""
 
     def __init__(self, root: Path, job: str, node: str, parts: tuple[str, ...]) -> None:
         command = [sys.executable, str(_PROGRAM), str(root), job, node, *parts]

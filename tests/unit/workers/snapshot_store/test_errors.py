@@ -1,4 +1,4 @@
-"""Errors of the RAM tier say what is lost and what to do, and survive crossing a process border."""
+"""Errors of the snapshot store name the loss and the way out, and survive pickling."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_recomputed_activations_count_once(use_reentrant: bool) -> None:
     assert all(torch.equal(one, other) for one, other in zip(plain, recomputed, strict=True))
 
 
-def test_a_pass_without_gradients_and_one_for_company_count_nothing() -> None:
+def test_passes_without_gradients_and_padding_passes_are_not_counted() -> None:
     router = _router()
     with torch.no_grad():
         router(torch.randn(5, 16))
@@ -89,14 +89,14 @@ def test_a_bias_moves_by_its_rate_towards_the_mean_of_all_ranks() -> None:
     assert router.expert_bias.tolist() == [-0.5, 0.5, 0.5, -0.5]
 
 
-def test_a_mean_that_is_no_whole_number_is_compared_exactly() -> None:
+def test_a_fractional_mean_is_compared_exactly() -> None:
     router = _router(num_experts=3, top_k=1, balance_rate=1.0)
     router.expert_load.copy_(torch.tensor([2**53 + 1, 2**53, 2**53]))
     move_biases(router)
     assert router.expert_bias.tolist() == [-1, 1, 1]
 
 
-def test_all_layers_are_summed_at_once_and_no_layer_asks_for_nothing() -> None:
+def test_all_layers_are_summed_in_one_collective_and_without_layers_there_is_none() -> None:
     calls: list[int] = []
     model = Transformer(_config(num_layers=3, num_dense_layers=1), 40)
     sum_load(model, lambda load: calls.append(load.numel()))
@@ -135,7 +135,7 @@ def test_an_even_load_has_a_balance_loss_of_one_and_everything_at_one_expert_of_
     assert balance_loss(scores, torch.tensor([6, 0, 0, 0]), 1).item() == pytest.approx(4.0)
 
 
-def test_the_parts_of_a_balance_loss_add_up_when_each_knows_the_whole_load() -> None:
+def test_the_parts_of_a_balance_loss_add_up_if_each_rank_has_the_global_load() -> None:
     """As under context parallelism."""
     scores, load = torch.rand(6, 4).softmax(-1), torch.tensor([2, 4, 5, 1])
     parts = [balance_loss(scores[:2], load, 2), balance_loss(scores[2:], load, 2)]

@@ -40,7 +40,7 @@ def test_every_example_is_a_valid_spec() -> None:
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("byte-lm.yaml", 0.4e6, 2e6), ("lm-10m.yaml", 9e6, 11e6)])
-def test_the_language_models_have_the_size_they_say(name: str, least: float, most: float) -> None:
+def test_the_language_models_have_their_stated_sizes(name: str, least: float, most: float) -> None:
     spec = _spec(name)
     task = LanguageModel(model=spec.model, data=spec.data, seed=spec.seed)
     assert least < sum(p.numel() for p in task.build_model().parameters()) < most
@@ -52,7 +52,7 @@ def test_the_demo_can_run_on_two_to_four_workers() -> None:
     assert spec.batch.num_micro_batches >= 4
 
 
-def test_the_user_task_is_under_60_lines_and_imports_nothing_of_ours() -> None:
+def test_the_user_task_is_under_60_lines_and_does_not_import_shoal() -> None:
     source = (EXAMPLES / "user-task" / "shapes.py").read_text(encoding="utf-8")
     assert len(source.splitlines()) < 60
     assert "shoal" not in source.lower().replace("shoal's", "")

@@ -1,4 +1,4 @@
-"""What contract/model/hf.py says of transformers' model types is what the installed transformers says."""
+"""contract/model/hf.py agrees with the installed transformers on the model types."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_vocabulary_that_is_too_small_is_refused() -> None:
         _task(config={"model_type": "llama", **SIZES, "vocab_size": 100}).build_model()
 
 
-def test_nothing_is_looked_for_elsewhere(tmp_path: Path) -> None:
+def test_no_other_location_is_searched(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         _task(path=str(tmp_path / "org-name")).build_model()
 

@@ -1,4 +1,4 @@
-"""The built-in task keeps the task contract: prepared data, seeded model, a loss that falls, and errors in words."""
+"""The built-in task meets the task contract: prepared data, seeded model, falling loss, clear errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _batch(task: LanguageModel, size: int = 4) -> dict[str, torch.Tensor]:
     return task.collate(_samples(task, size))
 
 
-def test_prepare_tells_what_it_does_and_may_be_called_again(small_task: SmallTask) -> None:
+def test_prepare_reports_progress_and_may_be_called_again(small_task: SmallTask) -> None:
     task, told = small_task(), list[str]()
     task.prepare(told.append)
     assert told[0].startswith("tokenising")
@@ -110,7 +110,7 @@ def test_settings_are_validated_again_by_the_task(model: dict[str, Any], data: d
         LanguageModel(model=model, data=data, seed=0)
 
 
-def test_missing_text_is_an_error_in_words(small_task: SmallTask) -> None:
+def test_missing_text_is_a_clear_error(small_task: SmallTask) -> None:
     task = LanguageModel(model={}, data={"paths": ["no/such/file.txt"]}, seed=0)
     with pytest.raises(DataError, match=r"data\.paths 'no/such/file\.txt' .*matches no file"):
         task.prepare(lambda _: None)

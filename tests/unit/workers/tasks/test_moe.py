@@ -165,7 +165,7 @@ def test_the_number_of_parameters_is_the_sum_of_its_parts() -> None:
     assert sum(p.numel() for p in model.parameters()) == 40 * 16 + 2 * (attention + norms + mixture) + 16
 
 
-def test_an_expert_is_as_wide_as_a_dense_layer_unless_told_otherwise() -> None:
+def test_an_expert_is_as_wide_as_a_dense_layer_by_default() -> None:
     assert MixtureOfExperts(_config(expert_hidden_dim=None)).experts.gate.shape == (4, 16, 64)
     assert MixtureOfExperts(_config(expert_hidden_dim=None, hidden_dim=24)).experts.gate.shape == (4, 16, 24)
 

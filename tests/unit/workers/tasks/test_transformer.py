@@ -1,4 +1,4 @@
-"""The model is causal, rotates by distance, is drawn from the global generator, and has the size it says."""
+"""The model is causal, rotates by distance, is initialised from the global generator, and has its stated size."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_shorter_sequence_gives_the_same_logits() -> None:
     torch.testing.assert_close(model(tokens)[:, :5], model(tokens[:, :5]), rtol=1e-5, atol=1e-5)
 
 
-def test_tokens_stand_where_their_positions_say() -> None:
+def test_tokens_use_their_given_positions() -> None:
     model = _model()
     tokens = torch.randint(VOCAB, (2, 16))
     assert torch.equal(model(tokens), model(tokens, torch.arange(16)))
@@ -128,7 +128,7 @@ def test_the_first_loss_is_that_of_guessing() -> None:
     assert 5.4 < loss.item() < 6.8  # ln 257 = 5.55, and a tied head begins by expecting the token that it has just read
 
 
-def test_the_rotation_table_is_no_state_and_is_real_even_on_the_meta_device() -> None:
+def test_the_rotation_table_is_not_state_and_is_real_even_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = Transformer(_config(), VOCAB)
     assert "rotations" not in model.state_dict()

@@ -1,4 +1,4 @@
-"""Where the worker-seconds of an attempt go, told by the machine's own turns. Each job here asks for 8 workers."""
+"""The booking of an attempt's worker-seconds, by the machine's own turns. Each job here desires 8 workers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_until_the_first_group_runs_all_workers_are_starting(new_world: NewWorld
     assert seconds(world) == {"starting": 24.0}
 
 
-def test_members_are_productive_and_missing_workers_degraded(new_world: NewWorld) -> None:
+def test_ranks_are_productive_and_missing_workers_degraded(new_world: NewWorld) -> None:
     world = new_world(workers=6).open(then=0)
     before = world.state
     steps(world, 4)
@@ -98,7 +98,7 @@ def test_a_planned_change_costs_no_step_and_is_resizing_until_the_next_group_run
     assert since(world, before)["resizing"] == 8 * (1.0 + 2.0)  # a round of cooperation takes 2 s
 
 
-def test_without_enough_workers_an_incident_goes_on(new_world: NewWorld) -> None:
+def test_an_incident_stays_open_below_min_workers(new_world: NewWorld) -> None:
     world = new_world(workers=2, min_workers=2).open(then=1)
     world.die(0)
     world.recover()
@@ -141,7 +141,7 @@ def test_the_commit_after_the_last_step_is_a_stall(new_world: NewWorld) -> None:
     assert since(world, before) == {"checkpoint_stall": 8.0}
 
 
-def test_a_cancelled_attempt_books_its_unfinished_step_as_idle_and_then_nothing(new_world: NewWorld) -> None:
+def test_a_cancelled_attempt_books_its_unfinished_step_as_idle_and_nothing_after_it(new_world: NewWorld) -> None:
     world = new_world(workers=8).open(then=0)
     steps(world, 1)
     before = world.state
@@ -153,7 +153,7 @@ def test_a_cancelled_attempt_books_its_unfinished_step_as_idle_and_then_nothing(
     assert since(world, before) == {"idle": 2.0}
 
 
-def test_time_in_which_nothing_changes_is_booked_every_few_seconds_only(new_world: NewWorld) -> None:
+def test_time_without_changes_is_booked_only_every_few_seconds(new_world: NewWorld) -> None:
     world = new_world(workers=8).open()
     ledgers = []
     for _ in range(40):
@@ -163,7 +163,7 @@ def test_time_in_which_nothing_changes_is_booked_every_few_seconds_only(new_worl
     assert goodput.show(world.state.ledger).seconds["starting"] >= 5 * ASKED
 
 
-def test_a_supervisor_that_was_restarted_settles_what_it_is_told_again_only_once(new_world: NewWorld) -> None:
+def test_a_restarted_supervisor_books_repeated_reports_once(new_world: NewWorld) -> None:
     world = new_world(workers=8).open(then=0)
     steps(world, 1)
     journal = from_journal(world.state)
@@ -184,7 +184,7 @@ KINDS = ("train", "die", "recover", "pass", "grant", "elastic", "break", "commit
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 7), st.floats(0, 8)), max_size=40))
-def test_what_is_booked_is_the_integral_of_the_workers_asked_for(
+def test_the_booked_seconds_are_the_integral_of_the_desired_workers(
     new_world: NewWorld, life: list[tuple[str, int, float]]
 ) -> None:
     world = new_world(workers=4, standby=1).open()

@@ -1,4 +1,5 @@
-"""Who does not answer, does not hear or does not leave is replaced, each after its own time; nobody waits for ever."""
+"""A worker that does not answer, receive or leave is replaced after the deadline of that wait; every wait is
+bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def killed(world: Any) -> list[int]:
 
 
 def broken(new_world: NewWorld, **settings: Any) -> Any:
-    """Four members, of which the last has died; nothing was delivered since."""
+    """A group of four whose last worker has died; no message was delivered since."""
     world = new_world(workers=4, memory=True, **settings).open(then=6)
     world.die(3)
     world.deliver("lost-3")
@@ -28,7 +29,7 @@ def broken(new_world: NewWorld, **settings: Any) -> Any:
     return world
 
 
-def test_who_does_not_hear_that_it_shall_leave_is_replaced_at_once(new_world: NewWorld) -> None:
+def test_a_worker_that_does_not_receive_the_interrupt_is_replaced_after_the_first_deadline(new_world: NewWorld) -> None:
     world = broken(new_world)
     world.stop(1)
     world.deliver_all()
@@ -43,7 +44,7 @@ def test_who_does_not_hear_that_it_shall_leave_is_replaced_at_once(new_world: Ne
     assert world.state.group.source.step == 6, "both parts lie with their buddies"
 
 
-def test_who_has_heard_it_has_more_time(new_world: NewWorld) -> None:
+def test_a_worker_that_acknowledged_the_interrupt_has_more_time(new_world: NewWorld) -> None:
     world = broken(new_world)
     world.workers[1].is_stuck = True
     world.recover()
@@ -80,7 +81,7 @@ def test_unreachable_after_the_group_broke_is_enough_as_well(new_world: NewWorld
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_unreachable_for_long_is_enough_by_itself(new_world: NewWorld, running: bool) -> None:
+def test_a_worker_that_is_unreachable_for_long_is_lost(new_world: NewWorld, running: bool) -> None:
     world = new_world(workers=2, standby=1, memory=True).open(then=6)
     index = 1 if running else 2
     world.stop(index, unreachable=True)
@@ -102,7 +103,7 @@ def test_one_that_answers_again_is_forgiven(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.RUNNING and killed(world) == []
 
 
-def test_a_spare_that_does_not_answer_takes_nobodys_place(new_world: NewWorld) -> None:
+def test_a_standby_that_does_not_answer_replaces_no_rank(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1, memory=True).open(then=6)
     world.feed(WorkerUnreachable(2, "timed out"))
     world.die(1)
@@ -110,7 +111,7 @@ def test_a_spare_that_does_not_answer_takes_nobodys_place(new_world: NewWorld) -
     assert world.state.group.workers == (0,)
 
 
-def test_the_silence_while_the_supervisor_was_away_kills_nobody(new_world: NewWorld) -> None:
+def test_the_time_without_a_supervisor_kills_no_worker(new_world: NewWorld) -> None:
     world = broken(new_world)
     world.now += 60.0
     world.pass_time(0.25)
@@ -129,7 +130,7 @@ def test_a_busy_queue_puts_no_deadline_off(new_world: NewWorld) -> None:
     assert sorted(killed(world)) == [0, 1, 2]
 
 
-def test_the_time_to_detect_is_bounded_by_the_last_sign_of_life(new_world: NewWorld) -> None:
+def test_the_time_to_detect_is_bounded_by_the_last_report(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
     world.beat(2, beat=7)
     world.now += 0.75
@@ -139,7 +140,7 @@ def test_the_time_to_detect_is_bounded_by_the_last_sign_of_life(new_world: NewWo
     assert world.incidents()[0].detect_s == pytest.approx(0.75)
 
 
-def test_whoever_saw_the_process_die_says_when(new_world: NewWorld) -> None:
+def test_the_witness_of_a_death_states_its_time(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
     world.beat(2, beat=7)
     world.now += 0.75
@@ -156,7 +157,7 @@ def test_whoever_saw_the_process_die_says_when(new_world: NewWorld) -> None:
     assert incident.detect_s == pytest.approx(0.03)
 
 
-def test_a_broken_collective_is_a_later_sign_than_a_beat(new_world: NewWorld) -> None:
+def test_a_broken_collective_is_a_later_sign_of_life_than_a_progress_stamp(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
     world.beat(2, beat=7)
     world.now += 0.5

@@ -1,4 +1,4 @@
-"""Every stage meets every event: nothing raises, nothing is forbidden, and ticks alone lead out of every wait."""
+"""Every stage with every event: no exception, no forbidden transition, and ticks alone end every wait."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def worlds(new_world: NewWorld) -> Iterator[Any]:
 
 
 def _sick_worlds(new_world: NewWorld) -> Iterator[Any]:
-    """Stopped members, drained nodes, members on notice, a straggler, a rank that computes wrong, a lost source."""
+    """Stopped workers, drained nodes, workers with notice, a straggler, a rank that computes wrong, a lost source."""
     world = new_world(workers=3, standby=1, memory=True, health=HEALTH).open(then=6)
     world.stop(1)
     world.stop(3, unreachable=True)
@@ -228,7 +228,7 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
 
 @pytest.mark.parametrize("desired", [Desired.RUN, Desired.PAUSE])
 def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, desired: Desired) -> None:
-    """Nobody ever answers: every stage comes to an end."""
+    """No worker ever answers: every stage ends."""
     for world in worlds(new_world):
         state, now = world.state, world.now
         if state.stage is not Stage.ENDED:

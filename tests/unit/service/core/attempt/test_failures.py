@@ -1,4 +1,4 @@
-"""Ends that no new group can help against: they are told once, with the user's own traceback."""
+"""Failures that a new group cannot fix are reported once, with the user's own traceback."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_loss_that_is_not_finite_ends_the_attempt_and_names_the_step(new_world
     assert world.end.reason is EndReason.NON_FINITE and world.end.message == "step 6: loss is nan"
 
 
-def test_every_process_is_killed_before_the_end_is_told(new_world: NewWorld) -> None:
+def test_every_worker_is_killed_before_the_end_is_reported(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     for worker in world.group():
         world.leave(worker, ExitKind.USER_ERROR, raised("boom"))

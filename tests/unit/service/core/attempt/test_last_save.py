@@ -1,4 +1,4 @@
-"""Training is done, and its result cannot be saved: that is tried again for a while."""
+"""Training is complete and its result cannot be saved: the save is retried for a bounded time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ranks_fail(world: Any) -> None:
 def test_a_last_save_that_fails_is_tried_again_for_a_while(
     new_world: NewWorld, last: Callable[[Any], None], memory: bool
 ) -> None:
-    """But not for ever: else the last steps would be trained again and again, each of them looking like progress."""
+    """The retries are bounded, or the last steps would be trained again and again, each counting as progress."""
     world = new_world(workers=2, memory=memory).open(then=11)
     last(world)
     world.deliver_all()

@@ -1,4 +1,4 @@
-"""Nodes that are drained and workers that are about to be taken away: left at a step boundary, with nothing lost."""
+"""Drained nodes and preempted workers are left at a step boundary, and no step is lost."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_a_drained_node_is_left_once_a_replacement_is_warm(new_world: NewWorld) 
     assert [c.reason for c in world.commands if isinstance(c, KillWorker) and c.index == 1] == ["requested"]
 
 
-def test_a_warm_spare_lets_the_group_leave_at_once(new_world: NewWorld) -> None:
+def test_with_a_warm_standby_the_group_leaves_without_a_wait(new_world: NewWorld) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=5)
     drain(world, "n1")
     assert world.state.stage is Stage.SWITCHING
 
 
-def test_where_nobody_comes_the_group_leaves_smaller(new_world: NewWorld) -> None:
+def test_without_a_replacement_the_group_shrinks(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     drain(world, "n1")
     world.pass_time(2.75)
@@ -102,7 +102,7 @@ def test_unless_its_time_has_come_and_then_a_checkpoint_is_left(new_world: NewWo
     assert world.world_size == 3 and world.state.history.steps_lost == 0
 
 
-def test_a_drain_that_is_taken_back_changes_nothing(new_world: NewWorld) -> None:
+def test_an_undone_drain_changes_nothing(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     drain(world, "n1")
     drain(world)
@@ -110,7 +110,7 @@ def test_a_drain_that_is_taken_back_changes_nothing(new_world: NewWorld) -> None
     assert world.state.stage is Stage.RUNNING and world.state.current.draining_since is None
 
 
-def test_who_was_to_keep_away_from_a_node_is_started_anew_once_it_may_be_used_again(new_world: NewWorld) -> None:
+def test_a_worker_request_that_avoids_a_node_is_renewed_once_the_node_may_be_used(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     drain(world, "n1")
     world.pass_time(5.0)
@@ -131,7 +131,7 @@ def test_a_spare_on_a_drained_node_is_moved(new_world: NewWorld) -> None:
     assert world.count(StartWorker) == 4 and world.state.stage is Stage.RUNNING
 
 
-def test_a_member_lost_on_a_node_that_was_being_left_was_preempted(new_world: NewWorld) -> None:
+def test_a_worker_lost_on_a_node_that_is_being_left_counts_as_preempted(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     drain(world, "n1", in_s=60.0)
     world.die_node("n1")
@@ -152,7 +152,7 @@ def test_a_process_that_gives_notice_is_left_like_a_node(new_world: NewWorld) ->
     assert [c.avoid_nodes for c in world.commands if isinstance(c, StartWorker)][-1] == (), "the node is all right"
 
 
-def test_a_short_notice_lets_nobody_be_waited_for(new_world: NewWorld) -> None:
+def test_a_short_notice_leaves_no_time_to_wait_for_a_replacement(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     notify(world, 1, grace_s=5.0)
     assert world.state.stage is Stage.SWITCHING
@@ -168,7 +168,7 @@ def test_a_process_that_dies_of_what_it_announced_was_preempted(new_world: NewWo
     assert world.state.incident.cause is IncidentCause.PREEMPTED
 
 
-def test_a_notice_is_heard_once(new_world: NewWorld) -> None:
+def test_a_notice_counts_once(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     notify(world, 1, grace_s=30.0)
     notify(world, 1, grace_s=300.0)

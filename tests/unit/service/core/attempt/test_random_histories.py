@@ -1,10 +1,10 @@
-"""Attempts that live through whatever hypothesis thinks of. The world checks each command; here are the laws of a life.
+"""Attempts under random events from hypothesis. The world checks each command; this module checks the whole history.
 
-Laws of every moment are in World (conftest.py): one generation at a time, equal assignments, the newest good
-checkpoint, the newest snapshot that is whole in the memory of those that answer (a member keeps the last two, so while
-all memory survives no more than one step is lost), buddies on other nodes, no call to the dead, nothing left running at
-the end. Here: a generation starts at a state that existed, and from wherever an attempt has got to it comes to run or
-to end once everybody cooperates, or by ticks alone.
+The world (kit/worlds/attempt) checks at every moment: one generation at a time, equal assignments, the newest good
+checkpoint, the newest snapshot that is complete in reachable memory (a rank keeps the last two, so while
+all memory survives no more than one step is lost), buddies on other nodes, no call to dead workers, no worker left at
+the end. This module checks: a generation starts at a state that existed, and from any state an attempt reaches RUNNING
+or its end, once all workers cooperate or by ticks alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TOTAL_STEPS = 40
 def lives_of(
     new_world: NewWorld, *, fatal: bool, memory: bool, nodes: int | None = None
 ) -> type[RuleBasedStateMachine]:
-    """Without `fatal`, nothing happens that rightly ends an attempt, so lives are long."""
+    """Without `fatal`, no event legitimately ends an attempt, so histories are long."""
 
     class Life(RuleBasedStateMachine):
         def __init__(self) -> None:
@@ -294,7 +294,7 @@ def lives_of(
             self.everybody_cooperates_and_it_finishes()
 
         def ticks_alone_lead_to_an_end(self) -> None:
-            """Nobody answers any more."""
+            """No worker answers."""
             state, now = self.world.state, self.world.now
             for _ in range(600):
                 if state.stage is Stage.ENDED:
@@ -317,7 +317,7 @@ def lives_of(
                 if not world.is_whole and world.state.stage is Stage.RUNNING:
                     for worker in world.group():
                         worker.is_stuck = worker.is_stopped
-                    world.break_collectives()  # the collective's own deadline frees whoever waits for the stuck one
+                    world.break_collectives()  # its own timeout wakes the waiting ranks
                 world.cooperate()
             assert world.end is not None, f"still {world.state.stage} at step {world.state.progress.step}"
 
@@ -325,7 +325,7 @@ def lives_of(
 
 
 COMMON = {
-    "phases": [HypothesisPhase.explicit, HypothesisPhase.generate],  # lives shrink too slowly to be of use
+    "phases": [HypothesisPhase.explicit, HypothesisPhase.generate],  # hypothesis shrinks histories too slowly
     "max_examples": 12,
     "stateful_step_count": 50,
     "deadline": None,
@@ -334,14 +334,14 @@ COMMON = {
 }
 
 
-def test_long_lives_with_lost_workers_and_failing_storage(new_world: NewWorld) -> None:
+def test_long_histories_with_lost_workers_and_failing_storage(new_world: NewWorld) -> None:
     run_state_machine_as_test(lives_of(new_world, fatal=False, memory=False), settings=settings(**COMMON))
 
 
-def test_lives_that_may_end_at_any_moment(new_world: NewWorld) -> None:
+def test_histories_that_may_end_at_any_moment(new_world: NewWorld) -> None:
     run_state_machine_as_test(lives_of(new_world, fatal=True, memory=True, nodes=1), settings=settings(**COMMON))
 
 
 @pytest.mark.parametrize("nodes", [None, 2, 3])
-def test_long_lives_with_snapshots_in_memory(new_world: NewWorld, nodes: int | None) -> None:
+def test_long_histories_with_snapshots_in_memory(new_world: NewWorld, nodes: int | None) -> None:
     run_state_machine_as_test(lives_of(new_world, fatal=False, memory=True, nodes=nodes), settings=settings(**COMMON))

@@ -1,4 +1,4 @@
-"""After the supervisor's own death: what was asked for and never answered is asked for again."""
+"""After the supervisor's own death: unanswered requests are sent again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_those_still_in_run_are_interrupted_again(new_world: NewWorld) -> None:
     assert machine.reopen(world.state) == (Interrupt(0, 1), Interrupt(2, 1))
 
 
-def test_those_still_in_run_are_asked_to_yield_again(new_world: NewWorld) -> None:
+def test_workers_still_in_run_receive_the_yield_again(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     world.feed(GrantChanged(2))
     world.train(1)

@@ -1,4 +1,4 @@
-"""Words of generations and workers that are over change nothing."""
+"""Reports of former generations and of removed workers change nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal_workers.contract.messages import ErrorReport, Phase
 NewWorld = Callable[..., Any]
 
 
-def test_news_of_an_older_generation_are_dropped(new_world: NewWorld) -> None:
+def test_reports_of_an_older_generation_are_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     world.die(2)
     world.recover()
@@ -25,7 +25,7 @@ def test_news_of_an_older_generation_are_dropped(new_world: NewWorld) -> None:
     assert world.state == before
 
 
-def test_news_of_a_process_that_is_no_member_are_dropped(new_world: NewWorld) -> None:
+def test_reports_of_a_worker_outside_the_group_are_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     item = next(e.item for e in world.history if isinstance(e, ReportArrived))
     before = world.state
@@ -33,7 +33,7 @@ def test_news_of_a_process_that_is_no_member_are_dropped(new_world: NewWorld) ->
     assert world.state == before
 
 
-def test_words_of_processes_that_were_dropped_change_nothing(new_world: NewWorld) -> None:
+def test_reports_of_removed_workers_change_nothing(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
     info = world.state.pool.worker(0).info
     world.die(1)
@@ -53,7 +53,7 @@ def test_words_of_processes_that_were_dropped_change_nothing(new_world: NewWorld
 
 
 def test_an_answer_of_run_that_comes_twice_counts_once(new_world: NewWorld) -> None:
-    """A supervisor that was restarted asks again for answers that may be on their way."""
+    """A restarted supervisor repeats requests whose answers may be in transit."""
     world = new_world(workers=3).open(then=5)
     world.die(2)
     world.deliver_all()

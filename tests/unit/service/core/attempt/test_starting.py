@@ -1,4 +1,4 @@
-"""From the first look at the storage to the first step."""
+"""From the first search of the storage to the first step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal_workers.contract.messages import Phase
 NewWorld = Callable[..., Any]
 
 
-def test_storage_is_asked_before_any_process_is_started(new_world: NewWorld) -> None:
+def test_the_storage_is_searched_before_any_worker_starts(new_world: NewWorld) -> None:
     world = new_world(workers=2)
     assert world.commands == [FindCheckpoint()]
     world.open()
@@ -49,7 +49,7 @@ def test_a_smaller_group_forms_after_the_settle_time(new_world: NewWorld) -> Non
     assert world.state.stage is Stage.FORMING and world.world_size == 2
 
 
-def test_below_min_workers_nothing_forms_however_long_it_takes(new_world: NewWorld) -> None:
+def test_below_min_workers_no_group_forms_at_any_time(new_world: NewWorld) -> None:
     world = new_world(workers=3, min_workers=2).open()
     world.start(0)
     world.deliver_all()
@@ -82,7 +82,7 @@ def test_an_attempt_resumes_from_what_the_storage_holds(new_world: NewWorld) -> 
     assert world.state.history.steps_lost == 0
 
 
-def test_every_run_call_of_a_generation_meets_at_rank_zeros_store(new_world: NewWorld) -> None:
+def test_every_run_call_of_a_generation_names_rank_zeros_store(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=0)
     runs = [c.assignment for c in world.commands if isinstance(c, Run)]
     assert {(run.store_host, run.store_port) for run in runs} == {("10.0.0.1", 5000)}
@@ -96,7 +96,7 @@ def test_a_task_that_cannot_be_loaded_ends_the_attempt(new_world: NewWorld) -> N
     assert world.end.failure.type == "ImportError" and world.end.failure.phase == Phase.PREPARING
 
 
-def test_a_newcomer_that_cannot_load_the_task_harms_nobody_but_itself(new_world: NewWorld) -> None:
+def test_a_new_worker_that_cannot_load_the_task_does_not_harm_the_group(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
     world.die(1)
     world.recover()
@@ -147,7 +147,7 @@ def test_one_good_start_forgives_the_bad_ones_before_it(new_world: NewWorld) -> 
 
 
 def test_beside_a_running_group_failing_starts_are_tried_ever_more_slowly(new_world: NewWorld) -> None:
-    """Else a broken node would be offered new workers as fast as they can die, for as long as the job lives."""
+    """Otherwise a broken node would get new workers as fast as they die, until the end of the job."""
     world = new_world(workers=2).open(then=5)
     world.die(1)
     world.recover()

@@ -1,4 +1,4 @@
-"""Planned changes happen at a step boundary, with the checkpoint of that very step: nothing is lost."""
+"""Planned changes happen at a step boundary, with the checkpoint of that step, and lose no step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NewWorld = Callable[..., Any]
 
 
 def grown(world: Any) -> Any:
-    """A running group of two that has a third, warm worker and has been asked to stop for it."""
+    """A running group of two with a third, warm worker, which received a yield because of it."""
     world.feed(GrantChanged(3))
     world.pass_time(0.25)
     world.start_all()
@@ -51,7 +51,7 @@ def test_a_group_does_not_grow_while_another_newcomer_may_settle(new_world: NewW
     assert world.events("generation.switching")[0]["reason"] == "grow 1 -> 3"
 
 
-def test_a_newcomer_that_takes_too_long_is_not_waited_for(new_world: NewWorld) -> None:
+def test_the_wait_for_a_new_worker_is_bounded(new_world: NewWorld) -> None:
     world = new_world(workers=1).open(then=1)
     world.feed(GrantChanged(3))
     world.start(1)
@@ -103,7 +103,7 @@ def test_death_after_only_some_have_yielded(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.RUNNING and world.incidents()[0].steps_lost == 3
 
 
-def test_a_newcomer_that_dies_meanwhile_costs_nothing(new_world: NewWorld) -> None:
+def test_a_new_worker_that_dies_during_the_switch_costs_no_step(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=6))
     world.die(2)
     world.run(1)
@@ -113,7 +113,7 @@ def test_a_newcomer_that_dies_meanwhile_costs_nothing(new_world: NewWorld) -> No
     assert world.state.progress.step == 7 and world.incidents() == []
 
 
-def test_death_while_the_commit_is_in_flight_loses_nothing(new_world: NewWorld) -> None:
+def test_a_death_during_the_commit_loses_no_step(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=5))
     world.train(1)
     world.deliver_all()
@@ -126,8 +126,8 @@ def test_death_while_the_commit_is_in_flight_loses_nothing(new_world: NewWorld) 
     assert world.state.group.restored == "step-000000000006-a1-g1" and world.incidents() == []
 
 
-def test_a_member_that_dies_with_its_part_untold_makes_the_group_go_back(new_world: NewWorld) -> None:
-    """It has left `run`, but nobody will ever hear of its files: waiting for the commit would be in vain."""
+def test_a_worker_that_dies_before_reporting_its_part_makes_the_group_roll_back(new_world: NewWorld) -> None:
+    """It has left `run`, but its files will never be reported, so the commit cannot be awaited."""
     world = grown(new_world(workers=2).open(then=6))
     world.train(1)
     world.deliver("exit-0")
@@ -145,7 +145,7 @@ def test_a_member_that_dies_with_its_part_untold_makes_the_group_go_back(new_wor
     assert incident.closed and incident.ranks == (1,) and incident.steps_lost == 3
 
 
-def test_a_member_that_dies_with_its_part_of_the_result_untold_does_not_fail_the_job(new_world: NewWorld) -> None:
+def test_a_worker_that_dies_before_reporting_its_part_of_the_result_does_not_fail_the_job(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=11)
     world.train(1)
     world.deliver("exit-1")
@@ -161,7 +161,7 @@ def test_a_member_that_dies_with_its_part_of_the_result_untold_does_not_fail_the
     assert world.end.reason is EndReason.FINISHED and world.end.step == 12
 
 
-def test_a_switch_whose_commit_fails_goes_on_from_the_checkpoint_before(new_world: NewWorld) -> None:
+def test_a_switch_whose_commit_fails_continues_from_the_previous_checkpoint(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=6))
     world.train(1)
     world.deliver_all()
@@ -174,7 +174,7 @@ def test_a_switch_whose_commit_fails_goes_on_from_the_checkpoint_before(new_worl
     assert world.state.history.steps_lost == 3, "steps that are done again are owned up to"
 
 
-def test_a_switch_whose_commit_hangs_goes_on_after_the_deadline(new_world: NewWorld) -> None:
+def test_a_switch_whose_commit_hangs_continues_after_the_deadline(new_world: NewWorld) -> None:
     world = grown(new_world(workers=2).open(then=6))
     world.train(1)
     world.deliver_all()
@@ -205,7 +205,7 @@ def test_a_boundary_that_is_never_reached_breaks_the_group_up(new_world: NewWorl
     assert world.state.stage is Stage.RUNNING and world.world_size == 3
 
 
-def test_a_member_that_never_follows_the_others_out_of_the_last_step_is_not_waited_for(new_world: NewWorld) -> None:
+def test_the_wait_for_a_rank_that_does_not_leave_the_last_step_is_bounded(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=11)
     world.train(1)
     world.deliver("exit-0")
@@ -222,7 +222,7 @@ def _last_run(world: Any, index: int) -> Any:
     return [c.assignment for c in world.commands if isinstance(c, Run) and c.index == index][-1]
 
 
-def test_nobody_who_has_left_is_asked_to_stop(new_world: NewWorld) -> None:
+def test_ranks_that_have_left_receive_no_yield(new_world: NewWorld) -> None:
     """The first rank has finished and the grant shrinks before the other ranks report; they are about to finish."""
     world = new_world(workers=3).open(then=11)
     world.train(1)
@@ -235,7 +235,7 @@ def test_nobody_who_has_left_is_asked_to_stop(new_world: NewWorld) -> None:
     assert world.end.reason is EndReason.FINISHED
 
 
-def test_a_finished_member_is_not_released_before_its_part_is_heard_of(new_world: NewWorld) -> None:
+def test_a_finished_rank_is_not_released_before_its_part_is_reported(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     world.die(0)
     world.recover()
@@ -255,7 +255,7 @@ def test_a_finished_member_is_not_released_before_its_part_is_heard_of(new_world
 
 
 @pytest.mark.parametrize("stage", [Stage.OPENING, Stage.STARTING, Stage.WAITING, Stage.FALLING_BACK])
-def test_a_pause_without_a_group_ends_the_attempt_at_once(new_world: NewWorld, stage: Stage) -> None:
+def test_a_pause_without_a_group_ends_the_attempt_immediately(new_world: NewWorld, stage: Stage) -> None:
     world = new_world(workers=2, min_workers=2)
     if stage is Stage.STARTING:
         world.open()
@@ -276,7 +276,7 @@ def test_a_pause_without_a_group_ends_the_attempt_at_once(new_world: NewWorld, s
     assert world.end.reason is EndReason.PAUSED
 
 
-def test_a_pause_of_a_running_group_keeps_every_step(new_world: NewWorld) -> None:
+def test_a_pause_of_a_running_group_loses_no_step(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
     world.feed(DesiredChanged(Desired.PAUSE))
     assert world.state.stage is Stage.SWITCHING and job_state(world.state) is JobState.PAUSING
@@ -319,7 +319,7 @@ def test_a_pause_while_the_commit_is_in_flight_waits_for_it(new_world: NewWorld)
     assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
-def test_a_pause_that_is_taken_back_goes_on_training(new_world: NewWorld) -> None:
+def test_after_an_undone_pause_training_continues(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
     world.feed(DesiredChanged(Desired.PAUSE))
     world.feed(DesiredChanged(Desired.RUN))
@@ -338,7 +338,7 @@ def test_a_pause_in_the_last_step_finishes_instead(new_world: NewWorld) -> None:
 
 
 @pytest.mark.parametrize("steps", [None, 0, 5])
-def test_a_cancel_kills_everything_at_once(new_world: NewWorld, steps: int | None) -> None:
+def test_a_cancel_kills_all_workers_immediately(new_world: NewWorld, steps: int | None) -> None:
     world = new_world(workers=3).open(then=steps)
     world.feed(DesiredChanged(Desired.CANCEL))
     assert world.end.reason is EndReason.CANCELLED

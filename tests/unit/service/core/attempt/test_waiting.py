@@ -1,4 +1,5 @@
-"""Fewer than elasticity.min_workers: the attempt waits, says until when, and resumes by itself."""
+"""With fewer workers than elasticity.min_workers the attempt waits until a stated deadline and resumes without a
+request."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def waiting(new_world: NewWorld, **settings: Any) -> Any:
     return world
 
 
-def test_it_says_what_it_waits_for_and_until_when(new_world: NewWorld) -> None:
+def test_the_status_states_what_it_waits_for_and_until_when(new_world: NewWorld) -> None:
     world = waiting(new_world)
     status = status_of(world.state, Readings(), spec_version=1)
     assert status.state is JobState.WAITING and status.reason == "min_workers_unreachable"
@@ -34,7 +35,7 @@ def test_it_says_what_it_waits_for_and_until_when(new_world: NewWorld) -> None:
     assert world.events("job.waiting") == [{"warm": 2, "min_workers": 3, "until": world.now + 30.0}]
 
 
-def test_it_asks_for_a_replacement_and_resumes_once_it_is_warm(new_world: NewWorld) -> None:
+def test_it_requests_a_replacement_and_resumes_once_it_is_warm(new_world: NewWorld) -> None:
     world = waiting(new_world)
     assert world.count(StartWorker) == 4
     world.pass_time(20.0)
@@ -61,7 +62,7 @@ def test_a_lower_minimum_lets_it_go_on_with_what_is_there(new_world: NewWorld) -
     assert world.state.stage is Stage.FORMING and world.world_size == 2
 
 
-def test_survivors_that_die_while_it_waits_are_replaced_too(new_world: NewWorld) -> None:
+def test_survivors_that_die_during_the_wait_are_replaced(new_world: NewWorld) -> None:
     world = waiting(new_world)
     world.die(0)
     world.deliver_all()

@@ -1,4 +1,4 @@
-"""A job whose parallelism its workers cannot have is refused at submit, with the nearest legal choice."""
+"""A job whose parallelism does not fit its workers is refused at submit, with the nearest legal choice."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_elastic_degrees_need_one_world_that_fits(change: dict[str, Any]) -> Non
     assert infeasible(parse_spec({**LEAST, **change})) == ()
 
 
-def test_hostile_degrees_are_refused_at_once() -> None:
+def test_hostile_degrees_are_refused_quickly() -> None:
     for axis in ("tp", "pp", "cp", "ep", "dp_shard", "dp_replicate"):
         with pytest.raises(SpecError):
             parse_spec({**LEAST, "parallelism": {axis: 2**53}})
 
 
-def test_auto_shards_by_what_the_other_degrees_leave() -> None:
+def test_auto_sets_dp_shard_from_the_other_degrees() -> None:
     fixed = ParallelismSpec(tp=2, pp=2)
     layout = fixed_layout(fixed, 12, None)
     assert layout is not None and (layout.dp_shard, layout.world_size) == (3, 12)

@@ -1,4 +1,4 @@
-"""Each rule, by a layout that breaks it and nothing else; the sentence holds the arithmetic and the way out."""
+"""Each rule, by a layout that breaks only this rule. The message contains the arithmetic and the way out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _violations(layout: dict[str, Any], model: dict[str, Any], **spec: Any) -> t
         ({"tp": 2}, {**DENSE, "dropout": 0.1}, Rule.DROPOUT_NEEDS_DATA_AXES, "set model.dropout to 0"),
     ],
 )  # fmt: skip
-def test_a_broken_rule_says_its_arithmetic(layout: Any, model: Any, rule: Rule, said: str) -> None:
+def test_the_message_of_a_broken_rule_has_its_arithmetic(layout: Any, model: Any, rule: Rule, said: str) -> None:
     [violation] = _violations(layout, model)
     assert violation.rule is rule
     assert said in violation.message

@@ -1,4 +1,4 @@
-"""What a refused spec tells its author, and that nothing but SpecError ever comes out, whatever goes in."""
+"""The messages of refused specs. Every input raises SpecError or is accepted; no other exception leaves the parser."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_message_reads_well(document: Any, said: str) -> None:
     assert len(caught.value.problems) == 1
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     paths = {p.path for p in _problems({"batch": {"micro_size": 0}, "seed": -1, "model": {"dim": "x"}, "data": {}})}
     assert paths == {"batch.micro_size", "seed", "model.dim", "data", "stop"}
 

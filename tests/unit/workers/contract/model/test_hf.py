@@ -34,7 +34,7 @@ def _plan(**changes: Any) -> Any:
     return plan_of(_spec({"config": {**CONFIG, **changes}}))
 
 
-def test_a_config_says_how_the_model_may_be_cut() -> None:
+def test_a_config_determines_how_the_model_may_be_split() -> None:
     plan = _plan()
     assert (plan.blocks, plan.num_blocks, plan.hidden_size) == ("network.model.layers", 3, 48)
     assert (plan.num_heads, plan.num_kv_heads, plan.widths) == (6, 2, {"intermediate_size": 96})
@@ -44,7 +44,7 @@ def test_a_config_says_how_the_model_may_be_cut() -> None:
     assert _plan(tie_word_embeddings=True).tied == {"network.lm_head.weight": "network.model.embed_tokens.weight"}
 
 
-def test_a_directory_says_the_same_and_is_not_needed_at_submit(tmp_path: Path) -> None:
+def test_a_directory_gives_the_same_plan_and_is_not_needed_at_submit(tmp_path: Path) -> None:
     model = {"path": str(tmp_path)}
     assert plan_of(_spec(model)) is None
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
@@ -58,7 +58,7 @@ def test_what_is_not_known_has_the_data_axes(changes: dict[str, Any]) -> None:
     assert _plan(**changes) is None
 
 
-def test_a_padding_token_keeps_the_vocabulary_whole() -> None:
+def test_with_a_padding_token_the_vocabulary_is_not_split() -> None:
     assert TensorStyle.HEAD not in _plan(pad_token_id=0).tensor.values()
 
 
@@ -86,7 +86,7 @@ def test_a_model_has_one_source_and_a_type(model: dict[str, Any]) -> None:
         _spec(model)
 
 
-def test_the_planner_hears_of_its_sizes() -> None:
+def test_the_planner_uses_its_sizes() -> None:
     same = as_language_model(HuggingFaceConfig(config={**CONFIG, "head_dim": 16}, seq_len=64))
     assert same is not None
     assert (same.dim, same.num_layers, same.head_dim, same.hidden_dim, same.seq_len) == (48, 3, 16, 96, 64)

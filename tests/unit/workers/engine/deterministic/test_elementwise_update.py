@@ -1,4 +1,5 @@
-"""The default optimizer is element-wise to the last bit: how its parameters are cut does not show. Clipping too."""
+"""The default optimizer and clipping are element-wise bit for bit: the sharding of parameters does not change a
+result."""
 
 from __future__ import annotations
 

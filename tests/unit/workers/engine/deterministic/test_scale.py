@@ -15,7 +15,7 @@ from shoal_workers.engine.deterministic.scale import NUM_RUNGS, rung_of, scale_o
     ("largest", "rung"),
     [(0.0, 0), (4095.99, 0), (4096.0, 1), (2.0**36, 2), (3.4e38, 5), (math.inf, None), (math.nan, None)],
 )
-def test_rungs_begin_where_the_table_says(largest: float, rung: int | None) -> None:
+def test_rungs_begin_at_the_values_of_the_table(largest: float, rung: int | None) -> None:
     assert rung_of(largest) == rung
 
 
@@ -42,6 +42,6 @@ def test_the_rung_of_all_is_the_highest_of_the_ranks(one: float, other: float) -
     assert rung_of(max(one, other)) == max(rung_of(one) or 0, rung_of(other) or 0)
 
 
-def test_scales_are_powers_of_two_that_fp32_can_say() -> None:
+def test_scales_are_powers_of_two_within_fp32() -> None:
     assert [math.frexp(scale_of(rung))[0] for rung in range(NUM_RUNGS)] == [0.5] * NUM_RUNGS
     assert scale_of(NUM_RUNGS - 1) > 2.0**-126

@@ -19,7 +19,7 @@ def test_a_yield_does_not_reach_the_next_generation() -> None:
     assert not fence.is_fenced(3)
 
 
-def test_a_yield_is_durable_once_anybody_asks_for_that() -> None:
+def test_a_yield_is_durable_once_any_request_is() -> None:
     fence = Fence()
     fence.request_yield(3, durable=False)
     assert not fence.is_durable_requested(3)

@@ -42,7 +42,7 @@ def test_everything_but_the_drawn_weights_is_as_ever() -> None:
     assert torch.equal(built.norm.weight, usual.norm.weight)
 
 
-def test_nothing_is_drawn_for_parameters() -> None:
+def test_no_random_numbers_are_drawn_for_parameters() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     build_for_restore(Rotated)

@@ -12,7 +12,7 @@ from shoal_workers.engine.parallel.compression import mixed_precision
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def test_fp32_casts_nothing() -> None:
+def test_fp32_has_no_casts() -> None:
     assert mixed_precision(Precision.FP32) == MixedPrecisionPolicy()
 
 

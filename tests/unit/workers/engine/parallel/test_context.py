@@ -1,4 +1,4 @@
-"""Batches are cut as the plan says, wrong ones are refused by name; a rank's attention computes its rows only."""
+"""Batches are split as the plan says, wrong ones are refused by name, and a rank's attention computes only its rows."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_batch_that_does_not_fit_the_plan_is_refused_by_name(wrong: Any, words
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
-def test_the_rows_of_all_ranks_are_the_whole_attention(degree: int) -> None:
+def test_the_rows_of_all_ranks_together_are_the_full_attention(degree: int) -> None:
     q, k, v = torch.randn(2, 4, 24, 8), torch.randn(2, 2, 24, 8), torch.randn(2, 2, 24, 6)
     whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2, enable_gqa=True)
     parts = [attend(own_part(q, rank, degree, 2), k, v, rank, degree, scale=0.2) for rank in range(degree)]

@@ -22,7 +22,7 @@ def test_work_is_equal(degree: int) -> None:
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-def test_parts_put_in_order_are_the_whole(degree: int) -> None:
+def test_the_parts_in_order_are_the_full_sequence(degree: int) -> None:
     whole = torch.arange(2 * 48 * 3).view(2, 48, 3)
     parts = by_rank(whole, degree, -2)
     assert parts.shape == (degree, 2, 48 // degree, 3)

@@ -1,4 +1,4 @@
-"""Recomputation changes memory and nothing else: not a bit of a gradient, not a name, not a count."""
+"""Recomputation changes only memory: no bit of a gradient, no name and no count."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the tensors that were made inside and that somebody still holds."""
+    """Bytes of the tensors that were created in the block and are still referenced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,14 +146,14 @@ def test_names_and_modules_stay(mode: Recompute) -> None:
 
 
 @pytest.mark.parametrize("mode", list(Recompute))
-def test_a_block_that_asks_counts_once(mode: Recompute) -> None:
+def test_a_recomputed_block_counts_once(mode: Recompute) -> None:
     model = build(mode)
     gradients(model, torch.randn(4, 32, 16))
     assert [block.seen.item() for block in model.inner["blocks"]] == [4 * 32] * 3
 
 
 @pytest.mark.parametrize("mode", list(Recompute))
-def test_without_gradients_nothing_is_kept(mode: Recompute) -> None:
+def test_without_gradients_no_activation_is_saved(mode: Recompute) -> None:
     with torch.no_grad():
         assert not build(mode)(torch.randn(4, 32, 16)).requires_grad
 

@@ -30,12 +30,12 @@ def test_a_cheap_thing_is_done_every_step() -> None:
     assert noted(0.01, step_s=1.0, cost_s=0.009).every_steps == 1
 
 
-def test_a_dear_thing_waits_as_many_steps_as_the_budget_asks() -> None:
+def test_an_expensive_action_waits_the_number_of_steps_that_the_budget_requires() -> None:
     assert noted(0.01, step_s=0.1, cost_s=0.02).every_steps == 20
 
 
 @given(st.floats(0.001, 1), st.floats(1e-3, 100), st.floats(1e-4, 100))
-def test_the_share_keeps_near_the_budget(budget: float, step_s: float, cost_s: float) -> None:
+def test_the_share_stays_near_the_budget(budget: float, step_s: float, cost_s: float) -> None:
     pace = noted(budget, step_s, cost_s)
     assert pace.share <= budget * 1.0001
 
@@ -75,7 +75,7 @@ def test_copies_and_sends_share_one_budget(copy_s: float, send_s: float, copies:
     assert pace.share <= 0.01 + 1e-9
 
 
-def test_a_pace_between_two_steps_is_kept_on_average() -> None:
+def test_a_fractional_interval_is_met_on_average() -> None:
     pace = noted(0.01, step_s=0.1, cost_s=0.0024)
     assert pace.every_steps == 2.5
 

@@ -1,4 +1,4 @@
-"""The same bits as torch.optim.AdamW, wherever the results go; what was there before stays as it was."""
+"""The same bits as torch.optim.AdamW, written into the other buffer; the previous values do not change."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _step_elsewhere(optimizer: DoubleBufferedAdamW, parameters: list[nn.Paramete
         optimizer.state[parameter]["exp_avg_sq"] = target.exp_avg_sq
 
 
-def test_what_has_no_other_place_is_updated_in_place() -> None:
+def test_a_tensor_without_a_second_buffer_is_updated_in_place() -> None:
     first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     optimizer = DoubleBufferedAdamW([first, second], lr=0.1, foreach=True)
     for parameter in (first, second):

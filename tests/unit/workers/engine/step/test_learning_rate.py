@@ -29,7 +29,7 @@ def test_the_decay_ends_at_the_minimum_in_the_last_update(name: str) -> None:
     assert lr_factor(schedule, 25, 20) == pytest.approx(0.1)
 
 
-def test_half_way_down_cosine_and_linear_meet() -> None:
+def test_cosine_and_linear_are_equal_half_way() -> None:
     for name in ("cosine", "linear"):
         schedule = ScheduleSpec.model_validate({"name": name, "warmup_steps": 0, "min_lr_ratio": 0.0})
         assert lr_factor(schedule, 9, 20) == pytest.approx(0.5)

@@ -18,10 +18,10 @@ def _is_fused(settings: dict[str, Any], *, deterministic: bool = False) -> bool:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_auto_is_not_fused_where_parameters_lie_on_the_cpu(deterministic: bool) -> None:
+def test_auto_is_not_fused_for_parameters_on_the_cpu(deterministic: bool) -> None:
     assert not _is_fused({}, deterministic=deterministic)
 
 
-def test_fused_is_what_was_asked_for() -> None:
+def test_an_explicit_fused_setting_is_used() -> None:
     assert _is_fused({"fused": True})
     assert not _is_fused({"fused": False})

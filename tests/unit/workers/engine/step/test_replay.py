@@ -1,4 +1,4 @@
-"""Who is named: the one rank that two others outvote, on whichever micro-batch; and nobody when it is not clear."""
+"""Replay names the one rank that two others outvote on any micro-batch, and no rank if the votes are not clear."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def honest(world_size: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
-def test_nobody_is_named_where_all_agree(world_size: int) -> None:
+def test_no_rank_is_named_if_all_agree(world_size: int) -> None:
     assert name_the_odd_one(honest(world_size)) is None
 
 
 @pytest.mark.parametrize("world_size", [3, 4, 5, 8])
 @pytest.mark.parametrize("places", [(0,), (1,), (2,), (0, 1, 2)])
-def test_whoever_differs_is_named(world_size: int, places: tuple[int, ...]) -> None:
+def test_the_rank_that_differs_is_named(world_size: int, places: tuple[int, ...]) -> None:
     for liar in range(world_size):
         values = honest(world_size)
         for place in places:
@@ -26,21 +26,21 @@ def test_whoever_differs_is_named(world_size: int, places: tuple[int, ...]) -> N
         assert name_the_odd_one(values) == liar
 
 
-def test_two_that_differ_in_different_places_are_not_told_apart() -> None:
+def test_no_rank_is_named_if_two_ranks_differ_on_different_micro_batches() -> None:
     values = honest(6)
     values[0][0] += 1
     values[3][0] += 1
     assert name_the_odd_one(values) is None
 
 
-def test_three_opinions_about_one_micro_batch_name_nobody() -> None:
+def test_three_different_results_of_one_micro_batch_name_no_rank() -> None:
     values = honest(5)
     values[2][0] += 1
     values[1][1] += 2
     assert name_the_odd_one(values) is None
 
 
-def test_a_task_that_never_gives_the_same_twice_names_nobody() -> None:
+def test_a_nondeterministic_task_names_no_rank() -> None:
     assert name_the_odd_one([[10 * rank + k for k in range(3)] for rank in range(4)]) is None
 
 

@@ -1,4 +1,4 @@
-"""Memory that a model lives in: found while it is complete, kept while somebody may need it, used again afterwards."""
+"""Live slots of a model's state: readable while complete, kept while a restore may need them, reused afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _headers(directory: Path) -> dict[str, PartHeader | None]:
 
 
 def _found(directory: Path) -> list[tuple[int, int]]:
-    """(generation, step) of every part that anybody would find."""
+    """(generation, step) of every readable part."""
     return sorted((h.generation, h.step) for h in _headers(directory).values() if h is not None)
 
 
@@ -62,7 +62,7 @@ def test_it_is_a_part_from_finish_to_begin_only(slots: LiveSlots, tmp_path: Path
         assert not slot.is_of(4, step)
 
 
-def test_tensors_have_their_place_and_the_room_that_was_asked_for(slots: LiveSlots) -> None:
+def test_tensors_have_their_offsets_and_the_requested_sizes(slots: LiveSlots) -> None:
     slot, _ = slots.make(_plan(a=100), extra_bytes=0)
     room, b = slot.room("a", 100), slot.view("b")
     assert (slot.view("a").shape, slot.view("a").dtype, b.shape, b.dtype) == ((2, 3), torch.float32, (5,), torch.int64)
@@ -73,7 +73,7 @@ def test_tensors_have_their_place_and_the_room_that_was_asked_for(slots: LiveSlo
     assert all(tensor.data_ptr() % 64 == 0 for tensor in (room, b))
 
 
-def test_while_one_is_written_the_other_is_whole(slots: LiveSlots, tmp_path: Path) -> None:
+def test_while_one_slot_is_written_the_other_is_complete(slots: LiveSlots, tmp_path: Path) -> None:
     pair = slots.make(_plan(), extra_bytes=0)
     for step in range(1, 6):
         slot = pair[step % 2]
@@ -99,9 +99,9 @@ def test_what_the_group_was_restored_from_stays_until_it_is_forgotten(slots: Liv
     assert _found(tmp_path) == [(2, 11)]
 
 
-def test_what_nobody_was_restored_from_is_lived_in_again(slots: LiveSlots, tmp_path: Path) -> None:
+def test_a_slot_that_no_restore_used_is_reused(slots: LiveSlots, tmp_path: Path) -> None:
     _make(slots, 1, 10)
-    slots.keep_restored(1, 8)  # a copy, which lies elsewhere
+    slots.keep_restored(1, 8)  # a copy in other memory
     _make(slots, 2, 9)
     assert _found(tmp_path) == [(2, 9)]
     assert len(list(tmp_path.iterdir())) == 2

@@ -1,4 +1,4 @@
-"""The dead are told from the living by their locks, and only what is dead is swept."""
+"""Locks distinguish dead processes from live ones, and only slots of dead processes are swept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_directory_that_others_could_write_to_is_refused(tmp_path: Path, join: C
         join()
 
 
-def test_link_in_the_place_of_the_directory_is_refused(tmp_path: Path, join: Callable[..., SlotRegistry]) -> None:
+def test_a_link_instead_of_the_directory_is_refused(tmp_path: Path, join: Callable[..., SlotRegistry]) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / f"shoal-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError, match="not a directory that belongs to this user"):
@@ -84,7 +84,7 @@ def test_attempt_of_the_dead_is_swept(tmp_path: Path, start_process: StartWorker
     assert list(tmp_path.iterdir()) == []
 
 
-def test_attempt_of_which_one_process_lives_is_not_swept(tmp_path: Path, start_process: StartWorker) -> None:
+def test_an_attempt_with_a_live_process_is_not_swept(tmp_path: Path, start_process: StartWorker) -> None:
     start_process("1:10", node="a").kill()
     living = start_process("1:10", node="b")
     assert sweep_stale(tmp_path) == []
@@ -108,8 +108,8 @@ def test_what_a_killed_sweeper_left_is_swept(tmp_path: Path, start_process: Star
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sweepers_and_starters_do_not_hurt_each_other(tmp_path: Path) -> None:
-    """Starters of one attempt come and go as fast as they can while others sweep: a living one keeps its own."""
+def test_concurrent_sweeps_and_starts_do_not_interfere(tmp_path: Path) -> None:
+    """Processes of one attempt start and end in a loop while others sweep: a live process keeps its slots."""
     over = threading.Event()
     wrong: list[object] = []
 
@@ -153,14 +153,14 @@ def test_old_parts_of_the_dead_are_forgotten(join: Callable[..., Any], start_pro
     assert not dead.path.exists()
 
 
-def test_old_parts_of_the_living_are_left(join: Callable[..., Any], start_process: StartWorker) -> None:
+def test_old_parts_of_live_processes_are_kept(join: Callable[..., Any], start_process: StartWorker) -> None:
     start_process("1:10")
     directory = join()
     directory.remove_dead_slots(5)
     assert _steps(directory) == [(1, 10)]
 
 
-def test_forgotten_attempt_is_gone_from_the_machine_also_where_nobody_of_it_lives(
+def test_a_forgotten_attempt_is_deleted_also_on_nodes_without_its_processes(
     tmp_path: Path, join: Callable[..., Any], start_process: StartWorker
 ) -> None:
     start_process("1:10").kill()
@@ -172,7 +172,7 @@ def test_forgotten_attempt_is_gone_from_the_machine_also_where_nobody_of_it_live
     assert list(tmp_path.iterdir()) == []
 
 
-def test_last_process_that_closes_leaves_nothing_not_even_of_the_dead(
+def test_the_last_process_to_close_deletes_everything_also_of_dead_processes(
     tmp_path: Path, join: Callable[..., Any], start_process: StartWorker
 ) -> None:
     start_process("1:10").kill()

@@ -1,4 +1,4 @@
-"""A slot is a part only between `finish` and the next `begin`, and taking memory fails in words, never in signals."""
+"""A slot is a part only between `finish` and the next `begin`. Missing memory raises an error and never a signal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_new_slot_holds_no_part(slot: SlotFile) -> None:
     assert _read(slot.path) is None
 
 
-def test_finished_part_is_read_as_it_was_written(slot: SlotFile) -> None:
+def test_a_finished_part_is_read_as_it_was_written(slot: SlotFile) -> None:
     _finish(slot)
     found = _read(slot.path)
     assert found is not None
@@ -81,15 +81,15 @@ def test_other_files_hold_no_part(tmp_path: Path, content: bytes) -> None:
     assert _read(tmp_path / "own-9") is None
 
 
-def test_part_that_is_longer_than_its_file_is_none(slot: SlotFile) -> None:
+def test_a_part_longer_than_its_file_does_not_count(slot: SlotFile) -> None:
     slot.finish(
         Regions.of(index_bytes=10, extra_room=100, num_bytes=1 << 40), Stamp(1, 0, 1, step=1), num_extra_bytes=0
     )
     assert _read(slot.path) is None
 
 
-def test_more_than_there_is_raises_memory_full_and_leaves_nothing() -> None:
-    """In a real tmpfs, which says no before it takes a page; a disk might fill up first."""
+def test_a_slot_larger_than_free_memory_raises_memory_full_and_leaves_no_file() -> None:
+    """In a real tmpfs, which refuses before it allocates a page; a disk could fill up first."""
     with tempfile.TemporaryDirectory(prefix="shoal-test-", dir="/dev/shm") as folder:
         with pytest.raises(SharedMemoryFull) as caught:
             SlotFile(Path(folder, "own-1"), 1 << 60)
@@ -98,12 +98,12 @@ def test_more_than_there_is_raises_memory_full_and_leaves_nothing() -> None:
         assert list(Path(folder).iterdir()) == []
 
 
-def test_directory_that_was_removed_is_memory_full_too(tmp_path: Path) -> None:
+def test_a_removed_directory_raises_memory_full(tmp_path: Path) -> None:
     with pytest.raises(SharedMemoryFull, match="was removed"):
         SlotFile(tmp_path / "gone" / "own-1", 4096)
 
 
-def test_slot_fits_what_is_neither_too_large_nor_far_too_small(tmp_path: Path) -> None:
+def test_a_slot_fits_a_part_that_is_neither_larger_nor_much_smaller(tmp_path: Path) -> None:
     slot = SlotFile(tmp_path / "own-1", 8 << 20)
     assert slot.fits(8 << 20)
     assert slot.fits(4 << 20)

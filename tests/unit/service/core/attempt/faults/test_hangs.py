@@ -1,4 +1,4 @@
-"""Nobody gets anywhere: the group hangs, and whoever cannot be woken is the culprit."""
+"""The group makes no progress: it hangs, and an unresponsive worker is blamed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEALTH = {"hang_factor": 4.0, "hang_floor_s": 3.0}
 
 
 def running(new_world: NewWorld, **settings: Any) -> Any:
-    """After six steps of half a second; every rank has given a beat."""
+    """A group after six steps of half a second; every rank has stamped progress."""
     world = new_world(workers=3, memory=True, **{"health": HEALTH, **settings}).open(then=6)
     for index in (0, 1, 2):
         world.beat(index, beat=10)
@@ -39,7 +39,7 @@ def hang_again(world: Any) -> None:
     world.recover()
 
 
-def test_a_stopped_member_is_replaced_soon_after_the_threshold(new_world: NewWorld) -> None:
+def test_a_stopped_worker_is_replaced_soon_after_the_threshold(new_world: NewWorld) -> None:
     world = running(new_world, standby=1)
     world.stop(1)
     world.pass_time(3.0)
@@ -62,7 +62,7 @@ def test_a_stopped_member_is_replaced_soon_after_the_threshold(new_world: NewWor
     assert incident.action == "restart worker, replace from standby"
 
 
-def test_a_member_that_has_left_every_poll_unanswered_is_not_asked_again(new_world: NewWorld) -> None:
+def test_a_worker_without_answered_polls_is_not_polled_again(new_world: NewWorld) -> None:
     world = running(new_world)
     world.stop(1)
     for passed in range(1, 4):
@@ -74,7 +74,7 @@ def test_a_member_that_has_left_every_poll_unanswered_is_not_asked_again(new_wor
     assert world.state.incident.ranks == (1,) and world.state.incident.witness == "progress stamps"
 
 
-def test_silence_alone_is_no_hang(new_world: NewWorld) -> None:
+def test_missing_reports_alone_are_not_a_hang(new_world: NewWorld) -> None:
     world = running(new_world)
     for beat in range(11, 21):
         world.pass_time(1.0)
@@ -82,7 +82,7 @@ def test_silence_alone_is_no_hang(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.RUNNING and world.count(KillWorker) == 0
 
 
-def test_how_long_a_member_had_stood_still_counts_when_it_is_heard_late(new_world: NewWorld) -> None:
+def test_a_late_report_counts_with_the_time_without_progress_that_it_states(new_world: NewWorld) -> None:
     world = running(new_world)
     world.pass_time(1.0)
     for index in (0, 1, 2):
@@ -113,7 +113,7 @@ def test_no_collective_gives_up_before_a_hang_would_have_been_found(new_world: N
     assert given() == 2 * 40000.0 * 0.5
 
 
-def test_one_member_that_gets_anywhere_is_enough(new_world: NewWorld) -> None:
+def test_progress_of_one_rank_is_enough(new_world: NewWorld) -> None:
     world = running(new_world)
     for beat in range(20):
         world.pass_time(1.0)
@@ -121,7 +121,7 @@ def test_one_member_that_gets_anywhere_is_enough(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.RUNNING
 
 
-def test_a_beat_that_does_not_change_is_no_progress(new_world: NewWorld) -> None:
+def test_an_unchanged_progress_counter_is_no_progress(new_world: NewWorld) -> None:
     world = running(new_world)
     for _ in range(4):
         world.pass_time(1.0)
@@ -129,7 +129,7 @@ def test_a_beat_that_does_not_change_is_no_progress(new_world: NewWorld) -> None
     assert world.state.incident is not None
 
 
-def test_a_beat_of_an_older_generation_is_no_progress(new_world: NewWorld) -> None:
+def test_a_progress_counter_of_an_older_generation_is_no_progress(new_world: NewWorld) -> None:
     world = running(new_world)
     world.die(2)
     world.recover()
@@ -141,7 +141,7 @@ def test_a_beat_of_an_older_generation_is_no_progress(new_world: NewWorld) -> No
     assert essential(world.state) == essential(before) and world.state.progress.stamps == before.progress.stamps
 
 
-def test_where_everybody_leaves_somebody_is_named_and_nobody_killed(new_world: NewWorld) -> None:
+def test_if_all_ranks_leave_one_is_named_and_none_is_killed(new_world: NewWorld) -> None:
     world = running(new_world)
     world.pass_time(1.0)
     for index in (0, 2):
@@ -154,7 +154,7 @@ def test_where_everybody_leaves_somebody_is_named_and_nobody_killed(new_world: N
     assert world.state.health.hang is None and world.incidents()[0].closed
 
 
-def test_who_is_named_at_the_same_step_again_is_replaced(new_world: NewWorld) -> None:
+def test_a_rank_named_twice_at_the_same_step_is_replaced(new_world: NewWorld) -> None:
     world = running(new_world, standby=1)
     world.pass_time(3.25)
     world.recover()
@@ -168,8 +168,8 @@ def test_who_is_named_at_the_same_step_again_is_replaced(new_world: NewWorld) ->
     assert incident.ranks == (0,) and incident.steps_lost == 0
 
 
-def test_before_any_beat_was_heard_silence_means_little(new_world: NewWorld) -> None:
-    """A supervisor that was restarted has to hear of everybody first."""
+def test_missing_progress_does_not_count_before_the_first_stamp(new_world: NewWorld) -> None:
+    """A restarted supervisor must receive a report of every worker first."""
     world = new_world(workers=2, health=HEALTH).open(then=6)
     world.pass_time(20.0)
     assert world.state.stage is Stage.RUNNING
@@ -177,7 +177,7 @@ def test_before_any_beat_was_heard_silence_means_little(new_world: NewWorld) -> 
     assert "no progress was reported" in world.state.incident.message
 
 
-def test_a_save_that_takes_long_is_no_hang(new_world: NewWorld) -> None:
+def test_a_long_save_is_not_a_hang(new_world: NewWorld) -> None:
     world = running(new_world)
     world.feed(GrantChanged(2))
     world.beat(0, beat=11, phase=Phase.SAVING)
@@ -195,7 +195,7 @@ def test_a_hang_on_the_way_to_a_boundary_is_seen(new_world: NewWorld) -> None:
     assert world.state.incident.cause is IncidentCause.HUNG
 
 
-def test_the_silence_while_the_supervisor_was_away_says_nothing(new_world: NewWorld) -> None:
+def test_the_time_without_a_supervisor_does_not_count_as_silence(new_world: NewWorld) -> None:
     world = running(new_world)
     world.now += 3600.0
     world.pass_time(3.0)
@@ -204,7 +204,7 @@ def test_the_silence_while_the_supervisor_was_away_says_nothing(new_world: NewWo
     assert world.state.stage is Stage.QUIESCING
 
 
-def test_beats_and_steps_are_not_worth_a_journal_entry(new_world: NewWorld) -> None:
+def test_progress_and_steps_write_no_journal_entry(new_world: NewWorld) -> None:
     world = running(new_world)
     before = world.state
     world.beat(0, beat=11)

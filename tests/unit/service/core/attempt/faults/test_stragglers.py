@@ -1,4 +1,4 @@
-"""A rank that computes much longer than the others is replaced at a step boundary, if somebody can take its place."""
+"""A rank that computes much longer than the others is replaced at a step boundary, if a replacement exists."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_without_a_spare_an_extra_process_is_started_elsewhere(new_world: NewWor
     assert world.state.group.workers == (0, 3, 2) and len(world.state.pool.workers) == 3
 
 
-def test_where_nobody_comes_it_is_kept_and_left_alone_for_a_while(new_world: NewWorld) -> None:
+def test_without_a_replacement_the_straggler_is_kept_and_ignored_for_a_while(new_world: NewWorld) -> None:
     world = running(new_world)
     slow_steps(world, 3)
     for beat in range(3):
@@ -73,7 +73,7 @@ def test_where_nobody_comes_it_is_kept_and_left_alone_for_a_while(new_world: New
     assert len(world.events("worker.straggler")) == 2
 
 
-def test_its_node_is_suspected_if_nobody_else_is_there(new_world: NewWorld) -> None:
+def test_its_node_is_suspected_if_no_other_worker_is_on_it(new_world: NewWorld) -> None:
     world = running(new_world)
     slow_steps(world, 3)
     assert [c.node_id for c in world.commands if isinstance(c, SuspectNode)] == ["n1"]
@@ -96,7 +96,7 @@ def test_it_may_be_switched_off(new_world: NewWorld) -> None:
     assert world.events("worker.straggler") == []
 
 
-def test_a_step_that_was_not_measured_says_nothing(new_world: NewWorld) -> None:
+def test_a_step_without_measurements_is_ignored(new_world: NewWorld) -> None:
     world = running(new_world)
     for _ in range(5):
         world.report()

@@ -1,4 +1,4 @@
-"""Nodes are suspected where their workers are at fault and nobody speaks for them, and where there is another."""
+"""A node is suspected if its workers are at fault, no healthy worker runs on it, and another node exists."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_node_that_loses_one_process_after_the_other_is_suspected(new_world: N
     assert suspected(world) == ["n1"]
 
 
-def test_losses_all_over_the_place_are_no_nodes_fault(new_world: NewWorld) -> None:
+def test_losses_on_several_nodes_suspect_no_node(new_world: NewWorld) -> None:
     world = new_world(workers=4, memory=True, nodes=2).open(then=1)
     world.total_steps = 100
     for lost in range(8):

@@ -18,7 +18,7 @@ def test_each_way_to_leave_run_reports_one_cause() -> None:
     assert len(kinds) == len(set(kinds)) == len(CAUSE_OF_EXIT)
 
 
-def test_a_cause_that_blames_nobody_yet_loses_no_worker_and_suspects_no_node() -> None:
+def test_a_cause_without_blame_loses_no_worker_and_suspects_no_node() -> None:
     for fault in FAULTS.values():
         if fault.blames is Blame.UNKNOWN:
             assert fault.probation is Probation.NEVER and not fault.is_death and not fault.is_preemption_after_notice
@@ -41,7 +41,7 @@ def test_the_nodes_of_these_causes_are_suspected() -> None:
     }
 
 
-def test_the_words_say_how_the_gap_was_filled() -> None:
+def test_the_words_name_the_replacement() -> None:
     died = IncidentCause.WORKER_DIED
     assert action_of(died, 4, None, num_spares=0) == "restart worker"
     assert action_of(died, 4, 3, num_spares=0) == "restart worker, shrink"

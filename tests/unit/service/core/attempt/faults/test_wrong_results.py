@@ -31,7 +31,7 @@ def rolling_back(new_world: NewWorld, *, most: int = 3) -> Any:
     return new_world(workers=2, memory=True, health=health).open(then=6)
 
 
-def test_a_rollback_goes_to_what_is_durable_and_skips_the_step(new_world: NewWorld) -> None:
+def test_a_rollback_restores_a_durable_checkpoint_and_skips_the_step(new_world: NewWorld) -> None:
     world = rolling_back(new_world)
     diverge(world)
     assert world.state.stage is Stage.FORMING
@@ -79,7 +79,7 @@ def test_a_newer_checkpoint_ends_the_row(new_world: NewWorld) -> None:
     assert world.end is None and last_run(world).skip_steps == (7, 10)
 
 
-def test_a_skipped_step_is_told_and_counts(new_world: NewWorld) -> None:
+def test_a_skipped_step_is_reported_and_counted(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
     world.feed(ReportArrived(0, StepSkipped(generation=1, step=6, at=world.now, loss=None, grad_norm=None)))
     assert world.events("step.skipped") == [{"step": 6, "loss": None, "grad_norm": None}]

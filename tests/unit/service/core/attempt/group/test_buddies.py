@@ -1,4 +1,4 @@
-"""Copies lie on another node, and everybody keeps about as many."""
+"""A copy is on another node than its source, and all workers store about equally many copies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_single_node_has_no_buddies() -> None:
     assert ranks_of("a", "a", "a") == [None, None, None]
 
 
-def test_two_nodes_keep_each_others_copies() -> None:
+def test_two_nodes_store_each_others_copies() -> None:
     assert ranks_of("a", "a", "b", "b") == [2, 3, 0, 1]
 
 
@@ -37,7 +37,7 @@ def test_nodes_form_a_ring() -> None:
     assert ranks_of("a", "b", "c") == [1, 2, 0]
 
 
-def test_a_lonely_member_beside_a_full_node_keeps_all_of_its_copies() -> None:
+def test_a_single_worker_beside_a_full_node_stores_all_copies_of_that_node() -> None:
     assert ranks_of("a", "a", "a", "b") == [3, 3, 3, 0]
 
 
@@ -46,12 +46,12 @@ def test_a_full_node_spreads_its_copies_over_the_others() -> None:
     assert max(Counter(chosen).values()) == 2
 
 
-def test_a_buddy_is_told_by_its_endpoint() -> None:
+def test_a_buddy_is_identified_by_its_snapshot_server() -> None:
     [first, _] = buddies(members("a", "b"))
     assert first is not None and (first.node_id, first.host, first.port) == ("b", "ip-b", 101)
 
 
-def test_a_process_that_keeps_nothing_is_nobodys_buddy() -> None:
+def test_a_worker_without_snapshots_is_not_a_buddy() -> None:
     assert [b and b.port for b in buddies(members("a", "b", "b", ports=(7, 0, 9)))] == [9, 7, 7]
     assert buddies(members("a", "b", ports=(0, 0))) == (None, None)
 
@@ -65,5 +65,7 @@ def test_never_on_the_same_node_and_never_more_than_needed(nodes: list[str]) -> 
     assert all(buddy is not None and buddy.node_id != node for buddy, node in zip(chosen, nodes, strict=True))
     crowd = Counter(nodes)
     copies = Counter(buddy.port for buddy in chosen if buddy is not None)
-    fair = max(-(-num // (len(nodes) - num)) for num in crowd.values())  # a node's copies over all who are elsewhere
+    fair = max(
+        -(-num // (len(nodes) - num)) for num in crowd.values()
+    )  # a node's copies, spread over all workers of other nodes
     assert max(copies.values()) <= fair + 1

@@ -1,4 +1,4 @@
-"""Which checkpoint is restored, which is committed, and what is believed of them."""
+"""Which checkpoint is restored and which is committed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_commit_needs_the_parts_of_every_rank(new_world: NewWorld) -> None:
     assert [c.name for c in world.commands if isinstance(c, Commit)] == ["step-000000000004-a1-g1"]
 
 
-def test_a_part_that_is_told_twice_commits_once(new_world: NewWorld) -> None:
-    """A supervisor that was restarted is told again what it had not acknowledged."""
+def test_a_part_that_is_reported_twice_commits_once(new_world: NewWorld) -> None:
+    """A restarted supervisor receives the unacknowledged reports again."""
     world = new_world(workers=2).open(then=4)
     again = [e for e in world.history if isinstance(e, ReportArrived) and isinstance(e.item, SavedPart)]
     assert len(again) == 2
@@ -134,7 +134,7 @@ def test_a_commit_during_the_search_for_an_older_one_is_not_forgotten(new_world:
     assert world.state.group.restored == commits[0].name
 
 
-def test_an_answer_to_a_search_that_nobody_waits_for_is_dropped(new_world: NewWorld) -> None:
+def test_an_answer_to_an_abandoned_search_is_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=2).open(then=5)
     before = world.state
     world.feed(CheckpointFound(None))
@@ -172,7 +172,7 @@ def test_storage_that_cannot_be_read_is_tried_again_and_then_given_up(new_world:
     assert world.state.group.generation == 4
 
 
-def test_saves_that_fail_between_are_reported_and_training_goes_on(new_world: NewWorld) -> None:
+def test_failed_saves_are_reported_and_training_continues(new_world: NewWorld) -> None:
     world = new_world(workers=1).open(then=3)
     [worker] = world.group()
     world.fail_save(worker)

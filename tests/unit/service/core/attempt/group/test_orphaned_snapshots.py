@@ -1,4 +1,4 @@
-"""Members die together, and no living worker serves what they kept: workers are sent to their nodes for it."""
+"""Workers die together, and no live worker serves their snapshots: new workers start on their nodes to serve them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sent(world: Any) -> dict[str, int]:
     return {c.only_on: c.index for c in world.commands if isinstance(c, StartWorker) and c.only_on}
 
 
-def test_what_lies_on_their_nodes_is_fetched_and_no_step_is_lost(new_world: NewWorld) -> None:
+def test_snapshots_on_their_nodes_are_fetched_and_no_step_is_lost(new_world: NewWorld) -> None:
     world = bereft(new_world)
     assert world.state.stage is Stage.WAITING and job_state(world.state) is JobState.RECOVERING
     assert sent(world) == {"n1": 3, "n2": 4}
@@ -50,7 +50,7 @@ def test_one_node_may_be_enough(new_world: NewWorld) -> None:
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [sent(world)["n2"]]
 
 
-def test_a_node_that_does_not_answer_is_waited_for_so_long_and_no_longer(new_world: NewWorld) -> None:
+def test_the_wait_for_a_node_that_does_not_answer_is_bounded(new_world: NewWorld) -> None:
     world = bereft(new_world)
     for node in ("n1", "n2"):
         world.deaths[node] = 1
@@ -68,7 +68,7 @@ def test_dead_nodes_are_not_waited_for(new_world: NewWorld) -> None:
     assert world.state.group.generation == 2 and sent(world) == {}
 
 
-def test_nobody_waits_where_a_living_process_serves_it(new_world: NewWorld) -> None:
+def test_there_is_no_wait_if_a_live_worker_serves_the_snapshot(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True, nodes=2).open(then=6)
     world.die(1)
     world.recover()
@@ -83,8 +83,8 @@ def test_one_step_is_done_again_rather_than_waited_for(new_world: NewWorld) -> N
     assert world.state.group.generation == 2 and sent(world) == {}
 
 
-def test_nobody_is_sent_for_what_no_node_can_have(new_world: NewWorld) -> None:
-    """Snapshots are taken at a slower pace: the newest is whole, and two steps old."""
+def test_no_worker_is_started_for_snapshots_that_no_node_has(new_world: NewWorld) -> None:
+    """Snapshots are taken at a slower pace: the newest one is complete and two steps old."""
     world = new_world(workers=3, memory=True, checkpoint={"every_steps": None}).open(then=4)
     kept = {node: list(held) for node, held in world.memory.items()}
     world.train(2)

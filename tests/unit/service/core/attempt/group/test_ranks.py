@@ -1,4 +1,4 @@
-"""Who forms the next group, and in which rank."""
+"""Which workers form the next group, and their ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def next_ranks(state: Attempt) -> str:
     ("alive", "granted", "expected"),
     [
         ("0123", 4, "0123"),
-        ("0234", 4, "0423"),  # a spare takes the dead rank's place
+        ("0234", 4, "0423"),  # a standby replaces the dead rank
         ("023", 4, "023"),  # without one the others close up
         ("3456", 4, "4563"),
         ("0123", 2, "01"),
@@ -52,7 +52,7 @@ def next_ranks(state: Attempt) -> str:
         ("", 4, ""),
     ],
 )
-def test_members_keep_their_places(new_world: NewWorld, alive: str, granted: int, expected: str) -> None:
+def test_survivors_keep_their_ranks(new_world: NewWorld, alive: str, granted: int, expected: str) -> None:
     assert next_ranks(state_of(new_world, alive=alive, ranks=(0, 1, 2, 3), granted=granted)) == expected
 
 
@@ -62,7 +62,7 @@ def test_a_process_that_does_not_answer_is_left_out(new_world: NewWorld) -> None
     assert next_ranks(replace(state, pool=state.pool.with_worker(silent))) == "1"
 
 
-def test_a_straggler_is_taken_only_where_nobody_else_fills_the_group(new_world: NewWorld) -> None:
+def test_a_straggler_is_used_only_if_no_other_worker_fills_the_group(new_world: NewWorld) -> None:
     for alive, expected in (("012", "012"), ("0123", "031")):
         state = state_of(new_world, alive=alive, ranks=(0, 2, 1), granted=3)
         slow = replace(state.pool.worker(2), slow_until=NOW + 1)

@@ -1,4 +1,4 @@
-"""A member is lost: the survivors leave their collectives, the group re-forms, and the incident says what it cost."""
+"""A worker is lost: the survivors leave their collectives, the group re-forms, and the incident records the cost."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_before_the_first_checkpoint_the_group_starts_again_from_the_seed(new_wo
     assert world.incidents()[0].state_source == "initial" and world.state.history.steps_lost == 3
 
 
-def test_survivors_keep_their_ranks_so_that_state_stays_where_it_is(new_world: NewWorld) -> None:
+def test_survivors_keep_their_ranks_so_that_state_need_not_move(new_world: NewWorld) -> None:
     world = new_world(workers=4, standby=1).open(then=5)
     world.die(0)
     world.recover()
     assert world.state.group.workers == (4, 1, 2, 3), "the spare has taken the dead rank's place"
 
 
-def test_a_standby_takes_the_dead_ranks_place_at_once(new_world: NewWorld) -> None:
+def test_a_standby_replaces_the_dead_rank_without_a_wait(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     started = world.count(StartWorker)
     world.die(1)
@@ -112,7 +112,7 @@ def test_a_late_report_of_a_step_does_not_close_the_incident_of_a_second_death(n
     assert [i.closed for i in world.incidents()] == [True]
 
 
-def test_two_deaths_at_once_are_one_incident(new_world: NewWorld) -> None:
+def test_two_simultaneous_deaths_are_one_incident(new_world: NewWorld) -> None:
     world = new_world(workers=4).open(then=5)
     world.die(1, IncidentCause.NODE_DIED)
     world.die(3, IncidentCause.NODE_DIED)
@@ -123,7 +123,7 @@ def test_two_deaths_at_once_are_one_incident(new_world: NewWorld) -> None:
     assert (incident.from_workers, incident.to_workers) == (4, 2)
 
 
-def test_a_broken_collective_is_blamed_on_the_death_that_is_heard_of_later(new_world: NewWorld) -> None:
+def test_a_broken_collective_is_blamed_on_a_death_that_is_reported_later(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     world.die(2)
     world.break_collectives()
@@ -138,7 +138,7 @@ def test_a_broken_collective_is_blamed_on_the_death_that_is_heard_of_later(new_w
     assert world.incidents()[0].cause is IncidentCause.WORKER_DIED
 
 
-def test_a_collective_that_broke_by_itself_is_retried_with_everybody(new_world: NewWorld) -> None:
+def test_a_collective_that_broke_without_a_death_is_retried_with_all_workers(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     world.break_collectives()
     world.recover()
@@ -181,7 +181,7 @@ def test_exits_of_a_generation_that_is_over_are_dropped(new_world: NewWorld) -> 
     assert world.feed(old) == () and world.state == before
 
 
-def test_the_word_of_an_evicted_process_is_dropped(new_world: NewWorld) -> None:
+def test_reports_of_an_evicted_worker_are_dropped(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     stuck = world.workers[2]
     stuck.is_stuck = True
@@ -265,8 +265,8 @@ def test_every_generation_numbers_its_ranks_from_zero(new_world: NewWorld) -> No
     assert ranks == [(1, 0), (2, 1)]
 
 
-def test_news_of_forming_that_come_after_the_first_to_leave_still_count(new_world: NewWorld) -> None:
-    """The last step is done while the news are on their way: two channels, and the other one was faster."""
+def test_forming_reports_that_arrive_after_the_first_leave_count(new_world: NewWorld) -> None:
+    """The last step ends while the report is in transit: there are two channels, and the other one was faster."""
     world = new_world(workers=2).open(then=11)
     world.die(1)
     world.deliver_all()

@@ -1,4 +1,4 @@
-"""The cheapest whole source: what lies in the memory of living nodes goes before what lies in storage."""
+"""The cheapest complete source: snapshots in the memory of live nodes are preferred to checkpoints in storage."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_memory_of_a_dead_process_is_served_by_another_on_its_node(new_world
     assert {endpoint.port for endpoint in world.state.group.source.parts} == {7000}, "one that stays a member"
 
 
-def test_a_spare_is_asked_what_lies_on_a_node_that_lost_its_member(new_world: NewWorld) -> None:
+def test_a_standby_reports_the_snapshots_of_a_node_that_lost_its_worker(new_world: NewWorld) -> None:
     """Two nodes of two workers each; rank 1 is alone with the spare on its node, and its buddy dies with it."""
     world = new_world(workers=3, standby=1, memory=True, nodes=2).open(then=6)
     world.die(1)
@@ -75,7 +75,7 @@ def test_a_spare_that_does_not_answer_is_not_waited_for_beyond_the_deadline(new_
     assert world.state.stage is Stage.FORMING and world.state.group.source is None
 
 
-def test_nobody_waits_for_a_spare_once_the_newest_step_is_whole(new_world: NewWorld) -> None:
+def test_there_is_no_wait_for_a_standby_once_the_newest_step_is_complete(new_world: NewWorld) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=6)
     world.stop(3)
     world.die(1)
@@ -93,7 +93,7 @@ def test_a_node_that_takes_its_buddy_along_leaves_the_checkpoint(new_world: NewW
     assert incident.state_source == "checkpoint" and incident.steps_lost == 2
 
 
-def test_a_whole_step_before_is_better_than_the_checkpoint(new_world: NewWorld) -> None:
+def test_an_older_complete_snapshot_is_preferred_to_the_checkpoint(new_world: NewWorld) -> None:
     """A rank dies after the others have taken the snapshot of step 7, and before it has taken its own."""
     world = new_world(workers=3, memory=True).open(then=7)
     for node in world.memory:
@@ -104,7 +104,7 @@ def test_a_whole_step_before_is_better_than_the_checkpoint(new_world: NewWorld) 
     assert world.incidents()[0].steps_lost == 1 and world.incidents()[0].state_source == "memory"
 
 
-def test_a_newer_checkpoint_goes_before_memory(new_world: NewWorld) -> None:
+def test_a_newer_checkpoint_is_preferred_to_a_snapshot(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=4)
     for node in world.memory:
         world.memory[node] = [(i, h) for i, h in world.memory[node] if h.step == 3]
@@ -132,7 +132,7 @@ def test_a_snapshot_that_cannot_be_read_is_not_chosen_again(new_world: NewWorld)
     assert (incident.state_source, incident.steps_lost) == ("checkpoint", 2)
 
 
-def test_a_source_whose_server_died_is_read_from_another(new_world: NewWorld) -> None:
+def test_a_snapshot_whose_server_died_is_read_from_another(new_world: NewWorld) -> None:
     world = new_world(workers=4, memory=True).open(then=6)
     world.die(1)
     world.deliver_all()
@@ -179,7 +179,7 @@ def test_those_that_leave_serve_their_parts_until_the_next_group_has_made_a_step
     assert world.state.progress.step == 7 and world.state.history.steps_lost == 0
 
 
-def test_a_switch_whose_snapshot_is_not_whole_says_so(new_world: NewWorld) -> None:
+def test_a_switch_with_an_incomplete_snapshot_reports_that(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True, nodes=1).open(then=6)
     world.feed(GrantChanged(1))
     world.train(1)
@@ -205,8 +205,8 @@ def test_a_pause_is_durable(new_world: NewWorld) -> None:
     assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
-def test_a_pause_that_comes_while_the_group_switches_keeps_every_step(new_world: NewWorld) -> None:
-    """The boundary's snapshot lies in memory only, which ends with the workers: one more step, and it is durable."""
+def test_a_pause_during_a_switch_loses_no_step(new_world: NewWorld) -> None:
+    """The boundary's snapshot is only in memory, which ends with the workers. One more step makes it durable."""
     world = new_world(workers=2, memory=True).open(then=5)
     world.feed(GrantChanged(1))
     world.feed(DesiredChanged(Desired.PAUSE))
@@ -219,7 +219,7 @@ def test_a_pause_that_comes_while_the_group_switches_keeps_every_step(new_world:
     assert world.end.reason is EndReason.PAUSED and world.state.checkpoints.newest == "step-000000000007-a1-g2"
 
 
-def test_a_death_in_a_pause_keeps_what_is_in_memory(new_world: NewWorld) -> None:
+def test_a_death_during_a_pause_uses_the_snapshots_in_memory(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=6)
     world.feed(DesiredChanged(Desired.PAUSE))
     world.die(1)
@@ -236,7 +236,7 @@ def test_a_grant_below_min_workers_is_left_with_a_checkpoint(new_world: NewWorld
     assert world.state.stage is Stage.WAITING and world.state.checkpoints.newest == "step-000000000006-a1-g1"
 
 
-def test_a_newcomer_on_a_dead_node_tells_what_its_memory_still_holds(new_world: NewWorld) -> None:
+def test_a_new_worker_reports_the_snapshots_that_dead_workers_left_on_its_node(new_world: NewWorld) -> None:
     """The last worker of the only node dies; its snapshots outlive it."""
     world = new_world(workers=1, memory=True, nodes=1).open(then=6)
     world.die(0)
@@ -249,7 +249,7 @@ def test_a_newcomer_on_a_dead_node_tells_what_its_memory_still_holds(new_world: 
     assert world.state.stage is Stage.FORMING and world.state.group.source.step == 6
 
 
-def test_without_snapshots_nobody_is_asked(new_world: NewWorld) -> None:
+def test_without_snapshots_no_worker_is_asked_for_them(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     world.die(1)
     world.recover()

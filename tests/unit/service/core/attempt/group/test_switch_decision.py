@@ -24,7 +24,7 @@ TWO_MICRO_BATCHES = {"batch": {"global_size": 2, "micro_size": 1}, "deterministi
 
 
 class CountingPlanner:
-    """The real planner, and the world sizes that it was asked for."""
+    """The real planner, and the world sizes of its calls."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -41,7 +41,7 @@ def after(state: Attempt, planner: CountingPlanner, *events: Event, now: float) 
 
 
 @pytest.mark.parametrize("standby", [0, 1])
-def test_nothing_is_planned_while_nothing_has_changed(new_world: NewWorld, standby: int) -> None:
+def test_the_planner_is_not_called_again_without_a_change(new_world: NewWorld, standby: int) -> None:
     world = new_world(workers=2, standby=standby).open(then=3)
     planner = CountingPlanner()
     state = after(world.state, planner, *[Tick()] * 10, now=world.now)
@@ -79,7 +79,7 @@ def test_the_group_keeps_its_layout_until_the_inputs_of_the_plan_change(new_worl
     assert world.state.current.kept_layout_for == PlanInputs(num_workers=3, parallelism="auto")
 
 
-def test_a_decision_says_why_and_changes_nothing(new_world: NewWorld) -> None:
+def test_a_decision_has_a_reason_and_changes_no_state(new_world: NewWorld) -> None:
     state = new_world(workers=2).open(then=3).state
     decision = switching.decide(state, state.current, 1000.0, CountingPlanner())
     assert not decision and decision.reason == "2 workers train, and no other is usable"
