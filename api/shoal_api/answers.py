@@ -1,6 +1,6 @@
 """Answers of the REST API that are not resources of the service: pages of histories, checks, problems. Pure data.
 
-Used by the HTTP edge to write them and by the Python client to read them, so it may import neither.
+The HTTP edge writes them and the Python client reads them; this module imports neither.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shoal_workers.contract.job import JobState
 
 
 class EventPage(Frozen):
-    """Part of a job's gap-free history, oldest first."""
+    """Part of a job's history, oldest first, without gaps."""
 
     items: tuple[EventView, ...]
     next_after: int
-    """Pass it as `after` to go on: the number of the last event in here, or the `after` that was asked for."""
+    """Pass it as `after` to go on: the number of the last event here, or, without any, the `after` of the request."""
     ended: bool
     """The job has ended and `items` reaches the end of its history: nothing follows."""
 
@@ -34,7 +34,7 @@ class LogPage(Frozen):
 
 
 class SpecCheck(Frozen):
-    """What `POST /v1/specs/validate` found."""
+    """The result of `POST /v1/specs/validate`."""
 
     valid: bool
     errors: tuple[SpecProblem, ...] = ()
@@ -61,36 +61,36 @@ class Readiness(Frozen):
     store: str
     cluster: str
     owner: str
-    """The control plane that holds the lease; empty: nobody does."""
+    """The control plane that holds the lease; empty: none does."""
     epoch: int
     """The lease's fencing token."""
     warnings: tuple[str, ...] = ()
-    """What is not as it should be, though jobs run: a node of the embedded cluster that is away."""
+    """Problems that do not stop jobs, such as a node of the embedded cluster that is away."""
 
 
 class Problem(Frozen):
-    """An error, as RFC 9457 has it."""
+    """An error, in the form of RFC 9457."""
 
     type: str
     """A stable relative URI, for example /problems/job-not-found. Programs may compare it."""
     title: str
-    """The same for every problem of this type."""
+    """The same for every problem of this `type`."""
     status: int
     """The HTTP status."""
     detail: str
-    """What happened this time, and the way out."""
+    """What happened, and what to do about it."""
     instance: str
     """The path of the request."""
     code: str
     """The last part of `type`."""
     errors: tuple[SpecProblem, ...] = ()
-    """For documents that are refused: everything that is wrong at once."""
+    """For a document that was refused: every error in it."""
     error_id: str | None = None
-    """For 500 only: the id under which the service's log holds the cause."""
+    """For status 500: the service's log holds the cause under this id."""
 
 
 class ProblemType(Frozen):
-    """One entry of the catalogue of problems."""
+    """One entry of the list of problem types."""
 
     type: str
     title: str

@@ -20,9 +20,16 @@ from shoal_workers.contract.job import IncidentCause, JobState
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 OPTIONS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--remote-debugging-port=0",
+)
 PATIENCE_S = 30.0
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
@@ -44,7 +51,7 @@ def devtools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 async def read_page(devtools: str, url: str, *, until: str) -> tuple[str, list[str]]:
-    """The text that the page shows once it contains `until`, and everything that its scripts complained about."""
+    """The text of the page once it contains `until`, and every error of its scripts."""
     async with aiohttp.ClientSession() as session:
         async with session.put(f"http://{devtools}/json/new?about:blank") as answer:
             target = await answer.json()
@@ -85,15 +92,36 @@ def test_the_job_page_shows_a_job_its_progress_and_its_workers(
 
 
 GOODPUT = Goodput(
-    at=4e9, seconds={"productive": 300.0, "recovering": 60.0, "degraded": 40.0}, recovering={"worker_died": 60.0},
-    total=400.0, ratio=0.75,
-)  # fmt: skip
+    at=4e9,
+    seconds={"productive": 300.0, "recovering": 60.0, "degraded": 40.0},
+    recovering={"worker_died": 60.0},
+    total=400.0,
+    ratio=0.75,
+)
 INCIDENT = IncidentView(
-    id=1, cause=IncidentCause.WORKER_DIED, witness="run call", ranks=(2,), worker_ids=("s2",), generation=1, at=1.7e9,
-    from_workers=4, to_workers=3, detect_s=0.05, quiesce_s=0.03, plan_s=0.01, form_s=0.1, restore_s=0.04,
-    first_step_s=0.2, recovery_s=0.38, state_source="memory", bytes_moved=3 * 2**20, steps_lost=1,
-    action="restart process, shrink", closed=True, message="killed",
-)  # fmt: skip
+    id=1,
+    cause=IncidentCause.WORKER_DIED,
+    witness="run call",
+    ranks=(2,),
+    worker_ids=("s2",),
+    generation=1,
+    at=1.7e9,
+    from_workers=4,
+    to_workers=3,
+    detect_s=0.05,
+    quiesce_s=0.03,
+    plan_s=0.01,
+    form_s=0.1,
+    restore_s=0.04,
+    first_step_s=0.2,
+    recovery_s=0.38,
+    state_source="memory",
+    bytes_moved=3 * 2**20,
+    steps_lost=1,
+    action="restart process, shrink",
+    closed=True,
+    message="killed",
+)
 
 
 def test_the_job_page_shows_where_the_time_went_and_what_went_wrong(
@@ -103,9 +131,15 @@ def test_the_job_page_shows_where_the_time_went_and_what_went_wrong(
     job_id = supervise(status=status, incidents=(INCIDENT,))
     text, complaints = asyncio.run(read_page(devtools, f"{service.url}/#{job_id}", until="memory, 3 MiB"))
     for words in (
-        "75 % of 6.67 min of workers asked for", "(shard died 60 s)", "every step, 0.4 %", "restart process, shrink",
-        "4 → 3", "0.38 s", "memory", "first step",
-    ):  # fmt: skip
+        "75 % of 6.67 min of requested worker time",
+        "(worker died 60 s)",
+        "every step, 0.4 %",
+        "restart process, shrink",
+        "4 → 3",
+        "0.38 s",
+        "memory",
+        "first step",
+    ):
         assert words in text
     assert complaints == []
 

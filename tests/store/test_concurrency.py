@@ -175,9 +175,16 @@ def test_readers_see_only_complete_transactions(store: Store, submit: Submit, be
     def write() -> None:
         for step in range(1, 60):
             point = SeriesPoint(
-                step=step, at=1.0, loss=1.0, grad_norm=1.0, lr=1.0, tokens_per_s=1.0, step_s=1.0, world_size=1,
+                step=step,
+                at=1.0,
+                loss=1.0,
+                grad_norm=1.0,
+                lr=1.0,
+                tokens_per_s=1.0,
+                step_s=1.0,
+                world_size=1,
                 generation=1,
-            )  # fmt: skip
+            )
             attempt.tell(status_step=step, series=(point,), events=(PendingEvent(at=1.0, type="step"),))
         done.set()
 
@@ -198,10 +205,13 @@ def test_two_processes_can_open_an_empty_database_at_the_same_time(store_url: st
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", program, store_url],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("go\n")

@@ -46,19 +46,32 @@ def test_a_running_job_is_shown_and_an_ended_one_vanishes(store: Store, submit: 
         for step, state in ((10, "committed"), (20, "committed"), (30, "damaged"))
     )
     attempt.tell(
-        status_workers=3, status_step=30, status_loss=1.5, status_tokens_per_s=99.0, status_steps_lost=2,
-        checkpoints=checkpoints, status_snapshot_share=0.004, status_snapshot_every_steps=2,
+        status_workers=3,
+        status_step=30,
+        status_loss=1.5,
+        status_tokens_per_s=99.0,
+        status_steps_lost=2,
+        checkpoints=checkpoints,
+        status_snapshot_share=0.004,
+        status_snapshot_every_steps=2,
         status_goodput=Goodput(at=9.0, seconds={"productive": 30.0, "queued": 10.0}, total=40.0, ratio=0.75),
-    )  # fmt: skip
+    )
     samples = _scrape(store)
     assert _value(samples, "shoal_jobs", state="RUNNING") == 1
     assert _value(samples, "shoal_jobs", state="QUEUED") == 1
     assert _value(samples, "shoal_jobs", state="FAILED") == 0
     expected = {
-        "shoal_job_workers": 3, "shoal_job_desired_workers": 4, "shoal_job_step": 30, "shoal_job_loss": 1.5,
-        "shoal_job_tokens_per_second": 99, "shoal_job_steps_lost_total": 2, "shoal_checkpoint_bytes": 200,
-        "shoal_job_goodput_ratio": 0.75, "shoal_job_snapshot_share": 0.004, "shoal_job_snapshot_every_steps": 2,
-    }  # fmt: skip
+        "shoal_job_workers": 3,
+        "shoal_job_desired_workers": 4,
+        "shoal_job_step": 30,
+        "shoal_job_loss": 1.5,
+        "shoal_job_tokens_per_second": 99,
+        "shoal_job_steps_lost_total": 2,
+        "shoal_checkpoint_bytes": 200,
+        "shoal_job_goodput_ratio": 0.75,
+        "shoal_job_snapshot_share": 0.004,
+        "shoal_job_snapshot_every_steps": 2,
+    }
     assert _value(samples, "shoal_job_goodput_seconds", job_id=job_id, category="productive") == 30
     assert _value(samples, "shoal_job_goodput_seconds", job_id=job_id, category="queued") == 10
     for name, value in expected.items():

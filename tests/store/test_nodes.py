@@ -45,9 +45,15 @@ def suspected(store: Store, attempt: Any) -> Suspicion:
 
 def test_a_suspicion_begins_a_probation_of_the_jobs_own_length(suspected: Suspicion, attempt: Any) -> None:
     assert suspected == Suspicion(
-        node_id="n1", reason="computes wrong", since=5.0, job_id=attempt.job_id, attempt=1, probation_s=600.0,
-        next_test_at=606.0, num_tests=0,
-    )  # fmt: skip
+        node_id="n1",
+        reason="computes wrong",
+        since=5.0,
+        job_id=attempt.job_id,
+        attempt=1,
+        probation_s=600.0,
+        next_test_at=606.0,
+        num_tests=0,
+    )
 
 
 def test_a_test_that_fails_is_counted_and_repeated_later(store: Store, suspected: Suspicion, lease: Any) -> None:

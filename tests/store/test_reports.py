@@ -10,7 +10,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog
 from shoal_service.store import Lease, Store
 from shoal_service.store import reports as outboxes
-from shoal_service.store.reports import Dropped
+from shoal_service.store.reports import DropReason
 from shoal_service.views import CheckpointView, IncidentView, SeriesPoint, UserFailure, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
@@ -20,9 +20,14 @@ Begin = Callable[..., Any]
 
 def _point(step: int, loss: float = 1.0, **fields: Any) -> SeriesPoint:
     values: dict[str, Any] = {
-        "at": float(step), "grad_norm": 1.0, "lr": 0.1, "tokens_per_s": 10.0, "step_s": 0.5, "world_size": 2,
+        "at": float(step),
+        "grad_norm": 1.0,
+        "lr": 0.1,
+        "tokens_per_s": 10.0,
+        "step_s": 0.5,
+        "world_size": 2,
         "generation": 1,
-    }  # fmt: skip
+    }
     return SeriesPoint(step=step, loss=loss, **(values | fields))
 
 
@@ -32,9 +37,14 @@ def _line(text: str, rank: int | None = 0) -> PendingLog:
 
 def _incident(number: int = 1, **fields: Any) -> IncidentView:
     values: dict[str, Any] = {
-        "cause": IncidentCause.WORKER_DIED, "witness": "reference", "ranks": (1,), "worker_ids": ("s-1",),
-        "generation": 1, "at": 3.0, "from_workers": 4,
-    }  # fmt: skip
+        "cause": IncidentCause.WORKER_DIED,
+        "witness": "reference",
+        "ranks": (1,),
+        "worker_ids": ("s-1",),
+        "generation": 1,
+        "at": 3.0,
+        "from_workers": 4,
+    }
     return IncidentView(id=number, **(values | fields))
 
 
@@ -55,15 +65,28 @@ def attempt(begin: Begin, job_id: str) -> Any:
 class TestExactlyOnce:
     def test_everything_reported_is_stored(self, store: Store, job_id: str, attempt: Any) -> None:
         worker = WorkerView(
-            worker_id="s-0", rank=0, state="training", node_id="n", node_ip="1.2.3.4", pid=7, generation=1,
-            phase="forward", step=3,
-        )  # fmt: skip
+            worker_id="s-0",
+            rank=0,
+            state="training",
+            node_id="n",
+            node_ip="1.2.3.4",
+            pid=7,
+            generation=1,
+            phase="forward",
+            step=3,
+        )
         checkpoint = CheckpointView(step=2, url="/c", state="committed", bytes=9, attempt=1, generation=1)
         attempt.tell(
             events=(PendingEvent(at=2.0, type="group.formed", data={"workers": 1}),),
-            incidents=(_incident(),), checkpoints=(checkpoint,), series=(_point(1), _point(2)), logs=(_line("hello"),),
-            workers=(worker,), status_step=2, status_loss=1.0, status_message="trains",
-        )  # fmt: skip
+            incidents=(_incident(),),
+            checkpoints=(checkpoint,),
+            series=(_point(1), _point(2)),
+            logs=(_line("hello"),),
+            workers=(worker,),
+            status_step=2,
+            status_loss=1.0,
+            status_message="trains",
+        )
         status = store.get_job(job_id).status
         assert (status.state, status.step, status.loss, status.message) == (JobState.RUNNING, 2, 1.0, "trains")
         assert [e.type for e in store.events(job_id)][2:] == ["group.formed", "job.state"]
@@ -81,7 +104,7 @@ class TestExactlyOnce:
         assert [e.type for e in store.events(job_id)].count("x") == 1
         assert len(store.logs(job_id)) == 1
         assert store.get_job(job_id).status.step == 2
-        assert store.dropped() == {Dropped.DUPLICATE: 1}
+        assert store.dropped() == {DropReason.DUPLICATE: 1}
 
     def test_reports_of_another_attempt_are_dropped_and_counted(
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
@@ -92,7 +115,7 @@ class TestExactlyOnce:
         attempt.tell(logs=(_line("ghost"),), status_step=99)
         assert store.logs(job_id) == []
         assert store.get_job(job_id).status.step == 0
-        assert store.dropped() == {Dropped.STALE_ATTEMPT: 2}
+        assert store.dropped() == {DropReason.STALE_ATTEMPT: 2}
 
     def test_a_new_attempt_numbers_its_reports_from_one(
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
@@ -134,8 +157,11 @@ class TestStates:
             attempt.tell(state)
         moves = [(e.data["from"], e.data["to"]) for e in store.events(job_id) if e.type == "job.state"]
         assert moves == [
-            ("QUEUED", "STARTING"), ("STARTING", "RUNNING"), ("RUNNING", "RECOVERING"), ("RECOVERING", "RUNNING"),
-        ]  # fmt: skip
+            ("QUEUED", "STARTING"),
+            ("STARTING", "RUNNING"),
+            ("RUNNING", "RECOVERING"),
+            ("RECOVERING", "RUNNING"),
+        ]
 
     def test_a_report_that_crosses_a_cancel_does_not_undo_it(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.tell(status_message="trains")
@@ -154,7 +180,7 @@ class TestStates:
         attempt.tell(state, status_step=7)
         status = store.get_job(job_id).status
         assert (status.state, status.step) == (JobState.RUNNING, 7)
-        assert store.dropped() == {Dropped.REFUSED_STATE: 1}
+        assert store.dropped() == {DropReason.REFUSED_STATE: 1}
 
     def test_the_grant_is_set_by_the_scheduler_not_by_the_supervisor(
         self, store: Store, job_id: str, attempt: Any

@@ -43,11 +43,16 @@ def test_a_spec_is_returned_as_it_was_submitted(store: Store) -> None:
 
 def test_every_operation_on_a_job_that_does_not_exist_raises_not_found(store: Store) -> None:
     asks: list[Callable[[], Any]] = [
-        lambda: store.get_job("job-x"), lambda: store.events("job-x"), lambda: store.logs("job-x"),
-        lambda: store.series("job-x"), lambda: store.workers("job-x"), lambda: store.incidents("job-x"),
-        lambda: store.checkpoints("job-x"), lambda: store.request("job-x", Desired.PAUSE, now=1.0),
+        lambda: store.get_job("job-x"),
+        lambda: store.events("job-x"),
+        lambda: store.logs("job-x"),
+        lambda: store.series("job-x"),
+        lambda: store.workers("job-x"),
+        lambda: store.incidents("job-x"),
+        lambda: store.checkpoints("job-x"),
+        lambda: store.request("job-x", Desired.PAUSE, now=1.0),
         lambda: store.patch_job("job-x", JobPatch(), if_match=None, now=1.0),
-    ]  # fmt: skip
+    ]
     for ask in asks:
         with pytest.raises(JobNotFound):
             ask()
@@ -142,8 +147,10 @@ class TestPatch:
         assert (after.spec_version, after.updated_at) == (2, 8.0)
         assert after.etag != before.etag
         assert store.events(job_id, after=1)[0].data == {
-            "spec_version": 2, "elasticity": {"max_workers": 3}, "priority": 9,
-        }  # fmt: skip
+            "spec_version": 2,
+            "elasticity": {"max_workers": 3},
+            "priority": 9,
+        }
         assert store.list_jobs().items[0].priority == 9
 
     def test_a_patch_without_a_change_creates_no_version(self, store: Store, submit: Submit) -> None:
@@ -219,11 +226,16 @@ class TestRequests:
 
 def test_every_error_survives_pickling() -> None:
     made: list[store_errors.StoreError] = [
-        store_errors.StoreUnavailable("m"), JobNotFound("j"), InvalidCursor("c"), store_errors.InvalidArchive("m"),
-        IdempotencyConflict("k", "j"), RequestConflict("j", JobState.PAUSED, "be started"),
-        JobEnded("j", JobState.FAILED, "be paused"), PreconditionFailed("j", "a", "b"),
+        store_errors.StoreUnavailable("m"),
+        JobNotFound("j"),
+        InvalidCursor("c"),
+        store_errors.InvalidArchive("m"),
+        IdempotencyConflict("k", "j"),
+        RequestConflict("j", JobState.PAUSED, "be started"),
+        JobEnded("j", JobState.FAILED, "be paused"),
+        PreconditionFailed("j", "a", "b"),
         store_errors.LeaseLost(1, 2, "o"),
-    ]  # fmt: skip
+    ]
     assert len({error.code for error in made}) == len(made)
     for error in made:
         copy = pickle.loads(pickle.dumps(error))

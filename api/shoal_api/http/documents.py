@@ -1,21 +1,24 @@
-"""Reads a request's body: its media type, its size, its encoding. What the text means is `spec_io`'s to say.
+"""Reads the body of a request: media type, size, encoding, and the resource that it describes. Called by the routes.
 
-Ends hostile requests early: 415 before anything is read, 413 before too much is.
+Hostile requests end early: 415 before anything is read, 413 before too much is read. Job specs are parsed by
+`control/spec_io.py`, for the command line too.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, decode, parse_text
-from shoal_workers.contract.checks.spec_errors import SpecError
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.spec import JobSpec
 
+M = TypeVar("M", bound=BaseModel)
 JSON_TYPES = ("application/json",)
 PATCH_TYPES = ("application/json", "application/merge-patch+json")
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml", "text/x-yaml")
@@ -30,17 +33,32 @@ async def read_spec(request: Request) -> JobSpec:
     """
     media_type = require_media_type(request, JSON_TYPES + YAML_TYPES)
     text = _text_of(await read_body(request, MAX_SPEC_BYTES))
-    if media_type in YAML_TYPES:  # slow enough to hold up everybody else
+    if media_type in YAML_TYPES:  # parsing it is slow enough to delay other requests
         return await run_in_threadpool(parse_text, text, SpecFormat.YAML)
     return parse_text(text, SpecFormat.JSON)
 
 
-async def read_json(request: Request, media_types: tuple[str, ...]) -> Any:
-    """Any JSON document, as plain values.
+async def read_model(
+    request: Request, model: type[M], media_types: tuple[str, ...] = JSON_TYPES, invalid: Kind = Kind.INVALID_REQUEST
+) -> M:
+    """A JSON document as a value of `model`.
 
     Raises:
-        ProblemError: unsupported-media-type, body-too-large, bad-document.
+        ProblemError: unsupported-media-type, body-too-large, bad-document; `invalid`, with every error, if the document
+            does not fit the model.
     """
+    document = await _read_json(request, media_types)
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problems = tuple(
+            SpecProblem(path=".".join(map(str, one["loc"])), message=one["msg"])
+            for one in error.errors(include_url=False)
+        )
+        raise ProblemError(invalid, "The body is not valid; see errors.", problems) from None
+
+
+async def _read_json(request: Request, media_types: tuple[str, ...]) -> Any:
     require_media_type(request, media_types)
     text = _text_of(await read_body(request, MAX_SPEC_BYTES))
     try:

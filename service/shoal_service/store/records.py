@@ -130,9 +130,16 @@ def etag_of(job_id: str, spec_version: int) -> str:
 
 
 SUMMARY_COLUMNS = (
-    jobs.c.num, jobs.c.id, jobs.c.name, jobs.c.state, jobs.c.priority, jobs.c.granted_workers,
-    jobs.c.created_at, jobs.c.updated_at, jobs.c.status,
-)  # fmt: skip
+    jobs.c.num,
+    jobs.c.id,
+    jobs.c.name,
+    jobs.c.state,
+    jobs.c.priority,
+    jobs.c.granted_workers,
+    jobs.c.created_at,
+    jobs.c.updated_at,
+    jobs.c.status,
+)
 
 
 def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:

@@ -1,8 +1,8 @@
-"""Applies what a supervisor has said since it was last asked: one transaction, each item exactly once.
+"""Stores the reports of a supervisor: one transaction, each item exactly once. Called by `Store.apply`.
 
-News of another attempt than the current one, or of a job that has none, is dropped whole. News that was applied before
-(its number is not above the stored one) only refreshes status and workers. Never decides: states follow from
-`core.job_machine`, retries from `core.endings`.
+Reports of another attempt than the current one, or for a job without an attempt, are dropped as a whole. Reports that
+were stored before (their number is not above the stored one) only refresh status and workers. Nothing is decided here:
+states follow from `core.job_machine`, retries from `core.endings`.
 """
 
 from __future__ import annotations
@@ -32,90 +32,99 @@ MAX_LOG_LINE_CHARS = 16_384
 MAX_TRACEBACK_CHARS = 65_536
 
 
-class Dropped(StrEnum):
-    """Why something that a supervisor said was not stored."""
+class DropReason(StrEnum):
+    """Why a part of a supervisor's reports was not stored."""
 
     STALE_ATTEMPT = "stale_attempt"
     DUPLICATE = "duplicate"
     REFUSED_STATE = "refused_state"
 
 
-def apply(connection: Connection, job_id: str, news: SupervisorReports, *, now: float) -> tuple[list[Dropped], bool]:
-    """What was dropped, and whether anything was stored. Raises JobNotFound."""
+def apply(
+    connection: Connection, job_id: str, reports: SupervisorReports, *, now: float
+) -> tuple[list[DropReason], bool]:
+    """What was dropped, and whether anything changed. Raises JobNotFound."""
     job = load(connection, job_id, lock=True)
-    if news.attempt != job.attempt or job.state not in ATTEMPT_STATES:
-        return [Dropped.STALE_ATTEMPT], False
-    dropped: list[Dropped] = []
+    if reports.attempt != job.attempt or job.state not in ATTEMPT_STATES:
+        return [DropReason.STALE_ATTEMPT], False
+    dropped: list[DropReason] = []
     edit = JobEdit(connection, job, now)
-    if news.seq > job.pulled_seq:
-        _store_items(edit, news)
-    elif news.events or news.incidents or news.checkpoints or news.series or news.logs:
-        dropped.append(Dropped.DUPLICATE)
-    if not _follow_status(edit, news):
-        dropped.append(Dropped.REFUSED_STATE)
-    if news.end is not None:
-        _end_attempt(edit, news.end)
+    if reports.seq > job.pulled_seq:
+        _store_items(edit, reports)
+    elif reports.events or reports.incidents or reports.checkpoints or reports.series or reports.logs:
+        dropped.append(DropReason.DUPLICATE)
+    if not _follow_status(edit, reports):
+        dropped.append(DropReason.REFUSED_STATE)
+    if reports.end is not None:
+        _end_attempt(edit, reports.end)
     return dropped, edit.save()
 
 
-def _store_items(edit: JobEdit, news: SupervisorReports) -> None:
+def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     connection, job = edit.connection, edit.job
-    edit.set(pulled_seq=news.seq)
-    for event in news.events:
+    edit.set(pulled_seq=reports.seq)
+    for event in reports.events:
         edit.add_event(event)
-    told = [incident.model_copy(update={"attempt": news.attempt}) for incident in news.incidents]
-    upsert(connection, incidents, [_incident_row(job.num, incident) for incident in told])
-    upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in news.checkpoints])
-    upsert(connection, series, [_series_row(job.num, point) for point in news.series])
-    if news.suspects:
-        _suspect(edit, news)
-    if news.logs:
-        last = job.log_seq + len(news.logs)
-        kept = news.logs[-MAX_LOG_LINES:]
+    of_attempt = [incident.model_copy(update={"attempt": reports.attempt}) for incident in reports.incidents]
+    upsert(connection, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
+    upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in reports.checkpoints])
+    upsert(connection, series, [_series_row(job.num, point) for point in reports.series])
+    if reports.suspects:
+        _suspect(edit, reports)
+    if reports.logs:
+        last = job.log_seq + len(reports.logs)
+        kept = reports.logs[-MAX_LOG_LINES:]
         first = last - len(kept) + 1
         connection.execute(plain_insert(logs), [_log_row(job.num, first + i, line) for i, line in enumerate(kept)])
         connection.execute(delete(logs).where(logs.c.job_num == job.num, logs.c.seq <= last - MAX_LOG_LINES))
         edit.set(log_seq=last)
 
 
-def _suspect(edit: JobEdit, news: SupervisorReports) -> None:
-    """These nodes go on probation, for as long as the job that named them says."""
+def _suspect(edit: JobEdit, reports: SupervisorReports) -> None:
+    """Puts these nodes on probation for the job's `health.probation_s`."""
     job = edit.job
     probation_s = load_spec(edit.connection, job.num, job.spec_version).health.probation_s
-    for suspect in news.suspects:
+    for suspect in reports.suspects:
         nodes.suspect(
             edit.connection,
             Suspicion(
-                node_id=suspect.node_id, reason=suspect.reason, since=suspect.at, job_id=job.id, attempt=news.attempt,
-                probation_s=probation_s, next_test_at=edit.now + probation_s, num_tests=0,
+                node_id=suspect.node_id,
+                reason=suspect.reason,
+                since=suspect.at,
+                job_id=job.id,
+                attempt=reports.attempt,
+                probation_s=probation_s,
+                next_test_at=edit.now + probation_s,
+                num_tests=0,
             ),
-        )  # fmt: skip
+        )
 
 
-def _follow_status(edit: JobEdit, news: SupervisorReports) -> bool:
-    """Takes over the supervisor's status; False: its state makes no sense and was left out."""
-    job, said = edit.job, news.status
-    num_incidents, steps_lost = _incident_totals(edit.connection, job.num) if news.incidents else (0, 0)
-    edit.status = said.model_copy(
+def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
+    """Stores the supervisor's status; False: the job cannot go to its state from the current one, so the state is not
+    stored."""
+    job, reported = edit.job, reports.status
+    num_incidents, steps_lost = _incident_totals(edit.connection, job.num) if reports.incidents else (0, 0)
+    edit.status = reported.model_copy(
         update={
-            "observed_generation": max(said.observed_generation, job.status.observed_generation),
-            "incidents": max(num_incidents, said.incidents, job.status.incidents),  # over all attempts
-            "steps_lost": max(steps_lost, said.steps_lost, job.status.steps_lost),
-            "goodput": newest(job.status.goodput, said.goodput),
+            "observed_generation": max(reported.observed_generation, job.status.observed_generation),
+            "incidents": max(num_incidents, reported.incidents, job.status.incidents),  # over all attempts
+            "steps_lost": max(steps_lost, reported.steps_lost, job.status.steps_lost),
+            "goodput": newest(job.status.goodput, reported.goodput),
             "reason": job.status.reason,
             "message": job.status.message,
             "deadline": None,
         }
     )
-    workers = workers_document(news.workers)
+    workers = workers_document(reports.workers)
     if workers != job.workers_document:
         edit.set(workers=workers)
-    standing = step(edit.standing, Reported(said.state))
+    standing = step(edit.standing, Reported(reported.state))
     if standing is None:
         return False
-    edit.move(standing, said.reason, said.message, attempt=job.attempt)
-    if standing.state is said.state:  # else it spoke before it heard of a request, and its words are out of date too
-        edit.describe(reason=said.reason, message=said.message, deadline=said.deadline)
+    edit.move(standing, reported.reason, reported.message, attempt=job.attempt)
+    if standing.state is reported.state:  # else it reported before it knew of a request, and its message is outdated
+        edit.describe(reason=reported.reason, message=reported.message, deadline=reported.deadline)
     return True
 
 

@@ -21,7 +21,7 @@ from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases
-from shoal_service.store import reports as outboxes
+from shoal_service.store import reports as report_items
 from shoal_service.store.database import Database
 from shoal_service.store.driving import DriveRow, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
@@ -32,7 +32,7 @@ from shoal_service.store.reads import comparison, history
 from shoal_service.store.reads import metrics_snapshot as snapshots
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.records import load_view
-from shoal_service.store.reports import Dropped
+from shoal_service.store.reports import DropReason
 from shoal_service.views import (
     CheckpointView,
     EventView,
@@ -55,7 +55,7 @@ class Store:
         self._database = database
         self._hub = Hub()
         self._specs = SpecCache()
-        self._dropped: Counter[Dropped] = Counter()
+        self._dropped: Counter[DropReason] = Counter()
         self._dropped_lock = threading.Lock()
 
     @classmethod
@@ -236,11 +236,11 @@ class Store:
         if changed:
             self._hub.publish(job_id)
 
-    def apply(self, job_id: str, news: SupervisorReports, *, epoch: int, now: float) -> None:
-        """Stores a supervisor's news exactly once; stale and senseless parts are dropped and counted."""
+    def apply(self, job_id: str, reports: SupervisorReports, *, epoch: int, now: float) -> None:
+        """Stores each item of a supervisor's reports exactly once; drops and counts what is stale or impossible."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            dropped, changed = outboxes.apply(tx, job_id, news, now=now)
+            dropped, changed = report_items.apply(tx, job_id, reports, now=now)
         if dropped:
             with self._dropped_lock:
                 self._dropped.update(dropped)
@@ -295,7 +295,7 @@ class Store:
             leases.hold(tx, epoch)
             nodes.forget(tx, node_ids)
 
-    def dropped(self) -> dict[Dropped, int]:
+    def dropped(self) -> dict[DropReason, int]:
         """What `apply` has dropped since this process started."""
         with self._dropped_lock:
             return dict(self._dropped)

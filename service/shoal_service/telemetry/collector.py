@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from shoal_service.store import Store
 from shoal_service.store.reads.metrics_snapshot import LiveJob, Snapshot
-from shoal_service.store.reports import Dropped
+from shoal_service.store.reports import DropReason
 from shoal_service.telemetry import metric_names as names
 from shoal_service.telemetry.metric_names import Kind, Metric
 from shoal_service.telemetry.request_metrics import RequestMetrics
@@ -89,7 +89,7 @@ class ShoalCollector(Collector):
         yield _values(names.LEASE_EPOCH, {(): lease.epoch if lease else 0})
         yield _values(names.CONTROL_PLANE_LEADER, {(): int(leads)})
         dropped = self._store.dropped()
-        yield _values(names.REPORTS_DROPPED, {(reason.value,): dropped.get(reason, 0) for reason in Dropped})
+        yield _values(names.REPORTS_DROPPED, {(reason.value,): dropped.get(reason, 0) for reason in DropReason})
         yield from self._http_families()
 
     def _http_families(self) -> Iterator[Family]:

@@ -109,7 +109,7 @@ CONTROL_PLANE_LEADER = Metric(
 REPORTS_DROPPED = Metric(
     "shoal_reports_dropped_total",
     Kind.COUNTER,
-    "News of supervisors that this process did not store, by reason.",
+    "Reports of supervisors that this process did not store, by reason.",
     ("reason",),
 )
 

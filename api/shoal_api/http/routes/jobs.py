@@ -5,22 +5,19 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.conditional import entity_tag, is_unchanged, spec_tags
 from shoal_api.http.context import Context, JobId, wants_events
-from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_json, read_spec
+from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_model, read_spec
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
 from shoal_api.http.streams import sse_response
 from shoal_service.control.submission import submit
 from shoal_service.core.desired import Desired
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
-from shoal_workers.contract.checks.spec_errors import SpecProblem
 from shoal_workers.contract.job import JobState
 
 IdempotencyKey = Annotated[
@@ -30,17 +27,21 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="A repeated request with the same key gives the job that the first one made.",
+        description="A repeated request with the same key answers with the job of the first request.",
     ),
 ]
 
 IfMatch = Annotated[
     str | None,
-    Header(alias="If-Match", max_length=1024, description="The ETag that the job's spec must still have."),
+    Header(alias="If-Match", max_length=1024, description="Change the job only if its ETag is this one."),
 ]
 IfNoneMatch = Annotated[
     str | None,
-    Header(alias="If-None-Match", max_length=1024, description="ETags that the client has; 304 if it is one of them."),
+    Header(
+        alias="If-None-Match",
+        max_length=1024,
+        description="ETags that the client has: 304 if the job still has one of them.",
+    ),
 ]
 
 
@@ -54,10 +55,12 @@ def routes(context: Context) -> APIRouter:
         response_model=JobView,
         summary="Submit a job",
         openapi_extra=body_of("JobSpec", (*JSON_TYPES, *YAML_TYPES[:1])),
-        responses={200: {"model": JobView, "description": "This Idempotency-Key made this job before."}},
+        responses={
+            200: {"model": JobView, "description": "An earlier request with this Idempotency-Key created the job."}
+        },
     )
     async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
-        """The body is a job spec. Answers with the job, its address in `Location` and its `ETag`."""
+        """The body is a job spec. The answer is the job, with its address in `Location` and its `ETag`."""
         spec = await read_spec(request)
         job, created = await run_in_threadpool(submit, store, spec, idempotency_key, context.clock())
         return _job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
@@ -97,12 +100,13 @@ def routes(context: Context) -> APIRouter:
     @router.patch(
         "/{job_id}",
         response_model=JobView,
-        summary="Change a job's elasticity or priority",
+        summary="Change a job's elasticity, parallelism or priority",
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
     )
     async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
-        """Absent keys stay as they are. With `If-Match`, only if the job still has this ETag."""
-        patch = _parse_patch(await read_json(request, PATCH_TYPES))
+        """Absent keys stay as they are; `parallelism` is replaced as a whole. With `If-Match`, only if the ETag is
+        still this one."""
+        patch = await read_model(request, JobPatch, PATCH_TYPES, invalid=Kind.INVALID_PATCH)
         tags = spec_tags(if_match)
         job = await run_in_threadpool(store.patch_job, job_id, patch, if_match=tags, now=context.clock())
         return _job_response(job, 200)
@@ -123,9 +127,11 @@ def routes(context: Context) -> APIRouter:
             description=description,
         )
 
-    add_request("cancel", Desired.CANCEL, "Cancel a job", "Cannot be taken back. Checkpoints stay.")
-    add_request("pause", Desired.PAUSE, "Pause a job", "It writes a checkpoint and gives its workers back.")
-    add_request("resume", Desired.RUN, "Resume a paused job", "It goes back to the queue and on from its checkpoint.")
+    add_request("cancel", Desired.CANCEL, "Cancel a job", "This cannot be undone. Checkpoints are kept.")
+    add_request("pause", Desired.PAUSE, "Pause a job", "The job writes a checkpoint, and its workers end.")
+    add_request(
+        "resume", Desired.RUN, "Resume a paused job", "The job returns to the queue and continues from its checkpoint."
+    )
     return router
 
 
@@ -133,13 +139,3 @@ def _job_response(job: JobView, status: int, headers: dict[str, str] | None = No
     body = job.model_dump_json().encode()
     always = {"ETag": entity_tag(job.etag, body), "Cache-Control": "no-cache"}
     return Response(body, status_code=status, media_type="application/json", headers=always | (headers or {}))
-
-
-def _parse_patch(data: object) -> JobPatch:
-    try:
-        return JobPatch.model_validate(data)
-    except ValidationError as error:
-        problems = tuple(
-            SpecProblem(path=".".join(map(str, e["loc"])), message=e["msg"]) for e in error.errors(include_url=False)
-        )
-        raise ProblemError(Kind.INVALID_PATCH, "The change is not valid; see errors.", problems) from None

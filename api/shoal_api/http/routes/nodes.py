@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JSON_TYPES, read_body, read_json
+from shoal_api.http.documents import JSON_TYPES, read_body, read_model
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.core.nodes import with_drains
+from shoal_service.core.nodes import DrainSource, with_drains
 from shoal_service.views import DrainRequest, NodeView, Page
-from shoal_workers.contract.checks.spec_errors import SpecProblem
 
 NodeId = Annotated[
     str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Ray's id of the node, whole, as GET /v1/nodes shows it.")
@@ -65,7 +63,7 @@ def routes(context: Context) -> APIRouter:
     async def undo_drain(node_id: NodeId) -> Response:
         """Does nothing to a node that is not drained. A drain that Ray announced cannot be undone."""
         node = await run_in_threadpool(_node, context, node_id)
-        if node.drain is not None and node.drain.source != "api":
+        if node.drain is not None and node.drain.source is not DrainSource.API:
             raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is drained by Ray, which cannot be undone here.")
         await run_in_threadpool(store.undo_drain, node_id)
         return _node_response(await run_in_threadpool(_node, context, node_id))
@@ -90,13 +88,7 @@ async def _asked(request: Request) -> DrainRequest:
     if "content-type" not in request.headers:
         await read_body(request, 0)
         return DrainRequest()
-    try:
-        return DrainRequest.model_validate(await read_json(request, JSON_TYPES))
-    except ValidationError as error:
-        problems = tuple(
-            SpecProblem(path=".".join(map(str, e["loc"])), message=e["msg"]) for e in error.errors(include_url=False)
-        )
-        raise ProblemError(Kind.INVALID_REQUEST, "The drain request is not valid; see errors.", problems) from None
+    return await read_model(request, DrainRequest)
 
 
 def _node_response(node: NodeView, status: int = 200) -> Response:

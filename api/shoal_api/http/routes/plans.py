@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.http.context import Context
-from shoal_api.http.documents import JSON_TYPES, read_json
+from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
-from shoal_api.http.problem_types import Kind
-from shoal_api.http.problems import ProblemError
 from shoal_service.control.planning_request import PlanAnswer, PlanRequest, answer
-from shoal_workers.contract.checks.spec_errors import SpecProblem
 
 
 def routes(context: Context) -> APIRouter:
@@ -28,15 +24,7 @@ def routes(context: Context) -> APIRouter:
     async def make_plan(request: Request) -> Response:
         """Legal layouts for so many workers, or so many GPUs of a kind, best first: memory, step time, where both go,
         and why. Nothing is submitted, nothing runs."""
-        document = await read_json(request, JSON_TYPES)
-        try:
-            asked = PlanRequest.model_validate(document)
-        except ValidationError as error:
-            problems = tuple(
-                SpecProblem(path=".".join(map(str, e["loc"])), message=e["msg"])
-                for e in error.errors(include_url=False)
-            )
-            raise ProblemError(Kind.INVALID_REQUEST, "The plan request is not valid; see errors.", problems) from None
+        asked = await read_model(request, PlanRequest)
         found = await run_in_threadpool(answer, asked, context.profiles)
         return Response(found.model_dump_json(), media_type="application/json")
 

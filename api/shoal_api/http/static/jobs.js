@@ -11,7 +11,9 @@ function fill(body, rows) {
   body.replaceChildren(...rows.map((cells) => { const row = element("tr"); row.append(...cells.map((c) => element("td", c))); return row; }));
 }
 
-let chosen = null, stream = null, refreshing = false, again = false;
+const SEVERITY = { info: "", success: "good", warning: "warn", error: "bad" };
+const MAX_EVENTS = 100;
+let chosen = null, stream = null, refreshing = false, again = false, events = [], eventSeq = 0;
 
 function showJobs(page) {
   $("none").hidden = page.items.length > 0;
@@ -28,6 +30,9 @@ function showJobs(page) {
 function choose(id) {
   if (id === chosen) return;
   chosen = id;
+  events = [];
+  eventSeq = 0;
+  $("events").replaceChildren();
   if (stream) stream.close();
   stream = new EventSource(`/v1/jobs/${encodeURIComponent(id)}`);
   stream.addEventListener("job", (event) => { showJob(JSON.parse(event.data)); refresh(); });
@@ -58,7 +63,7 @@ const snapshots = (status) => status.snapshot_every_steps === null ? "–" :
 
 function showGoodput(goodput) {
   const total = goodput ? goodput.total : 0;
-  $("ratio").textContent = total ? `${percent(goodput.ratio)} of ${seconds(total)} of workers asked for` : "nothing booked yet";
+  $("ratio").textContent = total ? `${percent(goodput.ratio)} of ${seconds(total)} of requested worker time` : "no worker time yet";
   const parts = total ? CATEGORIES.map((name) => [name, goodput.seconds[name] || 0]).filter(([, amount]) => amount > 0) : [];
   stripe($("goodput"), parts, 900, 22);
   $("categories").replaceChildren(...parts.map(([name, amount]) => key(name, `${percent(amount / total)}, ${seconds(amount)}`,
@@ -88,10 +93,29 @@ async function refresh() {
   try {
     const [series, incidents, workers] = await Promise.all(["series?max_points=800", "incidents", "workers"].map(
       async (part) => { const answer = await fetch(`/v1/jobs/${encodeURIComponent(id)}/${part}`); return answer.ok ? (await answer.json()).items : []; }));
-    if (id === chosen) showHistory(series, incidents, workers);
+    if (id === chosen) { showHistory(series, incidents, workers); await refreshEvents(id); }
   } catch { /* the streams reconnect, and then this runs again */ }
   refreshing = false;
   if (again) { again = false; refresh(); }
+}
+
+// The newest events first. Words and severity come from the service; see docs/reference/events.md.
+function showEvents(page) {
+  for (const one of page.items) { events.unshift(one); eventSeq = one.seq; }
+  events.length = Math.min(events.length, MAX_EVENTS);
+  fill($("events"), events.map((one) => [new Date(one.at * 1000).toLocaleTimeString(), element("span", one.message, SEVERITY[one.severity])]));
+  [...$("events").rows].forEach((row, index) => { row.title = `${clock(events[index].at)} ${events[index].type}`; });
+}
+
+async function refreshEvents(id) {
+  for (;;) {
+    const answer = await fetch(`/v1/jobs/${encodeURIComponent(id)}/events?after=${eventSeq}&limit=500`);
+    if (!answer.ok || id !== chosen) return;
+    const page = await answer.json();
+    if (id !== chosen) return;
+    showEvents(page);
+    if (page.items.length < 500) return;
+  }
 }
 
 function showHistory(series, incidents, workers) {
