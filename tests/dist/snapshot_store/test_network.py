@@ -131,7 +131,7 @@ def test_the_copy_is_used_when_the_node_is_dead(nodes: Any) -> None:
     _snapshot(writer, 7)
     assert writer.replicate(nodes.endpoint(buddy))
     _wait_until_sent(writer)
-    shutil.rmtree(writer._directory.node)
+    shutil.rmtree(writer._registry.node)
     with pytest.raises(SnapshotLost, match="no longer exists"):
         reader.load(_state(-1), nodes.source(writer, step=7), check=_nothing)
     for tier in (reader, buddy):
