@@ -1,5 +1,5 @@
-"""What client, service and shards say to each other: pure data and pure functions.
+"""The contract: the spec, the messages between supervisor and workers, the layout, and pure functions of them.
 
-Imports the standard library and pydantic, nothing else (an import-linter contract holds this), so that the control
-plane can speak the language of the shards without loading torch.
+Imported by every package; `checks/` decides whether a spec can be accepted, `model/` describes the built-in models.
+It imports only the standard library and pydantic (an import contract enforces this), so the service needs no torch.
 """

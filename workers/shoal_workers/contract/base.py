@@ -1,4 +1,4 @@
-"""The one base class of every value that crosses a process boundary: frozen, and closed to unknown keys."""
+"""The base class of all values that cross a process boundary: frozen, and without unknown keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Who computes what in a step: pure functions of step, world size and seed. No rank ever keeps a position of its own.
+"""Which rank computes which micro-batches of a step, and which samples they contain. Pure functions.
 
-A step's samples are a function of the step; ranks only take slices of it. The loader's position is therefore one
-integer (the step), and any world size reads exactly the same global batches.
+The samples of a step depend on the step and the seed only, and each rank takes a slice of them. The loader's position
+is therefore one integer, the step, and every world size reads the same global batches. No rank stores a position.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class MicroBatch:
     index: int
     """Index of the micro-batch in the step's global batch, 0 .. num_micro_batches - 1."""
     weight: float
-    """1.0; 0.0 for padding, which only keeps this rank's collectives in step with the others'."""
+    """1.0; 0.0 for padding, which is computed only so that all ranks run the same collectives."""
 
 
 def micro_batches_of_rank(num_micro_batches: int, rank: int, world_size: int) -> tuple[MicroBatch, ...]:
-    """The micro-batches of one rank: a contiguous slice, every rank as many, with zero-weight padding at the end.
+    """The micro-batches of one data rank: a contiguous slice, padded so that all ranks have equally many.
 
     Over all ranks every index of 0 .. num_micro_batches - 1 appears exactly once with weight 1.
     """
@@ -33,8 +33,8 @@ def micro_batches_of_rank(num_micro_batches: int, rank: int, world_size: int) ->
     own = base + (1 if rank < extra else 0)
     longest = base + (1 if extra else 0)
     real = [MicroBatch(index, 1.0) for index in range(first, first + own)]
-    filler_index = real[-1].index if real else 0
-    return tuple(real + [MicroBatch(filler_index, 0.0)] * (longest - own))
+    padding_index = real[-1].index if real else 0
+    return tuple(real + [MicroBatch(padding_index, 0.0)] * (longest - own))
 
 
 def sample_positions(step: int, micro_batch: int, *, global_size: int, micro_size: int) -> range:
@@ -44,17 +44,17 @@ def sample_positions(step: int, micro_batch: int, *, global_size: int, micro_siz
 
 
 def sample_at(position: int, *, num_samples: int, seed: int) -> int:
-    """Which sample of the data set is read at a global position: a new permutation every epoch.
+    """The sample of the data set at a global position; every epoch has a new permutation.
 
-    A pseudo-random permutation by a Feistel network with cycle walking (Black & Rogaway 2002), so no table is kept and
-    position -> sample costs the same for 10 samples and for 10 billion.
+    A pseudo-random permutation by a Feistel network with cycle walking (Black & Rogaway 2002), so there is no table,
+    and position -> sample costs the same for 10 samples and for 10 billion.
     """
     epoch, index = divmod(position, num_samples)
     return _permute(index, num_samples, _mix(_mix(seed) ^ epoch))
 
 
 def randomness_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Seed of dropout and noise in one micro-batch: by (seed, step, micro-batch), never by rank or process age."""
+    """Seed of dropout and noise in one micro-batch: depends on seed, step and micro-batch, not on rank or process."""
     return _mix(_mix(_mix(seed) ^ step) ^ micro_batch) >> 1
 
 

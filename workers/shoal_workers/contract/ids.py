@@ -1,4 +1,4 @@
-"""Names under which the actors of a job are found again by anybody who may look for them."""
+"""Names of a job's actors in Ray, by which the service finds them again."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ def supervisor_name(job_id: str, attempt: int) -> str:
 
 
 def worker_name(job_id: str, attempt: int, index: int) -> str:
-    """`index` counts the processes that an attempt ever started; it is not a rank."""
+    """`index` numbers the workers that an attempt started, in order; it is not a rank, and is never reused."""
     return f"shoal/{job_id}/{attempt}/worker-{index}"

@@ -1,4 +1,4 @@
-"""The states of a job and the closed sets of words around them, as they are spelled on the wire and in metrics."""
+"""States of a job, and the enums that belong to them. The values are the spelling on the wire and in metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class JobState(StrEnum):
     RECOVERING = "RECOVERING"
     RESIZING = "RESIZING"
     WAITING = "WAITING"
-    """Fewer than elasticity.min_workers shards are alive; resumes by itself, or fails at its deadline."""
+    """Fewer than elasticity.min_workers workers are alive. Resumes when there are enough; fails at its deadline."""
     PAUSING = "PAUSING"
     PAUSED = "PAUSED"
     CANCELLING = "CANCELLING"
@@ -30,12 +30,12 @@ class JobState(StrEnum):
 
     @property
     def holds_workers(self) -> bool:
-        """A supervisor exists, or should."""
+        """The job should have a supervisor."""
         return not self.ended and self not in (JobState.QUEUED, JobState.PAUSED)
 
 
 class EndReason(StrEnum):
-    """Why an attempt, and with it perhaps the job, ended."""
+    """Why an attempt ended; the job may have ended with it."""
 
     FINISHED = "finished"
     CANCELLED = "cancelled"
@@ -52,21 +52,21 @@ class EndReason(StrEnum):
 
 
 class IncidentCause(StrEnum):
-    """What happened to a shard or a group."""
+    """What happened to a worker or a group."""
 
     WORKER_DIED = "worker_died"
     NODE_DIED = "node_died"
     STUCK = "stuck"
-    """A survivor could not be woken out of its collective within its deadline, and was replaced."""
+    """A surviving rank did not leave its collective within its deadline, and was replaced."""
     HUNG = "hung"
-    """No rank got anywhere for longer than health.hang_factor and health.hang_floor_s allow."""
+    """No rank made progress for longer than health.hang_factor and health.hang_floor_s allow."""
     UNREACHABLE = "unreachable"
-    """The process or its node does not answer, and its group broke."""
+    """The worker or its node does not answer, and its group broke."""
     PREEMPTED = "preempted"
-    """The node was drained, or the platform gave notice, and took it before the switch was done."""
+    """The node was drained or preempted, and went away before the group had switched to other workers."""
     STRAGGLER = "straggler"
     CORRUPTED = "corrupted"
-    """It computes wrong: its replay of a micro-batch differs from everybody else's."""
+    """A worker computes wrong results: its replay of a micro-batch differs from those of two others."""
     NON_FINITE = "non_finite"
     COLLECTIVE_FAILED = "collective_failed"
     FORM_FAILED = "form_failed"
@@ -86,7 +86,7 @@ class StateSource(StrEnum):
 
 
 class UserFailure(Frozen):
-    """An exception of the user's code, grouped over the ranks that raised the same."""
+    """An exception of the user's code, with all ranks that raised it."""
 
     type: str
     message: str

@@ -1,7 +1,8 @@
-"""Is a decoded document plain JSON that every store, log and shard can hold? Decided before anything looks inside it.
+"""Checks that a decoded document contains only values that every database, log and message can hold.
 
-YAML and Python's JSON reader let through what PostgreSQL, a JSON file or a path cannot hold: NaN, null characters, lone
-surrogates, dates, integers of a million digits, anchors that contain themselves. Never recurses, never raises.
+Called before anything else reads the document. YAML and Python's JSON reader accept values that PostgreSQL, a JSON file
+or a path cannot hold: NaN, null characters, lone surrogates, dates, integers of a million digits, anchors that contain
+themselves. It does not recurse, and never raises.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SHOWN_CHARS = 80
 
 
 def json_faults(document: Any) -> Iterator[tuple[str, str]]:
-    """(dotted path, what is wrong) of every value that cannot be kept; ends where it gets too deep or too many."""
+    """(dotted path, reason) of every value that cannot be stored. Stops at MAX_DEPTH and at MAX_VALUES."""
     stack: list[tuple[str, int, Any]] = [("", 0, document)]
     num_values = 0
     while stack:
@@ -44,10 +45,10 @@ def json_faults(document: Any) -> Iterator[tuple[str, str]]:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: short, whatever it is."""
+    """A value as a message shows it, shortened."""
     try:
         text = _REPR.repr(value)
-    except (ValueError, RecursionError):  # an integer of more than 4,300 digits, for one
+    except (ValueError, RecursionError):  # for example an integer of more than 4,300 digits
         text = f"a very large {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 

@@ -1,10 +1,10 @@
-"""Layout: how many ways each axis of the mesh splits the work, and how. Pure data; the planner makes them, the engine
-obeys.
+"""Layout: the degree of each axis of the mesh, and the choices that go with them. Pure data: the planner makes layouts,
+and the engine builds the mesh from them.
 
     rank = ((((pp * dp_replicate) + ..) * dp_shard + ..) * cp + ..) * tp + ..      tp varies fastest, pp slowest
 
-`ep` does not multiply into the world size: the experts of a layer are spread over groups of `ep` neighbours along
-dp_shard, which therefore must be a multiple of it.
+The world size does not contain `ep`: the experts of a layer are distributed over groups of `ep` neighbours along
+dp_shard, so dp_shard must be a multiple of ep.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from shoal_workers.contract.base import Frozen
 
 
 class ShardLevel(StrEnum):
-    """What is cut along dp_shard (Rajbhandari et al. 2020), and what is whole on every rank while a step runs."""
+    """What is sharded along dp_shard (Rajbhandari et al. 2020). The rest is whole on every rank during a step."""
 
     OPTIMIZER = "optimizer"
     """ZeRO-1: parameters are gathered once a step, gradients are summed once a step."""
     GRADIENTS = "gradients"
-    """ZeRO-2: parameters are gathered once a step, gradients are summed and cut after every micro-batch."""
+    """ZeRO-2: parameters are gathered once a step, gradients are summed and sharded after every micro-batch."""
     FULL = "full"
     """ZeRO-3: parameters are gathered unit by unit in each forward and backward pass; gradients as in ZeRO-2."""
 
 
 class Schedule(StrEnum):
-    """In which order a pipeline's stages run their micro-batches."""
+    """The order in which a pipeline's stages run their micro-batches."""
 
     GPIPE = "gpipe"
     """Huang et al. 2019."""
@@ -37,9 +37,9 @@ class Schedule(StrEnum):
     INTERLEAVED = "interleaved_1f1b"
     """Narayanan et al. 2021; several stages on each rank."""
     ZERO_BUBBLE_V = "zbv"
-    """Qi et al. 2024; two stages on each rank, the second ones in reverse order."""
+    """Qi et al. 2024; two stages on each rank, the second ones in reverse order of the ranks."""
     DUAL_PIPE_V = "dualpipev"
-    """DeepSeek-AI 2024, the half of DualPipe that needs no second copy; two stages on each rank, as zbv."""
+    """DeepSeek-AI 2024: the half of DualPipe that needs no second copy of the model; two stages per rank, as zbv."""
 
     @property
     def is_v_shaped(self) -> bool:
@@ -48,12 +48,12 @@ class Schedule(StrEnum):
 
 
 class ContextMethod(StrEnum):
-    """How attention sees the tokens of other context-parallel ranks."""
+    """How attention reads the tokens of other context-parallel ranks."""
 
     ALL_GATHER = "all_gather"
-    """Keys and values are gathered; each rank computes its own queries' rows."""
+    """Keys and values are gathered; each rank computes the rows of its own queries."""
     ULYSSES = "ulysses"
-    """Heads are exchanged for tokens and back (Jacobs et al. 2023); cp must divide the heads that tp leaves."""
+    """Heads are exchanged for tokens and back (Jacobs et al. 2023); cp must divide the number of heads per tp rank."""
 
 
 class Recompute(StrEnum):
@@ -61,9 +61,9 @@ class Recompute(StrEnum):
 
     NONE = "none"
     SELECTIVE = "selective"
-    """Matrix products and attention are kept, everything else is computed again in the backward pass."""
+    """Outputs of matrix products and attention are kept; the backward pass recomputes everything else."""
     FULL = "full"
-    """Only each block's input is kept."""
+    """Only the input of each block is kept."""
 
 
 class Layout(Frozen):
@@ -74,52 +74,51 @@ class Layout(Frozen):
     dp_replicate: int = Field(1, ge=1)
     """Replicas of the (sharded) model: HSDP's outer axis."""
     dp_shard: int = Field(1, ge=1)
-    """Ways that optimizer state, and what else `shard` says, is cut (FSDP2)."""
+    """Number of shards of the optimizer state, and of what else `shard` names (FSDP2)."""
     cp: int = Field(1, ge=1)
-    """Context parallel: ways that one sequence is split."""
+    """Context parallel: number of parts of each sequence."""
     tp: int = Field(1, ge=1)
-    """Tensor parallel, with sequence parallel activations in between."""
+    """Tensor parallel, with sequence-parallel activations between the layers."""
     ep: int = Field(1, ge=1)
     """Expert parallel; divides dp_shard."""
     shard: ShardLevel = ShardLevel.FULL
     schedule: Schedule = Schedule.ONE_F_ONE_B
-    """Means nothing where pp is 1."""
+    """Unused if pp is 1."""
     stages: tuple[int, ...] = ()
-    """Blocks of each pipeline stage, in the model's order, a multiple of pp of them; (): pp stages cut evenly."""
+    """Number of blocks of each pipeline stage, in the model's order; a multiple of pp stages. (): pp even stages."""
     context: ContextMethod = ContextMethod.ALL_GATHER
-    """Means nothing where cp is 1."""
+    """Unused if cp is 1."""
     recompute: Recompute = Recompute.NONE
     offload: bool = False
-    """Parameters and optimizer state stay in CPU memory between their uses on a GPU."""
+    """Parameters and optimizer state stay in CPU memory between uses on a GPU."""
 
     @property
     def world_size(self) -> int:
-        """Ranks that train."""
+        """Number of ranks that train."""
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def num_data_ranks(self) -> int:
-        """Ways that a step's micro-batches are partitioned; ranks along pp, cp and tp share theirs."""
+        """Number of parts of a step's micro-batches; ranks along pp, cp and tp work on the same part."""
         return self.dp_replicate * self.dp_shard
 
     def data_rank(self, rank: int) -> int:
-        """0 .. num_data_ranks - 1: whose micro-batches `rank` works on."""
+        """0 .. num_data_ranks - 1: the part of the micro-batches that `rank` works on."""
         return rank // (self.tp * self.cp) % self.num_data_ranks
 
     def pipeline_rank(self, rank: int) -> int:
         return rank // (self.world_size // self.pp)
 
     def owns_replicated(self, rank: int) -> bool:
-        """Whether `rank` writes what all ranks of its pipeline stages have alike."""
+        """Whether `rank` saves the tensors that are equal on all ranks of its pipeline stages."""
         return rank % (self.world_size // self.pp) == 0
 
     def describe(self) -> str:
-        """Short form for people: `fsdp4`, `pp2 x tp2`, `dp2 x fsdp2`; `fsdp1` for a single shard."""
-        names = [
-            ("pp", self.pp), ("dp", self.dp_replicate), ("fsdp", self.dp_shard),
-            ("cp", self.cp), ("tp", self.tp), ("ep", self.ep),
-        ]  # fmt: skip
-        return " x ".join(f"{name}{degree}" for name, degree in names if degree > 1) or "fsdp1"
+        """Short form for people: `fsdp4`, `pp2 x tp2`, `dp2 x fsdp2`; `fsdp1` for a single rank."""
+        names = ("pp", "dp", "fsdp", "cp", "tp", "ep")
+        degrees = (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp, self.ep)
+        used = (f"{name}{degree}" for name, degree in zip(names, degrees, strict=True) if degree > 1)
+        return " x ".join(used) or "fsdp1"
 
 
 def fully_sharded(world_size: int) -> Layout:

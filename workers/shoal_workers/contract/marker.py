@@ -1,12 +1,12 @@
-"""The commit marker: a checkpoint exists once this file is in its directory, not before.
+"""The commit marker. A checkpoint exists as soon as this file is in its directory, not before.
 
     <checkpoint.url>/<job id>/step-000000000120-a1-g3/
         shard-00000.bin       tensor bytes of rank 0, concatenated
-        shard-00000.json      which slice of which tensor lies where in it, with a checksum each
+        shard-00000.json      its index: tensor, slice, offset and checksum of each item
         ...
-        COMMIT.json           this marker: written last, by the supervisor, fenced by generation
+        COMMIT.json           this marker, written last by the supervisor, which checks the generation
 
-The name carries attempt and generation, so nobody ever writes into a directory that someone else wrote before.
+The name contains attempt and generation, so two generations never write into the same directory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CommitMarker(Frozen):
 
 @dataclass(frozen=True, slots=True, order=True)
 class CheckpointName:
-    """Directory name of a checkpoint; sorts by step, then by who wrote it last."""
+    """Directory name of a checkpoint; sorts by step, then by attempt and generation."""
 
     step: int
     attempt: int
@@ -54,7 +54,7 @@ class CheckpointName:
 
     @staticmethod
     def parse(name: str) -> CheckpointName | None:
-        """The parsed name, or None for anything else that lies in the directory."""
+        """The parsed name; None for other names."""
         match = _DIRECTORY.fullmatch(name)
         parsed = CheckpointName(*(int(group) for group in match.groups())) if match else None
         return parsed if str(parsed) == name else None

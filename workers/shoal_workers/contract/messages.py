@@ -1,10 +1,10 @@
-"""The messages between a supervisor and its shards. Every one carries its generation; stale ones are dropped.
+"""The messages between a supervisor and its workers. Each carries its generation; outdated ones are dropped.
 
-supervisor --- run(Assignment) ------------------> shard     one call in flight per shard; answers WorkerExit
-supervisor --- interrupt(generation) ------------> shard     control thread: fence, wake the training thread
-supervisor --- request_yield(generation) --------> shard     control thread: stop at the next step boundary
-supervisor --- poll(after) ----------------------> shard     control thread: long poll, answers WorkerPoll
-supervisor --- holdings() -----------------------> shard     control thread: what lies in its node's memory
+supervisor --- run(Assignment) ------------------> worker    one call in flight per worker; returns WorkerExit
+supervisor --- interrupt(generation) ------------> worker    control thread: fence, wake the training thread
+supervisor --- request_yield(generation) --------> worker    control thread: stop at the next step boundary
+supervisor --- poll(after) ----------------------> worker    control thread: long poll, returns WorkerPoll
+supervisor --- snapshot_parts() -----------------> worker    control thread: the parts in its node's memory
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal_workers.contract.worker_reports import WorkerReport
 
 
 class WorkerConfig(Frozen):
-    """What a shard process is born with, besides the spec."""
+    """What a worker is started with, besides the spec."""
 
     job_id: str
     attempt: int
@@ -27,29 +27,29 @@ class WorkerConfig(Frozen):
     checkpoint_root: str
     """URL of the job's checkpoint directory."""
     snapshot_key: str
-    """Shared secret of the attempt: who serves or asks for snapshots proves that it knows it."""
+    """Shared secret of the attempt. Server and client of snapshots prove to each other that they know it."""
     expected_bytes: int = 0
-    """Memory that a rank without a GPU is predicted to take, over what the process has before; 0: unknown."""
+    """Predicted memory of a rank without a GPU, beyond what the idle process uses; 0: unknown."""
     logs: LogSettings = LogSettings()
 
 
 class WorkerInfo(Frozen):
-    """What a shard says of itself once its process is warm: imports done, task class loaded, store listening."""
+    """A worker's description of itself once it is warm: imports done, task class loaded, store listening."""
 
     worker_id: str
     node_id: str
     node_ip: str
     pid: int
     store_port: int
-    """Port of this process's own TCPStore. The group of a generation meets at its rank 0's."""
+    """Port of this worker's own TCPStore. The rendezvous of a generation uses the store of its rank 0."""
     device: str
     """"cpu", or "cuda"."""
     snapshot_port: int = 0
-    """Where it serves the snapshots of its node; 0: it keeps none."""
+    """Port on which it serves the snapshots of its node; 0: it keeps none."""
 
 
 class Assignment(Frozen):
-    """One shard's part in one generation."""
+    """One worker's role in one generation."""
 
     job_id: str
     attempt: int
@@ -61,17 +61,17 @@ class Assignment(Frozen):
     restore_from: str | None
     """URL of the committed checkpoint directory to load; None: start from the seed at step 0."""
     restore_snapshot: SnapshotSource | None = None
-    """A whole snapshot in memory; goes before `restore_from`."""
+    """A whole snapshot in memory; takes precedence over `restore_from`."""
     buddy: SnapshotServer | None = None
-    """Who keeps a copy of this rank's snapshots, on another node; None: there is no other node."""
+    """The worker on another node that keeps a copy of this rank's snapshots; None: there is no other node."""
     is_recovery: bool = False
-    """The group before was lost: what was due after the step to start from (validation, checkpoint) may be missing."""
+    """The previous group was lost, so the validation or checkpoint due after the starting step may be missing."""
     skip_steps: tuple[int, ...] = ()
-    """Numbers of steps that are not trained; their samples are used up."""
+    """Numbers of steps that are not trained; their samples are skipped."""
     store_timeout_s: float = 60.0
-    """Until all members have met."""
+    """Time limit of the rendezvous, seconds."""
     collective_timeout_s: float = 600.0
-    """A collective that makes no progress for so long fails."""
+    """A collective fails if it makes no progress for this long, seconds."""
 
     @property
     def world_size(self) -> int:
@@ -79,7 +79,7 @@ class Assignment(Frozen):
 
 
 class Phase(StrEnum):
-    """What a shard's training thread is doing."""
+    """What a worker's training thread is doing."""
 
     IDLE = "idle"
     PREPARING = "preparing"
@@ -108,26 +108,26 @@ class LogLine(Frozen):
 
 
 class Progress(Frozen):
-    """Where the training thread stands; written by it, read by the control thread."""
+    """The position of the training thread; written by it, read by the control thread."""
 
     generation: int
     phase: Phase
     step: int
     at: float
     note: str = ""
-    """For people: what it prepares and how far it is."""
+    """For people: what it is preparing, and how far it is."""
     counter: int = 0
-    """Grows whenever the training thread gets anywhere. A beat that stands still is a hang, or a long computation."""
+    """Grows whenever the training thread makes progress. If it stops growing, the thread hangs or computes for long."""
     stalled_s: float = 0.0
-    """For how long it has stood still when this was told, by the process's own clock: a poll may be answered late."""
+    """How long the counter had not changed when this was made, by the worker's own clock: polls may return late."""
 
 
 class WorkerPoll(Frozen):
-    """Answer of a long poll: everything after the sequence number that was asked for."""
+    """Answer of a long poll: everything after the requested sequence number."""
 
     worker_id: str
     seq: int
-    """Number of the last item told; ask for `after=seq` next."""
+    """Number of the last item in it; the next poll requests `after=seq`."""
     reports: tuple[WorkerReport, ...]
     logs: tuple[LogLine, ...]
     progress: Progress
@@ -139,20 +139,20 @@ class ExitKind(StrEnum):
     FINISHED = "finished"
     """The last step is done and the final checkpoint part is durable."""
     YIELDED = "yielded"
-    """Stopped at a step boundary on request; the snapshot of that step is in memory, and its checkpoint part is
-    durable if that was asked for."""
+    """Stopped at a step boundary on request. The snapshot of that step is in memory; its checkpoint part is durable if
+    that was requested."""
     INTERRUPTED = "interrupted"
-    """Fenced by the supervisor in mid-step; nothing was mutated since the last completed step."""
+    """Fenced by the supervisor during a step; the state is that of the last completed step."""
     COLLECTIVE_FAILED = "collective_failed"
-    """A collective broke under this rank: a report about *someone else*."""
+    """A collective failed on this rank. The cause is another rank, or the network."""
     FORM_FAILED = "form_failed"
-    """The group did not come together."""
+    """The group did not form."""
     SNAPSHOT_LOST = "snapshot_lost"
-    """A part of the snapshot to restore from could not be read from memory; the supervisor looks for another source."""
+    """A part of the snapshot to restore could not be read from memory; the supervisor chooses another source."""
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
     """The checkpoint to restore from failed verification; the supervisor falls back to the previous one."""
     STORAGE_FAILED = "storage_failed"
-    """The storage could not be read or written where training cannot go on without it."""
+    """The storage could not be read or written, and training cannot continue without it."""
     NON_FINITE = "non_finite"
     """Loss or gradient norm is not finite."""
     USER_ERROR = "user_error"
@@ -180,8 +180,8 @@ class WorkerExit(Frozen):
     """Optimizer steps that this rank has completed."""
     error: ErrorReport | None = None
     snapshot_parts: tuple[SnapshotPart, ...] = ()
-    """What lies in its node's memory now, its own and others'."""
+    """The parts in its node's memory now, of this worker and of others."""
     is_durable: bool = False
     """FINISHED and YIELDED: the checkpoint part of `step` is durable."""
     at: float = 0.0
-    """Wall-clock time at which it left, seconds since the epoch."""
+    """Wall-clock time at which it left the group, seconds since the epoch."""

@@ -1,15 +1,15 @@
-"""How many micro-batches a pipeline has to be fed, and how many stages it has. Pure; used by the legality rules, the
-planner and the engine, so that the three agree.
+"""How many micro-batches a pipeline schedule needs, and how many stages it has. Pure; used by the legality rules, the
+planner and the engine, so that all three use the same numbers.
 
-What torch 2.13 asks for (torch/distributed/pipelining/schedules.py):
+Requirements of torch 2.13 (torch/distributed/pipelining/schedules.py):
 
     gpipe               nothing
     1f1b                at least as many micro-batches as stages
     interleaved_1f1b    a multiple of the number of rounds, max(1, micro-batches // pp)
-    zbv                 nothing: it lays out 2 pp - 1 slots, and leaves out what is not there
+    zbv                 nothing: it plans 2 pp - 1 time slots, and skips those without a micro-batch
     dualpipev           at least as many micro-batches as stages, which are 2 pp
 
-A share that is smaller is filled up with zero-weight micro-batches: a cost, not an error.
+If a rank has fewer micro-batches, padding micro-batches of weight zero are added: they cost time, but are no error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from shoal_workers.contract.layout import Layout, Schedule
 
 MAX_PADDING = 4
-"""A pipeline that is fed more than so many times its real micro-batches is refused."""
+"""A layout is refused if its pipeline needs more than this many times the real micro-batches."""
 
 
 def num_stages(layout: Layout) -> int:
@@ -26,7 +26,7 @@ def num_stages(layout: Layout) -> int:
 
 
 def longest_share(layout: Layout, num_micro_batches: int) -> int:
-    """Real micro-batches of the data rank that has most."""
+    """Real micro-batches of the data rank that has the most."""
     return -(-num_micro_batches // layout.num_data_ranks)
 
 
@@ -39,7 +39,7 @@ def micro_batches_fed(layout: Layout, num_micro_batches: int) -> int:
 
 
 def fed(schedule: Schedule, pp: int, stages: int, share: int) -> int:
-    """The smallest number from `share` on that the schedule accepts."""
+    """The smallest number of micro-batches, at least `share`, that the schedule accepts."""
     match schedule:
         case Schedule.GPIPE | Schedule.ZERO_BUBBLE_V:
             return share

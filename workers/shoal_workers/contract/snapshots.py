@@ -1,8 +1,8 @@
-"""The RAM tier as the supervisor sees it: which snapshots lie in which node's memory, and where to read them.
+"""Snapshots as the supervisor sees them: which parts are in which node's memory, and from where to read them.
 
-A snapshot is whole when the parts of all ranks of one generation at one step lie on living nodes. Parts of dead
-processes count: they lie in shared memory that outlives its writer. Parts of dead nodes do not, but their buddies'
-copies do.
+A snapshot is whole if the parts of all ranks of one generation at one step are in the memory of live nodes. Parts of
+dead processes count, because shared memory outlives its writer. Parts on dead nodes do not count; copies of them on
+other nodes do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class SnapshotPart(Frozen):
 
 
 class SnapshotServer(Frozen):
-    """A living process that serves what lies in its node's memory."""
+    """A live worker that serves the parts in its node's memory."""
 
     node_id: str
     host: str
@@ -31,10 +31,10 @@ class SnapshotServer(Frozen):
 
 
 class SnapshotSource(Frozen):
-    """A whole snapshot to restore from, whatever the new layout is."""
+    """A whole snapshot to restore from, into any layout."""
 
     generation: int
     world_size: int
     step: int
     parts: tuple[SnapshotServer, ...]
-    """By rank of that generation. A reader on the same node maps the memory instead of asking the process."""
+    """By rank of that generation. A reader on the same node reads the shared memory instead of calling the worker."""

@@ -1,7 +1,7 @@
-"""JobSpec: what a user asks for. Validated once at the edge, then passed, never looked up.
+"""JobSpec: what a user requests. Validated once at the edge of the system, then passed as a value.
 
-`spec_errors.parse_spec` is the way in: it also checks `model` and `data` of the built-in task.
-Cross-field rules carry their arithmetic in the message.
+Use `checks.spec_errors.parse_spec` to make one: it also checks `model` and `data` of the built-in tasks. Messages of
+rules over several fields contain the arithmetic.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class CodeSpec(Frozen):
     """Where the user's own modules come from."""
 
     working_dir: str | None = Field(None, max_length=4096)
-    """A directory on the machine that submits; packed at submit, so later edits do not change a running job."""
+    """A directory on the submitting machine. It is packed at submission; later edits do not change a running job."""
     archive: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    """The sha256 of an archive that was uploaded before (`PUT /v1/code/{sha256}`). The client fills it in."""
+    """The sha256 of an uploaded archive (`PUT /v1/code/{sha256}`). The client sets it."""
 
 
 class BatchSpec(Frozen):
-    """The global batch never changes, whatever the world size."""
+    """The global batch is the same at every world size."""
 
     global_size: PositiveInt = 32
     """Samples per optimizer step, over all ranks."""
@@ -55,7 +55,7 @@ class BatchSpec(Frozen):
             raise ValueError(
                 f"batch.global_size {self.global_size} is not a multiple of batch.micro_size {self.micro_size}: "
                 f"{self.global_size} = {self.global_size // self.micro_size} x {self.micro_size} "
-                f"+ {self.global_size % self.micro_size}. Use a global_size of {hint}, or another micro_size."
+                f"+ {self.global_size % self.micro_size}. Set global_size to {hint}, or choose another micro_size."
             )
         return self
 
@@ -69,29 +69,29 @@ class OptimizerSpec(Frozen):
     """AdamW (Loshchilov & Hutter 2019). A task that defines `build_optimizer` overrides it."""
 
     name: Literal["adamw"] = "adamw"
-    """The only one built in."""
+    """The only built-in optimizer."""
     lr: float = Field(3e-4, gt=0, le=1e3, allow_inf_nan=False)
     """Peak learning rate."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """Decay of the mean of the gradients."""
     beta2: float = Field(0.95, ge=0, lt=1)
-    """Decay of the mean of their squares."""
+    """Decay of the mean of the squared gradients."""
     eps: float = Field(1e-8, gt=0, le=1)
-    """Added to the root of the mean square."""
+    """Added to the square root of that mean."""
     weight_decay: float = Field(0.1, ge=0, le=1e3)
-    """Applied to parameters of two or more dimensions only."""
+    """Applied only to parameters with two or more dimensions."""
     clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
-    """Gradients are scaled down to this global L2 norm; null: never."""
+    """Gradients with a larger global L2 norm are scaled down to this norm; null: never."""
     fused: bool | Literal["auto"] = "auto"
-    """One kernel for the whole update; "auto": where the parameters lie on a GPU. It rounds in other places than the
-    plain one, so `deterministic` refuses it, and "auto" means false there."""
+    """One kernel for the whole update; "auto": only if the parameters are on a GPU. The fused kernel rounds differently
+    from the plain update, so with `deterministic: true` it is refused, and "auto" means false."""
 
 
 class ScheduleSpec(Frozen):
     """Learning rate over the steps: linear warm-up, then the named decay until the last step."""
 
     name: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the decay after the warm-up; constant: none."""
+    """Shape of the decay after the warm-up; constant: no decay."""
     warmup_steps: int = Field(10, ge=0, le=2**53)
     """Optimizer steps over which the learning rate rises to its peak."""
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
@@ -99,12 +99,12 @@ class ScheduleSpec(Frozen):
 
 
 class StopSpec(Frozen):
-    """Exactly one of the three."""
+    """When training ends. Set exactly one of the three."""
 
     steps: PositiveInt | None = None
     """Optimizer steps."""
     tokens: PositiveInt | None = None
-    """Tokens (samples, for a task without tokens) seen; rounded up to whole steps."""
+    """Tokens trained on (samples, if the task has no tokens); rounded up to whole steps."""
     epochs: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
     """Passes over the training split; rounded up to whole steps."""
 
@@ -113,18 +113,18 @@ class StopSpec(Frozen):
         given = [k for k in ("steps", "tokens", "epochs") if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"stop needs exactly one of steps, tokens, epochs: it has {' and '.join(given) or 'none'}."
+                f"stop must contain exactly one of steps, tokens and epochs; it has {' and '.join(given) or 'none'}."
             )
         return self
 
 
 class ParallelismSpec(Frozen):
-    """Fixed degrees. A world of another size than they multiply to is planned as `otherwise` says."""
+    """Fixed degrees. If the world size is not their product, `otherwise` decides."""
 
     dp_replicate: PositiveInt = 1
     """Replicas of the sharded model (HSDP)."""
     dp_shard: PositiveInt | Literal["auto"] = "auto"
-    """Ways to shard; "auto" takes what the other degrees leave of the world size."""
+    """Ways to shard the model; "auto": the world size divided by the other degrees."""
     tp: PositiveInt = 1
     """Tensor parallel, with sequence parallel activations."""
     pp: PositiveInt = 1
@@ -134,27 +134,27 @@ class ParallelismSpec(Frozen):
     ep: PositiveInt = 1
     """Expert parallel; must divide dp_shard."""
     shard: ShardLevel | Literal["auto"] = "auto"
-    """What dp_shard cuts: the optimizer's state (ZeRO-1), also gradients (ZeRO-2), also parameters: full (ZeRO-3)."""
+    """What dp_shard splits: optimizer state (ZeRO-1), also gradients (ZeRO-2), or also parameters: full (ZeRO-3)."""
     schedule: Schedule | Literal["auto"] = "auto"
-    """Of the pipeline."""
+    """The pipeline schedule."""
     recompute: Recompute | Literal["auto"] = "auto"
     """Activation checkpointing."""
     context: ContextMethod | Literal["auto"] = "auto"
-    """How attention sees other ranks' tokens."""
+    """How attention reads the tokens of other context-parallel ranks."""
     offload: bool = False
     """Keep parameters and optimizer state in CPU memory between their uses."""
     otherwise: Literal["replan", "idle"] = "replan"
-    """A world that the degrees do not fit (a shard was lost): choose other degrees, or let the ranks idle that are too
-    many for the same ones."""
+    """If the degrees do not fit the world size, for example after a worker was lost: choose other degrees, or keep the
+    degrees and leave the surplus ranks idle."""
 
     @property
     def model_degree(self) -> int:
-        """Ranks that one data rank's work is spread over."""
+        """Ranks that share the work of one data rank."""
         return self.tp * self.pp * self.cp
 
     @property
     def unit(self) -> int:
-        """World sizes that the degrees fit are multiples of it; with a fixed dp_shard, it is the only one."""
+        """The degrees fit world sizes that are multiples of it; with a fixed dp_shard, only this world size."""
         return self.model_degree * self.dp_replicate * (1 if self.dp_shard == "auto" else self.dp_shard)
 
 
@@ -162,13 +162,13 @@ class ElasticitySpec(Frozen):
     """How far the job may shrink and grow."""
 
     min_workers: int = Field(1, ge=1, le=100_000)
-    """Below this many shards the job does not train; it waits for capacity."""
+    """With fewer workers the job does not train; it waits for capacity."""
     max_workers: int = Field(1, ge=1, le=100_000)
-    """The job never uses more shards than this."""
+    """The job never uses more workers than this."""
     standby: int = Field(0, ge=0, le=1_000)
-    """Warm spare processes kept ready to take a dead rank's place."""
+    """Warm spare workers that are ready to replace a dead rank."""
     wait_s: float = Field(1800.0, gt=0, le=30 * 86400, allow_inf_nan=False)
-    """Seconds that a running job may wait for `min_workers` before it fails with reason capacity_timeout."""
+    """Seconds that a running job may wait for `min_workers`; then it fails with the reason capacity_timeout."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ElasticitySpec:
@@ -181,10 +181,10 @@ class ElasticitySpec(Frozen):
 
 
 class WorkerSpec(Frozen):
-    """What one shard reserves."""
+    """What one worker reserves."""
 
     cpus: float = Field(1.0, ge=0, le=4096, allow_inf_nan=False)
-    """CPU cores; a fraction shares one."""
+    """CPU cores; a fraction shares a core with other workers."""
     gpus: int = Field(0, ge=0, le=1)
     """0: gloo on CPU. 1: NCCL on one GPU."""
     memory_gib: float = Field(0.0, ge=0, le=65536, allow_inf_nan=False)
@@ -197,21 +197,21 @@ class CheckpointSpec(Frozen):
     url: str | None = Field(None, max_length=4096)
     """An fsspec URL or a directory that every node can reach. Default: under the service's own state directory."""
     every_steps: PositiveInt | None = 100
-    """Save after every so many steps; null: by time only."""
+    """Steps between two checkpoints; null: by time only."""
     every_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Save when so many seconds have passed since the last save; null: by steps only."""
+    """Seconds between two checkpoints; null: by steps only."""
     keep: int = Field(3, ge=1, le=10_000)
-    """Newest committed checkpoints that retention keeps; the newest good one is never deleted."""
+    """Number of committed checkpoints to keep, newest first; the newest undamaged one is never deleted."""
 
 
 class SnapshotSpec(Frozen):
-    """The RAM tier: what makes an unexpected death cost at most one step."""
+    """Snapshots in memory. With them, an unexpected death of a worker costs at most one step."""
 
     enabled: bool = True
-    """Keep snapshots in shared memory, and a copy on another node where there is one."""
+    """Keep snapshots in shared memory, and a copy of each on another node if there is one."""
     budget: float = Field(0.01, gt=0, le=1, allow_inf_nan=False)
-    """Share of the step time that snapshots may cost; they are taken, and copied to another node, as often as it
-    allows, at best after each step."""
+    """Fraction of the step time that snapshots may cost. They are taken, and copied to another node, as often as this
+    allows, at most once per step."""
 
 
 class NonFinitePolicy(StrEnum):
@@ -221,44 +221,44 @@ class NonFinitePolicy(StrEnum):
 
 
 class HealthSpec(Frozen):
-    """When a worker counts as sick, and what is done about it."""
+    """When a worker or a step counts as faulty, and what happens then."""
 
     hang_factor: float = Field(10.0, ge=2, le=1e6, allow_inf_nan=False)
-    """A group whose progress stands still for so many median steps hangs ..."""
+    """A group hangs if it makes no progress for this many times the median step time ..."""
     hang_floor_s: float = Field(30.0, gt=0, le=86400, allow_inf_nan=False)
-    """... but never before so many seconds."""
+    """... and for at least this many seconds."""
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
-    """A loss or gradient that is not finite: stop the job; skip the step; or roll back to the newest durable
-    checkpoint and skip it on the way."""
+    """If a loss or gradient is not finite: stop the job, skip the step, or roll back to the newest durable checkpoint
+    and skip the step when it is reached again."""
     max_non_finite: int = Field(3, ge=1, le=10_000)
-    """So many steps in a row may be skipped, or rollbacks made, before the job stops all the same."""
+    """The job stops after this many consecutive skipped steps or rollbacks."""
     straggler_factor: float | None = Field(2.0, gt=1, le=1e6, allow_inf_nan=False)
-    """A rank that computes longer than so many times the group's median is a straggler; null: never."""
+    """A rank is a straggler if it computes longer than this many times the group's median; null: never."""
     straggler_steps: int = Field(20, ge=1, le=1_000_000)
-    """... for so many steps in a row; then it is replaced if a spare or another node can take its place."""
+    """... for this many consecutive steps. It is replaced if a spare worker or another node is available."""
     replay_every_steps: PositiveInt | None = None
-    """Silent corruption: after every so many steps each rank replays a micro-batch of another and compares the bits;
-    null: never."""
+    """Check for silent corruption: steps after which each rank recomputes another rank's micro-batch and compares
+    the bits; null: never."""
     probation_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
-    """A suspected node is not used again until a test of it passes, which is tried first after so many seconds."""
+    """A suspected node is used again only after a test on it passes. Seconds until the first test."""
 
 
 class ValidationSpec(Frozen):
-    """Loss on the validation split, where the task has one."""
+    """Loss on the validation split, if the task has one."""
 
     every_steps: PositiveInt | None = None
-    """Validate after every so many steps; it is always done after the last one."""
+    """Steps between two validations. There is always one after the last step."""
     samples: int = Field(256, ge=0, le=2**53)
-    """At most so many samples, the first ones of the split; 0: never validate."""
+    """Number of samples, from the start of the split; 0: never validate."""
 
 
 class RetrySpec(Frozen):
-    """Failures of the user's code or of the job as a whole. A lost worker is not a failure: the group re-forms."""
+    """Failures of the user's code or of the whole job. A lost worker is not a failure: the group re-forms."""
 
     max_failures: int = Field(2, ge=0, le=10_000)
-    """Starts again from the newest checkpoint this often, if steps were made since the last failure."""
+    """Number of restarts from the newest checkpoint, each only if steps were completed since the last failure."""
     max_recoveries: int = Field(1000, ge=0, le=10**9)
-    """Re-formations after lost workers before the job fails with reason recovery_budget."""
+    """Number of re-formations after lost workers; then the job fails with the reason recovery_budget."""
 
 
 class JobSpec(Frozen):
@@ -277,20 +277,20 @@ class JobSpec(Frozen):
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     precision: Precision = Precision.FP32
-    """fp32; or bf16 or fp16: parameters and reductions in fp32, forward and backward in the shorter type, fp16 with
+    """Type of the forward and backward pass. With bf16 and fp16, parameters and reductions stay in fp32; fp16 adds
     dynamic loss scaling."""
     reduce_precision: Precision = Precision.FP32
-    """Type in which gradients are summed, over a rank's micro-batches and between data-parallel ranks; bf16 and fp16
-    halve what is sent and round every addition. fp16 brings dynamic loss scaling with it."""
+    """Type in which gradients are summed, over a rank's micro-batches and between data-parallel ranks. bf16 and fp16
+    halve the bytes sent and round every addition; fp16 adds dynamic loss scaling."""
     compile: bool = False
-    """Compile each of the model's blocks with torch.compile; the first step of a process then takes seconds to
-    minutes longer."""
+    """Compile each of the model's blocks with torch.compile. The first step of a worker then takes seconds to minutes
+    longer."""
     stop: StopSpec = Field(examples=[{"steps": 1000}])
-    """When the job is done."""
+    """When training ends."""
     parallelism: Literal["auto"] | ParallelismSpec = "auto"
     """"auto": the planner chooses the layout for every world size. Or fixed degrees."""
     plan: ParallelPlan | None = None
-    """How the task's model may be cut; see docs/parallelism.md. The built-in language model brings its own."""
+    """How the task's model may be split; see docs/parallelism.md. The built-in language model has its own plan."""
     elasticity: ElasticitySpec = ElasticitySpec()
     worker: WorkerSpec = WorkerSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -299,17 +299,17 @@ class JobSpec(Frozen):
     health: HealthSpec = HealthSpec()
     retry: RetrySpec = RetrySpec()
     priority: int = Field(0, ge=-1000, le=1000)
-    """Larger starts first; equal ones first come first served."""
+    """Jobs of higher priority start first; among equals, the one submitted first."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Initial weights, sample order and dropout are pure functions of it."""
+    """Initial weights, sample order and dropout depend only on it."""
     deterministic: bool = False
-    """Losses are the same bits for every world size and whatever happens; docs/determinism.md says what it costs."""
+    """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
 
     @field_validator("name")
     @classmethod
     def _name_is_a_label(cls, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"name {name!r} must be lower-case letters, digits and inner dashes, at most 63.")
+            raise ValueError(f"name {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes.")
         return name
 
     @field_validator("precision", "reduce_precision", mode="before")
@@ -317,9 +317,9 @@ class JobSpec(Frozen):
     def _is_built(cls, precision: object, info: ValidationInfo) -> object:
         if isinstance(precision, str) and precision.startswith("fp8"):
             raise ValueError(
-                f"{info.field_name} {precision} is not built. It would need GPUs with fp8 matrix units (compute "
+                f"{info.field_name} {precision} is not supported. It would need GPUs with fp8 matrix units (compute "
                 "capability 8.9 or more), linear layers over scaled matrix products with a scale for every tensor or "
-                "row, and collectives that know fp8, which gloo does not. Use bf16."
+                "row, and collectives for fp8, which gloo does not have. Use bf16."
             )
         return precision
 
@@ -327,5 +327,5 @@ class JobSpec(Frozen):
     @classmethod
     def _task_is_a_path(cls, task: str) -> str:
         if not _TASK.fullmatch(task):
-            raise ValueError(f'task {task!r} must read "module:Name", for example "{LM_TASK}".')
+            raise ValueError(f'task {task!r} must have the form "module:Name", for example "{LM_TASK}".')
         return task

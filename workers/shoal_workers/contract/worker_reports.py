@@ -1,4 +1,4 @@
-"""What a worker reports without being asked: steps, saved parts, costs, notices. Pulled with `poll`, in order.
+"""Reports of a worker: steps, saved parts, costs, notices. The supervisor pulls them with `poll`, in order.
 
 Made by the engine; read by the supervisor, by `shoal_workers.run` and by benchmarks. Each report has its generation.
 """
@@ -9,7 +9,7 @@ from shoal_workers.contract.base import Frozen
 
 
 class StepReport(Frozen):
-    """One completed optimizer step, told by rank 0."""
+    """One completed optimizer step, reported by rank 0."""
 
     generation: int
     step: int
@@ -31,7 +31,7 @@ class StepReport(Frozen):
 
 
 class ValidationReport(Frozen):
-    """Mean validation loss after a step, told by rank 0."""
+    """Mean validation loss after a step, reported by rank 0."""
 
     generation: int
     step: int
@@ -44,23 +44,23 @@ class ValidationReport(Frozen):
 
 
 class GroupFormed(Frozen):
-    """Rank 0 says that the group of a generation is up and restored; the next thing is a step."""
+    """The group of a generation is formed and restored, and its first step begins; reported by rank 0."""
 
     generation: int
     at: float
     start_step: int
-    """Steps already contained in the state: the next completed one is start_step + 1."""
+    """Steps contained in the state; the next completed one is start_step + 1."""
     total_steps: int
     form_s: float
     build_s: float
     restore_s: float
     num_parameters: int
     past: tuple[StepReport, ...] = ()
-    """The last steps before `start_step`, as far as the snapshot knows them: a rank 0 that died may not have told."""
+    """The last steps before `start_step` that the snapshot contains: a rank 0 that died may not have reported them."""
     restored_bytes: int = 0
-    """Read by all ranks together, from memory or storage."""
+    """Bytes that all ranks together read from memory or storage."""
     remote_bytes: int = 0
-    """That part of it which came over the network from another node's memory."""
+    """Of these, bytes that came over the network from another node's memory."""
 
 
 class SavedFile(Frozen):
@@ -70,7 +70,7 @@ class SavedFile(Frozen):
 
 
 class SavedPart(Frozen):
-    """One rank's files of a checkpoint are durable. The supervisor commits once it holds every rank's part."""
+    """One rank's files of a checkpoint are durable. The supervisor commits once every rank has reported its part."""
 
     generation: int
     step: int
@@ -80,12 +80,12 @@ class SavedPart(Frozen):
     """URL of the checkpoint directory."""
     files: tuple[SavedFile, ...]
     stall_s: float
-    """Seconds that training stood still for the staging copy."""
+    """Seconds that training waited for the staging copy."""
     write_s: float
 
 
 class SaveFailed(Frozen):
-    """One rank could not write its part; training goes on, the checkpoint will not be committed."""
+    """One rank could not write its part. Training continues; the checkpoint is not committed."""
 
     generation: int
     step: int
@@ -95,47 +95,48 @@ class SaveFailed(Frozen):
 
 
 class StepSkipped(Frozen):
-    """Loss or gradient norm was not finite; nothing was updated, the step's samples are used up. Told by rank 0."""
+    """Loss or gradient norm was not finite: the step updated nothing; its samples are skipped. Reported by rank 0."""
 
     generation: int
     step: int
     at: float
     loss: float | None
-    """None: not finite, which JSON cannot say."""
+    """None: not finite, which JSON cannot express."""
     grad_norm: float | None
 
 
 class PreemptionNotice(Frozen):
-    """This process is about to be taken away (SIGTERM, or the platform's notice); it goes on until it is."""
+    """This worker will soon be terminated (SIGTERM, or a notice of the platform). It trains on until then."""
 
     generation: int
     at: float
     grace_s: float
-    """Seconds that it expects to have left."""
+    """Seconds that it expects to have until then."""
     reason: str
 
 
 class SnapshotCost(Frozen):
-    """What the RAM tier costs, told by rank 0 each time the pace changes and at the end of a generation."""
+    """Cost of the snapshots, reported by rank 0 when their pace changes and at the end of a generation."""
 
     generation: int
     step: int
     every_steps: float
-    """A snapshot is taken after every so many steps, on average: 2.5 are 2 and 3 in turn."""
+    """Steps between two snapshots, on average: 2.5 means alternately 2 and 3."""
     buddy_every_steps: float
+    """Steps between two copies to the buddy, on average."""
     copy_s: float
-    """Seconds of the training thread that one snapshot takes, on the slowest rank; moving average."""
+    """Seconds of the training thread per snapshot, on the slowest rank; moving average."""
     buddy_s: float
-    """CPU seconds of sending one to the buddy, and of the copy that is sent where snapshots are none; 0: there is no
-    buddy."""
+    """CPU seconds per copy to the buddy, including the local copy that is made for it if live slots hold the state; 0:
+    there is no buddy."""
     share: float
-    """Of the step time, at this pace; the budget is snapshot.budget."""
+    """Fraction of the step time that snapshots cost at this pace; `snapshot.budget` limits it."""
     num_bytes: int
-    """Of one rank's snapshot."""
+    """Size of one rank's snapshot."""
 
 
 class ReplayMismatch(Frozen):
-    """A replayed micro-batch gave another result on this rank than on its owner and the referee: it computes wrong."""
+    """A replayed micro-batch had another result on this rank than on two others: this rank computes wrong results."""
 
     generation: int
     step: int

@@ -29,9 +29,9 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
     [
         (
             {"batch": {"global_size": 10, "micro_size": 4}},
-            "batch.global_size 10 is not a multiple of batch.micro_size 4: 10 = 2 x 4 + 2. Use a global_size of 8 or",
+            "batch.global_size 10 is not a multiple of batch.micro_size 4: 10 = 2 x 4 + 2. Set global_size to 8 or",
         ),
-        ({"batch": {"global_size": 3, "micro_size": 4}}, "3 = 0 x 4 + 3. Use a global_size of 4, or"),
+        ({"batch": {"global_size": 3, "micro_size": 4}}, "3 = 0 x 4 + 3. Set global_size to 4, or"),
         (
             {"elasticity": {"max_workers": 30}, "model": {"dropout": 0.1}},
             "elasticity.max_workers 30 is more than the 8 micro-batches a step (batch.global_size 32 / "
@@ -47,9 +47,9 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ),
         (
             {"parallelism": {"tp": 2}},
-            "a multiple of tp 2 = 2 workers, and there is none where elasticity allows 1 to 1",
+            "a multiple of tp 2 = 2 workers, but elasticity allows 1 to 1",
         ),
-        ({"stop": {}}, "stop needs exactly one of steps, tokens, epochs: it has none."),
+        ({"stop": {}}, "stop must contain exactly one of steps, tokens and epochs; it has none."),
         ({"stop": {"steps": 1, "epochs": 2}}, "it has steps and epochs."),
         (
             {"model": {"dim": 100, "num_heads": 8}},
@@ -57,11 +57,11 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ),
         ({"model": {"dim": 24, "num_heads": 8}}, "model.dim / model.num_heads = 3 is odd; RoPE rotates pairs."),
         ({"model": {"num_kv_heads": 3}}, "model.num_kv_heads 3 does not divide model.num_heads 8."),
-        ({"data": {}}, "data needs exactly one of corpus and paths"),
-        ({"data": {"corpus": "wikipedia"}}, "data.corpus 'wikipedia' is not known; the only one by name is"),
-        ({"name": "Not A Label"}, "name 'Not A Label' must be lower-case letters"),
-        ({"name": "trailing\n"}, "must be lower-case letters"),
-        ({"task": "no-colon"}, "task 'no-colon' must read \"module:Name\""),
+        ({"data": {}}, "data must contain exactly one of corpus and paths"),
+        ({"data": {"corpus": "wikipedia"}}, "data.corpus 'wikipedia' is not known; the only named corpus is"),
+        ({"name": "Not A Label"}, "name 'Not A Label' is not valid: use at most 63 lower-case letters"),
+        ({"name": "trailing\n"}, "use at most 63 lower-case letters"),
+        ({"task": "no-colon"}, "task 'no-colon' must have the form \"module:Name\""),
     ],
 )
 def test_a_cross_field_error_has_the_arithmetic_and_the_way_out(change: dict[str, Any], said: str) -> None:

@@ -102,7 +102,7 @@ def test_the_vocabulary_can_be_padded_but_not_cut(small_task: SmallTask) -> None
     [
         ({"dimm": 3}, {"corpus": "python-stdlib"}, "dimm"),
         ({"dim": 10, "num_heads": 4}, {"corpus": "python-stdlib"}, "10 = 2 x 4 \\+ 2"),
-        ({}, {}, "data needs exactly one of corpus and paths"),
+        ({}, {}, "data must contain exactly one of corpus and paths"),
     ],
 )
 def test_settings_are_validated_again_by_the_task(model: dict[str, Any], data: dict[str, Any], said: str) -> None:

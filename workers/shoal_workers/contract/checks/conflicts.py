@@ -1,5 +1,6 @@
-"""Settings that exclude each other, or that need what the model does not offer. Pure; asked at submit by
-`spec_errors.parse_spec`. What concerns the degrees of axes is in `feasibility` and `legality`.
+"""Settings that exclude each other, or that the model does not support. Pure; called by `spec_errors.parse_spec`.
+
+The degrees of the parallel axes are checked by `feasibility` and `legality`.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from shoal_workers.contract.spec import JobSpec, Precision
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A setting that cannot be obeyed."""
+    """A setting that cannot be satisfied."""
 
     path: str
     message: str
 
 
 def conflicts(spec: JobSpec) -> Iterator[Conflict]:
-    """Every setting of `spec` that another one, or the model, rules out."""
+    """Every setting of `spec` that another setting, or the model, rules out."""
     if spec.deterministic:
         yield from _with_deterministic(spec)
     plan = plan_of(spec)
     if spec.compile and (plan is None or not plan.blocks):
         yield Conflict(
             "compile",
-            f"compile is true, and works block by block, but nobody knows the blocks of task {spec.task!r}'s model. "
+            f"compile is true, which compiles blocks, but those of task {spec.task!r}'s model are not known. "
             "Name its nn.ModuleList of equal blocks in plan.blocks (docs/parallelism.md), or set compile to false.",
         )
 
@@ -36,8 +37,9 @@ def _with_deterministic(spec: JobSpec) -> Iterator[Conflict]:
     if spec.optimizer.fused is True:
         yield Conflict(
             "optimizer.fused",
-            "optimizer.fused is true, and deterministic: true wants the same bits everywhere: the fused update rounds "
-            'in other places than the plain one. Set optimizer.fused to false or "auto", or deterministic to false.',
+            "optimizer.fused is true, but deterministic: true needs the same bits everywhere, and the fused "
+            'update rounds differently from the plain one. Set optimizer.fused to false or "auto", or deterministic '
+            "to false.",
         )
     if spec.reduce_precision is not Precision.FP32:
         yield Conflict(
@@ -48,6 +50,7 @@ def _with_deterministic(spec: JobSpec) -> Iterator[Conflict]:
     if spec.compile:
         yield Conflict(
             "compile",
-            "compile is true, and what torch.compile makes depends on which shapes a process has seen before, so a "
-            "worker that joins later may round otherwise. Set compile to false, or deterministic to false.",
+            "compile is true, but deterministic: true refuses it: the code that torch.compile generates depends on the "
+            "shapes that a worker has seen before, so a worker that joins later may round differently. Set compile to "
+            "false, or deterministic to false.",
         )

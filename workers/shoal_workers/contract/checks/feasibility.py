@@ -1,6 +1,6 @@
-"""Can this job's parallelism be had by the workers that it may have? Asked at submit, before anybody waits for them.
+"""Checks at submission that a job's parallelism fits the numbers of workers that it allows.
 
-Pure. Called by `spec_errors.parse_spec`. Memory is not looked at here: the planner does that.
+Pure. Called by `spec_errors.parse_spec`. It does not estimate memory; the planner does.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 _MAX_DEGREE = 4096
-"""Degrees of one axis that are looked at; a mesh axis beyond it is no mesh axis."""
+"""Largest degree of one axis that is considered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """One thing that no choice of the planner can make good."""
+    """A setting with which no layout exists, whatever the planner chooses."""
 
     path: str
     message: str
@@ -28,7 +28,7 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class LegalDegrees:
-    """Degrees of each axis that break no rule on their own, ascending."""
+    """Degrees of each axis that break no rule while the others are 1, ascending."""
 
     tp: tuple[int, ...]
     cp: tuple[int, ...]
@@ -37,7 +37,7 @@ class LegalDegrees:
     seq_len: int = 0
 
     def together(self, tp: int, cp: int) -> bool:
-        """tp cuts what cp leaves of a sequence."""
+        """Whether tp divides the tokens that each cp rank has of a sequence."""
         return self.seq_len // cp % tp == 0
 
     def model_degrees(self) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class LegalDegrees:
 
 
 def infeasible(spec: JobSpec) -> tuple[Infeasible, ...]:
-    """What is wrong; (): every world from min_workers to max_workers has a layout, idle ranks included."""
+    """All problems; (): every world size from min_workers to max_workers has a layout, possibly with idle ranks."""
     plan = plan_of(spec)
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     found = list(_fixed(spec, fixed, plan)) if fixed is not None else []
@@ -55,7 +55,7 @@ def infeasible(spec: JobSpec) -> tuple[Infeasible, ...]:
 
 
 def legal_degrees(spec: JobSpec, plan: ParallelPlan | None) -> LegalDegrees:
-    """What each axis may be, the others being 1 (for ep: dp_shard being large enough)."""
+    """The legal degrees of each axis while the others are 1 (for ep: while dp_shard is large enough)."""
     if plan is None:
         return LegalDegrees((1,), (1,), (1,), (1,))
     sizes = [n for n in (plan.num_heads, plan.num_kv_heads, *plan.widths.values(), plan.seq_len) if n]
@@ -80,8 +80,8 @@ def _divisors(size: int) -> Iterator[int]:
 
 
 def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | None) -> Layout | None:
-    """The layout that fixed degrees give for a world; None: they do not multiply to it. What is "auto" gets the choice
-    that is always legal."""
+    """The layout of fixed degrees at a world size; None: the world size is not their product. Settings that are "auto"
+    get the choice that is always legal."""
     dp_shard, left = divmod(world_size, fixed.model_degree * fixed.dp_replicate)
     if left or not dp_shard or fixed.dp_shard not in ("auto", dp_shard):
         return None
@@ -105,7 +105,7 @@ def fixed_layout(fixed: ParallelismSpec, world_size: int, plan: ParallelPlan | N
 
 
 def even_stages(num_blocks: int, num_stages: int) -> tuple[int, ...]:
-    """Blocks of each stage, the first ones one more; some have none where there are more stages than blocks."""
+    """Number of blocks of each stage; earlier stages have one more. 0 for some if there are more stages than blocks."""
     base, extra = divmod(num_blocks, num_stages)
     return tuple(base + (stage < extra) for stage in range(num_stages))
 
@@ -114,7 +114,7 @@ def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> 
     least, most, unit = spec.elasticity.min_workers, spec.elasticity.max_workers, fixed.unit
     fitting = _fitting_world(fixed, least, most)
     if fitting is None:
-        # what is wrong with the degrees themselves comes first: nobody should raise max_workers for nothing
+        # problems of the degrees come first: with them, more workers would not help
         alone = fixed_layout(fixed, unit * (fixed.ep if fixed.dp_shard == "auto" else 1), plan)
         wrong = tuple(_broken(alone, spec, plan)) if alone is not None else ()
         yield from wrong or (Infeasible("parallelism", _no_world(fixed, least, most)),)
@@ -126,13 +126,13 @@ def _fixed(spec: JobSpec, fixed: ParallelismSpec, plan: ParallelPlan | None) -> 
         yield Infeasible(
             "parallelism.otherwise",
             f"parallelism.otherwise is idle, but elasticity.min_workers {least} is fewer than the {unit} that the "
-            f"degrees need ({_product(fixed)}): with {_workers(least)} nothing could run. Set min_workers "
-            f"to {unit}, or otherwise: replan.",
+            f"degrees need ({_product(fixed)}): with {_workers(least)} the job could not run. Set min_workers "
+            f"to {unit}, or otherwise to replan.",
         )
 
 
 def _fitting_world(fixed: ParallelismSpec, least: int, most: int) -> int | None:
-    """The smallest world in the range that the degrees fit, preferably one whose dp_shard ep divides."""
+    """The smallest allowed world size that the degrees fit; preferably one with a dp_shard that ep divides."""
     if fixed.dp_shard != "auto":
         return fixed.unit if least <= fixed.unit <= most else None
     for step in (fixed.unit * fixed.ep, fixed.unit):
@@ -151,15 +151,16 @@ def _no_world(fixed: ParallelismSpec, least: int, most: int) -> str:
     unit = fixed.unit
     allowed = f"elasticity allows {least} to {most}"
     if fixed.dp_shard != "auto":
-        way_out = f'Set max_workers to {unit}, or dp_shard to "auto"' if most < unit else (
-            f'Set min_workers to {unit}, or dp_shard to "auto"'
-        )  # fmt: skip
-        return f"parallelism fixes {_product(fixed)} = {unit} workers, but {allowed} workers. {way_out}."
+        setting = "max_workers" if most < unit else "min_workers"
+        return (
+            f"parallelism fixes {_product(fixed)} = {unit} workers, but {allowed} workers. "
+            f'Set {setting} to {unit}, or dp_shard to "auto".'
+        )
     below, above = least // unit * unit, -(-least // unit) * unit
     choices = " or ".join(str(n) for n in (below, above) if n)
     return (
-        f"parallelism needs a multiple of {_product(fixed)} = {unit} workers, and there is none where {allowed} "
-        f"workers. Set max_workers to {choices}, or use smaller degrees."
+        f"parallelism needs a multiple of {_product(fixed)} = {unit} workers, but {allowed} workers, which contains "
+        f"none. Set max_workers to {choices}, or use smaller degrees."
     )
 
 
@@ -175,7 +176,7 @@ def _product(fixed: ParallelismSpec) -> str:
 
 
 def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPlan | None) -> Iterator[Infeasible]:
-    """max_workers has a layout of its own, so that nobody reserves a worker that can never have work."""
+    """Checks that max_workers has a layout, so that no worker is reserved that can never have work."""
     most, micro_batches = spec.elasticity.max_workers, spec.batch.num_micro_batches
     if most <= micro_batches:
         return
@@ -194,13 +195,13 @@ def _most_workers(spec: JobSpec, fixed: ParallelismSpec | None, plan: ParallelPl
     if degrees == (1,):
         message = (
             f"elasticity.max_workers {most} is more than the {micro_batches} micro-batches a step ({batch}): {idle}. "
-            f"Lower max_workers to {nearest}, or take more and smaller micro-batches."
+            f"Lower max_workers to {nearest}, or use more and smaller micro-batches."
         )
     else:
         message = (
-            f"elasticity.max_workers {most} has no layout: it is no product of at most {micro_batches} data ranks "
-            f"(micro-batches a step: {batch}) and of degrees of tp, cp and pp that the model allows (at most "
-            f"{degrees[-1]} together): {idle}. Lower max_workers to {nearest}, or take more and smaller micro-batches."
+            f"elasticity.max_workers {most} has no layout: it is not a product of at most {micro_batches} data ranks "
+            f"(micro-batches a step: {batch}) and degrees of tp, cp and pp that the model allows (at most "
+            f"{degrees[-1]} together): {idle}. Lower max_workers to {nearest}, or use more and smaller micro-batches."
         )
     yield Infeasible("elasticity.max_workers", message)
 

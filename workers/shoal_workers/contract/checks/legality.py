@@ -1,7 +1,7 @@
-"""May this layout train this job? Named rules, each with a sentence that holds the arithmetic and the way out.
+"""Rules that a layout must satisfy to train a job. Each violation is a sentence with the arithmetic and the way out.
 
-Pure. The submit check (`feasibility`) asks it about the degrees that a user fixes, the planner's tests about everything
-that it enumerates, and `shoal plan` about layouts that are asked for by hand.
+Pure. Called by the submit check (`feasibility`) for degrees that a user fixes, by the planner's tests for all layouts
+that the planner enumerates, and by `shoal plan` for layouts that a user requests.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from shoal_workers.contract.spec import JobSpec
 
 
 class Rule(StrEnum):
-    """What a layout can violate."""
+    """The rules."""
 
     WORLD_PRODUCT = "world_product"
-    """The degrees multiply to a number of workers that the job may have."""
+    """The product of the degrees is a number of workers that the job allows."""
     NEEDS_PLAN = "needs_plan"
-    """tp, pp and cp need to know the model's modules."""
+    """tp, pp and cp need a plan of the model."""
     MICRO_BATCHES_FILL_RANKS = "micro_batches_fill_ranks"
     """Every data rank has at least one real micro-batch."""
     HEADS_DIVISIBLE = "heads_divisible"
     KV_HEADS_DIVISIBLE = "kv_heads_divisible"
     WIDTH_DIVISIBLE = "width_divisible"
     SEQUENCE_DIVISIBLE = "sequence_divisible"
-    """cp cuts a sequence into 2 cp equal pieces (one from the head and one from the tail for each rank, so that causal
-    attention costs all ranks the same), and tp cuts what is left."""
+    """cp splits a sequence into 2 cp equal pieces, and tp splits what each cp rank has: one piece from the head and one
+    from the tail, so that causal attention costs the same on all ranks."""
     ULYSSES_DIVIDES_HEADS = "ulysses_divides_heads"
     STAGES_FIT_LAYERS = "stages_fit_layers"
-    """Every pipeline stage has at least one block, and every block a stage."""
+    """Every pipeline stage has at least one block, and every block belongs to a stage."""
     STAGES_FIT_SCHEDULE = "stages_fit_schedule"
     """GPipe and 1F1B run one stage on each rank."""
     V_SCHEDULE_NEEDS_TWO_STAGES_PER_RANK = "v_schedule_needs_two_stages_per_rank"
@@ -45,7 +45,7 @@ class Rule(StrEnum):
     EP_DIVIDES_DP_SHARD = "ep_divides_dp_shard"
     DETERMINISTIC_NEEDS_DATA_AXES = "deterministic_needs_data_axes"
     DROPOUT_NEEDS_DATA_AXES = "dropout_needs_data_axes"
-    """Dropout draws one mask per micro-batch; ranks that hold parts of an activation would draw others."""
+    """Dropout draws one mask per micro-batch; ranks that hold parts of an activation would draw different masks."""
 
 
 class Violation(Frozen):
@@ -59,7 +59,7 @@ class Violation(Frozen):
 
 
 def violations(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> tuple[Violation, ...]:
-    """All rules that the layout breaks; (): it may run."""
+    """All rules that the layout breaks; (): the layout is legal."""
     return tuple(_violations(layout, spec, plan))
 
 
@@ -94,8 +94,8 @@ def _deterministic(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
             yield Violation(
                 rule=Rule.DETERMINISTIC_NEEDS_DATA_AXES,
                 axis=axis,
-                message=f"{axis} is {degree}, and deterministic: true sums in one fixed order along dp_shard only. "
-                f"Leave {axis} at 1, or set deterministic: false.",
+                message=f"{axis} is {degree}, but deterministic: true sums in one fixed order along dp_shard only. "
+                f"Set {axis} to 1, or deterministic to false.",
             )
 
 
@@ -111,8 +111,8 @@ def _dropout(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
             yield Violation(
                 rule=Rule.DROPOUT_NEEDS_DATA_AXES,
                 axis=axis,
-                message=f"{axis} is {degree}, and model.{name} {dropout} draws its masks per micro-batch, which is "
-                f"exact on the data axes only. Leave {axis} at 1, or set model.{name} to 0.",
+                message=f"{axis} is {degree}, but model.{name} {dropout} draws its masks per micro-batch, which is "
+                f"exact on the data axes only. Set {axis} to 1, or model.{name} to 0.",
             )
 
 
@@ -125,7 +125,7 @@ def _data_ranks(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
             message=f"dp_replicate {layout.dp_replicate} x dp_shard {layout.dp_shard} = {ranks} data ranks are more "
             f"than the {have} micro-batches a step (batch.global_size {spec.batch.global_size} / batch.micro_size "
             f"{spec.batch.micro_size}): {ranks - have} would have nothing to do. Use at most {have} data ranks, or "
-            "take more and smaller micro-batches.",
+            "use more and smaller micro-batches.",
         )
 
 
@@ -134,7 +134,7 @@ _SECTIONS: dict[str, tuple[str, Callable[[ParallelPlan], bool]]] = {
     "pp": ("blocks, num_blocks and hidden_size", lambda p: bool(p.blocks and p.num_blocks and p.hidden_size)),
     "cp": ("attention, sequence and seq_len", lambda p: bool(p.attention and p.sequence and p.seq_len)),
 }
-"""What each axis has to know of a model."""
+"""What each axis needs to know of a model."""
 
 
 def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> Iterator[Violation]:
@@ -146,7 +146,7 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
         yield Violation(
             rule=Rule.NEEDS_PLAN,
             axis=axis,
-            message=f"{axis} is {degree}, but {why}: nobody knows where its model may be cut. Set {axis} to 1, or "
+            message=f"{axis} is {degree}, but {why}, which says how the model may be split. Set {axis} to 1, or "
             f"declare plan.{section.replace(', ', ', plan.').replace(' and ', ' and plan.')} (docs/parallelism.md).",
         )
 
@@ -159,12 +159,14 @@ def _tensor(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
     ]
     for rule, name, size in sizes:
         if rule is Rule.KV_HEADS_DIVISIBLE and plan.num_heads % layout.tp:
-            continue  # said already: the key and value heads divide the others
+            continue  # reported already: the key and value heads divide the query heads
         if size % layout.tp:
             yield Violation(
-                rule=rule, axis="tp", message=f"tp {layout.tp} does not divide {name} {size}: "
+                rule=rule,
+                axis="tp",
+                message=f"tp {layout.tp} does not divide {name} {size}: "
                 f"{_division(size, layout.tp)}. {_use('tp', nearest_divisors(size, layout.tp))}.",
-            )  # fmt: skip
+            )
 
 
 def _sequence(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
@@ -176,7 +178,7 @@ def _sequence(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
         yield Violation(
             rule=Rule.SEQUENCE_DIVISIBLE,
             axis="cp",
-            message=f"cp {cp} cuts a sequence into 2 x {cp} = {2 * cp} pieces, a head and a tail for each rank, but "
+            message=f"cp {cp} splits a sequence into 2 x {cp} = {2 * cp} pieces, a head and a tail for each rank, but "
             f"{_division(length, 2 * cp)}. {_use('cp', legal)}, or another sequence length.",
         )
     elif tp > 1 and (length // cp) % tp:
@@ -184,20 +186,21 @@ def _sequence(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
         yield Violation(
             rule=Rule.SEQUENCE_DIVISIBLE,
             axis="tp",
-            message=f"tp {tp} cuts the {part} tokens that each rank has of a sequence ({length} / cp {cp}), but "
+            message=f"tp {tp} splits the {part} tokens that each rank has of a sequence ({length} / cp {cp}), but "
             f"{_division(part, tp)}. {_use('tp', nearest_divisors(part, tp))}, or another sequence length.",
         )
 
 
 def _ulysses(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
-    """Keys and values of too few heads are copied, so only the queries' heads count."""
+    """If there are too few key and value heads, they are copied, so only the query heads count."""
     left, cp = plan.num_heads // layout.tp, layout.cp
     if plan.num_heads % layout.tp == 0 and left % cp:
         yield Violation(
             rule=Rule.ULYSSES_DIVIDES_HEADS,
             axis="context",
-            message=f"context ulysses exchanges heads for tokens, but of {plan.num_heads} heads tp {layout.tp} leaves "
-            f"{left}, and {_division(left, cp)}. {_use('cp', nearest_divisors(left, cp))}, or context all_gather.",
+            message=f"context ulysses exchanges heads for tokens, but tp {layout.tp} leaves {left} of "
+            f"{plan.num_heads} heads, and {_division(left, cp)}. "
+            f"{_use('cp', nearest_divisors(left, cp))}, or context all_gather.",
         )
 
 
@@ -244,8 +247,8 @@ def _pipeline_fed(layout: Layout, spec: JobSpec) -> Iterator[Violation]:
             axis="pp",
             message=f"the batch is smaller than the pipeline needs: schedule {layout.schedule} with "
             f"{num_stages(layout)} stages runs {fed} micro-batches on each of {layout.num_data_ranks} data ranks, of "
-            f"which at most {share} would be real; filling up more than {MAX_PADDING} times is refused. Use a smaller "
-            f"pp, fewer data ranks, a batch.micro_size below {spec.batch.micro_size}, or schedule gpipe.",
+            f"which at most {share} would be real; more than {MAX_PADDING} times the real ones is refused. Use a "
+            f"smaller pp, fewer data ranks, a batch.micro_size below {spec.batch.micro_size}, or schedule gpipe.",
         )
 
 
@@ -254,7 +257,7 @@ def _experts(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
         yield Violation(
             rule=Rule.EP_NEEDS_EXPERTS,
             axis="ep",
-            message=f"ep is {layout.ep}, but the model has no experts that are known. Set ep to 1, or "
+            message=f"ep is {layout.ep}, but the model has no known experts. Set ep to 1, or "
             "model.num_experts (a task of your own: plan.experts and plan.num_experts).",
         )
         return
@@ -276,7 +279,7 @@ def _experts(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:
 
 
 def nearest_divisors(size: int, desired: int) -> tuple[int, ...]:
-    """The largest divisor of `size` below `desired`, and the smallest above, where they are not far."""
+    """The largest divisor of `size` up to `desired`, and the smallest one from it on, within a distance of `_FAR`."""
     near = min(desired, size)
     below = next((n for n in range(near, max(0, near - _FAR), -1) if size % n == 0), 1)
     above = next((n for n in range(desired, min(size, desired + _FAR) + 1) if size % n == 0), None)
@@ -284,7 +287,7 @@ def nearest_divisors(size: int, desired: int) -> tuple[int, ...]:
 
 
 _FAR = 4096
-"""Hostile numbers have 64 bits; nobody wants to hear of a degree that is so far from what was asked for."""
+"""Limits the search: a number may have 64 bits, and a divisor this far from the request would not help."""
 
 
 def _use(axis: str, choices: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The way in for a job spec, and what a user reads when it is refused: key path, what is wrong, nearest valid name."""
+"""Validates a job spec, and makes the messages for a refused one: key path, problem, nearest valid name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from shoal_workers.contract.spec import JobSpec
 
 M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 50
-"""A hostile document may have a million; nobody reads them."""
+"""A malicious document may have a million problems; further ones are not reported."""
 
 
 class SpecProblem(Frozen):
-    """One thing that is wrong with a spec."""
+    """One problem of a spec."""
 
     path: str
     """Dotted path of the key, for example `batch.global_size`; empty for the spec as a whole."""
@@ -34,7 +34,7 @@ class SpecProblem(Frozen):
 
 
 class SpecError(ValueError):
-    """A spec that cannot be accepted; `problems` says everything that is wrong with it at once."""
+    """A spec that cannot be accepted; `problems` lists all its problems."""
 
     code = "invalid_spec"
 
@@ -43,16 +43,16 @@ class SpecError(ValueError):
         self.problems = problems
 
     def __str__(self) -> str:
-        """One line a problem; a message that begins with its own key's path does not get it twice."""
+        """One line per problem. The key's path is left out if the message begins with it."""
         lines = (p.message if p.message.startswith(p.path) else f"{p.path}: {p.message}" for p in self.problems)
         return "\n".join(lines)
 
 
 def parse_spec(data: Any) -> JobSpec:
-    """Validate a decoded YAML or JSON document, and check that its parallelism can be had at all.
+    """Validate a decoded YAML or JSON document, and check that its parallelism is possible.
 
     Raises:
-        SpecError: with every problem that was found, at most MAX_PROBLEMS.
+        SpecError: with all problems found, at most MAX_PROBLEMS.
     """
     faults = tuple(SpecProblem(path=path, message=text) for path, text in islice(json_faults(data), MAX_PROBLEMS))
     if faults:
@@ -81,7 +81,7 @@ def _validate(model: type[M], data: Any, prefix: str, problems: list[SpecProblem
         places = [_place(model, detail["loc"]) for detail in details]
         for (_, inner), texts in _by_path(model, data, places, details).items():
             path = shown_path(".".join([prefix, *inner] if prefix else inner))
-            # the key twice, at JobSpec's own level and at the built-in task's, is one problem
+            # the same key at JobSpec's level and at the built-in task's is one problem
             if not any(problem.path == path for problem in problems) or not prefix:
                 problems.extend(SpecProblem(path=path, message=text) for text in texts)
         return None
@@ -97,11 +97,11 @@ class _Branch:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an error lies, with pydantic's names of union branches taken out of its path."""
+    """The position of an error; its path is without pydantic's names of union branches."""
 
     path: tuple[str, ...]
     owner: type[BaseModel] | None
-    """The model whose key the last part of `path` is."""
+    """The model that has the last part of `path` as a key."""
     branches: tuple[_Branch, ...]
     """The union branches that pydantic was in, outermost first."""
 
@@ -113,7 +113,7 @@ def _place(model: type[BaseModel], loc: Iterable[int | str]) -> _Place:
     options: list[Any] = []
     branches: list[_Branch] = []
     for part in map(str, loc):
-        if len(options) > 1:  # this part is no key: it names the branch that was tried
+        if len(options) > 1:  # this part is not a key: it names the branch that pydantic tried
             here = next((option for option in options if _is_model(option) and option.__name__ in part), None)
             branches.append(_Branch(path, here is not None))
             options = []
@@ -126,7 +126,7 @@ def _place(model: type[BaseModel], loc: Iterable[int | str]) -> _Place:
 
 
 def _options(annotation: Any) -> list[Any]:
-    """What a field may hold, without None."""
+    """The types that a field accepts, without None."""
     args = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return [arg for arg in args if arg is not type(None)]
 
@@ -138,7 +138,7 @@ def _is_model(option: Any) -> bool:
 def _by_path(
     model: type[BaseModel], data: Any, places: list[_Place], details: list[Any]
 ) -> dict[tuple[bool, tuple[str, ...]], list[str]]:
-    """Messages by path. Of a union only the branch that the user meant: the object if an object was given."""
+    """Messages by path. Of a union, only the branch that the user meant: the object, if the value is an object."""
     tried = {branch for place in places for branch in place.branches}
     unmeant = {
         branch
@@ -153,7 +153,7 @@ def _by_path(
         either = bool(place.branches) and place.branches[-1] == _Branch(place.path, False)
         texts = found.setdefault((either, place.path), [])
         text = _message(model, place, detail)
-        if either and texts:  # plain alternatives, each with its own complaint about the same value
+        if either and texts:  # plain alternatives, each with a message about the same value
             texts[0] = _joined(texts[0], text)
         else:
             texts.append(text)
@@ -199,7 +199,7 @@ _PLAIN = {
     "dict_type": "must be an object",
     "tuple_type": "must be a list",
 }
-"""pydantic's words, where they are Python's and not those of YAML."""
+"""Replacements for messages of pydantic that use Python's words instead of YAML's."""
 
 
 def _example(place: _Place) -> str:

@@ -1,9 +1,9 @@
-"""Settings of the task that trains causal language models of Hugging Face's `transformers`, and what their config.json
-says about how they may be cut. Pure: transformers itself is imported only where a model is built.
+"""Settings of the task that trains causal language models of Hugging Face's `transformers`, and their parallel plans,
+derived from config.json. Pure, except that it reads config.json; transformers is imported only to build a model.
 
-The tensor plans are transformers' own (`base_model_tp_plan`), for the model types below, which share the names and the
-shape of LLaMA's decoder; tests compare every one with the installed transformers. Other model types run on the data
-axes, unless the spec declares a `plan`.
+The tensor plans are those of transformers (`base_model_tp_plan`), for the model types below. They have the module names
+and structure of LLaMA's decoder; tests compare each with the installed transformers. Other model types run on the
+data axes, unless the spec declares a `plan`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal_workers.contract.model.plan import ParallelPlan, TensorStyle
 
 HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
 PREFIX = "network."
-"""Of the names of modules and parameters: the model is a child of ours, which hands out its logits."""
+"""Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
 CONFIG_NAME = "config.json"
 _MAX_CONFIG_BYTES = 1 << 20
 
@@ -41,18 +41,18 @@ TIED_BY_DEFAULT = {
     "qwen3": False,
     "smollm3": True,
 }
-"""Model types whose modules are LLaMA's, and whether their head shares the embedding's weights if nothing is said."""
+"""Model types with LLaMA's modules, and whether the head shares the embedding's weights if the config is silent."""
 NORMED_HEADS = frozenset({"qwen3"})
-"""... with a norm on each query and key head."""
+"""Of these, types with a norm on each query and key head."""
 
 
 class HuggingFaceConfig(Frozen):
-    """A causal language model from a local directory, with its weights, or from a config, with random ones."""
+    """A causal language model from a local directory, with its weights, or from a config, with random weights."""
 
     path: str | None = Field(None, min_length=1, max_length=4096)
-    """Directory with config.json and *.safetensors. Every node must see it; nothing is ever downloaded."""
+    """Directory with config.json and *.safetensors. Every node must be able to read it; nothing is downloaded."""
     config: dict[str, Any] | None = None
-    """What config.json would hold; `model_type` names the architecture, what is left out has transformers' defaults."""
+    """The content of a config.json. `model_type` names the architecture; missing keys have transformers' defaults."""
     seq_len: int = Field(256, ge=1, le=1 << 22)
     """Tokens per sample."""
 
@@ -60,15 +60,15 @@ class HuggingFaceConfig(Frozen):
     def _one_source(self) -> HuggingFaceConfig:
         if (self.path is None) == (self.config is None):
             raise ValueError(
-                "model needs exactly one of path (a local directory) and config (a config.json's content)."
+                "model must contain exactly one of path (a local directory) and config (the content of a config.json)."
             )
         if self.config is not None and not isinstance(self.config.get("model_type"), str):
-            raise ValueError('model.config needs a model_type, for example {"model_type": "llama"}.')
+            raise ValueError('model.config must contain a model_type, for example {"model_type": "llama"}.')
         return self
 
 
 class Sizes(Frozen):
-    """Of a decoder that is laid out as LLaMA's; the keys of config.json by their own names."""
+    """Sizes of a decoder with LLaMA's structure, named as in config.json."""
 
     model_type: str
     hidden_size: int = Field(ge=1)
@@ -83,7 +83,7 @@ class Sizes(Frozen):
 
 
 def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | None:
-    """None for another task, and for settings that are refused elsewhere."""
+    """None for another task, and for invalid settings, which the submit check refuses."""
     if task != HF_TASK:
         return None
     try:
@@ -93,7 +93,7 @@ def hugging_face_of(task: str, model: dict[str, Any]) -> HuggingFaceConfig | Non
 
 
 def sizes_of(settings: HuggingFaceConfig) -> Sizes | None:
-    """None: the config cannot be read here, lacks a size, or is of a type whose modules have other names."""
+    """None: the config cannot be read here, lacks a size, or its model type has other modules."""
     config = settings.config if settings.config is not None else read_config(settings.path or "")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in TIED_BY_DEFAULT or config.get("quantization_config"):
@@ -107,7 +107,7 @@ def sizes_of(settings: HuggingFaceConfig) -> Sizes | None:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """The content of a model directory's config.json; {}: there is none that can be read here."""
+    """The content of a model directory's config.json; {} if it does not exist here or cannot be read."""
     file = Path(path).expanduser() / CONFIG_NAME
     try:
         if not file.is_file() or file.stat().st_size > _MAX_CONFIG_BYTES:
@@ -119,14 +119,14 @@ def read_config(path: str) -> dict[str, Any]:
 
 
 def dropout_of(settings: HuggingFaceConfig) -> tuple[str, float] | None:
-    """The config's key and value, if it drops anything."""
+    """Key and value of a dropout in the config that is larger than 0; None: there is none."""
     config = settings.config if settings.config is not None else read_config(settings.path or "")
     found = ((key, value) for key, value in config.items() if "dropout" in key and isinstance(value, int | float))
     return next((one for one in found if one[1] > 0), None)
 
 
 def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
-    """None: nothing is known, the model runs on the data axes only. Activations are never cut along the sequence, so
+    """None: the model is not known, and runs on the data axes only. Activations are not split along the sequence, so
     there is no context parallelism."""
     sizes = sizes_of(settings)
     if sizes is None:
@@ -138,7 +138,7 @@ def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
     tensor |= {f"{block}self_attn.o_proj": TensorStyle.ROW, f"{block}mlp.down_proj": TensorStyle.ROW}
     if sizes.model_type in NORMED_HEADS:
         tensor |= {f"{block}self_attn.{name}_norm": TensorStyle.PARTIAL for name in "qk"}
-    if sizes.pad_token_id is None:  # its row of the embedding gets no gradient, which a split embedding does not know
+    if sizes.pad_token_id is None:  # the row of a pad token gets no gradient, which a split embedding does not support
         tensor |= {f"{decoder}embed_tokens": TensorStyle.EMBEDDING, f"{PREFIX}lm_head": TensorStyle.HEAD}
     tied = {f"{PREFIX}lm_head.weight": f"{decoder}embed_tokens.weight"} if sizes.tie_word_embeddings else {}
     return ParallelPlan(
@@ -156,7 +156,7 @@ def plan_of_hugging_face(settings: HuggingFaceConfig) -> ParallelPlan | None:
 
 
 def as_language_model(settings: HuggingFaceConfig) -> LanguageModelConfig | None:
-    """The built-in model of the same sizes, for whoever predicts memory and time; None: they are not known."""
+    """The built-in model with the same sizes, to predict memory and time; None: the sizes are not known."""
     sizes = sizes_of(settings)
     if sizes is None:
         return None

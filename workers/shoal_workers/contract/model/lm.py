@@ -30,32 +30,32 @@ class LanguageModelConfig(Frozen):
     seq_len: int = Field(256, ge=1, le=1 << 22)
     """Tokens per sample."""
     vocab_size: int | None = Field(None, ge=2, le=1 << 24)
-    """Rows of the embedding; at least, and by default, the tokenizer's (257 for bytes)."""
+    """Rows of the embedding; by default, and at least, the size of the tokenizer's vocabulary (257 for bytes)."""
     tied_head: bool = True
     """The output head shares the embedding's weights."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Probability, after the embedding, on attention weights, and on what every layer adds."""
+    """Probability of dropout after the embedding, on attention weights, and on each layer's output."""
     rope_theta: float = Field(10_000.0, gt=0, allow_inf_nan=False)
-    """Base of the rotation's wavelengths, in tokens; more for longer sequences."""
+    """Base of the rotation's wavelengths, in tokens; choose it larger for longer sequences."""
     norm_eps: float = Field(1e-5, gt=0, le=1)
     """Added to the mean square in RMSNorm."""
     num_experts: int = Field(0, ge=0, le=1 << 16)
     """Routed experts in each block's feed-forward layer; 0: a dense model."""
     top_k: int = Field(2, ge=1, le=1024)
-    """Experts that each token goes to."""
+    """Number of experts that process each token."""
     num_shared_experts: int = Field(0, ge=0, le=1024)
-    """Experts that every token goes through besides."""
+    """Number of additional experts that process every token."""
     expert_hidden_dim: int | None = Field(None, ge=1, le=1 << 22)
     """Width of one expert. Default: hidden_dim."""
     num_dense_layers: int = Field(0, ge=0, le=10_000)
-    """The first so many blocks of a mixture-of-experts model stay dense."""
+    """Number of blocks at the start of a mixture-of-experts model that are dense."""
     balance: Literal["bias", "loss", "none"] = "bias"
-    """How experts are kept equally busy: a bias on the choice that follows the load (Wang et al. 2024), or a loss
-    (Fedus et al. 2022)."""
+    """How the load of the experts is balanced: with a bias on the routing scores (Wang et al. 2024), or with an
+    additional loss (Fedus et al. 2022)."""
     balance_rate: float | None = Field(None, ge=0, le=1e3)
     """Step of the bias (default 1e-3), or weight of the loss (default 1e-2)."""
     capacity_factor: float | None = Field(None, gt=0, le=1e6)
-    """An expert takes at most this many times its even share of a micro-batch's tokens, the first ones; null: all."""
+    """An expert processes at most this many times its even share of a micro-batch's tokens; null: no limit."""
 
     @model_validator(mode="after")
     def _divides(self) -> LanguageModelConfig:
@@ -67,7 +67,7 @@ class LanguageModelConfig(Frozen):
         if self.head_dim is None and (self.dim // self.num_heads) % 2:
             raise ValueError(
                 f"model.dim / model.num_heads = {self.dim // self.num_heads} is odd; RoPE rotates pairs. "
-                f"Use a dim of {self.dim + self.num_heads}, or another number of heads."
+                f"Set dim to {self.dim + self.num_heads}, or choose another num_heads."
             )
         if self.head_dim is not None and self.head_dim % 2:
             raise ValueError(f"model.head_dim {self.head_dim} is odd; RoPE rotates pairs. Use {self.head_dim + 1}.")
@@ -80,27 +80,29 @@ class LanguageModelConfig(Frozen):
 
 
 class TextDataConfig(Frozen):
-    """Text -> token shards on local disk, prepared once per node and memory-mapped."""
+    """Text as token shards on local disk, prepared once per node and memory-mapped."""
 
     corpus: str | None = Field(None, max_length=255)
     """A corpus by name: "python-stdlib", the running interpreter's own standard library."""
     paths: tuple[str, ...] = Field((), max_length=10_000)
-    """Text files, globs and directories (read recursively). Every node must see them."""
+    """Text files, globs and directories (read recursively). Every node must be able to read them."""
     tokenizer: str = Field("bytes", max_length=4096)
     """"bytes": one token per byte, plus one that ends a document. Or the path of a tokenizers JSON file."""
     validation_fraction: float = Field(0.05, ge=0, lt=1)
-    """Share of the documents, chosen by the hash of their text, that only validation reads."""
+    """Fraction of the documents for validation only, chosen by the hash of their text."""
     max_bytes: int | None = Field(None, ge=1)
-    """Read at most so many bytes of text (whole documents, in path order); default: all."""
+    """Maximum number of bytes of text to read (whole documents, in order of their paths); default: all."""
     cache_dir: str | None = Field(None, max_length=4096)
     """Where token shards are kept. Default: ~/.cache/shoal/data."""
     encoding_errors: Literal["strict", "replace"] = "replace"
-    """Bytes that are not UTF-8: refuse the file, or read U+FFFD in their place."""
+    """Bytes that are not UTF-8: "strict" refuses the file, "replace" reads U+FFFD instead."""
 
     @model_validator(mode="after")
     def _one_source(self) -> TextDataConfig:
         if (self.corpus is None) == (not self.paths):
-            raise ValueError('data needs exactly one of corpus and paths, for example data: {corpus: "python-stdlib"}.')
+            raise ValueError(
+                'data must contain exactly one of corpus and paths, for example data: {corpus: "python-stdlib"}.'
+            )
         if self.corpus is not None and self.corpus != STDLIB_CORPUS:
-            raise ValueError(f'data.corpus {self.corpus!r} is not known; the only one by name is "{STDLIB_CORPUS}".')
+            raise ValueError(f'data.corpus {self.corpus!r} is not known; the only named corpus is "{STDLIB_CORPUS}".')
         return self

@@ -1,8 +1,8 @@
-"""ParallelPlan: how a model may be cut, by the names of its modules. Pure data, so that a layout can be checked at
-submit, without the model and without torch.
+"""ParallelPlan: how a model may be split, by the names of its modules. Pure data, so that a layout can be checked at
+submission, without the model and without torch.
 
-The built-in language model brings its own; a user's task declares one in the spec's `plan` section. Without one a model
-runs on the data axes (dp_replicate, dp_shard), which need to know nothing of it.
+The built-in language model has its own plan; a user's task declares one in the spec's `plan` section. A model without a
+plan runs on the data axes (dp_replicate, dp_shard), which need no plan.
 
 Names are as in `model.named_modules()`; `*` stands for one part of a name: `blocks.*.attention.query`.
 """
@@ -22,55 +22,55 @@ class TensorStyle(StrEnum):
     COLUMN = "column"
     """nn.Linear: its outputs are split."""
     ROW = "row"
-    """nn.Linear: its inputs are split, its outputs are summed and cut along the sequence."""
+    """nn.Linear: its inputs are split; its outputs are summed and split along the sequence."""
     EMBEDDING = "embedding"
-    """nn.Embedding: its vocabulary is split; the output is cut along the sequence."""
+    """nn.Embedding: its vocabulary is split; its output is split along the sequence."""
     HEAD = "head"
     """nn.Linear to the vocabulary, which is split; the loss is computed on the split logits."""
     SEQUENCE = "sequence"
-    """A norm: whole on every rank, works on its part of the sequence."""
+    """A norm: whole on every rank, applied to that rank's part of the sequence."""
     GATHER = "gather"
-    """A module whose first input is gathered along the sequence, and whose last layer is a `row`: attention,
+    """A module whose first input is gathered along the sequence and whose last layer is a `row`, such as attention or
     feed-forward."""
     WHOLE = "whole"
-    """A module that every rank computes alike on the whole sequence: its first input is gathered, its output cut."""
+    """A module that every rank computes on the whole sequence: its first input is gathered, its output is split."""
     PARTIAL = "partial"
-    """A module that is whole on every rank and works on that rank's heads, such as a norm of each query head."""
+    """A module that is whole on every rank and applied to that rank's heads, such as a norm of each query head."""
 
 
 class ParallelPlan(Frozen):
-    """Which modules are what."""
+    """The modules that each parallel axis acts on."""
 
     blocks: str = ""
-    """The nn.ModuleList of equal blocks that follow each other: what pipeline stages are made of, and what is
-    recomputed and compiled one by one."""
+    """The nn.ModuleList of equal, consecutive blocks. Pipeline stages consist of them; recomputation and torch.compile
+    act on each of them."""
     num_blocks: int = Field(0, ge=0)
-    """How many blocks there are."""
+    """Number of blocks."""
     first: tuple[str, ...] = ()
     """Modules that only the first stage has, for example the embedding."""
     last: tuple[str, ...] = ()
     """Modules that only the last stage has, for example the final norm and the head."""
     tied: dict[str, str] = Field(default_factory=dict)
-    """Parameters that are the same as others: {"head.weight": "embedding.weight"}."""
+    """Parameters that are identical to others: {"head.weight": "embedding.weight"}."""
     hidden_size: int = Field(0, ge=0)
-    """Width of what one block hands to the next: (samples, sequence, hidden_size). Needed for pipelines."""
+    """Width of a block's output, (samples, sequence, hidden_size). Required for pipelines."""
     tensor: dict[str, TensorStyle] = Field(default_factory=dict)
-    """Needed for tensor parallelism."""
+    """Style of each module. Required for tensor parallelism."""
     attention: str = ""
     """Modules called with (queries, keys, values), each (B, heads, T, K), that compute causal attention, for example
-    `blocks.*.attention.core`. Needed for context parallelism."""
+    `blocks.*.attention.core`. Required for context parallelism."""
     sequence: dict[str, int] = Field(default_factory=dict)
-    """Entries of a batch (a dict) and the dim along which context parallelism cuts them: {"tokens": 1, "labels": 1}."""
+    """Entries of a batch (a dict) and the dim along which cp splits them: {"tokens": 1, "labels": 1}."""
     experts: str = ""
-    """Modules that hold the experts of a layer, each parameter with one slice per expert along dim 0. Needed for expert
-    parallelism."""
+    """Modules that hold the experts of a layer, each parameter with one slice per expert along dim 0. Required for
+    expert parallelism."""
     num_experts: int = Field(0, ge=0)
     """Experts in a layer; ep must divide it."""
     num_heads: int = Field(0, ge=0)
-    """Attention heads; 0: none that tp or Ulysses would have to divide."""
+    """Attention heads; 0: tp and Ulysses need not divide them."""
     num_kv_heads: int = Field(0, ge=0)
     """Key and value heads (grouped query attention)."""
     seq_len: int = Field(0, ge=0)
-    """Tokens per sample, which cp and tp cut; 0: no sequences."""
+    """Tokens per sample, which cp and tp split; 0: no sequences."""
     widths: dict[str, int] = Field(default_factory=dict)
     """Other sizes that tp must divide, by a name for error messages: {"hidden_dim": 688}."""

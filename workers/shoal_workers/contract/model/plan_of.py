@@ -1,6 +1,7 @@
-"""plan_of(spec) -> how the spec's model may be cut: the plan it declares, or the one that follows from the settings of
-the built-in tasks. The submit check, the planner and the engine read the same answer. Pure, but for the config.json of
-a Hugging Face model's directory.
+"""plan_of(spec): how the spec's model may be split. The plan that the spec declares, or the plan of a built-in task.
+
+The submit check, the planner and the engine use the same result. Pure, except that it reads config.json of a Hugging
+Face model's directory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from shoal_workers.contract.spec import JobSpec
 
 
 def plan_of(spec: JobSpec) -> ParallelPlan | None:
-    """None: nothing is known of the model, it runs on the data axes only."""
+    """None: the model has no plan, and runs on the data axes only."""
     if spec.plan is not None:
         return spec.plan
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
@@ -24,7 +25,7 @@ def plan_of(spec: JobSpec) -> ParallelPlan | None:
 
 
 def language_model_of(spec: JobSpec) -> LanguageModelConfig | None:
-    """The built-in model's settings; None for another task, and for settings that are refused elsewhere."""
+    """Settings of the built-in model; None for another task, and for invalid settings, which are refused elsewhere."""
     if spec.task != LM_TASK:
         return None
     try:
@@ -34,7 +35,7 @@ def language_model_of(spec: JobSpec) -> LanguageModelConfig | None:
 
 
 def plan_of_language_model(config: LanguageModelConfig) -> ParallelPlan:
-    """By the module names of `shoal_workers.tasks.transformer`."""
+    """With the module names of `shoal_workers.tasks.transformer`."""
     return ParallelPlan(
         blocks="blocks",
         num_blocks=config.num_layers,
@@ -60,7 +61,7 @@ def num_expert_layers(config: LanguageModelConfig) -> int:
 
 
 def feed_forward_dim(config: LanguageModelConfig) -> int:
-    """Width of a dense block's SwiGLU: 8/3 x dim, rounded up to a multiple of 32, unless it is given."""
+    """Width of a dense block's SwiGLU; default: 8/3 x dim, rounded up to a multiple of 32."""
     return config.hidden_dim or -(-8 * config.dim // 3 // 32) * 32
 
 
@@ -95,7 +96,7 @@ def _tensor_styles(config: LanguageModelConfig) -> dict[str, TensorStyle]:
 
 
 def _widths(config: LanguageModelConfig) -> dict[str, int]:
-    """What column and row styles split besides the heads. The vocabulary may be split unevenly."""
+    """Sizes that column and row styles split, besides the heads. The vocabulary may be split unevenly."""
     widths = {}
     if num_expert_layers(config) < config.num_layers:
         widths["model.hidden_dim"] = feed_forward_dim(config)

@@ -24,8 +24,8 @@ LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib
         ({"parallelism": {"tp": 3}, "elasticity": {"max_workers": 4}, "model": {"hidden_dim": 768, "seq_len": 252}},
          "parallelism.tp", "tp 3 does not divide the number of attention heads, 8: 8 = 2 x 3 + 2. Use tp 2 or 4."),
         ({"parallelism": {"tp": 2, "pp": 2}, "elasticity": {"max_workers": 3}}, "parallelism",
-         "needs a multiple of pp 2 x tp 2 = 4 workers, and there is none where elasticity allows 1 to 3 workers. "
-         "Set max_workers to 4"),
+         "needs a multiple of pp 2 x tp 2 = 4 workers, but elasticity allows 1 to 3 workers, "
+         "which contains none. Set max_workers to 4"),
         ({"parallelism": {"tp": 4}, "elasticity": {"min_workers": 5, "max_workers": 7}}, "parallelism",
          "Set max_workers to 4 or 8"),
         ({"parallelism": {"dp_shard": 2}, "elasticity": {"min_workers": 3, "max_workers": 4}}, "parallelism",

@@ -50,7 +50,7 @@ def test_a_key_that_looks_like_a_class_name_keeps_its_path() -> None:
 @pytest.mark.parametrize(
     ("parallelism", "path", "message"),
     [
-        ({"tp": 2}, "parallelism", "parallelism needs a multiple of tp 2 = 2 workers, and there is none "),
+        ({"tp": 2}, "parallelism", "parallelism needs a multiple of tp 2 = 2 workers, but elasticity allows "),
         ({"tpp": 2}, "parallelism.tpp", "unknown key 'tpp'. Did you mean 'tp'?"),
         ("best", "parallelism", "must be 'auto' (it is 'best')."),
         ({"dp_shard": "x"}, "parallelism.dp_shard", "must be a whole number or 'auto' (it is 'x')."),
