@@ -36,11 +36,11 @@ def known() -> dict[str, Bits]:
     return {}
 
 
-def reported(shards: list[Any]) -> Bits:
+def reported(workers: list[Any]) -> Bits:
     """Every reported number by name, bit for bit. A step that was repeated must report the same numbers."""
     seen: Bits = {}
-    for shard in shards:
-        for item in shard.poll():
+    for worker in workers:
+        for item in worker.poll():
             told: dict[str, float] = {}
             if isinstance(item, StepReport):
                 told = {f"loss {item.step}": item.loss, f"norm {item.step}": item.grad_norm}
@@ -68,15 +68,15 @@ def digest(root: str) -> str:
 
 def whole_run(make_job: Any, world_size: int, spec: dict[str, Any]) -> Bits:
     job = make_job(f"world-{world_size}", **spec)
-    shards = job.shards(world_size)
-    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * world_size
-    return {**reported(shards), "state": digest(job.root)}
+    workers = job.workers(world_size)
+    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * world_size
+    return {**reported(workers), "state": digest(job.root)}
 
 
 @pytest.mark.parametrize(
     "world_size", [1, pytest.param(2, marks=pytest.mark.matrix), 3, pytest.param(4, marks=pytest.mark.matrix)]
 )
-def test_losses_norms_validation_and_state_are_the_same_bits_at_every_world_size(
+def test_losses_norms_validation_and_state_have_the_same_bits_at_every_world_size(
     make_job: Any, known: dict[str, Bits], world_size: int
 ) -> None:
     seen = whole_run(make_job, world_size, SPEC)
@@ -91,26 +91,26 @@ def test_larger_worlds_give_the_same_bits(make_job: Any, known: dict[str, Bits],
     assert known.setdefault("plain", seen) == seen
 
 
-def test_a_killed_rank_and_two_other_world_sizes_leave_no_trace(make_job: Any, known: dict[str, Bits]) -> None:
+def test_a_killed_rank_and_two_other_world_sizes_change_no_bit(make_job: Any, known: dict[str, Bits]) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(4)
-    shards[0].strike("forward", 4, "hold")
-    job.start(shards)
-    shards[0].reached()
-    job.wait_until_committed(shards, 4)
-    shards[2].strike("backward", 5, "kill")
-    shards[0].call("go")
-    assert shards[2].gone.wait(30)
-    survivors = [shards[0], shards[1], shards[3]]
+    workers = job.workers(4)
+    workers[0].strike("forward", 4, "hold")
+    job.start(workers)
+    workers[0].reached()
+    job.wait_until_committed(workers, 4)
+    workers[2].strike("backward", 5, "kill")
+    workers[0].call("go")
+    assert workers[2].gone.wait(30)
+    survivors = [workers[0], workers[1], workers[3]]
     job.interrupt(survivors)
     survivors[0].strike("backward", 6, "hold")
     generation = job.start(survivors)
     survivors[0].reached()
     survivors[1].call("request_yield", generation)
     survivors[0].call("go")
-    assert {(e.kind, e.step) for e in (shard.exit() for shard in survivors)} == {(ExitKind.YIELDED, 7)}
+    assert {(e.kind, e.step) for e in (worker.exit() for worker in survivors)} == {(ExitKind.YIELDED, 7)}
     job.commit(survivors)
-    again = survivors + job.shards(1)
+    again = survivors + job.workers(1)
     assert [e.kind for e in job.run(again)] == [ExitKind.FINISHED] * 4
     seen = {**reported(again), "state": digest(job.root)}
     if "plain" not in known:
@@ -118,7 +118,9 @@ def test_a_killed_rank_and_two_other_world_sizes_leave_no_trace(make_job: Any, k
     assert seen == known["plain"]
 
 
-def test_it_is_the_plain_run_within_rounding(make_job: Any, known: dict[str, Bits], reference: Any) -> None:
+def test_deterministic_losses_equal_the_plain_run_within_rounding(
+    make_job: Any, known: dict[str, Bits], reference: Any
+) -> None:
     seen = known.get("plain") or whole_run(make_job, 1, SPEC)
     losses = {step: float.fromhex(seen[f"loss {step}"]) for step in range(1, STEPS + 1)}
     assert losses == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
@@ -140,21 +142,23 @@ def test_it_is_the_plain_run_within_rounding(make_job: Any, known: dict[str, Bit
         "gradients beyond the usual scale",
     ],
 )
-def test_also_with(make_job: Any, changes: dict[str, Any]) -> None:
+def test_runs_with_other_settings_have_the_same_bits(make_job: Any, changes: dict[str, Any]) -> None:
     spec = {**SPEC, "stop": {"steps": 6}, "validation": {"samples": 0}, **changes}
     assert whole_run(make_job, 1, spec) == whole_run(make_job, 3, spec)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_generation(make_job: Any) -> None:
     job = make_job(**{**SPEC, "task": "tiny_tasks:Failing", "model": {"fail": "nan", "on": 5}})
-    shards = job.shards(3)
-    exits = job.run(shards)
+    workers = job.workers(3)
+    exits = job.run(workers)
     assert [e.kind for e in exits] == [ExitKind.NON_FINITE] * 3
     assert len({e.step for e in exits}) == 1
 
 
 @pytest.mark.matrix
-def test_without_it_two_hundred_steps_with_three_incidents_stay_within_1e_5(make_job: Any, reference: Any) -> None:
+def test_without_deterministic_mode_two_hundred_steps_with_three_incidents_stay_within_1e_5(
+    make_job: Any, reference: Any
+) -> None:
     spec = {
         **SPEC,
         "model": {"dim": 13, "layers": 1},
@@ -168,22 +172,22 @@ def test_without_it_two_hundred_steps_with_three_incidents_stay_within_1e_5(make
     }
     plain = reference(200, **spec)
     job = make_job(**spec)
-    shards = job.shards(3)
+    workers = job.workers(3)
     seen: dict[int, float] = {}
     for step, world_size in ((55, 2), (105, 3), (155, 2)):
-        victim = shards[-1]
-        shards[0].strike("forward", step - 2, "hold")
-        job.start(shards)
-        shards[0].reached()
-        job.wait_until_committed(shards, (step - 2) // 25 * 25)
+        victim = workers[-1]
+        workers[0].strike("forward", step - 2, "hold")
+        job.start(workers)
+        workers[0].reached()
+        job.wait_until_committed(workers, (step - 2) // 25 * 25)
         victim.strike("backward", step, "kill")
-        shards[0].call("go")
+        workers[0].call("go")
         assert victim.gone.wait(30)
-        job.interrupt(shards[:-1])
-        seen |= job.losses(shards[:-1])
-        shards = shards[:-1] + job.shards(max(0, world_size - len(shards) + 1))
-        shards = shards[:world_size]
-    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * len(shards)
-    seen |= job.losses(shards)
+        job.interrupt(workers[:-1])
+        seen |= job.losses(workers[:-1])
+        workers = workers[:-1] + job.workers(max(0, world_size - len(workers) + 1))
+        workers = workers[:world_size]
+    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * len(workers)
+    seen |= job.losses(workers)
     assert seen.keys() == plain.keys()
     assert max(abs(seen[step] - plain[step]) / plain[step] for step in plain) <= 1e-5

@@ -32,111 +32,111 @@ def test_survivors_of_a_killed_rank_re_form_and_end_with_the_plain_losses(
     make_job: Any, reference: Any, phase: str
 ) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(4)
-    victim, survivors = shards[1], [shards[0], *shards[2:]]
-    shards[0].strike("forward", 4, "hold")
-    job.start(shards)
-    shards[0].reached()
-    job.wait_until_committed(shards, 3)
+    workers = job.workers(4)
+    victim, survivors = workers[1], [workers[0], *workers[2:]]
+    workers[0].strike("forward", 4, "hold")
+    job.start(workers)
+    workers[0].reached()
+    job.wait_until_committed(workers, 3)
     victim.strike(phase, 5, "kill")
-    shards[0].call("go")
+    workers[0].call("go")
     assert victim.gone.wait(30)
     exits = job.interrupt(survivors)
     assert {e.kind for e in exits} <= set(LEFT)
     assert {e.step for e in exits} <= ({5, 6} if phase == "optimizer" else {5})
     assert [e.kind for e in job.run(survivors)] == [ExitKind.FINISHED] * 3
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
-    assert job.told(survivors, GroupFormed)[-1].start_step == 3
+    assert job.reported(survivors, GroupFormed)[-1].start_step == 3
 
 
 def test_a_stopped_rank_does_not_block_the_others(make_job: Any) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(3)
-    shards[2].strike("backward", 2, "stop")
-    job.start(shards)
-    shards[2].reached()
-    exits = job.interrupt(shards[:2])
+    workers = job.workers(3)
+    workers[2].strike("backward", 2, "stop")
+    job.start(workers)
+    workers[2].reached()
+    exits = job.interrupt(workers[:2])
     assert [e.kind for e in exits] == [ExitKind.INTERRUPTED] * 2
     assert [e.step for e in exits] == [2, 2]
-    shards[2].kill(signal.SIGCONT)  # an isolated process that continues later exits, since its peers are gone
-    assert shards[2].exit().kind is ExitKind.COLLECTIVE_FAILED
+    workers[2].kill(signal.SIGCONT)  # an isolated process that continues later exits, since its peers are gone
+    assert workers[2].exit().kind is ExitKind.COLLECTIVE_FAILED
 
 
 def test_a_yield_stops_all_ranks_after_the_same_step_and_another_world_size_continues(
     make_job: Any, reference: Any
 ) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(2)
-    shards[0].strike("forward", 4, "hold")
-    generation = job.start(shards)
-    shards[0].reached()
-    shards[1].call("request_yield", generation)
-    shards[0].call("go")
-    exits = [shard.exit() for shard in shards]
+    workers = job.workers(2)
+    workers[0].strike("forward", 4, "hold")
+    generation = job.start(workers)
+    workers[0].reached()
+    workers[1].call("request_yield", generation)
+    workers[0].call("go")
+    exits = [worker.exit() for worker in workers]
     assert [(e.kind, e.step) for e in exits] == [(ExitKind.YIELDED, 5)] * 2
-    job.commit(shards)
-    larger = shards + job.shards(2)
+    job.commit(workers)
+    larger = workers + job.workers(2)
     assert [e.kind for e in job.run(larger)] == [ExitKind.FINISHED] * 4
-    assert job.told(larger, GroupFormed)[-1].start_step == 5
+    assert job.reported(larger, GroupFormed)[-1].start_step == 5
     assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
 def test_a_worker_that_misses_the_rendezvous_does_not_block_the_others(make_job: Any) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(2)
-    shards[0].strike("forming", 0, "hold")
-    job.start(shards, world_size=3)
-    shards[0].reached()
-    shards[0].call("go")
-    exits = job.interrupt(shards)
+    workers = job.workers(2)
+    workers[0].strike("forming", 0, "hold")
+    job.start(workers, world_size=3)
+    workers[0].reached()
+    workers[0].call("go")
+    exits = job.interrupt(workers)
     assert [e.kind for e in exits] == [ExitKind.INTERRUPTED] * 2
-    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2
+    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 2
 
 
 def test_a_missing_rank_is_named_after_the_timeout(make_job: Any) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(2)
-    assert [shard.call("prepare") for shard in shards] == [None, None]
-    exits = job.run(shards, world_size=3, store_timeout_s=4.0)
+    workers = job.workers(2)
+    assert [worker.call("prepare") for worker in workers] == [None, None]
+    exits = job.run(workers, world_size=3, store_timeout_s=4.0)
     assert [e.kind for e in exits] == [ExitKind.FORM_FAILED] * 2
     assert "rank 2" in exits[0].error.message
 
 
 def test_a_dead_store_fails_the_rendezvous(make_job: Any) -> None:
     job = make_job(**SPEC)
-    gone, survivor = job.shards(2)
+    gone, survivor = job.workers(2)
     gone.kill()
     (end,) = job.run([survivor], store_port=gone.store_port, store_timeout_s=0.5)
     assert end.kind is ExitKind.FORM_FAILED
     assert str(gone.store_port) in end.error.message
 
 
-def test_a_fenced_generation_is_not_even_begun(make_job: Any) -> None:
+def test_a_fenced_generation_does_not_begin(make_job: Any) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(1)
-    assert shards[0].call("interrupt", 1) is False
-    assert job.run(shards)[0].kind is ExitKind.STALE
-    assert job.run(shards)[0].kind is ExitKind.FINISHED
+    workers = job.workers(1)
+    assert workers[0].call("interrupt", 1) is False
+    assert job.run(workers)[0].kind is ExitKind.STALE
+    assert job.run(workers)[0].kind is ExitKind.FINISHED
 
 
 @pytest.mark.matrix
-def test_twenty_generations_in_the_same_processes_leak_neither_descriptors_nor_threads(make_job: Any) -> None:
+def test_twenty_generations_in_the_same_workers_leak_neither_descriptors_nor_threads(make_job: Any) -> None:
     job = make_job(**{**SPEC, "stop": {"steps": 1000}, "checkpoint": {"every_steps": None}})
-    shards = job.shards(2)
+    workers = job.workers(2)
     counts = []
     for _ in range(20):
-        shards[0].strike("backward", 1, "hold")
-        job.start(shards, collective_timeout_s=6.0)
-        shards[0].reached()
-        shards[0].call("go")
-        exits = job.interrupt(shards)
+        workers[0].strike("backward", 1, "hold")
+        job.start(workers, collective_timeout_s=6.0)
+        workers[0].reached()
+        workers[0].call("go")
+        exits = job.interrupt(workers)
         assert {e.kind for e in exits} <= set(LEFT)
-        counts.append([shard.call("token_counts") for shard in shards])
+        counts.append([worker.call("resource_counts") for worker in workers])
     deadline = time.monotonic() + 30
-    while [shard.call("token_counts") for shard in shards] > min(
+    while [worker.call("resource_counts") for worker in workers] > min(
         counts[:3]
     ):  # an operation that gloo lost ends at its timeout
-        assert time.monotonic() < deadline, (counts, [shard.call("token_counts") for shard in shards])
+        assert time.monotonic() < deadline, (counts, [worker.call("resource_counts") for worker in workers])
 
 
 @pytest.mark.parametrize(
@@ -147,24 +147,24 @@ def test_twenty_generations_in_the_same_processes_leak_neither_descriptors_nor_t
         ({"fail": "loss", "on": 17}, "forward", "ZeroDivisionError"),
     ],
 )
-def test_a_user_s_error_comes_with_the_user_s_own_traceback(
+def test_a_user_error_has_the_traceback_of_the_users_own_code(
     make_job: Any, model: dict[str, Any], phase: str, error: str
 ) -> None:
     job = make_job(task="tiny_tasks:Failing", **{**SPEC, "model": model})
-    shards = job.shards(1)
-    (end,) = job.run(shards)
+    workers = job.workers(1)
+    (end,) = job.run(workers)
     assert end.kind is ExitKind.USER_ERROR
     assert (end.error.type, end.error.phase) == (error, phase)
     assert "tiny_tasks.py" in end.error.traceback
     assert f"engine{os.sep}" not in end.error.traceback.split("tiny_tasks.py")[0]
 
 
-def test_one_rank_s_user_error_leaves_the_others_to_be_interrupted(make_job: Any) -> None:
+def test_after_one_ranks_user_error_the_others_wait_until_they_are_interrupted(make_job: Any) -> None:
     job = make_job(task="tiny_tasks:Failing", **{**SPEC, "model": {"fail": "loss", "on": 17}})
-    shards = job.shards(4)
-    job.start(shards)
+    workers = job.workers(4)
+    job.start(workers)
     job.wait_for_an_exit()
-    exits = job.interrupt(shards)
+    exits = job.interrupt(workers)
     kinds = [e.kind for e in exits]
     assert kinds.count(ExitKind.USER_ERROR) == 1
     assert set(kinds) <= {ExitKind.USER_ERROR, *LEFT}
@@ -172,8 +172,8 @@ def test_one_rank_s_user_error_leaves_the_others_to_be_interrupted(make_job: Any
 
 def test_a_loss_that_is_not_finite_ends_every_rank_before_anything_is_updated(make_job: Any) -> None:
     job = make_job(task="tiny_tasks:Failing", **{**SPEC, "model": {"fail": "nan", "on": 17}})
-    shards = job.shards(3)
-    exits = job.run(shards)
+    workers = job.workers(3)
+    exits = job.run(workers)
     assert [e.kind for e in exits] == [ExitKind.NON_FINITE] * 3
     assert len({e.step for e in exits}) == 1
     assert "nan" in exits[0].error.message
@@ -184,10 +184,10 @@ def test_a_failed_periodic_save_does_not_stop_training(make_job: Any, reference:
     blocked = Path(job.root) / "step-000000000003-a1-g1"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("a file where a directory should be")
-    shards = job.shards(2)
-    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2
-    assert {f.step for f in job.told(shards, SaveFailed)} == {3}
-    assert job.losses(shards) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+    workers = job.workers(2)
+    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 2
+    assert {f.step for f in job.reported(workers, SaveFailed)} == {3}
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
 def test_a_failed_final_save_is_not_a_finished_run(make_job: Any) -> None:
@@ -195,41 +195,41 @@ def test_a_failed_final_save_is_not_a_finished_run(make_job: Any) -> None:
     blocked = Path(job.root) / f"step-{STEPS:012d}-a1-g1"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("a file where a directory should be")
-    shards = job.shards(2)
-    exits = job.run(shards)
+    workers = job.workers(2)
+    exits = job.run(workers)
     assert [e.kind for e in exits] == [ExitKind.STORAGE_FAILED] * 2
     assert exits[0].step == STEPS
 
 
 def test_a_damaged_checkpoint_is_refused_and_named(make_job: Any) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(1)
-    job.run(shards)
+    workers = job.workers(1)
+    job.run(workers)
     newest = Path(job.committed[-1])
     payload = bytearray((newest / "shard-00000.bin").read_bytes())
     payload[len(payload) // 2] ^= 1
     (newest / "shard-00000.bin").write_bytes(payload)
-    (end,) = job.run(shards, restore_from=str(newest))
+    (end,) = job.run(workers, restore_from=str(newest))
     assert end.kind is ExitKind.DAMAGED_CHECKPOINT
     assert "shard-00000.bin" in end.error.message
     older = job.committed[-2]
-    (end,) = job.run(shards, restore_from=older)
+    (end,) = job.run(workers, restore_from=older)
     assert (end.kind, end.step) == (ExitKind.FINISHED, STEPS)
 
 
 def test_an_unresponsive_worker_logs_its_stack(make_job: Any) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(2)
-    shards[0].strike("forward", 4, "hold")
-    generation = job.start(shards)
-    shards[0].reached()
-    for shard in shards:
-        shard.call("interrupt", generation)
+    workers = job.workers(2)
+    workers[0].strike("forward", 4, "hold")
+    generation = job.start(workers)
+    workers[0].reached()
+    for worker in workers:
+        worker.call("interrupt", generation)
     said: list[str] = []
     deadline = time.monotonic() + 20
     while not any("on_phase" in line for line in said):
         assert time.monotonic() < deadline, said
-        said += [line.text for line in shards[0].new_logs()]
+        said += [line.text for line in workers[0].new_logs()]
     assert "cannot be woken out of generation 1; open connections of the group: " in said[0]
-    shards[0].call("go")
-    assert [shard.exit().kind for shard in shards] == [ExitKind.INTERRUPTED] * 2
+    workers[0].call("go")
+    assert [worker.exit().kind for worker in workers] == [ExitKind.INTERRUPTED] * 2

@@ -37,7 +37,7 @@ def test_with_a_store_on_loopback_the_group_uses_loopback() -> None:
 
 
 @pytest.mark.parametrize("elsewhere", ["127.0.0.1", "192.0.2.7", "::1"])
-def test_whatever_leads_elsewhere_is_an_interface_of_this_host(elsewhere: str) -> None:
+def test_the_route_to_another_host_is_an_interface_of_this_host(elsewhere: str) -> None:
     towards = address_towards(elsewhere, 1)
     if towards is None:
         pytest.skip(f"nothing leads to {elsewhere} from here")
@@ -45,7 +45,7 @@ def test_whatever_leads_elsewhere_is_an_interface_of_this_host(elsewhere: str) -
     assert interface_of(towards) in {name for _, name in socket.if_nameindex()}
 
 
-def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interface_that_the_user_has_set_is_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "ib0")
 
     choose_interface("127.0.0.1", 1)

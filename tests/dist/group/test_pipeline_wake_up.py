@@ -29,18 +29,18 @@ _MORE = {
 def test_survivors_of_a_pipeline_leave_and_continue_training(make_job: Any, text: str, case: str, phase: str) -> None:
     layout, victim_rank = (_CASES | _MORE)[case]
     job = make_job(**spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}))
-    members = job.shards(layout.world_size)
+    members = job.workers(layout.world_size)
     for _ in range(_ROUNDS):
         victim = members[victim_rank]
         victim.strike(phase, 1, "hold", count=3)  # in the midst of the schedule
         job.start(members, layout=layout, restore_from=None)
         victim.reached()
         victim.kill()
-        survivors = [shard for shard in members if shard is not victim]
+        survivors = [worker for worker in members if worker is not victim]
         exits = job.interrupt(survivors)
         # a neighbour may have seen the connection break before it was interrupted
         assert {one.kind for one in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
-        members[victim_rank] = job.shards(1)[0]
+        members[victim_rank] = job.workers(1)[0]
     generation = job.start(members, layout=layout, restore_from=None)
     members[0].call("request_yield", generation, True)
-    assert [shard.exit().kind for shard in members] == [ExitKind.YIELDED] * len(members)
+    assert [worker.exit().kind for worker in members] == [ExitKind.YIELDED] * len(members)

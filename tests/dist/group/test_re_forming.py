@@ -28,17 +28,17 @@ SPEC: dict[str, Any] = {
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "snapshot"])
 def test_a_killed_rank_costs_at_most_one_step_without_any_checkpoint(make_job: Any, reference: Any, phase: str) -> None:
     job = make_job(memory=True, **SPEC)
-    shards = job.shards(4)
-    victim, survivors = shards[1], [shards[0], *shards[2:]]
+    workers = job.workers(4)
+    victim, survivors = workers[1], [workers[0], *workers[2:]]
     victim.strike(phase, 6 if phase == "snapshot" else 5, "kill")
-    job.start(shards)
+    job.start(workers)
     assert victim.gone.wait(30)
     exits = job.interrupt(survivors)
     source = job.in_memory(exits, survivors)
     reached = 6 if phase == "snapshot" else 5
     assert source.step == reached, "the dead rank's part outlives it"
     assert [e.kind for e in job.run(survivors, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
-    formed = job.told(survivors, GroupFormed)[-1]
+    formed = job.reported(survivors, GroupFormed)[-1]
     assert (formed.start_step, formed.remote_bytes) == (reached, 0)
     assert formed.restored_bytes > 0
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
@@ -46,51 +46,51 @@ def test_a_killed_rank_costs_at_most_one_step_without_any_checkpoint(make_job: A
 
 def test_survivors_keep_their_model_when_a_standby_replaces_the_dead_rank(make_job: Any, reference: Any) -> None:
     job = make_job(memory=True, **SPEC)
-    shards = job.shards(4)
-    spare = shards.pop()
-    victim, survivors = shards[1], [shards[0], shards[2]]
+    workers = job.workers(4)
+    spare = workers.pop()
+    victim, survivors = workers[1], [workers[0], workers[2]]
     victim.strike("backward", 4, "kill")
-    job.start(shards)
+    job.start(workers)
     assert victim.gone.wait(30)
     exits = job.interrupt(survivors)
-    before = [shard.call("kept_model") for shard in survivors]
-    members = [shards[0], spare, shards[2]]
+    before = [worker.call("model_id") for worker in survivors]
+    members = [workers[0], spare, workers[2]]
     ends = job.run(members, restore_snapshot=job.in_memory(exits, members))
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3
-    assert [shard.call("kept_model") for shard in survivors] == before
-    assert job.told(members, GroupFormed)[-1].start_step == 4
+    assert [worker.call("model_id") for worker in survivors] == before
+    assert job.reported(members, GroupFormed)[-1].start_step == 4
     assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
 def test_a_switch_at_a_step_boundary_needs_no_storage_and_loses_no_step(make_job: Any, reference: Any) -> None:
     job = make_job(memory=True, **SPEC)
-    shards = job.shards(2)
-    shards[0].strike("forward", 4, "hold")
-    generation = job.start(shards)
-    shards[0].reached()
-    shards[1].call("request_yield", generation, False)
-    shards[0].call("go")
-    exits = [shard.exit() for shard in shards]
+    workers = job.workers(2)
+    workers[0].strike("forward", 4, "hold")
+    generation = job.start(workers)
+    workers[0].reached()
+    workers[1].call("request_yield", generation, False)
+    workers[0].call("go")
+    exits = [worker.exit() for worker in workers]
     assert [(e.kind, e.step, e.is_durable) for e in exits] == [(ExitKind.YIELDED, 5, False)] * 2
     assert not list(Path(job.root).glob("step-*"))
-    larger = shards + job.shards(2)
+    larger = workers + job.workers(2)
     ends = job.run(larger, restore_snapshot=job.in_memory(exits, larger))
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 4
-    assert job.told(larger, GroupFormed)[-1].start_step == 5
+    assert job.reported(larger, GroupFormed)[-1].start_step == 5
     assert job.losses(larger) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_a_lost_node_is_made_good_by_the_buddies_on_the_other(make_job: Any, reference: Any) -> None:
+def test_a_lost_node_is_restored_from_the_buddies_on_the_other(make_job: Any, reference: Any) -> None:
     job = make_job(memory=True, **SPEC)
-    here, there = job.shards(2, "n1"), job.shards(2, "n2")
-    shards = [*here, *there]
-    shards[0].strike("forward", 6, "hold")
-    generation = job.start(shards, buddy_of=lambda rank: shards[(rank + 2) % 4])
-    shards[0].reached()
-    for shard in there:
-        shard.kill()
-    shards[0].call("interrupt", generation)
-    shards[0].call("go")
+    here, there = job.workers(2, "n1"), job.workers(2, "n2")
+    workers = [*here, *there]
+    workers[0].strike("forward", 6, "hold")
+    generation = job.start(workers, buddy_of=lambda rank: workers[(rank + 2) % 4])
+    workers[0].reached()
+    for worker in there:
+        worker.kill()
+    workers[0].call("interrupt", generation)
+    workers[0].call("go")
     exits = job.interrupt(here)
     source = job.in_memory(exits, here)
     assert source.generation == generation
@@ -101,19 +101,19 @@ def test_a_lost_node_is_made_good_by_the_buddies_on_the_other(make_job: Any, ref
 
 def test_lost_snapshots_are_reported_as_lost(make_job: Any) -> None:
     job = make_job(memory=True, **SPEC)
-    (shard,) = job.shards(1)
-    shard.strike("forward", 3, "hold")
-    generation = job.start([shard])
-    shard.reached()
-    shard.call("interrupt", generation)
-    shard.call("go")
-    source = job.in_memory([shard.exit()], [shard])
+    (worker,) = job.workers(1)
+    worker.strike("forward", 3, "hold")
+    generation = job.start([worker])
+    worker.reached()
+    worker.call("interrupt", generation)
+    worker.call("go")
+    source = job.in_memory([worker.exit()], [worker])
     gone = source.model_copy(update={"parts": (SnapshotServer(node_id="elsewhere", host="127.0.0.1", port=1),)})
-    [stranger] = job.shards(1, "n2")
+    [stranger] = job.workers(1, "n2")
     (end,) = job.run([stranger], restore_snapshot=gone)
     assert end.kind is ExitKind.SNAPSHOT_LOST
     assert "elsewhere" in end.error.message
-    (end,) = job.run([shard], restore_snapshot=source)
+    (end,) = job.run([worker], restore_snapshot=source)
     assert end.kind is ExitKind.FINISHED
 
 
@@ -121,20 +121,20 @@ def test_lost_snapshots_are_reported_as_lost(make_job: Any) -> None:
 def test_a_hundred_re_formations_leak_no_threads_and_no_descriptors(make_job: Any, tmp_path: Path) -> None:
     """Rounds with the same world size keep the model; rounds with another one rebuild it."""
     job = make_job(memory=True, **{**SPEC, "stop": {"steps": 10_000}})
-    shards = job.shards(3)
-    source, token_counts, slots = None, {}, {}
+    workers = job.workers(3)
+    source, resource_counts, slots = None, {}, {}
     for round_ in range(100):
-        members = shards[: 2 + round_ % 4 // 2]
+        members = workers[: 2 + round_ % 4 // 2]
         generation = job.start(members, restore_snapshot=source)
-        shards[0].call("request_yield", generation, False)
-        exits = [shard.exit() for shard in members]
+        workers[0].call("request_yield", generation, False)
+        exits = [worker.exit() for worker in members]
         assert [e.kind for e in exits] == [ExitKind.YIELDED] * len(members), exits
         source = job.in_memory(exits, members)
         assert source.step == round_ + 1
         if round_ in (19, 99):
-            token_counts[round_] = [shard.call("token_counts") for shard in shards]
+            resource_counts[round_] = [worker.call("resource_counts") for worker in workers]
             slots[round_] = len(list(tmp_path.rglob("own-*")))
-    for (fds, threads), (fds_after, threads_after) in zip(token_counts[19], token_counts[99], strict=True):
+    for (fds, threads), (fds_after, threads_after) in zip(resource_counts[19], resource_counts[99], strict=True):
         assert fds_after <= fds + 2
         assert threads_after <= threads + 1
     assert slots[99] <= slots[19] <= 3 * 4
@@ -142,8 +142,8 @@ def test_a_hundred_re_formations_leak_no_threads_and_no_descriptors(make_job: An
 
 def test_rank_0_reports_the_cost_of_the_snapshots(make_job: Any) -> None:
     job = make_job(memory=True, **SPEC)
-    shards = job.shards(2)
-    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 2
-    told = job.told(shards, SnapshotCost)
+    workers = job.workers(2)
+    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 2
+    told = job.reported(workers, SnapshotCost)
     assert told and told[0].every_steps == 1 and told[0].num_bytes > 0
     assert told[-1].share > 0, "told as soon as it is known"

@@ -18,15 +18,15 @@ SPEC: dict[str, Any] = {
 }
 
 
-def test_a_stopped_rank_s_three_peers_are_awake_again_long_before_their_timeout(make_job: Any) -> None:
+def test_the_three_peers_of_a_stopped_rank_are_woken_long_before_their_timeout(make_job: Any) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(4)
+    workers = job.workers(4)
     for turn in range(ROUNDS):
-        held = shards[turn % 4]
+        held = workers[turn % 4]
         held.strike(("forward", "backward", "optimizer")[turn % 3], 1, "hold")
-        job.start(shards)
+        job.start(workers)
         held.reached()
-        others = [shard for shard in shards if shard is not held]
+        others = [worker for worker in workers if worker is not held]
         exits = job.interrupt(others)
         # the last one may see that the others have left before its own interrupt arrives
         assert {e.kind for e in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
@@ -57,7 +57,7 @@ def test_only_connections_of_the_known_addresses_are_shut_and_never_a_listener()
             end.close()
 
 
-def test_the_far_end_of_a_peer_s_port_is_known_by_its_address() -> None:
+def test_a_peers_port_is_recognised_by_its_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as peer:
         sockets = GlooSockets()
         sockets.before_groups()

@@ -40,7 +40,7 @@ def test_survivors_keep_their_model_and_the_losses_do_not_change(
     model, layout = (_CASES | _MORE)[name]
     spec = spec_of(model, text, stop={"steps": _STEPS}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
-    members = job.shards(layout.world_size)
+    members = job.workers(layout.world_size)
     survivors, models, source = members[:-1], [], None
     for step in _KILLS:
         victim = members[-1]
@@ -48,13 +48,13 @@ def test_survivors_keep_their_model_and_the_losses_do_not_change(
         job.start(members, layout=layout, restore_from=None, restore_snapshot=source)
         assert victim.gone.wait(60)
         exits = job.interrupt(survivors)
-        models.append([shard.call("kept_model") for shard in survivors])
-        members = [*survivors, *job.shards(1)]
+        models.append([worker.call("model_id") for worker in survivors])
+        members = [*survivors, *job.workers(1)]
         source = job.in_memory(exits, members)
         assert source.step in (step, step + 1)
     ends = job.run(members, layout=layout, restore_from=None, restore_snapshot=source)
     assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
-    models.append([shard.call("kept_model") for shard in survivors])
+    models.append([worker.call("model_id") for worker in survivors])
     assert models == [models[0]] * 3
     assert job.losses(members) == pytest.approx(plain_run(spec).losses, abs=1e-5)
 
@@ -63,17 +63,17 @@ def test_survivors_keep_their_model_and_the_losses_do_not_change(
 def test_a_hundred_generations_of_one_model_leak_no_memory(make_job: Any, text: str) -> None:
     spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
-    members, source, token_counts, models = job.shards(4), None, {}, set()
+    members, source, resource_counts, models = job.workers(4), None, {}, set()
     for turn in range(100):
         generation = job.start(members, layout=Layout(pp=2, tp=2), restore_snapshot=source, restore_from=None)
         members[0].call("request_yield", generation, False)
-        exits = [shard.exit() for shard in members]
+        exits = [worker.exit() for worker in members]
         assert [one.kind for one in exits] == [ExitKind.YIELDED] * 4, [one.error for one in exits]
         source = job.in_memory(exits, members)
-        models.add(tuple(shard.call("kept_model") for shard in members))
+        models.add(tuple(worker.call("model_id") for worker in members))
         if turn in (19, 99):
-            token_counts[turn] = [shard.call("token_counts") for shard in members]
+            resource_counts[turn] = [worker.call("resource_counts") for worker in members]
     assert len(models) == 1
-    for (fds, threads), (fds_after, threads_after) in zip(token_counts[19], token_counts[99], strict=True):
+    for (fds, threads), (fds_after, threads_after) in zip(resource_counts[19], resource_counts[99], strict=True):
         assert fds_after <= fds + 2
         assert threads_after <= threads + 1

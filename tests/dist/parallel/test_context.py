@@ -21,7 +21,9 @@ def differs(answer_of: Callable[..., dict[str, float]]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("method", "degree", "heads"), list(itertools.product(_METHODS, _DEGREES, _HEADS)))
-def test_attention_over_ranks_is_attention(differs: dict[str, float], method: str, degree: str, heads: str) -> None:
+def test_attention_over_ranks_equals_attention_in_one_process(
+    differs: dict[str, float], method: str, degree: str, heads: str
+) -> None:
     assert differs[f"{method} {degree} {heads} float32"] < 1e-6
     assert differs[f"{method} {degree} {heads} bfloat16"] < 2e-2
 

@@ -25,17 +25,17 @@ def test_outputs_and_all_gradients_are_those_of_one_process(differs: dict[str, f
 
 
 @pytest.mark.parametrize(("layout", "variant"), list(itertools.product(_LAYOUTS, _VARIANTS)))
-def test_so_they_are_in_every_variant(differs: dict[str, float], layout: str, variant: str) -> None:
+def test_losses_are_equal_in_every_variant(differs: dict[str, float], layout: str, variant: str) -> None:
     assert differs[f"{layout}, {variant}"] < 1e-6
 
 
 @pytest.mark.parametrize("layout", ["ep2 x tp2", "tp2"])
-def test_terms_may_be_added_up_where_they_leave_the_experts(differs: dict[str, float], layout: str) -> None:
+def test_summands_may_be_added_at_the_experts_output(differs: dict[str, float], layout: str) -> None:
     assert differs[f"{layout}, added up at the experts"] < 1e-6
 
 
 @pytest.mark.parametrize("layout", ["cp2", "cp2, ep4"])
-def test_capacity_and_balance_are_those_of_whole_sequences_when_ranks_hold_parts(
+def test_capacity_and_balance_are_those_of_whole_sequences_if_ranks_have_parts(
     differs: dict[str, float], layout: str
 ) -> None:
     assert differs[layout] < 1e-6
@@ -46,7 +46,7 @@ def test_a_rank_may_have_an_empty_part_of_an_expert(differs: dict[str, float]) -
     assert differs["tp4, width less than tp"] < 1e-6
 
 
-def test_fsdp_cuts_further_what_ep_has_cut(differs: dict[str, float]) -> None:
+def test_fsdp_splits_parameters_further_that_ep_has_split(differs: dict[str, float]) -> None:
     assert differs["ep2, shared expert"] < 1e-6
     assert differs["ep2, fully sharded"] < 1e-6
 

@@ -21,7 +21,7 @@ def found(answer_of: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("axis", _AXES)
-def test_every_axis_learns_the_same(found: dict[str, Any], axis: str) -> None:
+def test_every_axis_gives_the_same_losses(found: dict[str, Any], axis: str) -> None:
     losses = found[axis]["losses"]
     assert losses == pytest.approx(found["fsdp"]["losses"], abs=1e-5)
     assert losses[-1] < losses[0] - 0.1
@@ -44,13 +44,13 @@ def test_recomputation_changes_no_bit_and_counts_once(found: dict[str, Any], axi
         "ulysses full compiled",
     ],
 )
-def test_compiled_blocks_learn_the_same_and_count_once(found: dict[str, Any], case: str) -> None:
+def test_compiled_blocks_give_the_same_losses_and_count_once(found: dict[str, Any], case: str) -> None:
     axis = case.split()[0]
     assert found[case]["losses"] == pytest.approx(found[axis]["losses"], abs=1e-5)
     assert found[case]["counts"] == [_TOKENS_PER_RANK[axis]] * 2
 
 
 @pytest.mark.parametrize("case", ["fsdp reduces bf16", "fsdp reduces fp16", "fsdp bf16", "fsdp bf16 reduces bf16"])
-def test_short_dtypes_cost_little_precision_and_really_round(found: dict[str, Any], case: str) -> None:
+def test_small_dtypes_cost_little_precision_and_do_round(found: dict[str, Any], case: str) -> None:
     assert found[case]["losses"] == pytest.approx(found["fsdp"]["losses"], abs=2e-2)
     assert found[case]["losses"] != found["fsdp"]["losses"]

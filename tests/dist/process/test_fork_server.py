@@ -89,7 +89,7 @@ def test_processes_share_no_state(raylet: Raylet) -> None:
 
 
 @pytest.mark.matrix
-def test_what_libraries_read_when_they_are_loaded_makes_another_server(raylet: Raylet) -> None:
+def test_other_environment_variables_of_libraries_start_another_server(raylet: Raylet) -> None:
     first, second = raylet.start(), raylet.start(RAY_JOB_ID="02000000")
     assert second["is_forked"]
     assert first["parent"] != second["parent"]
@@ -101,7 +101,7 @@ def test_without_a_raylets_socket_an_interpreter_is_started(raylet: Raylet, tmp_
 
 
 @pytest.mark.matrix
-def test_a_server_that_was_killed_is_started_again(raylet: Raylet) -> None:
+def test_a_killed_server_is_restarted(raylet: Raylet) -> None:
     before = raylet.start()["parent"]
     server = os.pidfd_open(before)
     os.kill(before, signal.SIGKILL)
@@ -111,7 +111,7 @@ def test_a_server_that_was_killed_is_started_again(raylet: Raylet) -> None:
     assert after["parent"] != before
 
 
-def test_it_ends_with_its_raylet(tmp_path: Path) -> None:
+def test_an_actor_ends_with_its_raylet(tmp_path: Path) -> None:
     raylet = Raylet(tmp_path)
     server = os.pidfd_open(raylet.start()["parent"])
     raylet.kill()
@@ -119,7 +119,7 @@ def test_it_ends_with_its_raylet(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("raylet.shoal-????????"))
 
 
-def test_code_that_changed_has_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_has_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
     argv = ["script.py", "--raylet-name=/tmp/raylet"]
     address = launch.address_of(argv)
     assert address.startswith("/tmp/raylet.shoal-")
@@ -129,7 +129,7 @@ def test_code_that_changed_has_another_address(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("fork", "start"), [(True, ["-I", "-S", launch.__file__]), (False, [idle.__file__])])
-def test_a_shell_understands_what_ray_is_given(fork: bool, start: list[str]) -> None:
+def test_a_shell_can_run_the_command_for_ray(fork: bool, start: list[str]) -> None:
     executable = py_executable(fork=fork)
     assert executable is not None
     told = subprocess.run(["bash", "-c", f"echo {executable}"], capture_output=True, text=True, check=True)

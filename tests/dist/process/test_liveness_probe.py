@@ -83,7 +83,7 @@ def test_a_process_that_closes_the_connection_is_alive() -> None:
     asyncio.run(story())
 
 
-def test_a_broken_connection_and_a_closed_raylet_are_the_end_of_both() -> None:
+def test_a_broken_connection_to_a_closed_raylet_is_reported_as_its_end() -> None:
     async def story() -> None:
         connected: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         at_raylet: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
@@ -128,7 +128,7 @@ def test_a_port_that_was_never_open_proves_nothing() -> None:
     assert asyncio.run(liveness_probe.until_gone(("127.0.0.1", _refused_port()), _unknown)) is None
 
 
-def test_a_watch_ends_when_it_is_cancelled(listening: Listening) -> None:
+def test_a_cancelled_watch_ends(listening: Listening) -> None:
     _, port, connected = listening
 
     async def story() -> None:

@@ -27,7 +27,7 @@ def test_two_correct_processes_pass() -> None:
     assert (_said(first), _said(second)) == ("", "")
 
 
-def test_a_partner_that_sends_another_bit_is_found() -> None:
+def test_a_partner_that_sends_a_wrong_bit_is_found() -> None:
     port = _free_port()
     sound, lying = _start("-c", _HALF, port, 0), _start(_LYING, port)
     assert _said(sound) == "the block from rank 1 arrived with other bits"

@@ -44,7 +44,7 @@ def _started(code: str, *arguments: str, **environment: str) -> Iterator[subproc
             process.kill()
 
 
-def test_it_ends_as_soon_as_its_raylet_does() -> None:
+def test_an_actor_ends_as_soon_as_its_raylet_does() -> None:
     with _started("import sys; print(flush=True); sys.stdin.read()") as raylet:
         with _started(_ACTOR, RAY_RAYLET_PID=str(raylet.pid)) as actor:
             raylet.kill()

@@ -26,11 +26,11 @@ print(faults() - before)
 PAGES_OF_ALL = 48 << 20 >> 12
 
 
-def test_freed_memory_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     assert _pages_touched("for _ in range(3): make()") < PAGES_OF_ALL / 20
 
 
-def test_what_is_had_at_hand_is_used_the_first_time() -> None:
+def test_touched_memory_is_used_by_the_first_allocation() -> None:
     assert _pages_touched("MemoryToucher(48 << 20).finish()") < PAGES_OF_ALL / 20
     assert _pages_touched("MemoryToucher(0).finish()") > PAGES_OF_ALL / 2
 
@@ -42,7 +42,7 @@ def _pages_touched(warm: str) -> int:
     return int(done.stdout)
 
 
-def test_it_stops_when_the_memory_is_needed() -> None:
+def test_touching_stops_when_the_memory_is_needed() -> None:
     program = """
 import resource
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory

@@ -34,10 +34,10 @@ def test_the_state_of_a_killed_rank_is_restored_without_a_snapshot_copy(
     make_job: Any, reference: Any, tmp_path: Path, phase: str
 ) -> None:
     job = make_job(memory=True, **SPEC)
-    shards = job.shards(4)
-    victim, survivors = shards[1], [shards[0], *shards[2:]]
+    workers = job.workers(4)
+    victim, survivors = workers[1], [workers[0], *workers[2:]]
     victim.strike(phase, 5, "kill")
-    job.start(shards)
+    job.start(workers)
     assert victim.gone.wait(30)
     _assert_nothing_was_copied(tmp_path)
     exits = job.interrupt(survivors)
@@ -52,40 +52,40 @@ def test_the_state_that_survives_two_deaths_in_a_row_is_the_source_both_times(
 ) -> None:
     """The second death comes before the smaller group has completed a step."""
     job = make_job(memory=True, **SPEC)
-    shards = job.shards(4)
-    shards[3].strike("backward", 5, "kill")
-    job.start(shards)
-    assert shards[3].gone.wait(30)
-    exits = job.interrupt(shards[:3])
-    first = job.in_memory(exits, shards[:3])
-    shards[2].strike("backward", 5, "kill")
-    job.start(shards[:3], restore_snapshot=first)
-    assert shards[2].gone.wait(30)
+    workers = job.workers(4)
+    workers[3].strike("backward", 5, "kill")
+    job.start(workers)
+    assert workers[3].gone.wait(30)
+    exits = job.interrupt(workers[:3])
+    first = job.in_memory(exits, workers[:3])
+    workers[2].strike("backward", 5, "kill")
+    job.start(workers[:3], restore_snapshot=first)
+    assert workers[2].gone.wait(30)
     _assert_nothing_was_copied(tmp_path)
-    exits = job.interrupt(shards[:2])
-    second = job.in_memory(exits, shards[:2])
+    exits = job.interrupt(workers[:2])
+    second = job.in_memory(exits, workers[:2])
     assert (second.generation, second.step) == (first.generation, 5)
-    assert [e.kind for e in job.run(shards[:2], restore_snapshot=second)] == [ExitKind.FINISHED] * 2
-    assert job.losses(shards[:2]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+    assert [e.kind for e in job.run(workers[:2], restore_snapshot=second)] == [ExitKind.FINISHED] * 2
+    assert job.losses(workers[:2]) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
 def test_survivors_read_nothing_if_the_layout_does_not_change(make_job: Any, reference: Any, tmp_path: Path) -> None:
     job = make_job(memory=True, **SPEC)
-    *shards, spare = job.shards(4)
-    shards[1].strike("backward", 4, "kill")
-    job.start(shards)
-    assert shards[1].gone.wait(30)
+    *workers, spare = job.workers(4)
+    workers[1].strike("backward", 4, "kill")
+    job.start(workers)
+    assert workers[1].gone.wait(30)
     _assert_nothing_was_copied(tmp_path)
-    exits = job.interrupt([shards[0], shards[2]])
-    members = [shards[0], spare, shards[2]]
+    exits = job.interrupt([workers[0], workers[2]])
+    members = [workers[0], spare, workers[2]]
     source = job.in_memory(exits, members)
-    shards[0].strike("restoring", 0, "dump")
-    shards[0].strike("forward", 4, "dump")
+    workers[0].strike("restoring", 0, "dump")
+    workers[0].strike("forward", 4, "dump")
     assert [e.kind for e in job.run(members, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
-    before, after = shards[0].dumped(), shards[0].dumped()
+    before, after = workers[0].dumped(), workers[0].dumped()
     for name, (_, _, values) in before.items():
         assert (values == after[name][2]).all(), name
-    (formed,) = [told for told in job.told(members, GroupFormed) if told.generation == job.generation]
+    (formed,) = [told for told in job.reported(members, GroupFormed) if told.generation == job.generation]
     whole = sum(values.nbytes for _, _, values in before.values())
     assert formed.start_step == 4
     assert 0 < formed.restored_bytes < 2 * whole, "the spare's part, and what every rank has a copy of"
@@ -93,25 +93,25 @@ def test_survivors_read_nothing_if_the_layout_does_not_change(make_job: Any, ref
 
 
 @pytest.mark.parametrize("action", ["stop", "kill within"])
-def test_what_the_others_had_completed_is_done_again_if_one_dies_before_it_has(
+def test_a_step_is_repeated_if_one_rank_dies_before_completing_it(
     make_job: Any, reference: Any, tmp_path: Path, action: str
 ) -> None:
     """Between the vote and the end of the update: the survivors are a step ahead, and still have the one before."""
     job = make_job(memory=True, **SPEC)
-    shards = job.shards(3)
-    victim, survivors = shards[1], [shards[0], shards[2]]
+    workers = job.workers(3)
+    victim, survivors = workers[1], [workers[0], workers[2]]
     victim.strike("optimizer", 5, action)
-    for shard in survivors:
-        shard.strike("forward", 6, "hold")
-    generation = job.start(shards)
-    for shard in (victim, *survivors) if action == "stop" else survivors:
-        shard.reached()
+    for worker in survivors:
+        worker.strike("forward", 6, "hold")
+    generation = job.start(workers)
+    for worker in (victim, *survivors) if action == "stop" else survivors:
+        worker.reached()
     victim.kill()
     assert victim.gone.wait(30)
     _assert_nothing_was_copied(tmp_path)
-    for shard in survivors:
-        shard.call("interrupt", generation)
-        shard.call("go")
+    for worker in survivors:
+        worker.call("interrupt", generation)
+        worker.call("go")
     exits = job.interrupt(survivors)
     held = {(one.rank, one.step) for end in exits for one in end.snapshot_parts}
     assert held >= {(0, 5), (0, 6), (2, 5), (2, 6)}
@@ -122,37 +122,37 @@ def test_what_the_others_had_completed_is_done_again_if_one_dies_before_it_has(
     assert job.losses(survivors) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_a_survivor_that_is_ahead_turns_back_without_reading(make_job: Any, reference: Any) -> None:
+def test_a_survivor_that_is_ahead_returns_to_its_other_buffer_without_reading(make_job: Any, reference: Any) -> None:
     job = make_job(memory=True, **SPEC)
-    *shards, spare = job.shards(3)
-    shards[1].strike("optimizer", 5, "stop")
-    shards[0].strike("forward", 6, "hold")
-    generation = job.start(shards)
-    for shard in shards:
-        shard.reached()
-    shards[1].kill()
-    assert shards[1].gone.wait(30)
-    shards[0].call("interrupt", generation)
-    shards[0].call("go")
-    members = [shards[0], spare]
-    source = job.in_memory([shards[0].exit()], members)
+    *workers, spare = job.workers(3)
+    workers[1].strike("optimizer", 5, "stop")
+    workers[0].strike("forward", 6, "hold")
+    generation = job.start(workers)
+    for worker in workers:
+        worker.reached()
+    workers[1].kill()
+    assert workers[1].gone.wait(30)
+    workers[0].call("interrupt", generation)
+    workers[0].call("go")
+    members = [workers[0], spare]
+    source = job.in_memory([workers[0].exit()], members)
     assert [e.kind for e in job.run(members, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
-    (formed,) = [told for told in job.told(members, GroupFormed) if told.generation == job.generation]
+    (formed,) = [told for told in job.reported(members, GroupFormed) if told.generation == job.generation]
     assert formed.start_step == 5
     assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
-def test_a_tasks_own_optimizer_is_left_where_it_is(make_job: Any, reference: Any, tmp_path: Path) -> None:
+def test_the_state_of_a_tasks_own_optimizer_is_not_moved(make_job: Any, reference: Any, tmp_path: Path) -> None:
     spec = {**SPEC, "task": "tiny_tasks:Augmenting"}
     job = make_job(memory=True, **spec)
-    shards = job.shards(2)
-    shards[0].strike("forward", 4, "hold")
-    generation = job.start(shards)
-    shards[0].reached()
+    workers = job.workers(2)
+    workers[0].strike("forward", 4, "hold")
+    generation = job.start(workers)
+    workers[0].reached()
     assert list(tmp_path.rglob("own-[0-9]*")) and not list(tmp_path.rglob("own-live-*"))
-    shards[0].call("interrupt", generation)
-    shards[0].call("go")
-    exits = job.interrupt(shards[1:])
-    source = job.in_memory([shards[0].exit(), *exits], shards)
-    assert [e.kind for e in job.run(shards, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
-    assert job.losses(shards) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+    workers[0].call("interrupt", generation)
+    workers[0].call("go")
+    exits = job.interrupt(workers[1:])
+    source = job.in_memory([workers[0].exit(), *exits], workers)
+    assert [e.kind for e in job.run(workers, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)

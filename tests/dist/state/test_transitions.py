@@ -43,22 +43,22 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
     spec = spec_of(case.model, text, **_CHANGES)
     plain = plain_run(spec)
     job = make_job(memory=True, **spec)
-    members = job.shards(case.old.world_size)
-    for shard in members:
-        shard.strike("snapshot", SWITCH, "dump")
+    members = job.workers(case.old.world_size)
+    for worker in members:
+        worker.strike("snapshot", SWITCH, "dump")
     survivors, exits = _die(case, job, members) if case.is_kill else _yield(case, job, members)
-    before = _whole([shard.dumped() for shard in members])
+    before = _whole([worker.dumped() for worker in members])
     (directory,) = job.committed
     source = job.in_memory(exits, survivors)
     assert source.step == SWITCH
     next_members = survivors[: case.new.world_size]
-    next_members += job.shards(case.new.world_size - len(next_members))
+    next_members += job.workers(case.new.world_size - len(next_members))
     for restore in ({"restore_snapshot": source, "restore_from": None}, {"restore_from": directory}):
-        for shard in next_members:
-            shard.strike("forward", SWITCH, "dump")
+        for worker in next_members:
+            worker.strike("forward", SWITCH, "dump")
         ends = job.run(next_members, layout=case.new, **restore)
         assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
-        _assert_same_bits(before, _whole([shard.dumped() for shard in next_members]))
+        _assert_same_bits(before, _whole([worker.dumped() for worker in next_members]))
         told = {r.step: r.loss for r in job.reports(next_members[0])}
         expected = {step: loss for step, loss in plain.losses.items() if step > SWITCH}
         assert told == pytest.approx(expected, abs=1e-5)
@@ -73,7 +73,7 @@ def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[Wor
     first.reached()
     first.call("request_yield", generation, True)
     first.call("go")
-    exits = [shard.exit() for shard in members]
+    exits = [worker.exit() for worker in members]
     assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(exits), [one.error for one in exits]
     job.commit(members)
     return members, exits
@@ -87,7 +87,7 @@ def _die(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[Worke
     victim.reached()
     job.wait_until_committed(members, SWITCH)
     victim.kill()
-    survivors = [shard for shard in members if shard is not victim]
+    survivors = [worker for worker in members if worker is not victim]
     exits = job.interrupt(survivors)
     return survivors, exits
 
@@ -138,21 +138,21 @@ def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:
 def test_twenty_layout_changes_leak_nothing(make_job: Any, text: str) -> None:
     spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
-    shards = job.shards(4)
-    source, token_counts = None, {}
+    workers = job.workers(4)
+    source, resource_counts = None, {}
     for turn in range(20):
         layout = Layout(pp=2, tp=2) if turn % 2 == 0 else Layout(dp_shard=3)
-        members = shards[: layout.world_size]
+        members = workers[: layout.world_size]
         generation = job.start(members, layout=layout, restore_snapshot=source, restore_from=None)
-        shards[0].call("request_yield", generation, False)
-        exits = [shard.exit() for shard in members]
+        workers[0].call("request_yield", generation, False)
+        exits = [worker.exit() for worker in members]
         assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(members), [one.error for one in exits]
         source = job.in_memory(exits, members)
         assert source.step == turn + 1
         if turn in (9, 19):
-            token_counts[turn] = [(*shard.call("token_counts"), _resident_mib(shard.pid)) for shard in shards]
+            resource_counts[turn] = [(*worker.call("resource_counts"), _resident_mib(worker.pid)) for worker in workers]
     for (fds, threads, mib), (fds_after, threads_after, mib_after) in zip(
-        token_counts[9], token_counts[19], strict=True
+        resource_counts[9], resource_counts[19], strict=True
     ):
         assert fds_after <= fds + 2
         assert threads_after <= threads + 1

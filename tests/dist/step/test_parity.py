@@ -27,17 +27,17 @@ SPEC: dict[str, Any] = {
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.matrix), 3, 4])
 def test_every_world_size_gives_the_losses_of_the_plain_run(make_job: Any, reference: Any, world_size: int) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(world_size)
-    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * world_size
-    assert job.losses(shards) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+    workers = job.workers(world_size)
+    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * world_size
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
 def test_gradient_norm_and_learning_rate_are_those_of_torch(make_job: Any) -> None:
     plain = plain_reference.losses(SPEC, STEPS)
     job = make_job(**SPEC)
-    shards = job.shards(3)
-    job.run(shards)
-    reports = job.told(shards, StepReport)
+    workers = job.workers(3)
+    job.run(workers)
+    reports = job.reported(workers, StepReport)
     assert [r.grad_norm for r in reports] == pytest.approx([plain[r.step][1] for r in reports], rel=1e-4)
     assert [r.lr for r in reports] == pytest.approx([plain[r.step][2] for r in reports], rel=1e-9)
     assert max(r.grad_norm for r in reports) > 0.5, "clipping was never at work"
@@ -46,9 +46,9 @@ def test_gradient_norm_and_learning_rate_are_those_of_torch(make_job: Any) -> No
 def test_five_micro_batches_over_four_ranks_are_each_trained_once(make_job: Any, reference: Any) -> None:
     spec = {**SPEC, "batch": {"global_size": 15, "micro_size": 3}}
     job = make_job(**spec)
-    shards = job.shards(4)
-    job.run(shards)
-    assert job.losses(shards) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+    workers = job.workers(4)
+    job.run(workers)
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
 
 
 def test_randomness_in_the_data_and_a_task_s_own_optimizer_do_not_depend_on_the_world(
@@ -56,17 +56,17 @@ def test_randomness_in_the_data_and_a_task_s_own_optimizer_do_not_depend_on_the_
 ) -> None:
     spec = {**SPEC, "task": "tiny_tasks:Augmenting", "optimizer": {"lr": 0.3}}
     job = make_job(**spec)
-    shards = job.shards(3)
-    job.run(shards)
-    assert job.losses(shards) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
+    workers = job.workers(3)
+    job.run(workers)
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **spec), abs=1e-5)
 
 
-def test_bf16_is_the_same_within_its_precision(make_job: Any, reference: Any) -> None:
+def test_bf16_gives_the_same_within_its_precision(make_job: Any, reference: Any) -> None:
     spec = {**SPEC, "precision": "bf16"}
-    job, shards = make_job(**spec), None
-    shards = job.shards(2)
-    job.run(shards)
-    assert job.losses(shards) == pytest.approx(reference(STEPS, **SPEC), rel=torch.finfo(torch.bfloat16).eps / 2)
+    job, workers = make_job(**spec), None
+    workers = job.workers(2)
+    job.run(workers)
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), rel=torch.finfo(torch.bfloat16).eps / 2)
 
 
 def test_validation_is_exact_and_the_same_at_every_world_size(make_job: Any) -> None:
@@ -74,9 +74,9 @@ def test_validation_is_exact_and_the_same_at_every_world_size(make_job: Any) -> 
     seen = {}
     for world_size in (1, 4):
         job = make_job(f"world-{world_size}", **spec)
-        shards = job.shards(world_size)
-        job.run(shards)
-        seen[world_size] = job.told(shards, ValidationReport)
+        workers = job.workers(world_size)
+        job.run(workers)
+        seen[world_size] = job.reported(workers, ValidationReport)
     assert [(r.step, r.samples) for r in seen[1]] == [(r.step, r.samples) for r in seen[4]] == [(2, 9), (3, 9)]
     assert [r.loss for r in seen[1]] == pytest.approx([r.loss for r in seen[4]], abs=1e-6)
     assert seen[1][0].bits_per_byte == pytest.approx(seen[1][0].loss / 0.6931471805599453)
@@ -85,7 +85,7 @@ def test_validation_is_exact_and_the_same_at_every_world_size(make_job: Any) -> 
 def test_epochs_and_tokens_are_rounded_up_to_steps(make_job: Any) -> None:
     for stop, steps in (({"epochs": 0.7}, 3), ({"tokens": 129}, 2)):  # 35 of 50 samples; 128 tokens a step
         job = make_job(f"until-{steps}", **{**SPEC, "stop": stop})
-        shards = job.shards(1)
-        (end,) = job.run(shards)
+        workers = job.workers(1)
+        (end,) = job.run(workers)
         assert (end.kind, end.step) == (ExitKind.FINISHED, steps)
-        assert job.told(shards, GroupFormed)[0].total_steps == steps
+        assert job.reported(workers, GroupFormed)[0].total_steps == steps

@@ -22,37 +22,37 @@ SPEC: dict[str, Any] = {
 }
 
 
-def accusations(shards: list[Any]) -> list[tuple[int, int]]:
-    return [(item.rank, item.step) for shard in shards for item in shard.poll() if isinstance(item, ReplayMismatch)]
+def accusations(workers: list[Any]) -> list[tuple[int, int]]:
+    return [(item.rank, item.step) for worker in workers for item in worker.poll() if isinstance(item, ReplayMismatch)]
 
 
 def test_the_rank_that_computes_wrong_is_named_and_its_step_is_not_applied(make_job: Any, reference: Any) -> None:
     spec = {**SPEC, "model": {"liar": 3}, "health": {"replay_every_steps": 1}}
     job = make_job(**spec)
-    shards = job.shards(4)
-    job.start(shards)
+    workers = job.workers(4)
+    job.start(workers)
     deadline = time.monotonic() + 30
-    while not accusations(shards[:1]):
+    while not accusations(workers[:1]):
         assert time.monotonic() < deadline
-    shards[3].kill()
-    exits = job.interrupt(shards[:3])
+    workers[3].kill()
+    exits = job.interrupt(workers[:3])
     assert [(e.kind, e.step) for e in exits] == [(ExitKind.INTERRUPTED, 0)] * 3
-    assert accusations(shards[:3]) == [(3, 1)]
-    assert [e.kind for e in job.run(shards[:3])] == [ExitKind.FINISHED] * 3  # rank 3 was the liar
-    assert job.losses(shards[:3]) == pytest.approx(reference(6, **spec), abs=1e-5)
+    assert accusations(workers[:3]) == [(3, 1)]
+    assert [e.kind for e in job.run(workers[:3])] == [ExitKind.FINISHED] * 3  # rank 3 was the liar
+    assert job.losses(workers[:3]) == pytest.approx(reference(6, **spec), abs=1e-5)
 
 
 def test_without_a_supervisor_all_ranks_leave_with_the_reason(make_job: Any) -> None:
     job = make_job(**{**SPEC, "model": {"liar": 1}})
-    shards = job.shards(3)
-    exits = job.run(shards, collective_timeout_s=1.0)
+    workers = job.workers(3)
+    exits = job.run(workers, collective_timeout_s=1.0)
     assert [(e.kind, e.step) for e in exits] == [(ExitKind.COLLECTIVE_FAILED, 1)] * 3
     assert all("rank 1 computes wrong" in e.error.message for e in exits)
 
 
 def test_honest_ranks_are_never_named(make_job: Any, reference: Any) -> None:
     job = make_job(**SPEC)
-    shards = job.shards(3)
-    assert [e.kind for e in job.run(shards)] == [ExitKind.FINISHED] * 3
-    assert accusations(shards) == []
-    assert job.losses(shards) == pytest.approx(reference(6, **SPEC), abs=1e-5)
+    workers = job.workers(3)
+    assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 3
+    assert accusations(workers) == []
+    assert job.losses(workers) == pytest.approx(reference(6, **SPEC), abs=1e-5)

@@ -28,44 +28,44 @@ SPEC: dict[str, Any] = {
 def _train(make_job: Any, name: str = "job", layout: Layout | None = None, **changes: Any) -> tuple[Any, Any]:
     job = make_job(name, **{**SPEC, **changes})
     layout = layout or fully_sharded(2)
-    shards = job.shards(layout.world_size)
-    exits = job.run(shards, layout=layout)
+    workers = job.workers(layout.world_size)
+    exits = job.run(workers, layout=layout)
     faults = [one.error.traceback for one in exits if one.error]
-    assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(shards), "\n".join(faults)
-    return job, shards
+    assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(workers), "\n".join(faults)
+    return job, workers
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_fp16_with_its_loss_scale_learns_what_fp32_learns(make_job: Any, reference: Any, world_size: int) -> None:
-    job, shards = _train(make_job, layout=fully_sharded(world_size), precision="fp16")
-    losses = job.losses(shards)
+    job, workers = _train(make_job, layout=fully_sharded(world_size), precision="fp16")
+    losses = job.losses(workers)
     assert losses == pytest.approx(reference(_STEPS, **SPEC), abs=2e-2)
     assert losses != reference(_STEPS, **SPEC)
 
 
 @pytest.mark.parametrize("reduction", ["bf16", "fp16"])
-def test_short_reductions_learn_the_same_but_round(make_job: Any, reference: Any, reduction: str) -> None:
-    job, shards = _train(make_job, reduce_precision=reduction)
-    losses = job.losses(shards)
+def test_reductions_in_a_smaller_dtype_only_round(make_job: Any, reference: Any, reduction: str) -> None:
+    job, workers = _train(make_job, reduce_precision=reduction)
+    losses = job.losses(workers)
     assert losses == pytest.approx(reference(_STEPS, **SPEC), abs=2e-2)
     assert losses != pytest.approx(reference(_STEPS, **SPEC), abs=1e-7)
 
 
-def test_offloaded_state_learns_the_same(make_job: Any, reference: Any) -> None:
+def test_offloaded_state_gives_the_same_losses(make_job: Any, reference: Any) -> None:
     layout = fully_sharded(2).model_copy(update={"offload": True})
-    job, shards = _train(make_job, layout=layout)
-    assert job.losses(shards) == pytest.approx(reference(_STEPS, **SPEC), abs=1e-5)
+    job, workers = _train(make_job, layout=layout)
+    assert job.losses(workers) == pytest.approx(reference(_STEPS, **SPEC), abs=1e-5)
 
 
-def test_the_fused_update_learns_the_same(make_job: Any, reference: Any) -> None:
-    job, shards = _train(make_job, optimizer={**SPEC["optimizer"], "fused": True})
-    assert job.losses(shards) == pytest.approx(reference(_STEPS, **SPEC), abs=1e-5)
+def test_the_fused_update_gives_the_same_losses(make_job: Any, reference: Any) -> None:
+    job, workers = _train(make_job, optimizer={**SPEC["optimizer"], "fused": True})
+    assert job.losses(workers) == pytest.approx(reference(_STEPS, **SPEC), abs=1e-5)
 
 
 @pytest.mark.matrix  # the compiler takes half a minute on a cold start
-def test_compiled_blocks_learn_the_same(make_job: Any, reference: Any) -> None:
-    job, shards = _train(make_job, compile=True, plan={"blocks": "blocks", "num_blocks": 2})
-    assert job.losses(shards) == pytest.approx(reference(_STEPS, **SPEC), abs=1e-5)
+def test_compiled_blocks_give_the_same_losses(make_job: Any, reference: Any) -> None:
+    job, workers = _train(make_job, compile=True, plan={"blocks": "blocks", "num_blocks": 2})
+    assert job.losses(workers) == pytest.approx(reference(_STEPS, **SPEC), abs=1e-5)
 
 
 STEEP = {**SPEC, "task": "tiny_tasks:Steep", "model": {"dropout": 0.0, "on": 5}, "precision": "fp16"}
@@ -73,23 +73,23 @@ STEEP = {**SPEC, "task": "tiny_tasks:Steep", "model": {"dropout": 0.0, "on": 5},
 
 
 def test_an_overflow_costs_its_step_and_halves_the_scale(make_job: Any) -> None:
-    job, shards = _train(make_job, **STEEP)
-    skipped = job.told(shards, StepSkipped)
+    job, workers = _train(make_job, **STEEP)
+    skipped = job.reported(workers, StepSkipped)
     assert skipped
-    assert set(job.losses(shards)) == set(range(1, _STEPS + 1)) - {one.step for one in skipped}
+    assert set(job.losses(workers)) == set(range(1, _STEPS + 1)) - {one.step for one in skipped}
 
 
 def test_a_recovery_continues_with_the_loss_scale_of_the_lost_group(make_job: Any, tmp_path: Path) -> None:
-    undisturbed, shards = _train(make_job, "whole", **STEEP)
-    skipped = {one.step for one in undisturbed.told(shards, StepSkipped)}
-    losses = undisturbed.losses(shards)
+    undisturbed, workers = _train(make_job, "whole", **STEEP)
+    skipped = {one.step for one in undisturbed.reported(workers, StepSkipped)}
+    losses = undisturbed.losses(workers)
 
     job = make_job("halved", **{**STEEP, "checkpoint": {"every_steps": 1}})
-    shards = job.shards(2)
-    job.start(shards)
-    job.wait_until_committed(shards, max(skipped) if max(skipped) < _STEPS else min(skipped))
-    job.interrupt(shards)
-    job.commit(shards)
-    assert all(one.kind is ExitKind.FINISHED for one in job.run(shards))
-    assert {one.step for one in job.told(shards, StepSkipped)} == skipped
-    assert job.losses(shards) == pytest.approx(losses, abs=1e-6)
+    workers = job.workers(2)
+    job.start(workers)
+    job.wait_until_committed(workers, max(skipped) if max(skipped) < _STEPS else min(skipped))
+    job.interrupt(workers)
+    job.commit(workers)
+    assert all(one.kind is ExitKind.FINISHED for one in job.run(workers))
+    assert {one.step for one in job.reported(workers, StepSkipped)} == skipped
+    assert job.losses(workers) == pytest.approx(losses, abs=1e-6)

@@ -59,11 +59,11 @@ def _spec(text: str, **model: Any) -> dict[str, Any]:
 def _train(make_job: Any, spec: dict[str, Any], layout: Layout) -> tuple[dict[int, float], str]:
     """Losses by step, and the directory of the last checkpoint."""
     job = make_job("job", **spec)
-    shards = job.shards(layout.world_size)
-    exits = job.run(shards, layout=layout)
+    workers = job.workers(layout.world_size)
+    exits = job.run(workers, layout=layout)
     faults = [one.error.traceback for one in exits if one.error]
-    assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(shards), "\n".join(faults)
-    return job.losses(shards), job.committed[-1]
+    assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(workers), "\n".join(faults)
+    return job.losses(workers), job.committed[-1]
 
 
 @pytest.mark.matrix
@@ -97,21 +97,21 @@ def test_transformers_loads_what_a_sharded_checkpoint_exports(
 
 
 @pytest.mark.matrix
-def test_what_was_exported_can_be_trained_on(make_job: Any, text: str, tmp_path: Path) -> None:
+def test_exported_models_can_be_trained_further(make_job: Any, text: str, tmp_path: Path) -> None:
     spec = _spec(text)
     _, checkpoint = _train(make_job, spec, LAYOUTS["fsdp2"])
     export(checkpoint, tmp_path / "out")
     again = {**spec, "model": {"path": str(tmp_path / "out"), "seq_len": 16}}
     job = make_job("again", **again)
-    shards = job.shards(2)
-    assert all(one.kind is ExitKind.FINISHED for one in job.run(shards, layout=LAYOUTS["tp2"]))
+    workers = job.workers(2)
+    assert all(one.kind is ExitKind.FINISHED for one in job.run(workers, layout=LAYOUTS["tp2"]))
     trained = _trained(spec, checkpoint)
     loaded = _task(again).build_model()
     for (name, parameter), (_, other) in zip(trained.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(parameter, other), name
 
 
-def test_the_built_in_model_leaves_as_a_llama(make_job: Any, text: str, tmp_path: Path) -> None:
+def test_the_built_in_model_is_exported_as_a_llama(make_job: Any, text: str, tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
     sizes = {"dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "seq_len": 16}

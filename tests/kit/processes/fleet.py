@@ -16,9 +16,8 @@ from typing import Any, get_args
 
 import pytest
 
-from shoal_workers.checkpoint.commit import newest_committed, write_marker
+from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
 from shoal_workers.contract.layout import fully_sharded
-from shoal_workers.contract.marker import CommitMarker
 from shoal_workers.contract.messages import Assignment, LogLine, WorkerExit, WorkerPoll
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.contract.worker_reports import SavedPart, StepReport, WorkerReport
@@ -28,7 +27,7 @@ PATIENCE_S = 60.0
 _KINDS = ("reply", "exit", "reached", "dumped")
 
 
-class Shard:
+class RemoteWorker:
     """The test's end of the connection to one worker process."""
 
     def __init__(
@@ -53,6 +52,10 @@ class Shard:
         threading.Thread(target=self._receive, daemon=True).start()
         self.node_id = memory[1] if memory else ""
         self.store_port, self.snapshot_port = self.call("create", spec, root, memory)
+
+    @property
+    def snapshot_server(self) -> SnapshotServer:
+        return SnapshotServer(node_id=self.node_id, host="127.0.0.1", port=self.snapshot_port)
 
     def call(self, name: str, *arguments: Any) -> Any:
         with self._calling:
@@ -80,14 +83,14 @@ class Shard:
 
     def poll(self) -> list[WorkerReport]:
         """All reports so far."""
-        self._listen()
+        self._poll()
         return self.reports
 
     def new_logs(self) -> tuple[LogLine, ...]:
         """The reports since the last call."""
-        return self._listen()
+        return self._poll()
 
-    def _listen(self) -> tuple[LogLine, ...]:
+    def _poll(self) -> tuple[LogLine, ...]:
         answer: WorkerPoll = self.call("poll", self._seq)
         self._seq = answer.seq
         self.reports.extend(answer.reports)
@@ -122,15 +125,14 @@ class Job:
         self._collective_timeout_s = 0.0
         self.committed: list[str] = []
 
-    def shards(self, count: int, node_id: str = "n1") -> list[Shard]:
+    def workers(self, count: int, node_id: str = "n1") -> list[RemoteWorker]:
         memory = (str(self._memory_root), node_id) if self._memory_root else None
         return [self._fleet.start(self.spec, self.root, memory) for _ in range(count)]
 
     @staticmethod
-    def in_memory(exits: list[WorkerExit], living: list[Shard]) -> SnapshotSource:
+    def in_memory(exits: list[WorkerExit], survivors: list[RemoteWorker]) -> SnapshotSource:
         """The newest snapshot that is complete on nodes with a live worker."""
-        servers = {shard.node_id: SnapshotServer(node_id=shard.node_id, host="127.0.0.1", port=shard.snapshot_port)
-                   for shard in living}  # fmt: skip
+        servers = {worker.node_id: worker.snapshot_server for worker in survivors}
         held: dict[tuple[int, int, int], dict[int, SnapshotServer]] = {}
         for holding in (holding for worker_exit in exits for holding in worker_exit.snapshot_parts):
             if holding.node_id in servers:
@@ -144,109 +146,99 @@ class Job:
 
     def start(
         self,
-        shards: list[Shard],
+        workers: list[RemoteWorker],
         *,
         world_size: int | None = None,
-        buddy_of: Callable[[int], Shard] | None = None,
+        buddy_of: Callable[[int], RemoteWorker] | None = None,
         **changes: Any,
     ) -> int:
         """Send the next generation's assignments; returns its number. The first worker is rank 0."""
         self.generation += 1
         self._fleet.has_exit.clear()
-        for rank, shard in enumerate(shards):
+        for rank, worker in enumerate(workers):
             values: dict[str, Any] = {
                 "job_id": "job",
                 "attempt": 1,
                 "generation": self.generation,
                 "rank": rank,
-                "layout": fully_sharded(world_size or len(shards)),
+                "layout": fully_sharded(world_size or len(workers)),
                 "store_host": "127.0.0.1",
-                "store_port": shards[0].store_port,
+                "store_port": workers[0].store_port,
                 "restore_from": newest_committed(self.root) if Path(self.root).exists() else None,
                 "collective_timeout_s": 30.0,
                 **changes,
             }
             self._collective_timeout_s = values["collective_timeout_s"]
             if buddy_of is not None:
-                buddy = buddy_of(rank)
-                values["buddy"] = SnapshotServer(node_id=buddy.node_id, host="127.0.0.1", port=buddy.snapshot_port)
-            shard.call("run", Assignment(**values))
+                values["buddy"] = buddy_of(rank).snapshot_server
+            worker.call("run", Assignment(**values))
         return self.generation
 
-    def run(self, shards: list[Shard], **changes: Any) -> list[WorkerExit]:
+    def run(self, workers: list[RemoteWorker], **changes: Any) -> list[WorkerExit]:
         """Run a generation to its end, then commit its checkpoints."""
-        self.start(shards, **changes)
-        exits = [shard.exit() for shard in shards]
-        self.commit(shards)
+        self.start(workers, **changes)
+        exits = [worker.exit() for worker in workers]
+        self.commit(workers)
         return exits
 
-    def interrupt(self, shards: list[Shard]) -> list[WorkerExit]:
+    def interrupt(self, workers: list[RemoteWorker]) -> list[WorkerExit]:
         """Interrupt the current generation everywhere; the exits, all of them well before gloo's own timeout."""
         start = time.monotonic()
-        for shard in shards:
-            shard.call("interrupt", self.generation)
-        exits = [shard.exit() for shard in shards]
+        for worker in workers:
+            worker.call("interrupt", self.generation)
+        exits = [worker.exit() for worker in workers]
         assert time.monotonic() - start < self._collective_timeout_s * 2 / 3, "freed by the timeout, not woken"
         return exits
 
     def wait_for_an_exit(self) -> None:
         assert self._fleet.has_exit.wait(PATIENCE_S)
 
-    def wait_until_committed(self, shards: list[Shard], step: int) -> None:
+    def wait_until_committed(self, workers: list[RemoteWorker], step: int) -> None:
         """Wait for the parts of a checkpoint: they are written in the background, and their completion is not
         signalled."""
         deadline = time.monotonic() + PATIENCE_S
         while not any(f"step-{step:012d}" in directory for directory in self.committed):
             assert time.monotonic() < deadline
-            self.commit(shards)
+            self.commit(workers)
 
-    def commit(self, shards: list[Shard]) -> None:
+    def commit(self, workers: list[RemoteWorker]) -> None:
         """Write the marker of every checkpoint whose parts were all reported."""
-        parts = [item for shard in shards for item in shard.poll() if isinstance(item, SavedPart)]
+        parts = [item for worker in workers for item in worker.poll() if isinstance(item, SavedPart)]
         for directory in sorted({part.directory for part in parts} - set(self.committed)):
             own = {part.rank: part for part in parts if part.directory == directory}
             one = next(iter(own.values()))
             if len(own) == one.world_size:
-                marker = CommitMarker(
-                    job_id="job",
-                    attempt=1,
-                    generation=one.generation,
-                    step=one.step,
-                    world_size=one.world_size,
-                    committed_at=0.0,
-                    files=tuple(file for rank in sorted(own) for file in own[rank].files),
-                )
-                write_marker(directory, marker)
+                write_marker(directory, marker_of(list(own.values()), job_id="job", attempt=1, now=0.0))
                 self.committed.append(directory)
 
-    def reports(self, shard: Shard) -> list[StepReport]:
+    def reports(self, worker: RemoteWorker) -> list[StepReport]:
         """Of the newest generation."""
-        return [r for r in self.told([shard], StepReport) if r.generation == self.generation]
+        return [r for r in self.reported([worker], StepReport) if r.generation == self.generation]
 
     @staticmethod
-    def losses(shards: list[Shard]) -> dict[int, float]:
+    def losses(workers: list[RemoteWorker]) -> dict[int, float]:
         """Loss by step; a step that was done again must give what it gave before."""
         losses: dict[int, float] = {}
-        for shard in shards:
-            for item in shard.reports:
+        for worker in workers:
+            for item in worker.reports:
                 if isinstance(item, StepReport):
                     assert losses.setdefault(item.step, item.loss) == pytest.approx(item.loss, abs=1e-5)
         return losses
 
     @staticmethod
-    def told(shards: list[Shard], kind: type[Any]) -> list[Any]:
+    def reported(workers: list[RemoteWorker], kind: type[Any]) -> list[Any]:
         assert issubclass(kind, get_args(WorkerReport))
-        return [item for shard in shards for item in shard.poll() if isinstance(item, kind)]
+        return [item for worker in workers for item in worker.poll() if isinstance(item, kind)]
 
 
 class Fleet:
     """Worker processes, all forked from one zygote. They end with their test."""
 
     def __init__(self, directory: Path) -> None:
-        self._shards: list[Shard] = []
+        self._workers: list[RemoteWorker] = []
         self.has_exit = threading.Event()
         """Set when a worker has left a generation."""
-        self._listener = Listener(str(directory / "shards"), family="AF_UNIX")
+        self._listener = Listener(str(directory / "workers"), family="AF_UNIX")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._zygote = subprocess.Popen(
             [sys.executable, str(_HERE / "zygote.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
@@ -254,20 +246,20 @@ class Fleet:
         assert self._zygote.stdout is not None
         assert self._zygote.stdout.readline() == b"ready\n"
 
-    def start(self, spec: dict[str, Any], root: str, memory: tuple[str, str] | None = None) -> Shard:
+    def start(self, spec: dict[str, Any], root: str, memory: tuple[str, str] | None = None) -> RemoteWorker:
         assert self._zygote.stdin is not None
         self._zygote.stdin.write(f"{self._listener.address}\n".encode())
         self._zygote.stdin.flush()
         connection = self._listener.accept()
-        shard = Shard(connection, connection.recv()[1], spec, root, self.has_exit, memory)
-        self._shards.append(shard)
-        return shard
+        worker = RemoteWorker(connection, connection.recv()[1], spec, root, self.has_exit, memory)
+        self._workers.append(worker)
+        return worker
 
     def kill_all(self) -> None:
-        for shard in self._shards:
-            shard.kill()
-            shard._connection.close()
-        self._shards.clear()
+        for worker in self._workers:
+            worker.kill()
+            worker._connection.close()
+        self._workers.clear()
 
     def close(self) -> None:
         self.kill_all()

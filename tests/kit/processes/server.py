@@ -85,7 +85,7 @@ class Server:
         """Return when all CPUs of the cluster are free and no worker is left."""
         with self.client as client:
             until(lambda: client.cluster().cpus_free == NUM_CPUS, "all CPUs are free")
-        until(lambda: not self.actors("WorkerActor"), "all shards are gone")
+        until(lambda: not self.actors("WorkerActor"), "all workers are gone")
 
     def _learn_sessions(self) -> None:
         if self.note is not None:

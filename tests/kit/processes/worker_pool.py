@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.processes.fleet import Fleet, Job, Shard
+from kit.processes.fleet import Fleet, Job, RemoteWorker
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import StepReport, ValidationReport
@@ -30,22 +30,22 @@ class WorkerPool:
         self.spec = spec
         self._fleet = fleet
         self._job = Job(fleet, spec, root, None)
-        self._shards: list[Shard] = []
+        self._workers: list[RemoteWorker] = []
 
     def train(self, layout: Layout) -> Plain:
         """From the seed to the last step."""
-        missing = layout.world_size - len(self._shards)
-        self._shards += self._job.shards(missing) if missing > 0 else []
-        members = self._shards[: layout.world_size]
+        missing = layout.world_size - len(self._workers)
+        self._workers += self._job.workers(missing) if missing > 0 else []
+        members = self._workers[: layout.world_size]
         try:
             self._job.start(members, layout=layout, restore_from=None, store_timeout_s=90.0)
-            exits = [shard.exit(timeout_s=150.0) for shard in members]  # eight processes on two busy cores are slow
+            exits = [worker.exit(timeout_s=150.0) for worker in members]  # eight processes on two busy cores are slow
             self._job.commit(members)
             faults = {worker_exit.error.traceback for worker_exit in exits if worker_exit.error}
             assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(members), "\n".join(sorted(faults))
         except BaseException:  # a worker that may still hang must not reach the next test
             self._fleet.kill_all()
-            self._shards.clear()
+            self._workers.clear()
             raise
         shutil.rmtree(self._job.root)
         generation = self._job.generation

@@ -35,7 +35,7 @@ class WorkerProcess:
         self.entered = {}
         self.outbox = Outbox("worker-under-test")
         self.engine = None
-        self.ram = None
+        self.snapshot_store = None
 
     def send(self, kind, value):
         with self.sending:
@@ -64,7 +64,7 @@ class WorkerProcess:
         tensors = self.engine._runtime.state.view.tensors()
         return {name: _part(tensor) for name, tensor in tensors.items()}
 
-    def obey(self):
+    def serve(self):
         try:
             while True:
                 name, arguments = self.connection.recv()
@@ -75,19 +75,19 @@ class WorkerProcess:
     def do_create(self, spec, checkpoint_root, memory):
         if memory is not None:
             root, node_id = memory
-            self.ram = SnapshotStore(
+            self.snapshot_store = SnapshotStore(
                 job_id="job", attempt=1, worker_id=f"worker-{os.getpid()}", node_id=node_id, key="key", root=Path(root)
             )
         self.engine = Engine(
             parse_spec(spec),
             checkpoint_root=checkpoint_root,
             outbox=self.outbox,
-            snapshot_store=self.ram,
+            snapshot_store=self.snapshot_store,
             on_phase=self.on_phase,
         )
-        return self.engine.store_port, self.ram.port if self.ram else 0
+        return self.engine.store_port, self.snapshot_store.port if self.snapshot_store else 0
 
-    def do_kept_model(self):
+    def do_model_id(self):
         """Identifies the model object."""
         return id(self.engine._runtime.assembly.parts[0])
 
@@ -118,7 +118,7 @@ class WorkerProcess:
     def do_go(self):
         self.go.set()
 
-    def do_census(self):
+    def do_resource_counts(self):
         """Open descriptors and threads."""
         return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
 
@@ -142,7 +142,7 @@ def _part(tensor):
 def main(address):
     process = WorkerProcess(Client(address, family="AF_UNIX"))
     process.send("pid", os.getpid())
-    threading.Thread(target=process.obey, daemon=True).start()
+    threading.Thread(target=process.serve, daemon=True).start()
     process.train()
 
 

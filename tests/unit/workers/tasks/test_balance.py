@@ -43,7 +43,7 @@ def _back(router: Router, x: Tensor) -> Tensor:
     return load_of(choices.experts, len(router.weight))
 
 
-def test_the_load_of_all_micro_batches_of_a_step_adds_up() -> None:
+def test_the_loads_of_all_micro_batches_of_a_step_are_summed() -> None:
     router = _router()
     expected = _back(router, torch.randn(5, 16)) + _back(router, torch.randn(9, 16))
     assert torch.equal(router.expert_load, expected)
@@ -105,7 +105,7 @@ def test_all_layers_are_summed_in_one_collective_and_without_layers_there_is_non
     assert calls == [2 * 4]
 
 
-def test_biases_even_the_load_out_over_the_steps() -> None:
+def test_biases_equalise_the_load_over_the_steps() -> None:
     router, x = _crowded(balance_rate=0.02)
     spreads = []
     for _ in range(60):
@@ -121,7 +121,7 @@ def test_the_bias_is_state_and_the_load_is_not() -> None:
     assert set(_router(balance="loss").state_dict()) == {"weight"}
 
 
-def test_turns_at_an_expert_are_in_order_of_sample_and_token() -> None:
+def test_positions_at_an_expert_are_in_order_of_sample_and_token() -> None:
     chosen = torch.tensor([[[0, 1], [1, 2]], [[1, 0], [3, 1]]])
     load, turns = TokenCounts(5)(chosen)
     assert load.tolist() == [2, 4, 1, 1, 0]
@@ -143,7 +143,7 @@ def test_the_parts_of_a_balance_loss_add_up_if_each_rank_has_the_global_load() -
 
 
 @pytest.mark.parametrize(("share", "num_copies"), [(1.0, 1), (0.25, 1), (0.25, 2), (0.0, 1)])
-def test_the_balance_loss_comes_in_with_the_micro_batchs_share_and_changes_no_output(
+def test_the_balance_loss_is_weighted_by_the_micro_batchs_share_and_changes_no_output(
     share: float, num_copies: int
 ) -> None:
     router, silent = _router(balance="loss", balance_rate=0.3), _router(balance="none")
@@ -174,7 +174,7 @@ def test_a_compiled_router_has_the_same_gradient_and_counts_the_same(balance: st
         assert torch.equal(compiled.expert_load, plain.expert_load)
 
 
-def test_a_balance_loss_evens_the_load_out() -> None:
+def test_a_balance_loss_equalises_the_load() -> None:
     router, x = _crowded(balance="loss", balance_rate=1.0)
     optimizer = torch.optim.SGD(router.parameters(), lr=0.3)
     spreads = []

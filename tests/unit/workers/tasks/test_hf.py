@@ -85,7 +85,7 @@ def test_no_other_location_is_searched(tmp_path: Path) -> None:
         _task(path=str(tmp_path / "org-name")).build_model()
 
 
-def test_a_short_checkpoint_is_trained_in_fp32(tmp_path: Path) -> None:
+def test_a_checkpoint_in_a_smaller_dtype_is_trained_in_fp32(tmp_path: Path) -> None:
     config = transformers.AutoConfig.for_model("llama", **SIZES)
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     model = _task(path=str(tmp_path)).build_model()

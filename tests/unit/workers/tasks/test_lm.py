@@ -37,7 +37,7 @@ def test_prepare_reports_progress_and_may_be_called_again(small_task: SmallTask)
     assert again == ["text ready"]
 
 
-def test_both_splits_hold_samples_of_one_token_more_than_the_sequence(small_task: SmallTask) -> None:
+def test_samples_of_both_splits_have_one_token_more_than_the_sequence(small_task: SmallTask) -> None:
     task = small_task()
     for split in ("train", "validation"):
         data = task.build_dataset(split)
@@ -61,7 +61,7 @@ def test_the_loss_is_the_mean_over_all_targets_in_fp32(small_task: SmallTask) ->
     assert task.loss(model.bfloat16(), batch).dtype == torch.float32
 
 
-def test_a_batch_names_its_tokens_the_ones_that_follow_and_their_positions(small_task: SmallTask) -> None:
+def test_a_batch_has_tokens_labels_and_positions(small_task: SmallTask) -> None:
     task = small_task()
     samples = _samples(task)
     batch = task.collate(samples)
@@ -72,7 +72,7 @@ def test_a_batch_names_its_tokens_the_ones_that_follow_and_their_positions(small
         assert torch.equal(batch["labels"][number], sample[1:])
 
 
-def test_a_few_steps_learn_something(small_task: SmallTask) -> None:
+def test_the_loss_falls_in_a_few_steps(small_task: SmallTask) -> None:
     task = small_task()
     torch.manual_seed(0)
     model = task.build_model()
@@ -88,7 +88,7 @@ def test_a_few_steps_learn_something(small_task: SmallTask) -> None:
     assert losses[-1] < 0.4 * losses[0]
 
 
-def test_the_vocabulary_can_be_padded_but_not_cut(small_task: SmallTask) -> None:
+def test_the_vocabulary_can_be_padded_but_not_reduced(small_task: SmallTask) -> None:
     model = small_task(vocab_size=320).build_model()
     assert model(torch.zeros(1, 4, dtype=torch.int64)).shape == (1, 4, 320)
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_the_vocabulary_can_be_padded_but_not_cut(small_task: SmallTask) -> None
         ({}, {}, "data must contain exactly one of corpus and paths"),
     ],
 )
-def test_settings_are_validated_again_by_the_task(model: dict[str, Any], data: dict[str, Any], said: str) -> None:
+def test_the_task_validates_its_settings_again(model: dict[str, Any], data: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         LanguageModel(model=model, data=data, seed=0)
 

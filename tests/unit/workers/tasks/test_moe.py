@@ -118,7 +118,7 @@ def test_parts_of_each_experts_width_add_up_to_the_expert() -> None:
     torch.testing.assert_close(parts[0] + parts[1], experts(tokens, counts))
 
 
-def test_bf16_chooses_by_scores_in_fp32() -> None:
+def test_with_bf16_experts_are_chosen_by_fp32_scores() -> None:
     moe = _mixture(balance="none").bfloat16()
     x = torch.randn(4, 16, dtype=torch.bfloat16)
     choices = moe.router(x)
@@ -127,7 +127,7 @@ def test_bf16_chooses_by_scores_in_fp32() -> None:
     assert moe(x).dtype == torch.bfloat16
 
 
-def test_results_are_the_same_bits_every_time() -> None:
+def test_results_have_the_same_bits_in_every_run() -> None:
     moe = _mixture(num_shared_experts=1)
     x = torch.randn(3, 8, 16)
 

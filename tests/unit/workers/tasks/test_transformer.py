@@ -71,7 +71,7 @@ def test_a_stage_of_a_pipeline_is_the_model_with_pass_throughs() -> None:
     assert torch.equal(last(first(tokens, positions), positions), whole(tokens, positions))
 
 
-def test_attention_works_with_the_heads_that_it_is_left_with() -> None:
+def test_attention_works_with_a_part_of_the_heads() -> None:
     """As on a rank of tensor parallelism: half of the outputs of query, key and value, half of the inputs of out."""
     attention = _model().blocks[0].attention
     rotations, x = rotation_table(16, 8, 10_000.0), torch.randn(2, 16, 32)
@@ -120,7 +120,7 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
     assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
 
 
-def test_the_first_loss_is_that_of_guessing() -> None:
+def test_the_first_loss_is_that_of_a_uniform_guess() -> None:
     torch.manual_seed(0)
     model = Transformer(_config(dim=128, num_layers=6), 257)
     tokens = torch.randint(257, (4, 17))

@@ -36,7 +36,7 @@ def trained(cuts: list[int], columns: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-def test_any_cut_gives_the_same_bits(columns: int) -> None:
+def test_any_split_of_the_parameters_gives_the_same_bits(columns: int) -> None:
     whole = trained([], columns)
     for cut in range(1, SIZE, 7):
         assert torch.equal(trained([cut], columns), whole), cut

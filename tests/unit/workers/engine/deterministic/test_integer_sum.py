@@ -20,31 +20,31 @@ def tensor(values: list[float]) -> torch.Tensor:
 
 @settings(max_examples=30)
 @given(st.lists(DOUBLES, max_size=30))
-def test_the_sum_is_the_correctly_rounded_one(values: list[float]) -> None:
+def test_the_sum_is_correctly_rounded(values: list[float]) -> None:
     assert value_of(digits_of(tensor(values)).tolist()) == math.fsum(values)
 
 
 @settings(max_examples=30)
 @given(st.lists(DOUBLES, max_size=30), st.integers(0, 30), st.randoms())
-def test_heaps_and_order_do_not_matter(values: list[float], cut: int, random: object) -> None:
+def test_grouping_and_order_do_not_change_the_sum(values: list[float], cut: int, random: object) -> None:
     shuffled = list(values)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     in_heaps = digits_of(tensor(shuffled[:cut])) + digits_of(tensor(shuffled[cut:]))
     assert value_of(in_heaps.tolist()) == value_of(digits_of(tensor(values)).tolist())
 
 
-def test_what_cancels_leaves_what_it_hid() -> None:
+def test_cancelling_values_leave_the_small_ones_exact() -> None:
     assert value_of(digits_of(tensor([1e60, 1e-20, -1e60])).tolist()) == 1e-20
 
 
-def test_what_no_digit_can_hold_is_counted_and_left_out() -> None:
+def test_values_beyond_the_digits_are_counted_and_left_out() -> None:
     good, num_bad = split_finite(tensor([1.5, math.nan, math.inf, -math.inf, 1e90]))
     assert good.tolist() == [1.5, 0.0, 0.0, 0.0, 0.0]
     assert num_bad == 4
 
 
 @pytest.mark.parametrize("shape", [(7, 1), (7,), (9, 3), (33, 384), (5, 17, 3), (4, 2, 3, 5), (1, 70_001)])
-def test_a_row_has_the_same_bits_whatever_other_rows_there_are(shape: tuple[int, ...]) -> None:
+def test_a_row_has_the_same_bits_with_any_other_rows(shape: tuple[int, ...]) -> None:
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     squares = row_squares(whole)
     assert squares.shape == (shape[0],)
@@ -66,7 +66,7 @@ def test_rows_have_the_same_bits_with_any_number_of_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_no_rows_and_empty_rows() -> None:
+def test_sums_of_no_rows_and_of_empty_rows_are_zero() -> None:
     assert row_squares(torch.zeros(0, 4)).shape == (0,)
     assert row_squares(torch.zeros(3, 0)).tolist() == [0.0] * 3
     assert value_of(digits_of(torch.zeros(0, dtype=torch.float64)).tolist()) == 0.0

@@ -38,7 +38,7 @@ def test_the_largest_element_keeps_all_digits_of_fp32(largest: float) -> None:
 
 @settings(max_examples=30)
 @given(st.floats(0, 3.4e38), st.floats(0, 3.4e38))
-def test_the_rung_of_all_is_the_highest_of_the_ranks(one: float, other: float) -> None:
+def test_the_common_rung_is_the_highest_of_the_ranks(one: float, other: float) -> None:
     assert rung_of(max(one, other)) == max(rung_of(one) or 0, rung_of(other) or 0)
 
 

@@ -33,7 +33,7 @@ def _resident_bytes() -> int:
     return int(line.split()[1]) << 10
 
 
-def test_everything_but_the_drawn_weights_is_as_ever() -> None:
+def test_everything_but_the_drawn_weights_is_unchanged() -> None:
     built, usual = build_for_restore(Rotated), Rotated()
     assert {name: (p.shape, p.dtype) for name, p in built.named_parameters()} == {
         name: (p.shape, p.dtype) for name, p in usual.named_parameters()
@@ -49,7 +49,7 @@ def test_no_random_numbers_are_drawn_for_parameters() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_what_else_is_drawn_is_drawn_as_ever() -> None:
+def test_other_random_values_are_drawn_as_usual() -> None:
     def build() -> Masked:
         torch.manual_seed(1)
         return Masked()
@@ -72,7 +72,7 @@ def test_parameters_cost_no_memory_until_they_are_written() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool])
-def test_any_dtype(dtype: torch.dtype) -> None:
+def test_large_empty_tensors_of_any_dtype_are_zero(dtype: torch.dtype) -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -83,7 +83,7 @@ def test_any_dtype(dtype: torch.dtype) -> None:
     assert not weight.any()
 
 
-def test_the_default_dtype_is_followed() -> None:
+def test_the_default_dtype_is_used() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         model = build_for_restore(lambda: nn.Linear(200, 200))
@@ -92,7 +92,7 @@ def test_the_default_dtype_is_followed() -> None:
     assert model.weight.dtype == torch.float64
 
 
-def test_what_is_not_plain_memory_of_the_cpu_is_left_alone() -> None:
+def test_tensors_that_are_not_plain_cpu_memory_are_not_changed() -> None:
     class Elsewhere(nn.Module):
         def __init__(self) -> None:
             super().__init__()

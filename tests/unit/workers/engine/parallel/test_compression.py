@@ -18,12 +18,12 @@ def test_fp32_has_no_casts() -> None:
 
 @pytest.mark.parametrize("reduction", list(Precision))
 @pytest.mark.parametrize("compute", [Precision.BF16, Precision.FP16])
-def test_compute_and_reduction_are_chosen_apart(compute: Precision, reduction: Precision) -> None:
+def test_the_dtypes_of_compute_and_reduction_are_independent(compute: Precision, reduction: Precision) -> None:
     policy = mixed_precision(compute, reduction)
     assert (policy.param_dtype, policy.reduce_dtype) == (DTYPES[compute], DTYPES[reduction])
 
 
 @pytest.mark.parametrize("reduction", [Precision.BF16, Precision.FP16])
-def test_gradients_of_fp32_can_travel_shorter(reduction: Precision) -> None:
+def test_gradients_of_fp32_can_be_reduced_in_a_smaller_dtype(reduction: Precision) -> None:
     policy = mixed_precision(Precision.FP32, reduction)
     assert (policy.param_dtype, policy.reduce_dtype) == (None, DTYPES[reduction])

@@ -20,7 +20,7 @@ def batch(**changes: Any) -> dict[str, Any]:
     return {"tokens": torch.arange(16).view(2, 8), "positions": torch.arange(8), "weight": torch.ones(2), **changes}
 
 
-def test_named_entries_are_cut_and_others_passed_on() -> None:
+def test_named_entries_are_split_and_others_are_unchanged() -> None:
     whole = batch()
     part = shard_batch(whole, PLAN, rank=0, degree=2)
     assert part["tokens"].tolist() == [[0, 1, 6, 7], [8, 9, 14, 15]]
@@ -29,7 +29,7 @@ def test_named_entries_are_cut_and_others_passed_on() -> None:
     assert whole["tokens"].shape == (2, 8)
 
 
-def test_one_rank_gets_everything_as_it_is() -> None:
+def test_one_rank_gets_the_whole_batch_unchanged() -> None:
     anything = object()
     assert shard_batch(anything, PLAN, rank=0, degree=1) is anything
 

@@ -17,7 +17,7 @@ def test_each_chunk_is_on_one_rank(degree: int) -> None:
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-def test_work_is_equal(degree: int) -> None:
+def test_all_ranks_have_the_same_amount_of_work(degree: int) -> None:
     assert {sum(chunk + 1 for chunk in chunks_of(rank, degree)) for rank in range(degree)} == {2 * degree + 1}
 
 
@@ -30,5 +30,5 @@ def test_the_parts_in_order_are_the_full_sequence(degree: int) -> None:
     assert all(torch.equal(parts[rank], own_part(whole, rank, degree, 1)) for rank in range(degree))
 
 
-def test_a_rank_holds_its_chunk_of_the_head_then_that_of_the_tail() -> None:
+def test_a_rank_has_its_chunk_of_the_head_then_its_chunk_of_the_tail() -> None:
     assert own_part(torch.arange(16), 1, 4, 0).tolist() == [2, 3, 12, 13]

@@ -116,7 +116,7 @@ def saved_bytes() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("mode", [Recompute.SELECTIVE, Recompute.FULL])
-def test_gradients_are_the_same_bits(mode: Recompute) -> None:
+def test_gradients_have_the_same_bits(mode: Recompute) -> None:
     x = torch.randn(4, 32, 16, requires_grad=True)
     expected = gradients(build(Recompute.NONE), x)
     found = gradients(build(mode), x)
@@ -124,7 +124,7 @@ def test_gradients_are_the_same_bits(mode: Recompute) -> None:
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_the_more_is_recomputed_the_less_is_held_between_the_passes() -> None:
+def test_more_recomputation_keeps_less_memory_between_the_passes() -> None:
     held = {mode: bytes_between_the_passes(mode) for mode in Recompute}
     assert held[Recompute.FULL] < 0.2 * held[Recompute.NONE]
     assert held[Recompute.FULL] < 0.6 * held[Recompute.SELECTIVE] < 0.5 * held[Recompute.NONE]

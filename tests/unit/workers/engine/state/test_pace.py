@@ -17,7 +17,7 @@ def noted(budget: float, step_s: float, cost_s: float, times: int = 20) -> Pace:
     return pace
 
 
-def test_it_is_done_every_step_until_a_cost_is_known() -> None:
+def test_a_thing_is_done_every_step_until_its_cost_is_known() -> None:
     pace = Pace(0.01)
     assert pace.every_steps == 1
     pace.note_step(1.0)
@@ -48,7 +48,7 @@ def test_small_changes_do_not_change_the_pace() -> None:
     assert pace.every_steps == 20
 
 
-def test_it_comes_back_when_the_cost_falls() -> None:
+def test_the_pace_returns_when_the_cost_falls() -> None:
     pace = noted(0.01, step_s=0.1, cost_s=0.02)
     for _ in range(50):
         pace.note_step(0.1)
@@ -89,7 +89,7 @@ def test_a_fractional_interval_is_met_on_average() -> None:
     assert {b - a for a, b in pairwise(done)} == {2, 3}
 
 
-def test_what_was_done_before_it_was_due_puts_the_next_off() -> None:
+def test_doing_a_thing_early_delays_the_next() -> None:
     pace = noted(0.01, step_s=0.1, cost_s=0.004)
     pace.done(10)
     pace.done(11)

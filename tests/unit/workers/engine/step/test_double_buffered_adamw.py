@@ -44,7 +44,7 @@ def _same(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("alternates", [False, True])
-def test_it_gives_the_bits_that_torch_gives(alternates: bool) -> None:
+def test_updates_have_the_same_bits_as_those_of_torch(alternates: bool) -> None:
     theirs, ours = _parameters(), _parameters()
     settings: dict[str, Any] = {"lr": 0.02, "betas": (0.9, 0.95), "eps": 1e-8}
     expected = AdamW(_groups(theirs), foreach=True, **settings)

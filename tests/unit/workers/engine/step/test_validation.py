@@ -7,7 +7,9 @@ from shoal_workers.engine.step.validation import validation_slices
 
 
 @given(st.integers(1, 200), st.integers(1, 17), st.integers(1, 9))
-def test_every_sample_counts_once_and_every_rank_runs_as_many(num_samples: int, micro_size: int, world: int) -> None:
+def test_every_sample_counts_once_and_all_ranks_run_the_same_number(
+    num_samples: int, micro_size: int, world: int
+) -> None:
     by_rank = [validation_slices(num_samples, micro_size, rank, world) for rank in range(world)]
     assert len({len(own) for own in by_rank}) == 1
     counted = [(samples, weight) for own in by_rank for samples, weight in own if weight]
