@@ -106,8 +106,7 @@ class ControlLoop:
                 await self._wait_for_any(stop, woken, timeout_s=_PASS_S)
                 woken.clear()
         await self._stop_driving()
-        if self._lease is not None:
-            await asyncio.to_thread(self._store.release_lease, self._config.owner)
+        await asyncio.to_thread(self._store.release_lease, self._config.owner)  # nothing happens without the lease
 
     async def _pass(self) -> None:
         now = self._clock.time()

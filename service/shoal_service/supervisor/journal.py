@@ -136,9 +136,7 @@ class GcsJournal:
                 self._changed.wait_for(lambda: self._entry is not None)
                 entry = self._entry
             assert entry is not None
-            if self._is_behind:
-                self.require_current()  # a supervisor that was cut off must not overwrite its successor's entry
-            self._put(self._key, entry)
+            self._put(self._key, entry, is_fenced=True)
             with self._changed:
                 if self._entry is entry:
                     self._entry = None
@@ -152,10 +150,15 @@ class GcsJournal:
             except GcsUnavailable:
                 time.sleep(_RETRY_S)  # the head does not announce its return
 
-    def _put(self, key: bytes, value: bytes) -> None:
+    def _put(self, key: bytes, value: bytes, *, is_fenced: bool = False) -> None:
+        """`is_fenced`: a supervisor that was cut off must not overwrite its successor's entry."""
+        was_away = self._is_behind
         while True:
+            if is_fenced and was_away:
+                self.require_current()
             try:
                 self._store.put(key, value)
                 return
             except GcsUnavailable:
+                was_away = True
                 time.sleep(_RETRY_S)

@@ -1,0 +1,285 @@
+"""One attempt, driven with a real store and a fake cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.event_loop import run, settle, until
+from doubles.fake_clock import FakeClock
+from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from shoal_service.control.code_archive import pack
+from shoal_service.control.config import ControlConfig
+from shoal_service.control.driver import Driver
+from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.reports import PendingEvent
+from shoal_service.store.driving import DriveRow
+from shoal_service.store.errors import LeaseLost
+from shoal_service.store.store import Store
+from shoal_service.supervisor.config import StaleEpoch
+from shoal_service.views import JobPatch, JobStatus
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.log_settings import LogFormat, LogSettings
+
+LOGS = LogSettings(format=LogFormat.JSON)
+CONFIG = ControlConfig(owner="me", lease_ttl_s=10.0, checkpoint_url="/checkpoints/", logs=LOGS)
+SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 4}}
+END = AttemptEnd(reason=EndReason.FINISHED, message="done", step=4)
+
+
+class Bench:
+    """A job with an attempt, and its driver."""
+
+    def __init__(self, store: Store, **spec: Any) -> None:
+        self.store = store
+        self.clock = FakeClock()
+        self.cluster = FakeCluster()
+        lease = store.acquire_lease("me", ttl_s=600, now=self.clock.time())
+        assert lease is not None
+        self.epoch = lease.epoch
+        job, _ = store.create_job(parse_spec({**SPEC, **spec}), idempotency_key=None, now=self.clock.time())
+        self.job_id = job.id
+        store.begin_attempt(job.id, workers=2, epoch=self.epoch, now=self.clock.time())
+        self.driver = self.make_driver()
+
+    def make_driver(self) -> Driver:
+        return Driver(self.store, self.cluster, self.clock, CONFIG, self.row, epoch=self.epoch)
+
+    def start(self) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self.driver.run())
+        return self.task
+
+    async def started(self) -> FakeSupervisor:
+        """The supervisor, once the driver follows it and it has a status."""
+        self.start()
+        await until(lambda: self.cluster.supervisors)
+        supervisor = self.supervisor
+        supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
+        return supervisor
+
+    @property
+    def row(self) -> DriveRow:
+        [row] = self.store.jobs_to_drive()
+        return row
+
+    @property
+    def supervisor(self) -> FakeSupervisor:
+        return self.cluster.supervisors[self.job_id, 1]
+
+    def events(self) -> list[Any]:
+        return [event.data["n"] for event in self.store.events(self.job_id) if event.type == "worker.started"]
+
+
+def event(number: int) -> PendingEvent:
+    return PendingEvent(at=1.0, type="worker.started", data={"n": number})
+
+
+def test_a_supervisor_is_started_with_what_the_job_and_the_control_plane_say(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        bench.driver.update(bench.row, (AvoidedNode(node_id="bad", reason="drain requested"),))
+        supervisor = await bench.started()
+        config = supervisor.config
+        assert (config.job_id, config.attempt, config.granted, config.epoch) == (bench.job_id, 1, 2, bench.epoch)
+        assert config.checkpoint_root == f"/checkpoints/{bench.job_id}"
+        assert config.logs == LOGS and len(config.snapshot_key) == 32 and config.code_uri is None
+        assert bench.cluster.avoided == [frozenset({"bad"})]
+        await settle()
+        [directive] = supervisor.directives
+        assert directive.granted == 2 and [node.node_id for node in directive.avoid] == ["bad"]
+
+    run(main())
+
+
+def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store, tmp_path: Path) -> None:
+    async def main() -> None:
+        archive = pack(tmp_path)
+        store.put_code(archive.sha256, archive.data, 1.0)
+        bench = Bench(store, checkpoint={"url": "s3://bucket/run"}, code={"archive": archive.sha256})
+        config = (await bench.started()).config
+        assert config.checkpoint_root == f"s3://bucket/run/{bench.job_id}"
+        assert bench.cluster.uploads == [archive.data] and config.code_uri == "gcs://code-1.zip"
+
+    run(main())
+
+
+def test_a_supervisor_that_lives_is_found_and_not_started_again(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        bench.task.cancel()
+        await asyncio.gather(bench.task, return_exceptions=True)
+        bench.driver = bench.make_driver()
+        bench.start()
+        supervisor.report(event(1))
+        await until(lambda: bench.events() == [1])
+        assert len(bench.cluster.avoided) == 1
+
+    run(main())
+
+
+def test_reports_are_pulled_and_stored_once_and_acknowledged_by_the_next_pull(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        supervisor.report(event(1), event(2))
+        await until(lambda: bench.events() == [1, 2])
+        await bench.clock.advance(1.0)
+        supervisor.report(event(3))
+        await bench.clock.advance(1.0)
+        assert bench.events() == [1, 2, 3]
+        assert bench.row.pulled_seq == supervisor.outbox.seq == supervisor.outbox.acknowledged
+        assert supervisor.pulls == sorted(set(supervisor.pulls)), "each pull acknowledges the one before"
+
+    run(main())
+
+
+def test_a_driver_that_is_started_anew_goes_on_after_what_is_stored(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        supervisor.report(event(1))
+        await until(lambda: bench.events() == [1])
+        bench.task.cancel()
+        await asyncio.gather(bench.task, return_exceptions=True)
+        stored = bench.row.pulled_seq
+        bench.driver = bench.make_driver()
+        bench.start()
+        supervisor.report(event(2))
+        await until(lambda: bench.events() == [1, 2])
+        assert stored in supervisor.pulls
+
+    run(main())
+
+
+def test_the_end_is_stored_then_the_supervisor_is_released_and_the_attempt_is_reaped(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        supervisor.end(END)
+        await bench.clock.advance(1.0)
+        await bench.task
+        assert store.get_job(bench.job_id).status.state is JobState.SUCCEEDED
+        assert supervisor.is_released and bench.cluster.reaped == [(bench.job_id, 1)]
+
+    run(main())
+
+
+def test_an_unavailable_supervisor_is_asked_again(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        await settle()
+        supervisor.cut_off()
+        await bench.clock.advance(2.0)
+        assert not bench.task.done()
+        supervisor.reconnect()
+        supervisor.report(event(1))
+        await bench.clock.advance(1.0)
+        assert bench.events() == [1]
+
+    run(main())
+
+
+def test_a_directive_that_an_unavailable_supervisor_missed_is_sent_again(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        await settle()
+        supervisor.cut_off()
+        store.set_grant(bench.job_id, workers=1, reason="r", epoch=bench.epoch, now=2.0)
+        bench.driver.update(bench.row, ())
+        await bench.clock.advance(1.0)
+        assert len(supervisor.directives) == 1
+        supervisor.reconnect()
+        await bench.clock.advance(1.0)
+        assert [directive.granted for directive in supervisor.directives] == [2, 1]
+
+    run(main())
+
+
+def test_a_dead_supervisor_s_job_goes_back_to_the_queue(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        await settle()
+        supervisor.die()
+        await bench.clock.advance(1.0)
+        await bench.task
+        job = store.get_job(bench.job_id)
+        assert (job.status.state, job.status.reason) == (JobState.QUEUED, EndReason.SUPERVISOR_LOST)
+        assert bench.cluster.reaped == [(bench.job_id, 1)]
+
+    run(main())
+
+
+def test_a_supervisor_that_is_missing_after_it_has_reported_is_not_started_again(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        supervisor.report(event(1))
+        await until(lambda: bench.events() == [1])
+        bench.task.cancel()
+        await asyncio.gather(bench.task, return_exceptions=True)
+        bench.cluster.supervisors.clear()
+        bench.driver = bench.make_driver()
+        await bench.start()
+        assert store.get_job(bench.job_id).status.state is JobState.QUEUED
+        assert len(bench.cluster.avoided) == 1
+
+    run(main())
+
+
+def test_a_directive_is_sent_when_one_of_its_values_changes_and_only_then(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store, elasticity={"min_workers": 1, "max_workers": 2})
+        supervisor = await bench.started()
+        await settle()
+        for _ in range(3):
+            bench.driver.update(bench.row, ())
+            await settle()
+        assert len(supervisor.directives) == 1
+        patch = JobPatch.model_validate({"elasticity": {"min_workers": 2}})
+        store.patch_job(bench.job_id, patch, if_match=None, now=3.0)
+        bench.driver.update(bench.row, ())
+        await settle()
+        assert supervisor.directives[-1].elasticity.min_workers == 2
+        assert supervisor.directives[-1].spec_version == 2
+
+    run(main())
+
+
+def test_a_driver_without_the_lease_stores_nothing_more(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        await settle()
+        store.release_lease("me")
+        assert store.acquire_lease("other", ttl_s=600, now=bench.clock.time()) is not None
+        supervisor.report(event(1))
+        with pytest.raises(LeaseLost):
+            await bench.clock.advance(1.0)
+            await bench.task
+        assert bench.events() == []
+
+    run(main())
+
+
+def test_a_supervisor_that_obeys_a_newer_control_plane_ends_the_driver(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        await settle()
+        supervisor.epoch = bench.epoch + 1
+        supervisor.report(event(1))
+        with pytest.raises(StaleEpoch):
+            await bench.clock.advance(1.0)
+            await bench.task
+        assert bench.events() == []
+
+    run(main())

@@ -1,0 +1,82 @@
+"""The journal while the Ray head is away; the rest is in its contract (tests/kit/contracts/journal.py)."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from doubles.fake_journal import Replaced
+from doubles.fake_key_values import FakeKeyValueStore
+from kit.contracts.journal import entry
+from shoal_service.supervisor.journal import GcsJournal
+
+_PATIENCE_S = 20.0
+
+
+def journal(store: FakeKeyValueStore, *, on_replaced: threading.Event | None = None) -> GcsJournal:
+    def replaced() -> None:
+        if on_replaced is not None:
+            on_replaced.set()
+            threading.Event().wait()  # the real one ends the process
+        raise Replaced
+
+    return GcsJournal(store, "j1", 1, on_replaced=replaced)
+
+
+@pytest.mark.timeout(60)
+def test_a_write_goes_ahead_without_the_head_and_the_newest_entry_is_written_when_it_is_back() -> None:
+    store = FakeKeyValueStore()
+    mine = journal(store)
+    mine.record_start(1.0)
+    mine.write(entry(1))
+    store.is_away = True
+    mine.write(entry(2))
+    began = time.monotonic()
+    mine.write(entry(3))
+    assert time.monotonic() - began < 0.2, "only the first write waits"
+    store.is_away = False
+    deadline = time.monotonic() + _PATIENCE_S
+    while journal(store).read() != entry(3):
+        assert time.monotonic() < deadline
+        store.refused.wait(0.01)
+
+
+@pytest.mark.timeout(60)
+def test_a_supervisor_that_was_cut_off_does_not_overwrite_its_successor_s_entry() -> None:
+    store, replaced = FakeKeyValueStore(), threading.Event()
+    mine = journal(store, on_replaced=replaced)
+    mine.record_start(1.0)
+    store.is_away = True
+    mine.write(entry(1))
+    successor = FakeKeyValueStore()  # on a node that reaches the head
+    successor.values = store.values
+    other = journal(successor)
+    other.record_start(2.0)
+    other.write(entry(9))
+    store.is_away = False
+    assert replaced.wait(_PATIENCE_S)
+    assert other.read() == entry(9)
+
+
+@pytest.mark.timeout(60)
+def test_reading_waits_for_the_head() -> None:
+    store = FakeKeyValueStore()
+    store.is_away = True
+    found: list[object] = []
+    reader = threading.Thread(target=lambda: found.append(journal(store).read()))
+    reader.start()
+    assert store.refused.wait(_PATIENCE_S) and found == []
+    store.is_away = False
+    reader.join(_PATIENCE_S)
+    assert found == [None]
+
+
+def test_deleting_without_the_head_leaves_the_entry_and_does_not_wait() -> None:
+    store = FakeKeyValueStore()
+    mine = journal(store)
+    mine.record_start(1.0)
+    store.is_away = True
+    mine.delete()
+    assert store.values

@@ -1,0 +1,130 @@
+"""The supervisor without its actor: lease epochs, restarts, and errors that end the attempt with a report."""
+
+from __future__ import annotations
+
+import pytest
+
+from doubles.fake_catalog import FakeCatalog
+from doubles.fake_clock import FakeClock
+from doubles.fake_fleet import FakeFleet
+from doubles.fake_journal import FakeJournal, JournalStorage
+from doubles.fake_nodes import FakeNodeWatch, FakeProbe
+from doubles.fake_workers import FakeWorkers
+from kit.contracts.journal import CONFIG, entry
+from shoal_service.core.desired import Desired
+from shoal_service.supervisor.config import Directive, StaleEpoch
+from shoal_service.supervisor.protocols import World
+from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS
+from shoal_service.supervisor.supervisor import Supervisor
+from shoal_workers.contract.job import EndReason
+
+
+class Bench:
+    def __init__(self, storage: JournalStorage) -> None:
+        self.clock = FakeClock()
+        self.journal = FakeJournal(storage)
+        self.num_worlds = 0
+        self.error: Exception | None = None
+
+    def open(self) -> Supervisor:
+        return Supervisor(CONFIG, self.journal, self.clock, self._make_world)
+
+    def _make_world(self) -> World:
+        self.num_worlds += 1
+        if self.error is not None:
+            raise self.error
+        return World(
+            fleet=FakeFleet(FakeWorkers(self.clock)),
+            journal=self.journal,
+            catalog=FakeCatalog(),
+            node_watch=FakeNodeWatch(),
+            clock=self.clock,
+            until_gone=FakeProbe().until_gone,
+        )
+
+
+def directive(epoch: int) -> Directive:
+    return Directive(
+        epoch=epoch,
+        granted=1,
+        desired=Desired.RUN,
+        elasticity=CONFIG.spec.elasticity,
+        parallelism="auto",
+        spec_version=1,
+    )
+
+
+def test_calls_of_an_older_control_plane_are_refused() -> None:
+    supervisor = Bench(JournalStorage()).open()
+    supervisor.direct(directive(1))
+    supervisor.direct(directive(3))
+    for call in (
+        lambda: supervisor.pull(0, 0.0, 2),
+        lambda: supervisor.direct(directive(2)),
+        lambda: supervisor.release(2),
+    ):
+        with pytest.raises(StaleEpoch) as error:
+            call()
+        assert (error.value.epoch, error.value.current) == (2, 3)
+    supervisor.pull(0, 0.0, 3)
+
+
+def test_a_released_supervisor_deletes_its_journal() -> None:
+    storage = JournalStorage()
+    supervisor = Bench(storage).open()
+    assert storage.starts == [1000.0]
+    supervisor.release(1)
+    assert storage == JournalStorage()
+
+
+def test_a_restarted_supervisor_reports_again_what_was_not_acknowledged() -> None:
+    storage = JournalStorage(entry=entry(7).model_copy(update={"end": None}).model_dump_json(), starts=[900.0])
+    supervisor = Bench(storage).open()
+    supervisor._outbox.set_status(supervisor._outbox.pull(0, 0.0).status, ())
+    reports = supervisor.pull(0, 0.0, 1)
+    assert [event.data for event in reports.events] == [{"pid": 7}]
+    assert reports.seq > 1 << 32, "numbers that the predecessor may have used are skipped"
+    assert storage.starts == [900.0, 1000.0]
+
+
+def test_a_supervisor_that_dies_again_and_again_ends_the_attempt() -> None:
+    storage = JournalStorage(
+        entry=entry(7).model_dump_json(), starts=[1000.0 - number for number in range(MAX_SHORT_RUNS, 0, -1)]
+    )
+    bench = Bench(storage)
+    reports = bench.open().pull(0, 0.0, 1)
+    assert reports.end is not None and reports.end.reason is EndReason.INTERNAL
+    assert f"died {MAX_SHORT_RUNS} times in a row" in reports.end.message
+    assert bench.num_worlds == 0, "nothing is started any more"
+
+
+def test_an_error_while_it_is_made_ends_the_attempt_with_its_traceback() -> None:
+    bench = Bench(JournalStorage())
+    bench.error = RuntimeError("no such node")
+    supervisor = bench.open()
+    supervisor.start()
+    supervisor.direct(directive(1))
+    end = supervisor.pull(0, 0.0, 1).end
+    assert end is not None and end.failure is not None
+    assert end.message == "supervisor: RuntimeError: no such node"
+    assert "_make_world" in end.failure.traceback and end.failure.phase == "supervising"
+
+
+@pytest.mark.timeout(30)
+def test_an_error_of_the_executor_ends_the_attempt_with_its_traceback() -> None:
+    bench = Bench(JournalStorage())
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of our own")
+
+    bench.journal.write = fail  # type: ignore[method-assign]
+    supervisor = bench.open()
+    supervisor.start()
+    end = None
+    while end is None:
+        end = supervisor.pull(0, 1.0, 1).end
+    assert end.message == "supervisor: RuntimeError: a fault of our own"
+
+
+def test_log_events_carry_job_attempt_and_generation() -> None:
+    assert Bench(JournalStorage()).open().log_fields() == {"job": "j1", "attempt": 1, "generation": 0}
