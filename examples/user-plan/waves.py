@@ -1,6 +1,6 @@
-"""A user's own task whose model may be cut: predict a wave's next values from its last ones, with residual blocks.
+"""A user's task with a plan: predict the next values of a wave from the last ones, with residual blocks.
 
-Nothing here knows of parallelism. The plan in waves.yaml names the modules.
+The code contains no parallelism. The plan in waves.yaml names the modules that may be split.
 """
 
 import torch
@@ -11,7 +11,7 @@ PAST, FUTURE = 32, 8  # values
 
 
 class Waves(torch.utils.data.Dataset):
-    """Sample i is a sum of three sines that is drawn from i alone: (its past, its future)."""
+    """Sample i is a sum of three sines that depends on i only: (past, future)."""
 
     def __init__(self, first: int, num_waves: int) -> None:
         self.first, self.num_waves = first, num_waves

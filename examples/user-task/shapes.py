@@ -1,4 +1,4 @@
-"""A user's own task: tell circles, squares and triangles apart. It needs nothing of Shoal's but torch."""
+"""A user's task: classify circles, squares and triangles. It imports torch and nothing of Shoal."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ SIZE = 24  # pixels
 
 
 class DrawnShapes(torch.utils.data.Dataset):
-    """Image i is drawn from i alone, so every worker sees the same one: ((1, SIZE, SIZE) pixels, its class)."""
+    """Image i depends on i only, so it is equal on every worker: ((1, SIZE, SIZE) pixels, class)."""
 
     def __init__(self, first: int, num_images: int, noise: float) -> None:
         self.first, self.num_images, self.noise = first, num_images, noise
@@ -41,10 +41,13 @@ class Shapes:
     def build_model(self) -> nn.Module:
         w = self.width
         return nn.Sequential(
-            nn.Conv2d(1, w, 5, stride=2, padding=2), nn.ReLU(),
-            nn.Conv2d(w, 2 * w, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(2 * w * (SIZE // 4) ** 2, 3),
-        )  # fmt: skip
+            nn.Conv2d(1, w, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv2d(w, 2 * w, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(2 * w * (SIZE // 4) ** 2, 3),
+        )
 
     def build_dataset(self, split: str) -> DrawnShapes:
         if split == "train":

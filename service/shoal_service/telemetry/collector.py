@@ -1,7 +1,7 @@
-"""Prometheus metrics, made at scrape time from one snapshot of the store: an ended job's series vanish by themselves.
+"""Prometheus metrics, made at scrape time from one snapshot of the store, so the series of an ended job vanish.
 
-Nothing is kept between scrapes but the last snapshot, for a second, so that several scrapers cost one read. If the
-store does not answer, the scrape fails (and Prometheus says `up 0`): old numbers are never shown as new ones.
+The last snapshot is kept for a second, so that several scrapers cost one read. If the store does not answer, the
+scrape fails (Prometheus shows `up 0`); old numbers are never shown as new ones. Called by `/metrics`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from shoal_service.store import Store
-from shoal_service.store.reads.metrics_snapshot import LiveJob, Snapshot
+from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.reports import DropReason
 from shoal_service.telemetry import metric_names as names
-from shoal_service.telemetry.metric_names import Kind, Metric
+from shoal_service.telemetry.metric_names import Kind, LiveJob, Metric
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_workers.contract.job import IncidentCause, JobState
 
@@ -110,25 +110,17 @@ class ShoalCollector(Collector):
 
 
 def _job_families(live: Sequence[LiveJob]) -> Iterator[Family]:
-    columns: list[tuple[Metric, Callable[[LiveJob], float | None]]] = [
-        (names.JOB_WORKERS, lambda job: job.workers),
-        (names.JOB_DESIRED_WORKERS, lambda job: job.desired_workers),
-        (names.JOB_STEP, lambda job: job.step),
-        (names.JOB_LOSS, lambda job: job.loss),
-        (names.JOB_TOKENS_PER_SECOND, lambda job: job.tokens_per_s),
-        (names.JOB_STEPS_LOST, lambda job: job.steps_lost),
-        (names.JOB_GOODPUT_RATIO, lambda job: job.goodput_ratio),
-        (names.JOB_SNAPSHOT_SHARE, lambda job: job.snapshot_share),
-        (names.JOB_SNAPSHOT_EVERY_STEPS, lambda job: job.snapshot_every_steps),
-        (names.CHECKPOINT_BYTES, lambda job: job.checkpoint_bytes),
-    ]
-    for metric, value_of in columns:
-        values = {(job.job_id,): value_of(job) for job in live}
-        yield _values(metric, {labels: value for labels, value in values.items() if value is not None})
-    booked: dict[_Labels, float] = {
-        (job.job_id, category): amount for job in live for category, amount in job.goodput_seconds.items()
-    }
-    yield _values(names.JOB_GOODPUT_SECONDS, booked)
+    for metric in names.ALL:
+        if metric.of_job is None:
+            continue
+        values: dict[_Labels, float] = {}
+        for job in live:
+            value = metric.of_job(job)
+            if isinstance(value, Mapping):
+                values.update({(job.job_id, label): one for label, one in value.items()})
+            elif value is not None:
+                values[job.job_id,] = value
+        yield _values(metric, values)
 
 
 def _values(metric: Metric, values: Mapping[_Labels, float]) -> Family:

@@ -1,13 +1,16 @@
-"""Every metric that Shoal exports: name, kind, help, unit, labels, buckets. The one place where they are declared.
+"""Every metric that Shoal exports: name, kind, help, unit, labels, buckets; for a metric per job also its value.
 
-Labels are `job_id` and closed sets of words, nothing else. A change here breaks people's dashboards: the snapshot in
-the tests makes sure that it is on purpose.
+The collector exports what is declared here; `make docs` lists it. Labels are `job_id` and closed sets of words, nothing
+else. A renamed metric breaks the dashboards of users, so a test compares the names with a snapshot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+from shoal_service.views import JobStatus
 
 
 class Kind(StrEnum):
@@ -29,6 +32,17 @@ class RecoveryPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job that has an attempt: the source of the metrics with the label `job_id`."""
+
+    job_id: str
+    granted_workers: int
+    checkpoint_bytes: int | None
+    """Size of its newest committed checkpoint."""
+    status: JobStatus
+
+
+@dataclass(frozen=True, slots=True)
 class Metric:
     name: str
     kind: Kind
@@ -36,40 +50,81 @@ class Metric:
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, ascending, without +Inf."""
+    of_job: Callable[[LiveJob], Mapping[str, float] | float | None] | None = None
+    """The value for a job; None: the job has no value yet. A mapping has one value per value of the second label."""
 
 
-JOBS = Metric("shoal_jobs", Kind.GAUGE, "Jobs in each state, ended ones included.", ("state",))
+JOBS = Metric("shoal_jobs", Kind.GAUGE, "Jobs in each state, including ended ones.", ("state",))
 
 _JOB = ("job_id",)
-JOB_WORKERS = Metric("shoal_job_workers", Kind.GAUGE, "World size of a job that has an attempt.", _JOB)
-JOB_DESIRED_WORKERS = Metric(
-    "shoal_job_desired_workers", Kind.GAUGE, "Workers that the scheduler has granted to a job.", _JOB
+JOB_WORKERS = Metric(
+    "shoal_job_workers",
+    Kind.GAUGE,
+    "World size of a job that has an attempt.",
+    _JOB,
+    of_job=lambda job: job.status.workers,
 )
-JOB_STEP = Metric("shoal_job_step", Kind.GAUGE, "Optimizer steps that a job has completed.", _JOB)
-JOB_LOSS = Metric("shoal_job_loss", Kind.GAUGE, "Training loss of a job's newest step.", _JOB)
+JOB_DESIRED_WORKERS = Metric(
+    "shoal_job_desired_workers",
+    Kind.GAUGE,
+    "Workers that the scheduler has granted to a job.",
+    _JOB,
+    of_job=lambda job: job.granted_workers,
+)
+JOB_STEP = Metric(
+    "shoal_job_step", Kind.GAUGE, "Optimizer steps that a job has completed.", _JOB, of_job=lambda job: job.status.step
+)
+JOB_LOSS = Metric(
+    "shoal_job_loss", Kind.GAUGE, "Training loss of a job's newest step.", _JOB, of_job=lambda job: job.status.loss
+)
 JOB_TOKENS_PER_SECOND = Metric(
-    "shoal_job_tokens_per_second", Kind.GAUGE, "Throughput of a job in tokens (or samples) per second.", _JOB
+    "shoal_job_tokens_per_second",
+    Kind.GAUGE,
+    "Throughput of a job in tokens (or samples) per second.",
+    _JOB,
+    of_job=lambda job: job.status.tokens_per_s,
 )
 JOB_STEPS_LOST = Metric(
-    "shoal_job_steps_lost_total", Kind.COUNTER, "Steps that a job had to do again after incidents.", _JOB
+    "shoal_job_steps_lost_total",
+    Kind.COUNTER,
+    "Completed steps that a job repeated after incidents.",
+    _JOB,
+    of_job=lambda job: job.status.steps_lost,
 )
 JOB_GOODPUT_SECONDS = Metric(
     "shoal_job_goodput_seconds",
     Kind.GAUGE,
-    "Worker-seconds that a job has asked for, by what became of them; one moves from productive to what undid it.",
+    "Worker-seconds that a job requested, by category; productive ones move to another one if their step is undone.",
     ("job_id", "category"),
+    of_job=lambda job: {c.value: s for c, s in job.status.goodput.seconds.items()} if job.status.goodput else None,
 )
 JOB_GOODPUT_RATIO = Metric(
-    "shoal_job_goodput_ratio", Kind.GAUGE, "Productive share of the worker-seconds that a job has asked for.", _JOB
+    "shoal_job_goodput_ratio",
+    Kind.GAUGE,
+    "Productive share of the worker-seconds that a job requested.",
+    _JOB,
+    of_job=lambda job: job.status.goodput.ratio if job.status.goodput else None,
 )
 JOB_SNAPSHOT_SHARE = Metric(
-    "shoal_job_snapshot_share", Kind.GAUGE, "Share of a job's step time that snapshots in memory take.", _JOB
+    "shoal_job_snapshot_share",
+    Kind.GAUGE,
+    "Share of a job's step time that snapshots in memory take.",
+    _JOB,
+    of_job=lambda job: job.status.snapshot_share,
 )
 JOB_SNAPSHOT_EVERY_STEPS = Metric(
-    "shoal_job_snapshot_every_steps", Kind.GAUGE, "Steps between two snapshots in memory of a job.", _JOB
+    "shoal_job_snapshot_every_steps",
+    Kind.GAUGE,
+    "Steps between two snapshots in memory of a job.",
+    _JOB,
+    of_job=lambda job: job.status.snapshot_every_steps,
 )
 CHECKPOINT_BYTES = Metric(
-    "shoal_checkpoint_bytes", Kind.GAUGE, "Size in bytes of a job's newest committed checkpoint.", _JOB
+    "shoal_checkpoint_bytes",
+    Kind.GAUGE,
+    "Size in bytes of a job's newest committed checkpoint.",
+    _JOB,
+    of_job=lambda job: job.checkpoint_bytes,
 )
 
 INCIDENTS = Metric("shoal_incidents_total", Kind.COUNTER, "Incidents of all jobs, by cause.", ("cause",))
@@ -83,7 +138,7 @@ RECOVERY_SECONDS = Metric(
 INCIDENT_STEPS_LOST = Metric(
     "shoal_incident_steps_lost",
     Kind.HISTOGRAM,
-    "Steps that had to be done again after a closed incident, by cause.",
+    "Completed steps that were repeated after a closed incident, by cause.",
     ("cause",),
     (0, 1, 2, 5, 10, 25, 50, 100, 500, 1000),
 )
@@ -127,9 +182,5 @@ HTTP_REQUEST_SECONDS = Metric(
     (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60),
 )
 
-ALL: tuple[Metric, ...] = (
-    JOBS, JOB_WORKERS, JOB_DESIRED_WORKERS, JOB_STEP, JOB_LOSS, JOB_TOKENS_PER_SECOND, JOB_STEPS_LOST,
-    JOB_GOODPUT_SECONDS, JOB_GOODPUT_RATIO, JOB_SNAPSHOT_SHARE, JOB_SNAPSHOT_EVERY_STEPS, CHECKPOINT_BYTES, INCIDENTS,
-    RECOVERY_SECONDS, INCIDENT_STEPS_LOST, INCIDENT_BYTES_MOVED, CHECKPOINT_SECONDS, LEASE_EPOCH, CONTROL_PLANE_LEADER,
-    REPORTS_DROPPED, HTTP_REQUESTS, HTTP_REQUEST_SECONDS,
-)  # fmt: skip
+ALL: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+"""In the order of this file."""

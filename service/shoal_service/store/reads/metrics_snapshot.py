@@ -6,7 +6,6 @@ attempt are read one by one; queued, paused and ended ones appear in the counts 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +21,11 @@ from shoal_service.telemetry.metric_names import (
     INCIDENT_BYTES_MOVED,
     INCIDENT_STEPS_LOST,
     RECOVERY_SECONDS,
+    LiveJob,
     Metric,
     RecoveryPhase,
 )
-from shoal_service.views import CheckpointState
+from shoal_service.views import CheckpointState, JobStatus
 from shoal_workers.contract.job import IncidentCause, JobState
 
 
@@ -36,25 +36,6 @@ class Histogram:
     counts: tuple[int, ...]
     count: int
     total: float
-
-
-@dataclass(frozen=True, slots=True)
-class LiveJob:
-    """A job that has an attempt."""
-
-    job_id: str
-    workers: int
-    desired_workers: int
-    step: int
-    loss: float | None
-    tokens_per_s: float | None
-    steps_lost: int
-    checkpoint_bytes: int | None
-    goodput_seconds: dict[str, float]
-    """By category."""
-    goodput_ratio: float | None
-    snapshot_share: float | None
-    snapshot_every_steps: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +83,11 @@ def _live(connection: Connection) -> tuple[LiveJob, ...]:
 
 
 def _live_job(row: Row[*tuple[Any, ...]]) -> LiveJob:
-    status = json.loads(row.status)
-    goodput = status.get("goodput") or {}
     return LiveJob(
         job_id=row.id,
-        workers=status.get("workers", 0),
-        desired_workers=row.granted_workers,
-        step=status.get("step", 0),
-        loss=status.get("loss"),
-        tokens_per_s=status.get("tokens_per_s"),
-        steps_lost=status.get("steps_lost", 0),
+        granted_workers=row.granted_workers,
         checkpoint_bytes=row.bytes,
-        goodput_seconds=goodput.get("seconds", {}),
-        goodput_ratio=goodput.get("ratio"),
-        snapshot_share=status.get("snapshot_share"),
-        snapshot_every_steps=status.get("snapshot_every_steps"),
+        status=JobStatus.model_validate_json(row.status),
     )
 
 
