@@ -62,7 +62,7 @@ def reasons(
             f"pp {layout.pp} ({layout.schedule}, {len(layout.stages)} stages) "
             f"{_place(layout.pp, layout.world_size // layout.pp, node)}: bubble {share(SecondsPart.BUBBLE)}"
         )
-    if layout.dp_shard * layout.cp > 1 and layout.pp == 1:
+    if layout.num_shards > 1 and layout.pp == 1:
         found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}, {share(SecondsPart.DP)}")
     if layout.recompute is not Recompute.NONE:
         found.append(

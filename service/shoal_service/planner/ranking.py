@@ -16,6 +16,7 @@ from shoal_service.planner.preferences import reasons
 from shoal_service.planner.shape import ModelShape
 from shoal_service.planner.step_time import SecondsPart, step_time
 from shoal_workers.contract.checks.feasibility import legal_degrees
+from shoal_workers.contract.layout import AXES
 from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec, Precision
 
@@ -67,9 +68,7 @@ class Field:
         """The best layout of each product of degrees, `count` of them."""
         columns, found, seen = self.columns, [], set()
         for place in self.order:
-            degrees = tuple(
-                int(getattr(columns, axis)[place]) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-            )
+            degrees = tuple(int(getattr(columns, axis)[place]) for axis in AXES)
             if degrees not in seen:
                 seen.add(degrees)
                 found.append(self._prediction(int(place)))
@@ -137,10 +136,11 @@ def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, usable: float
     if not len(columns):
         return np.zeros(0, np.int64)
     fits = num_bytes <= usable
-    axes = sum((getattr(columns, axis) > 1).astype(np.int64) for axis in ("pp", "dp_replicate", "cp", "tp", "ep"))
+    axes = sum((getattr(columns, axis) > 1).astype(np.int64) for axis in AXES if axis != "dp_shard")
+    model_axes = [axis for axis in reversed(AXES) if not axis.startswith("dp_")]
     coarse = np.floor(np.log(step_s) / np.log1p(_EQUAL))
     most_urgent_last = (
-        columns.schedule, columns.recompute, columns.context, columns.ep, columns.tp, columns.cp, columns.pp,
+        columns.schedule, columns.recompute, columns.context, *(getattr(columns, axis) for axis in model_axes),
         step_s, num_bytes, columns.level, axes, np.where(fits, coarse, num_bytes), ~fits,
     )  # fmt: skip
     return np.lexsort(most_urgent_last)

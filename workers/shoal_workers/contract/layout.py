@@ -15,6 +15,9 @@ from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
 
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+"""The fields of `Layout` that are degrees, outermost first; ep uses ranks of dp_shard."""
+
 
 class ShardLevel(StrEnum):
     """What is sharded along dp_shard (Rajbhandari et al. 2020). The rest is whole on every rank during a step."""
@@ -96,6 +99,11 @@ class Layout(Frozen):
     def world_size(self) -> int:
         """Number of ranks that train."""
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def num_shards(self) -> int:
+        """Ways that dense parameters are sharded: FSDP2 shards over the ranks of cp as well."""
+        return self.dp_shard * self.cp
 
     @property
     def num_data_ranks(self) -> int:

@@ -95,7 +95,7 @@ def _table(predictions: tuple[Prediction, ...]) -> Any:
         memory = Text(f"{p.memory_bytes / GIB:.1f}", style="" if p.fits else "red")
         table.add_row(
             p.name,
-            p.layout.shard if p.layout.dp_shard * p.layout.cp > 1 else "-",
+            p.layout.shard if p.layout.num_shards > 1 else "-",
             f"{p.layout.schedule}/{len(p.layout.stages)}" if p.layout.pp > 1 else "-",
             p.layout.recompute,
             str(p.micro_batches_per_rank),

@@ -46,8 +46,7 @@ def build_mesh(layout: Layout, device_type: str, timeout_s: float, rank: int) ->
     """The meshes of a generation; the default process group must be up."""
     timeout = timedelta(seconds=timeout_s)
     dist.distributed_c10d.default_pg_timeout = timeout
-    num_shards = layout.dp_shard * layout.cp
-    degrees = {PP: layout.pp, REPLICATE: layout.dp_replicate, SHARDS: num_shards, TP: layout.tp}
+    degrees = {PP: layout.pp, REPLICATE: layout.dp_replicate, SHARDS: layout.num_shards, TP: layout.tp}
     # There is always an axis of shards, even of one rank: FSDP casts parameters to the precision of the computation,
     # even if nothing is split.
     sizes = {name: degree for name, degree in degrees.items() if degree > 1 or name == SHARDS}
@@ -55,7 +54,7 @@ def build_mesh(layout: Layout, device_type: str, timeout_s: float, rank: int) ->
     by_tokens = root._unflatten(SHARDS, (layout.dp_shard, layout.cp), (DP_SHARD, CP)) if layout.cp > 1 else root
     by_experts = root
     if layout.ep > 1:
-        by_experts = root._unflatten(SHARDS, (num_shards // layout.ep, layout.ep), (EXPERT_SHARDS, EP))
+        by_experts = root._unflatten(SHARDS, (layout.num_shards // layout.ep, layout.ep), (EXPERT_SHARDS, EP))
     for group in list(dist.distributed_c10d._world.pg_map):
         dist.distributed_c10d._set_pg_timeout(timeout, group)
     return Meshes(

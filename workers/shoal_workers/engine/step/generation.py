@@ -62,6 +62,11 @@ class Generation:
         return 1.0 / (self.layout.tp * self.layout.cp)
 
     @property
+    def num_token_ranks(self) -> int:
+        """Ranks that share the tokens of a micro-batch; the gradient of each counts for its own part of them."""
+        return self.layout.cp
+
+    @property
     def compute_dtype(self) -> torch.dtype:
         return compute_dtype(self.spec.precision)
 

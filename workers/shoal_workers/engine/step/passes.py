@@ -103,7 +103,7 @@ class LocalPasses:
             refuse_non_scalar(loss)
             weighted = loss * weight
             generation.position.enter(Phase.BACKWARD)
-            torch.autograd.backward(weighted * (scale / generation.layout.cp))
+            torch.autograd.backward(weighted * (scale / generation.num_token_ranks))
         return plain(weighted).detach().reshape(()) * generation.loss_share
 
 

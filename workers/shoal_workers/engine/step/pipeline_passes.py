@@ -120,7 +120,7 @@ class PipelinePasses:
         refuse_non_scalar(loss)
         if weight:
             losses.append(plain(loss).detach().reshape(()) * weight * self._generation.loss_share)
-        return loss * (weight * scale / self._generation.layout.cp)
+        return loss * (weight * scale / self._generation.num_token_ranks)
 
     def _make_schedule(self, call: ModelCall) -> PipelineScheduleSingle | PipelineScheduleMulti:
         layout, assembly = self._generation.layout, self._assembly
