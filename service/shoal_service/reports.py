@@ -1,4 +1,4 @@
-"""What a supervisor tells the control plane, which writes it down. Pure data."""
+"""The reports of a supervisor: it collects them in its outbox, the control plane pulls and stores them. Pure data."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class PendingEvent(Frozen):
 
 
 class PendingLog(Frozen):
+    """A line that a worker has printed, which the store has not numbered yet."""
+
     at: float
     rank: int | None
     worker_id: str
@@ -35,7 +37,7 @@ class PendingLog(Frozen):
 
 
 class SuspectedNode(Frozen):
-    """A process on this node was at fault, and it may have been the node's."""
+    """A worker on this node was at fault, and the cause may be the node."""
 
     at: float
     node_id: str
@@ -43,25 +45,25 @@ class SuspectedNode(Frozen):
 
 
 class SupervisorReports(Frozen):
-    """Answer of a supervisor's `pull`: everything after a sequence number, to be stored in one transaction.
+    """The answer of a supervisor to `pull`: everything after a sequence number, to be stored in one transaction.
 
-    `pull(after=n)` also acknowledges everything up to n: the supervisor may forget it.
+    `pull(after=n)` also acknowledges everything up to n, so the supervisor may delete that.
     """
 
     attempt: int
     seq: int
-    """Number of the last item in here; stored with the items, so each is applied exactly once."""
+    """Number of the last item; it is stored with the items, so that each is stored exactly once."""
     events: tuple[PendingEvent, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
-    """New or changed ones, whole; stored by id."""
+    """New and changed ones, complete; stored by id."""
     checkpoints: tuple[CheckpointView, ...] = ()
-    """New or changed ones, whole; stored by (step, attempt, generation)."""
+    """New and changed ones, complete; stored by (step, attempt, generation)."""
     series: tuple[SeriesPoint, ...] = ()
-    """Stored by step: a step that is done again after a rollback overwrites itself."""
+    """Stored by step: a step that is computed again after a rollback replaces its former point."""
     logs: tuple[PendingLog, ...] = ()
     suspects: tuple[SuspectedNode, ...] = ()
     """Nodes that go on probation."""
     status: JobStatus
-    """The newest status, whole."""
+    """The newest status."""
     workers: tuple[WorkerView, ...] = ()
     end: AttemptEnd | None = None

@@ -20,7 +20,7 @@ def test_an_archive_is_stored_once_under_its_hash(store: Store) -> None:
 
 
 def test_an_archive_with_another_digest_than_its_name_is_refused(store: Store) -> None:
-    with pytest.raises(InvalidArchive, match="send it again"):
+    with pytest.raises(InvalidArchive, match="Send it again"):
         store.put_code("0" * 64, b"data", 1.0)
     assert not store.has_code("0" * 64)
 

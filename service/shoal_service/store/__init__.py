@@ -1,4 +1,7 @@
-"""The store of jobs, and what it raises. The only package that speaks SQL."""
+"""`Store`: every job and its histories in SQLite or PostgreSQL; its transactions by topic, errors and migrations.
+The control loop, the HTTP edge and `shoal doctor` call it; `reads/` holds the larger queries.
+No other package uses SQL. The store never decides: core/job_machine.py and core/endings.py do.
+"""
 
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import (

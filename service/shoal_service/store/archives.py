@@ -1,4 +1,4 @@
-"""Packed code directories of jobs, by the sha256 of their bytes: stored once, never changed."""
+"""Packed code directories of jobs, by the SHA-256 of their bytes: stored once, never changed. Called by `Store`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(sha256: str, data: bytes) -> None:
         )
     actual = hashlib.sha256(data).hexdigest()
     if actual != sha256:
-        raise InvalidArchive(f"The code archive is named {sha256[:64]}, but its sha256 is {actual}: send it again.")
+        raise InvalidArchive(f"The code archive is named {sha256[:64]}, but its SHA-256 is {actual}. Send it again.")
 
 
 def put(connection: Connection, sha256: str, data: bytes, *, now: float) -> None:

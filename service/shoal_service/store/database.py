@@ -1,8 +1,8 @@
-"""How a transaction begins on either database: the only file that knows that there are two kinds.
+"""Transactions on SQLite and PostgreSQL. Only this file distinguishes the two databases; `Store` calls it.
 
-Reads and writes are told apart, because SQLite has one writer: a write begins with BEGIN IMMEDIATE (it waits for the
-lock before it reads, so what it read is still true when it writes), and the threads of one process queue up in front
-of the database instead of waking up by luck inside SQLite's busy handler.
+Reads and writes begin differently, because SQLite has one writer: a write begins with BEGIN IMMEDIATE (it waits for the
+lock before it reads, so the values that it has read are still current when it writes), and the threads of one process
+wait in a queue before the database. SQLite's own busy handler is unfair: it polls, and a thread can starve.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _POOL_OVERFLOW = 56  # an HTTP server runs up to 40 requests at once
 
 
 class Database:
-    """An engine, and how to begin on it. Safe to share between threads."""
+    """An SQLAlchemy engine with the two ways to begin a transaction. Safe to share between threads."""
 
     def __init__(self, url: str) -> None:
-        """Raises StoreUnavailable: for a URL that names no database that Shoal can use."""
+        """Raises StoreUnavailable: the URL names no database that Shoal can use."""
         self.url = _usable(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
@@ -57,7 +57,7 @@ class Database:
 
 @contextmanager
 def _reachable() -> Iterator[None]:
-    """What can go wrong outside the program (no server, full disk, lock held too long) leaves as StoreUnavailable."""
+    """Failures outside of the program (no server, full disk, a lock held too long) become StoreUnavailable."""
     try:
         yield
     except (OperationalError, InterfaceError, SqlTimeoutError) as error:
@@ -66,7 +66,7 @@ def _reachable() -> Iterator[None]:
 
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
-    """An INSERT that knows ON CONFLICT, which both databases spell alike."""
+    """An INSERT with ON CONFLICT, which has the same syntax on both databases."""
     return _insert(connection.dialect.name, table)
 
 
@@ -83,7 +83,7 @@ def _insert(dialect: str, table: Table) -> sqlite.Insert | postgresql.Insert:
 
 @cache
 def _upsert(dialect: str, table: Table, columns: tuple[str, ...]) -> sqlite.Insert | postgresql.Insert:
-    """Built once: building a statement costs more than running it."""
+    """Cached: to build a statement takes longer than to run it."""
     statement = _insert(dialect, table)
     key = [column.name for column in table.primary_key]
     values = {name: statement.excluded[name] for name in columns if name not in key}
@@ -105,7 +105,7 @@ def _usable(url: str) -> URL:
         return parsed.set(drivername="sqlite+pysqlite")
     if backend == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
-    raise StoreUnavailable(f"database_url names {backend!r}; Shoal stores jobs in sqlite or postgresql.")
+    raise StoreUnavailable(f"database_url names {backend!r}, but Shoal supports sqlite and postgresql only.")
 
 
 def _sqlite_engine(url: URL) -> Engine:
@@ -113,7 +113,7 @@ def _sqlite_engine(url: URL) -> Engine:
     try:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreUnavailable(f"database_url {url.database!r}: its directory cannot be made: {error}.") from error
+        raise StoreUnavailable(f"database_url {url.database!r}: its directory cannot be created: {error}.") from error
     engine = create_engine(
         url,
         pool_size=_POOL,
@@ -123,7 +123,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _connected(dbapi: Any, _record: Any) -> None:
-        dbapi.isolation_level = None  # pysqlite must not begin transactions on its own; see _began
+        dbapi.isolation_level = None  # pysqlite must not begin transactions itself; see _began
         cursor = dbapi.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000}")
         cursor.execute("PRAGMA journal_mode = WAL")

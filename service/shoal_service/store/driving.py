@@ -1,4 +1,6 @@
-"""What the control loop reads and writes. Every write holds the lease first; see `lease.hold`."""
+"""Reads and writes of the control loop, as functions of an open transaction. Called by `Store`, which holds the lease
+(`lease.hold`) before each write.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _CACHED_SPECS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveRow:
-    """A job that the control loop has something to do for."""
+    """A job that the control loop works on."""
 
     id: str
     spec: JobSpec
@@ -36,7 +38,7 @@ class DriveRow:
     desired: Desired
     attempt: int
     granted_workers: int
-    """World size that the scheduler has granted; 0 without an attempt."""
+    """World size that the scheduler has granted; 0: the job has no attempt."""
     pulled_seq: int
     created_at: float
     priority: int
@@ -44,7 +46,7 @@ class DriveRow:
 
 
 class SpecCache:
-    """Parsed specs by (job, version), which never change; the control loop reads them many times a second."""
+    """Parsed specs by (job, version). They never change, and the control loop reads them many times per second."""
 
     def __init__(self) -> None:
         self._specs: OrderedDict[tuple[int, int], JobSpec] = OrderedDict()
@@ -65,7 +67,7 @@ class SpecCache:
 
 
 def to_drive(connection: Connection, specs: SpecCache, *, max_queued: int) -> list[DriveRow]:
-    """All jobs with an attempt, oldest first, then the first `max_queued` of the queue in its order."""
+    """All jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order."""
     held = select(jobs).where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES))).order_by(jobs.c.num)
     queued = (
         select(jobs)
@@ -93,7 +95,7 @@ def to_drive(connection: Connection, specs: SpecCache, *, max_queued: int) -> li
 
 
 def begin_attempt(connection: Connection, job_id: str, *, workers: int, now: float) -> int:
-    """The new attempt's number. Raises JobNotFound, RequestConflict: the job is not in the queue any more."""
+    """Returns the number of the new attempt. Raises JobNotFound; RequestConflict: the job has left the queue."""
     assert workers >= 1
     job = load(connection, job_id, lock=True)
     standing = step(job.standing, AttemptBegun())
@@ -111,7 +113,7 @@ def begin_attempt(connection: Connection, job_id: str, *, workers: int, now: flo
 
 
 def set_grant(connection: Connection, job_id: str, *, workers: int, reason: str, now: float) -> bool:
-    """Another world size for a job that has an attempt; False: it has none, or has that many already."""
+    """Changes the granted world size of a job with an attempt; False: it has no attempt, or has that grant already."""
     job = load(connection, job_id, lock=True)
     if job.state not in ATTEMPT_STATES or job.granted_workers == workers:
         return False
@@ -122,7 +124,7 @@ def set_grant(connection: Connection, job_id: str, *, workers: int, reason: str,
 
 
 def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: str, now: float) -> bool:
-    """False: the job has no attempt that could be lost."""
+    """The attempt was lost: the job returns to the queue. False: the job has no attempt."""
     job = load(connection, job_id, lock=True)
     standing = step(job.standing, Requeued())
     if standing is None:
@@ -139,7 +141,7 @@ def record_event(connection: Connection, job_id: str, event: JobEvent, *, now: f
 
 
 def note(connection: Connection, job_id: str, message: str, *, now: float) -> bool:
-    """Why a queued job waits. No event: it may change with every other job that comes and goes."""
+    """Stores why a queued job waits. It makes no event, since the reason may change with every other job."""
     job = load(connection, job_id, lock=True)
     if job.state is not JobState.QUEUED:
         return False

@@ -1,7 +1,7 @@
-"""One transaction's change of one job: the row and its events are written together, or not at all.
+"""JobEdit: the change of one job in one transaction. The row and its events are written together, or not at all.
 
-The row must have been read with `records.load(..., lock=True)`: event numbers are taken from it, so they are gap-free
-per job, and they become visible in the order of their numbers.
+Used by submissions.py, driving.py and reports.py. The row must have been read with `records.load(..., lock=True)`: the
+event numbers are taken from it, so they have no gaps within a job and become visible in their order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal_workers.contract.job import JobState
 
 
 class JobEdit:
-    """Collects columns and events, then saves them."""
+    """Collects changed columns and new events until `save`."""
 
     def __init__(self, connection: Connection, job: JobRecord, now: float) -> None:
         self.connection = connection
@@ -56,7 +56,7 @@ class JobEdit:
         self.status = self.status.model_copy(update=fields)
 
     def book(self) -> None:
-        """The time up to now, in the goodput ledger of a job without a supervisor."""
+        """Accounts the time up to now in the goodput ledger of a job that has no supervisor."""
         shown = ledgers.book(self.connection, self.job, self.standing.state, self.status.goodput, self.now)
         self.describe(goodput=shown)
 
@@ -70,7 +70,7 @@ class JobEdit:
         step: int | None = None,
         workers: int | None = None,
     ) -> None:
-        """To another standing; with an event `job.state` if the state is another one."""
+        """Changes the standing of the job, with an event if its state changes."""
         before = self.standing.state
         if to.state is not before and not (before in ATTEMPT_STATES and to.state in ATTEMPT_STATES):
             self.book()
@@ -90,7 +90,7 @@ class JobEdit:
         self.event(JobStateChanged(from_=before, to=to.state, reason=reason, message=message, **where))
 
     def save(self) -> bool:
-        """Writes what has changed; False: nothing had."""
+        """Writes the changes; False: there were none."""
         columns = dict(self._columns)
         if self.standing.state is not self.job.state:
             columns["state"] = self.standing.state.value

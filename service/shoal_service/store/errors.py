@@ -1,20 +1,19 @@
-"""What the store raises.
+"""The errors of the store. HTTP status codes are not known here; the HTTP edge maps the classes.
 
     StoreError
     |-- StoreUnavailable      the database cannot be opened or has no driver
     |-- NotFound
     |   `-- JobNotFound
-    |-- InvalidCursor         a page cursor that this service did not make
-    |-- InvalidArchive        a code archive that is too large, or not what its name says
+    |-- InvalidCursor         a page cursor that this service did not create
+    |-- InvalidArchive        a code archive that is too large, or does not match the SHA-256 in its name
     |-- Conflict
     |   |-- IdempotencyConflict   the key was used with another spec
-    |   |-- RequestConflict       the request makes no sense in the job's state
+    |   |-- RequestConflict       the request is impossible in the job's state
     |   `-- JobEnded              ... because the job has ended
     |-- PreconditionFailed    If-Match named another version
-    `-- LeaseLost             somebody else drives the jobs now; whoever gets this must stop writing
+    `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
 
-Every class has a stable `code`, keeps its data as attributes and survives pickling. HTTP status codes are not known
-here.
+Every class has a stable `code`, keeps its data as attributes and survives pickling.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class JobNotFound(NotFound):
         self.job_id = job_id
 
     def __str__(self) -> str:
-        return f"There is no job {self.job_id!r}; `shoal jobs` lists those that there are."
+        return f"There is no job {self.job_id!r}. `shoal jobs` lists the jobs."
 
 
 class InvalidCursor(StoreError):
@@ -59,7 +58,7 @@ class InvalidCursor(StoreError):
         self.cursor = cursor
 
     def __str__(self) -> str:
-        return f"cursor {self.cursor[:80]!r} is not one that this service gave out; leave it out for the first page."
+        return f"cursor {self.cursor[:80]!r} is not a cursor of this service. Leave it out to get the first page."
 
 
 class InvalidArchive(StoreError):
@@ -84,8 +83,8 @@ class IdempotencyConflict(Conflict):
 
     def __str__(self) -> str:
         return (
-            f"Idempotency-Key {self.key[:80]!r} was used before with another spec, for job {self.job_id}. "
-            "Send the same spec again, or use another key."
+            f"Idempotency-Key {self.key[:80]!r} belongs to job {self.job_id}, which has another spec. "
+            "Send the same spec, or use another key."
         )
 
 

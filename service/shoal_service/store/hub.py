@@ -1,7 +1,8 @@
-"""Tells whoever waits in this process that a job has changed. Only a hint: the tables are the truth.
+"""Hub: notifies subscribers in this process that a job has changed. `Store` publishes after each commit.
 
-A reader subscribes first, then reads, then waits; so nothing is missed. Changes that another process commits are not
-heard here: a reader on a control plane that does not hold the lease must also look by itself, every second or so.
+A notification is only a hint, the tables hold the state. A reader subscribes first, then reads, then waits, so it
+misses no change. The hub does not know what other processes commit: a reader on a control plane without the lease must
+also read the tables again about every second.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Hub:
         self._subscriptions: dict[str | None, set[Subscription]] = {}
 
     def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
-        """Calls `listener(job_id)` after each commit about that job (about any job: None), until closed.
+        """Calls `listener(job_id)` after each commit to that job (None: to any job), until the subscription is closed.
 
-        On the committing thread: it must return at once. From asyncio:
+        The listener runs on the committing thread and must not block. From asyncio:
         `hub.subscribe(lambda _: loop.call_soon_threadsafe(event.set), job_id)`.
         """
         subscription = Subscription(self, listener, job_id)
@@ -33,9 +34,9 @@ class Hub:
 
     def publish(self, job_id: str) -> None:
         with self._lock:
-            told = [*self._subscriptions.get(job_id, ()), *self._subscriptions.get(None, ())]
-        for subscription in told:
-            subscription.tell(job_id)
+            listening = [*self._subscriptions.get(job_id, ()), *self._subscriptions.get(None, ())]
+        for subscription in listening:
+            subscription.notify(job_id)
 
     @property
     def num_subscriptions(self) -> int:
@@ -51,17 +52,17 @@ class Hub:
 
 
 class Subscription:
-    """Close it, or use it as a context manager; an open one is kept alive by its hub."""
+    """Close it, or use it as a context manager. The hub holds a reference until then."""
 
     def __init__(self, hub: Hub, listener: Listener, job_id: str | None) -> None:
         self._hub = hub
         self._listener = listener
         self.job_id = job_id
 
-    def tell(self, job_id: str) -> None:
+    def notify(self, job_id: str) -> None:
         try:
             self._listener(job_id)
-        except Exception:  # e.g. the listener's event loop is closed: it must not undo a commit that is done
+        except Exception:  # e.g. the listener's event loop is closed: the commit is done, so the caller must not fail
             _log.exception("subscription.failed", extra={"job": job_id})
             self.close()
 

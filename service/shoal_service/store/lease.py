@@ -1,8 +1,8 @@
-"""Who drives the jobs: one row with an owner, an expiry and an epoch that rises with every change of owner.
+"""The lease on the jobs: one row with an owner, an expiry and an epoch that rises with every change of owner.
 
-The epoch is a fencing token (Kleppmann 2016): every write of the control loop holds the lease's row while it commits,
-so an owner that was frozen and wakes up after it was replaced cannot write one more row. The clocks of two control
-planes must agree to well under the time to live; `now` is theirs.
+The epoch is a fencing token (Kleppmann 2016): every write of the control loop locks the lease's row until it commits,
+so an owner that was suspended and resumes after it was replaced cannot write one more row. `now` comes from the
+control planes: their clocks must differ by much less than the time to live.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Lease:
 
 
 def acquire(connection: Connection, owner: str, *, ttl_s: float, now: float) -> Lease | None:
-    """The lease, new or renewed; None while somebody else holds it."""
+    """The lease, new or renewed; None while another owner holds it."""
     assert owner and ttl_s > 0
     expires_at = now + ttl_s
     statement = (
@@ -41,18 +41,18 @@ def acquire(connection: Connection, owner: str, *, ttl_s: float, now: float) -> 
 
 
 def release(connection: Connection, owner: str) -> None:
-    """Lets the next owner in at once; does nothing if `owner` does not hold it."""
+    """The next owner can acquire the lease without waiting; does nothing if `owner` does not hold it."""
     connection.execute(update(lease).where(lease.c.num == 1, lease.c.owner == owner).values(owner="", expires_at=0.0))
 
 
 def current(connection: Connection) -> Lease | None:
-    """The lease as it stands, expired or not; None: nobody ever held it, or it was released."""
+    """The current lease, expired or not; None: it was never acquired, or was released."""
     row = connection.execute(select(lease.c.owner, lease.c.epoch, lease.c.expires_at)).one()
     return Lease(row.owner, row.epoch, row.expires_at) if row.owner else None
 
 
 def hold(connection: Connection, epoch: int) -> None:
-    """Pins the lease until this transaction ends. Raises LeaseLost: its epoch is another one."""
+    """Locks the lease until this transaction ends. Raises LeaseLost: the lease has another epoch."""
     row = connection.execute(select(lease.c.epoch, lease.c.owner).with_for_update(read=True)).one()
     if row.epoch != epoch:
         raise LeaseLost(epoch, row.epoch, row.owner)

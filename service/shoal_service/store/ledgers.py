@@ -1,8 +1,8 @@
-"""The goodput ledger of a job while no supervisor keeps it: in the queue, paused, between two lives.
+"""The goodput ledger of a job that has no supervisor: in the queue, paused, between two attempts. Called by `JobEdit`.
 
-A supervisor takes the ledger over with its attempt (core/attempt/booking.py) and tells it with every status. Here the
-store books what is before, after and between, each time that a job changes its state, so that nothing is left out and
-nothing is booked twice.
+During an attempt the supervisor keeps the ledger (core/attempt/booking.py) and reports it with every status. The store
+accounts the time before, after and between attempts, at each change of the job's state, so that every second is
+accounted exactly once.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from shoal_workers.contract.job import JobState
 
 
 def book(connection: Connection, job: JobRecord, state: JobState, shown: Goodput | None, now: float) -> Goodput:
-    """The time up to `now`, which the job has spent in `state`; `shown` is what was booked before."""
+    """Adds the time up to `now`, which the job has spent in `state`, to the goodput `shown` so far."""
     ledger = goodput.resume(shown, at=now)
     if state is JobState.PAUSED or state.ended:
         return goodput.show(goodput.account(ledger, Category.IDLE, asked=0, now=now))
     asked = load_spec(connection, job.num, job.spec_version).elasticity.max_workers
-    under = _ACCOUNTS.get(state, Category.IDLE)  # idle: since the last word of its supervisor
+    under = _ACCOUNTS.get(state, Category.IDLE)  # idle: since the last report of its supervisor
     return goodput.show(goodput.account(ledger, under, asked=asked, now=now))
 
 
-def newest(known: Goodput | None, told: Goodput | None) -> Goodput | None:
-    """A supervisor goes on with what the job had before: the later one of two holds the other."""
-    if known is None or told is None or known.at is None or told.at is None:
-        return told or known
-    return told if told.at >= known.at else known
+def newest(known: Goodput | None, reported: Goodput | None) -> Goodput | None:
+    """The later of the two, which includes the other: a supervisor continues the ledger that the job had before."""
+    if known is None or reported is None or known.at is None or reported.at is None:
+        return reported or known
+    return reported if reported.at >= known.at else known
 
 
 _ACCOUNTS = {JobState.QUEUED: Category.QUEUED, JobState.STARTING: Category.STARTING}

@@ -1,6 +1,6 @@
-"""What is known of nodes beyond what Ray says: which ones are to be left, and which ones are on probation.
+"""Drains and probations of nodes, as functions of an open transaction. Called by `Store`.
 
-Rows are keyed by Ray's node id, which is never used again: a machine that comes back is a new node with a clean slate.
+Rows are keyed by Ray's node id, which is never reused: a machine that returns is a new node without drain or suspicion.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ MAX_REASON_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A node on probation: not used for new processes until a test of it passes."""
+    """A node on probation: no new worker is placed on it until a test of it passes."""
 
     node_id: str
     reason: str
     since: float
     job_id: str
-    """Whose attempt named it; its history is told when the node is cleared."""
+    """The job that suspected it; its history gets an event when the node is cleared."""
     attempt: int
     probation_s: float
     """That job's health.probation_s."""
     next_test_at: float
     num_tests: int
-    """Tests that failed so far."""
+    """Failed tests so far."""
 
 
 def request_drain(connection: Connection, node_id: str, *, reason: str, deadline: float | None, now: float) -> None:
-    """Asked again, the newest reason and deadline count; the node has been drained since the first time."""
+    """A repeated request replaces reason and deadline, but not the time of the first request."""
     values = {"reason": reason[:MAX_REASON_CHARS], "deadline": deadline}
     statement = insert(connection, node_drains).values(node_id=node_id, requested_at=now, **values)
     connection.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=values))
 
 
 def undo_drain(connection: Connection, node_id: str) -> bool:
-    """False: it was not drained."""
+    """False: the node was not drained."""
     return connection.execute(delete(node_drains).where(node_drains.c.node_id == node_id)).rowcount > 0
 
 
@@ -55,7 +55,7 @@ def drains(connection: Connection) -> dict[str, Drain]:
 
 
 def suspect(connection: Connection, suspicion: Suspicion) -> None:
-    """The newest suspicion counts, and probation begins anew; whoever was suspected before is so since then."""
+    """The newest suspicion replaces an older one, and the probation starts again; `since` keeps its first value."""
     changed = {
         "reason": suspicion.reason[:MAX_REASON_CHARS],
         "job_id": suspicion.job_id,
@@ -83,7 +83,7 @@ def postpone_test(connection: Connection, node_id: str, *, reason: str, next_tes
 
 
 def clear_suspicion(connection: Connection, suspicion: Suspicion) -> bool:
-    """False: it is not suspected any more, or anew since the test began."""
+    """False: the node is no longer suspected, or it was suspected again since the test began."""
     same = (
         node_suspicions.c.node_id == suspicion.node_id,
         node_suspicions.c.num_tests == suspicion.num_tests,
@@ -93,7 +93,7 @@ def clear_suspicion(connection: Connection, suspicion: Suspicion) -> bool:
 
 
 def forget(connection: Connection, node_ids: frozenset[str]) -> None:
-    """The nodes are gone for good."""
+    """Deletes the rows of nodes that have left the cluster; Ray never reuses their ids."""
     for table in (node_drains, node_suspicions):
         connection.execute(delete(table).where(table.c.node_id.in_(sorted(node_ids))))
 

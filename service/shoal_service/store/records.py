@@ -1,4 +1,4 @@
-"""A job's row as a typed value, and the views made of it. Reads and translates; never writes."""
+"""A job's row as a typed value, and the views of it. Called by the other modules of the store; never writes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
 _COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure"}
-"""Fields of JobStatus that have columns of their own; the status document leaves them out."""
+"""Fields of JobStatus with their own columns; the status document does not hold them."""
 _WORKERS = TypeAdapter(tuple[WorkerView, ...])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """The row of a job, as it was when it was read."""
+    """The row of a job at the time of the read."""
 
     num: int
     id: str
@@ -125,7 +125,7 @@ def view_of(job: JobRecord, spec: JobSpec) -> JobView:
 
 
 def etag_of(job_id: str, spec_version: int) -> str:
-    """Of the part that a user can change: the spec. A status that moves on does not invalidate an edit."""
+    """The tag of the part that a user can change, the spec: a new status does not invalidate an edit."""
     return f"{job_id}-v{spec_version}"
 
 
@@ -174,7 +174,7 @@ def workers_of(document: str) -> list[WorkerView]:
 
 
 def document_of(data: dict[str, Any]) -> str:
-    """JSON of an event's data, which may hold what a user's code made up: never fails, never writes NaN."""
+    """JSON of an event's data, which may hold any value of a user's code: never fails, never writes NaN."""
     try:
         return to_json(data, inf_nan_mode="null", serialize_unknown=True).decode()
     except (PydanticSerializationError, ValueError):
@@ -182,7 +182,7 @@ def document_of(data: dict[str, Any]) -> str:
 
 
 def plain_text(text: str) -> str:
-    """Text that both databases can keep: no NUL (PostgreSQL refuses it), no lone surrogates (UTF-8 has none)."""
+    """Text that both databases can store: no NUL (PostgreSQL refuses it), no lone surrogates (UTF-8 has none)."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 

@@ -1,8 +1,8 @@
-"""The store: every job, and everything that a job leaves behind. Thread-safe; synchronous.
+"""Store: every job with its histories. Thread-safe; synchronous; called by the HTTP edge, the control loop and the CLI.
 
-Each method is one transaction. Users' methods may be called by any process; those of the control loop take the epoch
-of its lease and raise LeaseLost once another owner has it. After each commit that added something, subscribers of this
-process are told.
+Each method is one transaction. Any process may call the methods of users. The methods of the control loop take the
+epoch of its lease, and raise LeaseLost once another owner holds the lease. After each commit that changed something,
+the subscribers of this process are notified.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Store:
 
     @classmethod
     def open(cls, url: str) -> Store:
-        """Opens and migrates. Raises StoreUnavailable."""
+        """Opens the database and migrates it. Raises StoreUnavailable."""
         database = Database(url)
         try:
             migrate(database)
@@ -82,14 +82,14 @@ class Store:
         return self._hub.subscribe(listener, job_id)
 
     def snapshot(self) -> Snapshot:
-        """What the metrics show."""
+        """The values of /metrics."""
         with self._database.read() as tx:
             return snapshots.read(tx)
 
     # --- users
 
     def create_job(self, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
-        """The job, and whether it is new. Raises IdempotencyConflict."""
+        """Returns the job, and whether it is new. Raises IdempotencyConflict."""
         with self._database.write() as tx:
             view, created = submissions.create(tx, spec, idempotency_key=idempotency_key, now=now)
         if created:
@@ -116,7 +116,7 @@ class Store:
         return view
 
     def request(self, job_id: str, desired: Desired, *, now: float) -> JobView:
-        """Raises JobNotFound; RequestConflict (JobEnded) for what makes no sense in the job's state."""
+        """Raises JobNotFound; RequestConflict (JobEnded): the request is impossible in the job's state."""
         with self._database.write() as tx:
             view, changed = submissions.request(tx, job_id, desired, now=now)
         if changed:
@@ -163,7 +163,7 @@ class Store:
             return comparison.parity(tx, job_id, against_id, tolerance=tolerance, max_points=max_points)
 
     def put_code(self, sha256: str, data: bytes, now: float) -> None:
-        """Raises InvalidArchive: too large, or not what its name says."""
+        """Raises InvalidArchive: too large, or its SHA-256 is another one."""
         archives.check(sha256, data)
         with self._database.write() as tx:
             archives.put(tx, sha256, data, now=now)
@@ -177,7 +177,7 @@ class Store:
             return archives.get(tx, sha256)
 
     def drain_node(self, node_id: str, *, reason: str, deadline: float | None, now: float) -> None:
-        """The node is to be left. Idempotent; whether there is such a node is the caller's business."""
+        """Requests that jobs leave the node. Idempotent; the caller checks that the node exists."""
         with self._database.write() as tx:
             nodes.request_drain(tx, node_id, reason=reason, deadline=deadline, now=now)
         self._hub.publish(f"node {node_id}")
@@ -191,7 +191,7 @@ class Store:
         return undone
 
     def drains(self) -> dict[str, Drain]:
-        """By node id: those that were asked for here; Ray's own are not known to the store."""
+        """By node id: the drains of users. The store does not know those that Ray announces."""
         with self._database.read() as tx:
             return nodes.drains(tx)
 
@@ -203,7 +203,7 @@ class Store:
     # --- control loop
 
     def acquire_lease(self, owner: str, *, ttl_s: float, now: float) -> Lease | None:
-        """The lease, new or renewed; None while somebody else holds it."""
+        """The lease, new or renewed; None while another owner holds it."""
         with self._database.write() as tx:
             return leases.acquire(tx, owner, ttl_s=ttl_s, now=now)
 
@@ -216,12 +216,12 @@ class Store:
             return leases.current(tx)
 
     def jobs_to_drive(self, *, max_queued: int = 1000) -> list[DriveRow]:
-        """Every job with an attempt, then the head of the queue in its order."""
+        """Every job with an attempt, then the first jobs of the queue."""
         with self._database.read() as tx:
             return driving.to_drive(tx, self._specs, max_queued=max_queued)
 
     def begin_attempt(self, job_id: str, *, workers: int, epoch: int, now: float) -> int:
-        """QUEUED -> STARTING; the attempt's number. Raises RequestConflict: it was paused or cancelled meanwhile."""
+        """QUEUED -> STARTING. Returns the number of the attempt. Raises RequestConflict: the job has left the queue."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             attempt = driving.begin_attempt(tx, job_id, workers=workers, now=now)
@@ -229,7 +229,7 @@ class Store:
         return attempt
 
     def set_grant(self, job_id: str, *, workers: int, reason: str, epoch: int, now: float) -> None:
-        """Grants a job with an attempt another number of workers, with an event if it is another one."""
+        """Grants a job with an attempt a number of workers, with an event if the number changes."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             changed = driving.set_grant(tx, job_id, workers=workers, reason=reason, now=now)
@@ -248,7 +248,7 @@ class Store:
             self._hub.publish(job_id)
 
     def requeue(self, job_id: str, *, reason: EndReason, message: str, epoch: int, now: float) -> None:
-        """The attempt is lost: back to the queue (or paused, or cancelled, if that was asked for), steps kept."""
+        """The attempt is lost: the job returns to the queue, or is paused or cancelled if a user has requested that."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             changed = driving.requeue(tx, job_id, reason=reason, message=message, now=now)
@@ -262,7 +262,7 @@ class Store:
         self._hub.publish(job_id)
 
     def set_queue_note(self, job_id: str, message: str, *, epoch: int, now: float) -> None:
-        """Why a queued job waits; written only if it says something new. Compare with DriveRow.status.message first."""
+        """Stores why a queued job waits, if it is new. Callers compare with DriveRow.status.message first."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             driving.note(tx, job_id, message, now=now)
@@ -274,8 +274,8 @@ class Store:
             nodes.postpone_test(tx, node_id, reason=reason, next_test_at=next_test_at)
 
     def clear_suspicion(self, suspicion: Suspicion, *, epoch: int, now: float) -> bool:
-        """The node has passed its test, which the history of the job that suspected it is told. False: it is suspected
-        anew since."""
+        """The node has passed its test; the job that suspected it gets an event. False: the node was suspected again
+        since the test began."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             if not nodes.clear_suspicion(tx, suspicion):
@@ -290,12 +290,12 @@ class Store:
         return True
 
     def forget_nodes(self, node_ids: frozenset[str], *, epoch: int) -> None:
-        """Drop what is known of nodes that are gone."""
+        """Deletes drains and suspicions of nodes that have left the cluster."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             nodes.forget(tx, node_ids)
 
     def dropped(self) -> dict[DropReason, int]:
-        """What `apply` has dropped since this process started."""
+        """Counts of what `apply` has dropped since this process started."""
         with self._dropped_lock:
             return dict(self._dropped)

@@ -1,4 +1,6 @@
-"""What users ask: submit, list, patch, and requests to run, pause or cancel. Functions of an open transaction."""
+"""Requests of users: submit, list and patch jobs; run, pause and cancel them. Functions of an open transaction, called
+by `Store`.
+"""
 
 from __future__ import annotations
 
@@ -41,18 +43,18 @@ _DONE = {
     Desired.CANCEL: "Cancelled on request.",
 }
 _JobPage = Page[JobSummary]
-# Statements that every submission runs are built once: building one costs more than running it.
+# Each submission runs these statements, and to build one takes longer than to run it.
 _INSERT_SPEC = plain_insert(job_specs)
 _INSERT_EVENT = plain_insert(events)
 
 
 def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
-    """The job, and whether it is new. Raises IdempotencyConflict."""
+    """Returns the job, and whether it is new. Raises IdempotencyConflict."""
     document = spec.model_dump_json()
     spec_hash = hashlib.sha256(document.encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
     job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
-    status = JobStatus(message="Waits for the scheduler.", goodput=Goodput(at=now))
+    status = JobStatus(message="Waiting for the scheduler.", goodput=Goodput(at=now))
     row = {
         "id": job_id,
         "name": spec.name,
@@ -101,7 +103,7 @@ def page(connection: Connection, states: Collection[JobState], limit: int, curso
     query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
     if after is not None:
         query = query.where(jobs.c.num < after)
-    if states:  # one index range per state, merged: a rare state among many jobs is found without looking at the others
+    if states:  # one index range per state, merged: a rare state among many jobs is found without a scan
         ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
         merged = union_all(*(select(part) for part in ranges)).subquery()
         query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
@@ -128,7 +130,7 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         connection.execute(_INSERT_SPEC, row)
         edit = JobEdit(connection, job, now)
         if job.state is JobState.QUEUED:
-            edit.book()  # so many workers were asked for until now
+            edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, priority=after.priority)
         edit.event(JobPatched(spec_version=version, **changes.model_dump(exclude_none=True)))
         edit.save()
@@ -136,7 +138,7 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
 
 
 def request(connection: Connection, job_id: str, desired: Desired, *, now: float) -> tuple[JobView, bool]:
-    """The job as it then is, and whether anything changed. Raises JobNotFound, RequestConflict."""
+    """Returns the job after the request, and whether it changed. Raises JobNotFound, RequestConflict."""
     job = load(connection, job_id, lock=True)
     standing = step(job.standing, Requested(desired))
     if standing is None:
@@ -176,6 +178,6 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
 
 
 def _matches(if_match: str, etag: str) -> bool:
-    """RFC 9110, 13.1.1, and forgiving about the quotes."""
+    """RFC 9110, section 13.1.1; tags without quotes are accepted too."""
     given = [part.strip().removeprefix("W/").strip('"') for part in if_match.split(",")]
     return etag in given or given == ["*"]

@@ -1,7 +1,7 @@
-"""The tables. Only types that SQLite and PostgreSQL share; JSON is kept as text, times are seconds since the epoch.
+"""The tables. They use only types that SQLite and PostgreSQL share: JSON is text, times are seconds since the epoch.
 
-Everything of a job hangs on `jobs.num`: a small integer that also orders the list (newest first) without ties. What a
-job accumulates (events, logs, series) is keyed by (job_num, number), so that one job's rows lie together.
+All rows of a job refer to `jobs.num`, a small integer that also orders the list of jobs (newest first) without ties.
+Events, logs and series are keyed by (job_num, number), so that the rows of one job are adjacent.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ jobs = Table(
     Column("desired", String(16), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("spec_version", Integer, nullable=False),
-    Column("spec_hash", String(64), nullable=False),  # of the spec as submitted; what an Idempotency-Key repeats
+    Column("spec_hash", String(64), nullable=False),  # of the submitted spec, for Idempotency-Key
     Column("idempotency_key_hash", String(64), nullable=True, unique=True),
     Column("attempt", Integer, nullable=False),
     Column("granted_workers", Integer, nullable=False),
-    Column("pulled_seq", BigInteger, nullable=False),  # last news of the current attempt's supervisor
+    Column("pulled_seq", BigInteger, nullable=False),  # last stored report of the current attempt's supervisor
     Column("event_seq", BigInteger, nullable=False),
     Column("log_seq", BigInteger, nullable=False),
     Column("failures", Integer, nullable=False),
@@ -60,9 +60,9 @@ jobs = Table(
     Column("updated_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
-    Column("status", Text, nullable=False),  # JobStatus without what the other columns say
-    Column("failure", Text, nullable=True),  # UserFailure: apart, so that lists do not load tracebacks
-    Column("workers", Text, nullable=False),  # the newest WorkerViews, whole
+    Column("status", Text, nullable=False),  # JobStatus without the fields that have columns
+    Column("failure", Text, nullable=True),  # UserFailure: a column of its own, so that lists do not load tracebacks
+    Column("workers", Text, nullable=False),  # the newest WorkerViews
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
 )
@@ -134,7 +134,7 @@ series = Table(
     _job_num(),
     Column("step", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
-    Column("loss", Double, nullable=True),  # NULL: not a number, which SQLite cannot keep
+    Column("loss", Double, nullable=True),  # NULL: NaN, which SQLite cannot store
     Column("grad_norm", Double, nullable=True),
     Column("lr", Double, nullable=False),
     Column("tokens_per_s", Double, nullable=False),
@@ -175,7 +175,7 @@ node_drains = Table(
     Column("node_id", String(64), primary_key=True),
     Column("reason", Text, nullable=False),
     Column("requested_at", Double, nullable=False),
-    Column("deadline", Double, nullable=True),  # NULL: the node stays, nothing shall run on it
+    Column("deadline", Double, nullable=True),  # NULL: the node stays, but nothing may run on it
 )
 
 node_suspicions = Table(
@@ -188,13 +188,13 @@ node_suspicions = Table(
     Column("attempt", Integer, nullable=False),
     Column("probation_s", Double, nullable=False),
     Column("next_test_at", Double, nullable=False),
-    Column("num_tests", Integer, nullable=False),  # that failed
+    Column("num_tests", Integer, nullable=False),  # failed tests
 )
 
 lease = Table(
     "lease",
     metadata,
-    Column("num", Integer, primary_key=True, autoincrement=False),  # always 1: one row, put there by the migration
+    Column("num", Integer, primary_key=True, autoincrement=False),  # always 1: the only row, inserted by the migration
     Column("owner", String(255), nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("expires_at", Double, nullable=False),

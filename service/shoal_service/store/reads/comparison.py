@@ -1,4 +1,4 @@
-"""Two jobs compared: their stored losses, every step of both, in one read."""
+"""The comparison of two jobs, from their stored losses of every step. Called by `Store.parity`."""
 
 from __future__ import annotations
 

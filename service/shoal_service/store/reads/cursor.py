@@ -1,4 +1,4 @@
-"""Cursors of the job list: opaque to clients, checked when they come back."""
+"""Cursors of the job list: opaque to clients, checked when a client sends one back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def encode(num: int) -> str:
 
 
 def decode(cursor: str) -> int:
-    """Raises InvalidCursor: for anything that `encode` did not make."""
+    """Raises InvalidCursor: `encode` did not make it."""
     try:
         plain = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a job leaves behind, as it is read: events, logs, series, incidents, checkpoints, workers."""
+"""The histories of a job: events, logs, series, incidents, checkpoints, workers. Called by `Store`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _event(row: Row[*tuple[Any, ...]]) -> EventView:
 def read_logs(
     connection: Connection, job_id: str, *, rank: int | None, after: int | None, tail: int | None, limit: int
 ) -> list[LogView]:
-    """In the order of their numbers: those after `after`, or the newest `tail` of them; at most `limit`."""
+    """Lines in the order of their numbers: those after `after`, or the newest `tail` lines; at most `limit`."""
     query = select(logs).where(logs.c.job_num == _num(connection, job_id))
     if rank is not None:
         query = query.where(logs.c.rank == rank)

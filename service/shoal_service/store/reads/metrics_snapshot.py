@@ -1,7 +1,7 @@
-"""What the metrics show, read in a handful of statements whose answers are small however many jobs there are.
+"""The values of /metrics, in a few statements whose answers stay small with any number of jobs. Called by `Store`.
 
-Counting is done by the database: jobs over an index, recoveries and checkpoints into buckets. Only jobs that have an
-attempt are read one by one; queued, paused and ended ones appear in the counts alone.
+The database counts: jobs by an index, recoveries and checkpoints into buckets. Only jobs with an attempt are read one
+by one; queued, paused and ended jobs appear only in the counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shoal_workers.contract.job import IncidentCause, JobState
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Observations counted at or under each bound (cumulative), and all of them."""
+    """Number of observations at or below each bound (cumulative), number of all, and their sum."""
 
     counts: tuple[int, ...]
     count: int
@@ -107,7 +107,7 @@ def _recoveries(connection: Connection) -> dict[tuple[IncidentCause, RecoveryPha
 
 
 def _by_cause(connection: Connection, column: Column[Any], metric: Metric) -> dict[IncidentCause, Histogram]:
-    """Of closed incidents that say it."""
+    """Of closed incidents that have a value."""
     query = select(incidents.c.cause, *_buckets(column, metric.buckets)).where(incidents.c.closed)
     found = {
         IncidentCause(cause): _histogram(values)
@@ -124,7 +124,7 @@ def _checkpoints(connection: Connection) -> Histogram:
 
 
 def _buckets(column: Column[Any], bounds: Sequence[float]) -> list[ColumnElement[Any]]:
-    """For each bound how many values are at or under it, then the number and the sum of all that there are."""
+    """For each bound the number of values at or below it, then the number and the sum of all values."""
     under = [func.coalesce(func.sum(case((column <= bound, 1), else_=0)), 0) for bound in bounds]
     return [*under, func.count(column), func.coalesce(func.sum(column), 0.0)]
 

@@ -1,4 +1,4 @@
-"""The first schema. A migration is history: it does not follow later changes of tables.py."""
+"""The first schema. A migration describes the past: it does not follow later changes of tables.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that were moved to restore, apart from the document: the metrics sum them up by cause."""
+"""A column for the bytes that were read to restore, since the metrics sum them by cause."""
 
 from __future__ import annotations
 
