@@ -1,4 +1,4 @@
-"""What the user wants of a job: the other half of its standing, next to the state that the system has reached."""
+"""What the user wants of a job. The store keeps it beside the state that the system has reached; supervisors get it."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ class Desired(StrEnum):
     RUN = "run"
     PAUSE = "pause"
     CANCEL = "cancel"
-    """Cannot be taken back."""
+    """Final: a cancelled job cannot be resumed."""

@@ -1,4 +1,7 @@
-"""Fewer points of a long series: means over equal buckets of steps. Pure; the store feeds it the rows of a job."""
+"""Fewer points of a long series: means over equal buckets of steps. `store/reads/history.py` passes the rows of a job.
+
+It reads its input once, and never holds more than one bucket.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from shoal_workers.contract.base import Frozen
 
 
 class SeriesPoint(Frozen):
-    """One completed step, or (down-sampled) the mean of several."""
+    """One completed step, or the mean of several if the series is down-sampled."""
 
     step: int
     at: float
@@ -23,16 +26,16 @@ class SeriesPoint(Frozen):
 
 
 def bucket_steps(first_step: int, last_step: int, max_points: int) -> int:
-    """Steps per bucket, so that first_step..last_step fall into at most `max_points` buckets."""
+    """The smallest number of steps per bucket that gives at most `max_points` buckets from first_step to last_step."""
     assert max_points >= 1 and first_step <= last_step
     return -(-(last_step - first_step + 1) // max_points)
 
 
 def downsample(points: Iterable[SeriesPoint], *, first_step: int, width: int) -> list[SeriesPoint]:
-    """One point per bucket of `width` steps that is not empty; `points` come in ascending step order.
+    """One point for each bucket of `width` steps that has any; the steps of `points` ascend.
 
-    The values are means; step, time, world size and generation are those of the bucket's last step, so that the last
-    point of the series is always the newest step. Reads its input once and keeps one bucket at a time.
+    The values are means. Step, time, world size and generation are those of the last step in the bucket, so the last
+    point of the series is always the newest step.
     """
     result: list[SeriesPoint] = []
     bucket: list[SeriesPoint] = []

@@ -1,6 +1,6 @@
-"""Why an attempt ended, and what follows from it: one exhaustive table, and the one rule for trying again.
+"""Why an attempt ended and what follows from it: one exhaustive table, and the one rule for another attempt.
 
-Pure. Read by the store when it applies the last news of an attempt; nobody else decides about retries.
+The store calls `decide_retry` when it applies the last report of an attempt; nothing else decides about retries.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Retry(StrEnum):
     NEVER = "never"
     """The job ends with the attempt."""
     BUDGET = "budget"
-    """Back to the queue while retry.max_failures lasts and steps were made since the failure before."""
+    """Back to the queue, if retry.max_failures allows it and steps were completed since the last failure."""
     FREE = "free"
-    """Back to the queue always: nothing that the job did ended the attempt."""
+    """Always back to the queue: the job did not cause the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Ending:
     """What one end reason means."""
 
     state: JobState
-    """Where the job goes when it is not tried again."""
+    """The state of the job if no other attempt follows."""
     retry: Retry
     words: str
-    """For people; the supervisor's own message says the particulars."""
+    """For people; the message of the supervisor has the details."""
 
 
 ENDINGS: dict[EndReason, Ending] = {
@@ -51,11 +51,11 @@ ENDINGS: dict[EndReason, Ending] = {
         JobState.FAILED, Retry.NEVER, "The cluster did not offer elasticity.min_workers within elasticity.wait_s."
     ),
     EndReason.RECOVERY_BUDGET: Ending(
-        JobState.FAILED, Retry.NEVER, "The group was re-formed retry.max_recoveries times; something kills workers."
+        JobState.FAILED, Retry.NEVER, "The group was re-formed more often than retry.max_recoveries allows."
     ),
     EndReason.STORAGE_FAILED: Ending(JobState.FAILED, Retry.NEVER, "checkpoint.url could not be read or written."),
     EndReason.START_FAILED: Ending(JobState.FAILED, Retry.NEVER, "The workers could not be started."),
-    EndReason.CLUSTER_LOST: Ending(JobState.FAILED, Retry.FREE, "The Ray cluster went away under the job."),
+    EndReason.CLUSTER_LOST: Ending(JobState.FAILED, Retry.FREE, "The Ray cluster was lost."),
     EndReason.SUPERVISOR_LOST: Ending(JobState.FAILED, Retry.FREE, "The job's supervisor was lost."),
     EndReason.INTERNAL: Ending(JobState.FAILED, Retry.BUDGET, "A fault inside Shoal; please report it."),
 }
@@ -63,12 +63,12 @@ ENDINGS: dict[EndReason, Ending] = {
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """What a job has already spent of its budget."""
+    """What a job has used of its retry budget."""
 
     failures: int
-    """Failures that were charged so far."""
+    """Failures that were charged to the budget so far."""
     last_step: int
-    """Steps done when the last one was charged; 0: none was."""
+    """Completed steps when the last failure was charged; 0: none was."""
     max_failures: int
     """retry.max_failures."""
 
@@ -77,16 +77,16 @@ class FailureRecord:
 class RetryDecision:
     again: bool
     charged: bool
-    """It counts against retry.max_failures."""
+    """It is charged to retry.max_failures."""
     reason: str
     """With the numbers."""
 
 
 def decide_retry(reason: EndReason, step: int, record: FailureRecord) -> RetryDecision:
-    """Whether an attempt that ended after `step` steps is followed by another one.
+    """Whether another attempt follows one that ended after `step` steps.
 
-    A failure without progress since the last one is final, whatever the budget: an error in build or in step 1 would
-    otherwise be repeated until the budget is gone, and the user would read about it that much later.
+    A failure without a completed step since the last one is final, whatever the budget is. Without this rule an error
+    in building the model would be repeated until the budget is used up, and the user would read about it much later.
     """
     ending = ENDINGS[reason]
     if ending.retry is Retry.FREE:
@@ -97,16 +97,16 @@ def decide_retry(reason: EndReason, step: int, record: FailureRecord) -> RetryDe
         return RetryDecision(
             False,
             True,
-            f"{ending.words} Not tried again: no step was made since "
+            f"{ending.words} No other attempt: no step was completed since "
             + (f"the last failure (step {record.last_step})." if record.failures else "the start."),
         )
     if record.failures >= record.max_failures:
         return RetryDecision(
-            False, True, f"{ending.words} Not tried again: retry.max_failures {record.max_failures} is used up."
+            False, True, f"{ending.words} No other attempt: retry.max_failures {record.max_failures} is used up."
         )
     return RetryDecision(
         True,
         True,
-        f"{ending.words} Trying again from the newest checkpoint: failure {record.failures + 1} of at most "
-        f"{record.max_failures}, {step - record.last_step} steps were made since the last.",
+        f"{ending.words} Another attempt follows, from the newest checkpoint: this was failure {record.failures + 1} "
+        f"of at most {record.max_failures}, and {step - record.last_step} steps were completed since the last.",
     )

@@ -1,17 +1,17 @@
-"""The goodput ledger: every worker-second that a job asks for is booked under exactly one category. Pure.
+"""The goodput ledger: every worker-second that a job requests is booked under exactly one category.
 
-    asked    = elasticity.max_workers while the job is queued or has an attempt; 0 while it is paused and once it ended
-    total    = integral of `asked` over time = sum of all categories
-    goodput  = productive / total
+    requested  = elasticity.max_workers while the job is queued or has an attempt; 0 while it is paused or has ended
+    total      = integral of `requested` over time = sum of all categories
+    goodput    = productive / total
 
-`account` is the only way in: it books the seconds since the last call, once. Everything else moves seconds that are
-booked already from one category to another, never more than there are, so the sum cannot drift.
+Only `account` adds seconds: those since its last call, once. All other functions move booked seconds from one category
+to another, never more than there are, so the sum cannot drift.
 
-Seconds of a running group are *productive* on trust until their step is complete; `settle_step` then says what they
-were. If the step is never completed, `discard` moves them to whatever undid it.
+Seconds of a running group are first booked as *productive*. When their step is complete, `settle_step` moves them to
+what they really were. If the step is never completed, `discard` moves them to the reason for that.
 
-One ledger follows a job through its life: the store opens it, each attempt continues it (core/attempt/booking.py), the
-store takes it back. It never decides anything; the scheduler, the metrics and people read it.
+One ledger follows a job through its life: the store opens it, each attempt continues it (core/attempt/booking.py), and
+the store takes it back. No decision depends on it; metrics and people read it.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from shoal_workers.contract.job import IncidentCause
 
 
 class Category(StrEnum):
-    """In the order in which they are shown."""
+    """What a worker-second was spent on, in the order in which it is shown."""
 
     PRODUCTIVE = "productive"
-    """Members of a running group, in steps that were completed for the first time."""
+    """Workers of a running group, in steps that were completed for the first time."""
     RECOMPUTED = "recomputed"
-    """The same, in steps that had been completed before and were rolled back."""
+    """Workers of a running group, in steps that had been completed before and were rolled back."""
     CHECKPOINT_STALL = "checkpoint_stall"
-    """Training stood still for a copy of its state, in memory or for storage; and for the commit of the last one."""
+    """Training waited for a copy of its state, to memory or to storage, or for the commit of the last checkpoint."""
     RECOVERING = "recovering"
-    """From the last completed step before an incident until the next group runs; by cause."""
+    """From the last completed step before an incident until the next group runs; divided by cause."""
     RESIZING = "resizing"
     """From the step boundary of a planned change until the next group runs."""
     DEGRADED = "degraded"
-    """Workers that were asked for and are not in the running group."""
+    """Workers that were requested and are not in the running group."""
     STARTING = "starting"
     """Before the first group of an attempt runs."""
     QUEUED = "queued"
     IDLE = "idle"
-    """Nothing of the above: waiting for capacity after a planned change, the last moments of an attempt."""
+    """None of the above: waiting for capacity after a planned change, and the last moments of an attempt."""
 
 
 def recovering(cause: IncidentCause) -> str:
-    """The account of an incident."""
+    """The name of the account for incidents of this cause."""
     return f"{Category.RECOVERING}{_SEPARATOR}{cause}"
 
 
@@ -55,51 +55,51 @@ _SEPARATOR = ":"
 
 
 class Ledger(Frozen):
-    """Round-trips through JSON: it is part of the attempt's journal. All amounts are worker-seconds."""
+    """Part of the attempt's journal, so it round-trips through JSON. All amounts are worker-seconds."""
 
     at: float | None = None
-    """Booked up to here, wall-clock; None: not begun."""
+    """Wall-clock time up to which seconds are booked; None: none are."""
     booked: dict[str, float] = Field(default_factory=dict)
     """By account: a category, or `recovering(cause)`."""
     max_step: int = 0
     """Largest step that was ever completed."""
 
     generation: int = 0
-    line_step: int = 0
-    """Newest step of `generation` that is settled; a report of it or of an older one is a repetition."""
+    settled_step: int = 0
+    """Newest step of `generation` that is settled. A report of this step or of an older one is a repetition."""
     unsettled: float = 0.0
-    """Of the running group, since its last completed step ..."""
+    """Amount of the running group since its last completed step ..."""
     unsettled_under: str = Category.PRODUCTIVE
-    """... and where that is booked for now."""
+    """... and the account under which it is booked until then."""
     incident: float = 0.0
-    """Booked to the open incident so far; follows its cause when that is found to be another one."""
+    """Amount that is booked to the open incident. It moves along if the cause is corrected."""
     snapshot_s: float = 0.0
-    """Seconds per step that the copies of the RAM tier take; part of each step's time."""
+    """Seconds of each step that snapshots to memory take."""
     stall_step: int = -1
-    """Newest checkpoint whose stall is booked ..."""
+    """Step of the newest checkpoint whose stall is booked ..."""
     stall_s: float = 0.0
-    """... and how long it was, on the slowest rank so far."""
+    """... and its seconds, on the slowest rank that has reported."""
 
 
 class Goodput(Frozen):
-    """Every worker-second of a job, booked to exactly one cause."""
+    """Every worker-second of a job, booked under exactly one category."""
 
     seconds: dict[Category, float] = Field(default_factory=dict)
     """By category."""
     recovering: dict[IncidentCause, float] = Field(default_factory=dict)
     """The category `recovering`, by incident cause."""
     total: float = 0.0
-    """Wall-clock seconds times the workers asked for; the sum of `seconds`."""
+    """Wall-clock seconds times the requested workers; the sum of `seconds`."""
     ratio: float | None = None
-    """productive / total; None before anything was booked."""
+    """productive / total; None while nothing is booked."""
     at: float | None = None
     """Booked up to this wall-clock time."""
     max_step: int = 0
-    """Largest step that was ever completed: one up to it that is done again is `recomputed`."""
+    """Largest step that was ever completed. A repetition of it, or of a smaller one, is `recomputed`."""
 
 
 def resume(shown: Goodput | None, *, at: float) -> Ledger:
-    """Goes on with what was shown last. A first ledger begins at `at`."""
+    """The ledger that continues from `shown`. Without one, a new ledger begins at `at`."""
     if shown is None or shown.at is None:
         return Ledger(at=at)
     causes = {recovering(cause): amount for cause, amount in shown.recovering.items()}
@@ -108,6 +108,7 @@ def resume(shown: Goodput | None, *, at: float) -> Ledger:
 
 
 def show(ledger: Ledger) -> Goodput:
+    """The ledger as status of the job."""
     seconds = dict.fromkeys(Category, 0.0)
     causes: dict[IncidentCause, float] = {}
     for account_name, amount in ledger.booked.items():
@@ -120,10 +121,11 @@ def show(ledger: Ledger) -> Goodput:
     return Goodput(seconds=seconds, recovering=causes, total=total, ratio=ratio, at=ledger.at, max_step=ledger.max_step)
 
 
-def account(ledger: Ledger, under: str, *, asked: int, members: int = 0, now: float) -> Ledger:
-    """Book the time up to `now` of `asked` workers. A clock that goes backwards books nothing.
+def account(ledger: Ledger, under: str, *, requested: int, in_group: int = 0, now: float) -> Ledger:
+    """Book the time up to `now` of the `requested` workers under one account. If the clock goes backwards, nothing is
+    booked.
 
-    PRODUCTIVE is for a running group: its `members` are, the missing ones are degraded.
+    PRODUCTIVE is for a running group: the time of `in_group` workers is productive, that of the missing ones degraded.
     """
     if ledger.at is None:
         return ledger.model_copy(update={"at": now})
@@ -131,11 +133,11 @@ def account(ledger: Ledger, under: str, *, asked: int, members: int = 0, now: fl
     if elapsed_s <= 0:
         return ledger
     is_running = under == Category.PRODUCTIVE
-    working = min(members, asked) if is_running else asked
+    working = min(in_group, requested) if is_running else requested
     amount = working * elapsed_s
     booked = dict(ledger.booked)
     _add(booked, under, amount)
-    _add(booked, Category.DEGRADED, (asked - working) * elapsed_s)
+    _add(booked, Category.DEGRADED, (requested - working) * elapsed_s)
     return ledger.model_copy(
         update={
             "at": now,
@@ -147,11 +149,11 @@ def account(ledger: Ledger, under: str, *, asked: int, members: int = 0, now: fl
 
 
 def group_formed(ledger: Ledger, *, generation: int, start_step: int) -> Ledger:
-    """A group runs: nothing of it is settled yet."""
+    """A new group runs: none of its seconds are settled."""
     return ledger.model_copy(
         update={
             "generation": generation,
-            "line_step": start_step,
+            "settled_step": start_step,
             "unsettled": 0.0,
             "unsettled_under": Category.PRODUCTIVE,
         }
@@ -159,14 +161,14 @@ def group_formed(ledger: Ledger, *, generation: int, start_step: int) -> Ledger:
 
 
 def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, workers: int) -> Ledger:
-    """A step is complete: `step_s` seconds of each of `workers` were productive, recomputed, or copies of state.
+    """A step is complete: `step_s` seconds of each worker were productive, recomputed, or snapshots.
 
-    A report that comes twice (to a restarted supervisor) changes nothing. One that comes after the group was lost
-    takes its seconds back from the incident.
+    A repeated report (to a restarted supervisor) changes nothing. A report that arrives after the group was lost takes
+    its seconds back from the incident.
     """
-    if generation != ledger.generation or step <= ledger.line_step:
+    if generation != ledger.generation or step <= ledger.settled_step:
         return ledger
-    is_next = step == ledger.line_step + 1  # else steps in between were settled by a supervisor that died since
+    is_next = step == ledger.settled_step + 1  # else a supervisor that died since has settled steps in between
     share = min(ledger.unsettled, step_s * workers)
     copies = min(share, ledger.snapshot_s * workers)
     under = Category.RECOMPUTED if step <= ledger.max_step else Category.PRODUCTIVE
@@ -175,7 +177,7 @@ def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, wo
     ledger = _move(ledger, source, under, share - copies)
     return ledger.model_copy(
         update={
-            "line_step": step,
+            "settled_step": step,
             "max_step": max(ledger.max_step, step),
             "unsettled": ledger.unsettled - share if is_next else 0.0,
             "incident": max(0.0, ledger.incident - share) if _is_recovering(source) else ledger.incident,
@@ -184,14 +186,14 @@ def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, wo
 
 
 def discard(ledger: Ledger, under: str) -> Ledger:
-    """The group left its step before it was complete: what was spent on it goes to `under`."""
+    """The group left its step before it was complete: the seconds spent on it move to `under`."""
     moved = _move(ledger, ledger.unsettled_under, under, ledger.unsettled)
     incident = ledger.incident + (ledger.unsettled if _is_recovering(under) else 0.0)
     return moved.model_copy(update={"unsettled_under": under, "incident": incident})
 
 
 def rename_incident(ledger: Ledger, before: IncidentCause, after: IncidentCause) -> Ledger:
-    """A suspicion became a verdict: all that the incident has cost so far has the new cause."""
+    """The cause is corrected: all seconds of the incident so far move to the new cause."""
     old, new = recovering(before), recovering(after)
     under = new if ledger.unsettled_under == old else ledger.unsettled_under
     return _move(ledger, old, new, ledger.incident).model_copy(update={"unsettled_under": under})
@@ -202,13 +204,13 @@ def close_incident(ledger: Ledger) -> Ledger:
 
 
 def checkpoint_stalled(ledger: Ledger, *, step: int, stall_s: float, workers: int) -> Ledger:
-    """One rank says how long the group stood still for the checkpoint of `step`: the slowest one counts."""
+    """A rank reports how long it waited for the checkpoint of `step`; the slowest rank counts."""
     if step < ledger.stall_step:
         return ledger
     known_s = ledger.stall_s if step == ledger.stall_step else 0.0
     longest_s = max(known_s, stall_s)
     amount = min((longest_s - known_s) * workers, ledger.booked.get(Category.PRODUCTIVE, 0.0))
-    is_unsettled = step >= ledger.line_step  # the copy was made after that step, so its time is not settled yet
+    is_unsettled = step >= ledger.settled_step  # the copy was made after that step, so its seconds are not settled
     if is_unsettled:
         amount = min(amount, ledger.unsettled) if ledger.unsettled_under == Category.PRODUCTIVE else 0.0
     return _move(ledger, Category.PRODUCTIVE, Category.CHECKPOINT_STALL, amount).model_copy(
@@ -221,7 +223,7 @@ def checkpoint_stalled(ledger: Ledger, *, step: int, stall_s: float, workers: in
 
 
 def snapshots_cost(ledger: Ledger, *, copy_s: float, every_steps: float) -> Ledger:
-    """From now on each step holds this share of a copy into memory."""
+    """From now on each step contains this share of a snapshot."""
     return ledger.model_copy(update={"snapshot_s": copy_s / max(1, every_steps)})
 
 

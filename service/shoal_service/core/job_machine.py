@@ -1,4 +1,4 @@
-"""The life of a job as data: which state follows from which input. Pure; the store commits what this decides.
+"""The life of a job as data: which state follows from which input. The store calls `step` and commits the result.
 
     QUEUED --begun--> STARTING --reports--> RUNNING <-> RECOVERING | RESIZING | WAITING
        ^  ^                                    | pause            | cancel
@@ -6,9 +6,9 @@
        |                                       | ended            | ended
        '-- resume -- PAUSED <------------------'                  '--> CANCELLED | SUCCEEDED | FAILED
 
-Two things make up a job's standing: the state that the system has reached, and what the user desires. A request only
-moves the state where no supervisor has to be asked; everywhere else it moves to PAUSING or CANCELLING, and the end of
-the attempt settles it.
+A job has the state that the system has reached, and the state that the user desires (`JobStanding`). A request changes
+the first one directly only if no supervisor is involved. Otherwise the job goes to PAUSING or CANCELLING, and the end
+of the attempt decides.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shoal_workers.contract.job import EndReason, JobState
 ACTIVE = frozenset(
     {JobState.STARTING, JobState.RUNNING, JobState.RECOVERING, JobState.RESIZING, JobState.WAITING},
 )
-"""An attempt is under way and nobody wants it to end."""
+"""States in which an attempt runs and shall go on."""
 ATTEMPT_STATES = ACTIVE | {JobState.PAUSING, JobState.CANCELLING}
-"""An attempt exists: its supervisor may report, and only here."""
+"""States in which an attempt exists. Only here may a supervisor report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class JobStanding:
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """The user asks for something."""
+    """A request of the user."""
 
     desired: Desired
 
@@ -48,14 +48,14 @@ class AttemptBegun:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The supervisor of the current attempt says which state it is in."""
+    """The supervisor of the current attempt reports its state."""
 
     state: JobState
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """The attempt is over; `again` is `endings.decide_retry`'s word."""
+    """The attempt is over. `again`: another one follows, as `endings.decide_retry` decided."""
 
     reason: EndReason
     again: bool
@@ -63,14 +63,14 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """The attempt was lost without a word."""
+    """The attempt is lost, and its supervisor reported no end."""
 
 
 JobInput: TypeAlias = Requested | AttemptBegun | Reported | AttemptEnded | Requeued
 
 
 def step(standing: JobStanding, event: JobInput) -> JobStanding | None:
-    """The next standing; the same one where nothing changes; None where the input makes no sense and is refused."""
+    """The next standing, which may be the same; None if the input is refused in this standing."""
     match event:
         case Requested(desired=desired):
             return _requested(standing, desired)
@@ -95,8 +95,8 @@ REQUESTS: dict[tuple[JobState, Desired], JobState] = {
     (JobState.PAUSED, Desired.RUN): JobState.QUEUED,
     (JobState.PAUSED, Desired.PAUSE): JobState.PAUSED,
     (JobState.PAUSED, Desired.CANCEL): JobState.CANCELLED,
-    # A resume overtakes a pause that is still being carried out: the supervisor may take it back and report RUNNING,
-    # or finish it, and then the job goes to the queue instead of PAUSED.
+    # A resume while the pause is being carried out: the supervisor may still go back to RUNNING. If the attempt ends
+    # first, the job goes to the queue instead of PAUSED.
     (JobState.PAUSING, Desired.RUN): JobState.PAUSING,
     (JobState.PAUSING, Desired.PAUSE): JobState.PAUSING,
     (JobState.PAUSING, Desired.CANCEL): JobState.CANCELLING,
@@ -106,7 +106,7 @@ REQUESTS: dict[tuple[JobState, Desired], JobState] = {
     **{(state, Desired.PAUSE): JobState.PAUSING for state in ACTIVE},
     **{(state, Desired.CANCEL): JobState.CANCELLING for state in ACTIVE},
 }
-"""Every request that makes sense; all others are conflicts."""
+"""Every request that is accepted; all others are conflicts."""
 
 
 def _requested(standing: JobStanding, desired: Desired) -> JobStanding | None:
@@ -120,14 +120,14 @@ def _reported(standing: JobStanding, reported: JobState) -> JobStanding | None:
     if reported is JobState.CANCELLING and standing.desired is not Desired.CANCEL:
         return None
     if standing.state is JobState.CANCELLING:
-        return standing  # said before the supervisor heard of the cancel
+        return standing  # reported before the supervisor received the cancel
     if standing.state is JobState.PAUSING and standing.desired is Desired.PAUSE:
-        return standing  # said before the supervisor heard of the pause
+        return standing  # reported before the supervisor received the pause
     return JobStanding(reported, standing.desired)
 
 
 def _settled(standing: JobStanding, state: JobState) -> JobStanding:
-    """Where a job without an attempt stands: what the user desires decides between waiting, pausing and ending."""
+    """The standing after the attempt: if the job has not ended, what the user desires decides."""
     if state.ended:
         return JobStanding(state, standing.desired)
     match standing.desired:

@@ -1,7 +1,8 @@
-"""Which nodes may be used: drains that were asked for, drains that Ray announces, probation. Pure.
+"""Which nodes may be used, given drains that were requested, drains that Ray announces, and probation.
 
-The control loop asks once per pass; the answer goes to the scheduler (capacity) and, in the directive, to every
-supervisor (placement, and leaving what it already has there).
+The control loop calls this once per pass. The scheduler gets the result as capacity, and every supervisor gets it in
+its directive: it places no worker on an avoided node, and moves away from those that it already uses. This module
+starts no test of a node; `cluster/probation.py` does.
 """
 
 from __future__ import annotations
@@ -18,22 +19,24 @@ MAX_TEST_DELAY_S = 6 * 3600.0
 
 class DrainSource(StrEnum):
     API = "api"
-    """A user asked for it."""
+    """Requested by a user."""
     RAY = "ray"
-    """The cluster announced it."""
+    """Announced by the cluster."""
 
 
 class Drain(Frozen):
-    """The request to leave a node."""
+    """Why a node shall not be used any more, and until when."""
 
     reason: str
     requested_at: float
     deadline: float | None = None
-    """Wall-clock time at which the node goes away; None: it stays, nothing shall run on it."""
+    """Wall-clock time at which the node goes away; None: it stays, but no job shall run on it."""
     source: DrainSource
 
 
 class Node(Frozen):
+    """A node of the Ray cluster, and what is known about it beyond that."""
+
     node_id: str
     ip: str
     alive: bool
@@ -42,10 +45,10 @@ class Node(Frozen):
     memory_gib: float
     drain: Drain | None = None
     suspected: str = ""
-    """Why it is on probation; empty: it is not."""
+    """Why the node is on probation; empty: it is not."""
     suspected_since: float | None = None
     next_test_at: float | None = None
-    """When the probation test of it runs next; until one passes, no new process is placed there."""
+    """When its probation test runs next. Until a test passes, no new worker is placed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +61,22 @@ class NodeSuspicion:
 
 
 def described(
-    nodes: Sequence[Node], drains: Mapping[str, Drain], doubts: Mapping[str, NodeSuspicion]
+    nodes: Sequence[Node], drains: Mapping[str, Drain], suspicions: Mapping[str, NodeSuspicion]
 ) -> tuple[Node, ...]:
-    """Ray's nodes, with what is known of them beyond that."""
+    """The nodes that Ray reports, with drains and suspicions filled in."""
     shown = list(with_drains(nodes, drains))
-    for place, node in enumerate(shown):
-        doubt = doubts.get(node.node_id)
-        if doubt is not None:
-            told = {"suspected": doubt.reason, "suspected_since": doubt.since, "next_test_at": doubt.next_test_at}
-            shown[place] = node.model_copy(update=told)
+    for position, node in enumerate(shown):
+        found = suspicions.get(node.node_id)
+        if found is not None:
+            update = {"suspected": found.reason, "suspected_since": found.since, "next_test_at": found.next_test_at}
+            shown[position] = node.model_copy(update=update)
     if not any(_is_sound(node) for node in shown):
-        shown = [_used_all_the_same(node) for node in shown]
+        shown = [_used_although_suspected(node) for node in shown]
     return tuple(shown)
 
 
 def with_drains(nodes: Sequence[Node], drains: Mapping[str, Drain]) -> tuple[Node, ...]:
-    """With the drains that were asked for as they are now. Ray's own goes before: it cannot be undone."""
+    """The nodes with the drains requested now. A drain by Ray takes precedence, since it cannot be undone."""
     return tuple(
         node
         if node.drain is not None and node.drain.source is DrainSource.RAY
@@ -83,8 +86,11 @@ def with_drains(nodes: Sequence[Node], drains: Mapping[str, Drain]) -> tuple[Nod
 
 
 def avoided(nodes: Sequence[Node]) -> tuple[AvoidedNode, ...]:
-    """What supervisors are told of `described` nodes, ordered by id. Suspected nodes are used while there is no sound
-    one: a doubtful node is better than none. A drain is an order, and has no such exception."""
+    """The nodes that supervisors must avoid, ordered by id; `nodes` come from `described`.
+
+    While there is no sound node, suspected nodes are used: a suspected node is better than none. Drained nodes are
+    always avoided.
+    """
     sound = any(_is_sound(node) for node in nodes)
     found = []
     for node in sorted(nodes, key=lambda n: n.node_id):
@@ -100,27 +106,27 @@ def avoided(nodes: Sequence[Node]) -> tuple[AvoidedNode, ...]:
 
 
 def usable(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The living nodes whose capacity counts."""
-    barred = {node.node_id for node in avoided(nodes)}
-    return tuple(node for node in nodes if node.alive and node.node_id not in barred)
+    """The nodes whose capacity counts: alive, and not avoided."""
+    excluded = {node.node_id for node in avoided(nodes)}
+    return tuple(node for node in nodes if node.alive and node.node_id not in excluded)
 
 
 def next_test_delay_s(probation_s: float, num_failed: int) -> float:
-    """Seconds until the next test of a suspected node: twice as long after each one that failed."""
+    """Seconds until the next test of a suspected node; they double with each failed test."""
     return min(max(MAX_TEST_DELAY_S, probation_s), probation_s * 2.0 ** min(num_failed, 30))
 
 
 def partner_for_test(suspect: str, nodes: Sequence[Node]) -> str | None:
-    """A sound node to test the suspect against; None: there is none, and it is tested alone."""
+    """A sound node to test the suspect with; None: there is none, and the suspect is tested alone."""
     return next((node.node_id for node in nodes if node.node_id != suspect and _is_sound(node)), None)
 
 
 def _is_sound(node: Node) -> bool:
-    """Alive, not suspected, not going away, and it has something to compute with."""
+    """Alive, not suspected, not drained, and with CPUs or GPUs."""
     return node.alive and not node.suspected and node.drain is None and (node.cpus > 0 or node.gpus > 0)
 
 
-def _used_all_the_same(node: Node) -> Node:
+def _used_although_suspected(node: Node) -> Node:
     if not node.suspected or not node.alive or node.drain is not None:
         return node
-    return node.model_copy(update={"suspected": f"{node.suspected} (used all the same: there is no sound node)"})
+    return node.model_copy(update={"suspected": f"{node.suspected} (still used, since no other node is sound)"})

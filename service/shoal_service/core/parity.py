@@ -1,8 +1,8 @@
-"""The loss parity report: two series of losses, compared step by step. Pure; the store feeds it rows.
+"""The loss parity report: two series of losses, compared step by step. `store/reads/comparison.py` passes the rows.
 
-A job that lost workers, was resized, paused or moved must have the losses of the undisturbed run: equal bits in
-deterministic mode, within a relative tolerance otherwise. Steps that were rolled back are in the series once, as they
-were done last.
+A job that lost workers, was resized, paused or moved must have the losses of a run without disturbance: equal bits in
+deterministic mode, within a relative tolerance otherwise. A step that was rolled back and repeated is in the series
+once, with its last value. `differences` says whether equal losses can be expected at all; nothing here reads the store.
 """
 
 from __future__ import annotations
@@ -15,17 +15,27 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.spec import JobSpec
 
 Losses = Iterable[tuple[int, float]]
-"""Steps and their losses, steps rising."""
+"""Steps and their losses; the steps ascend."""
 DEFAULT_TOLERANCE = 1e-5
 DECISIVE = (
-    "task", "code.archive", "model", "data", "seed", "batch", "optimizer", "schedule", "precision", "stop",
-    "deterministic", "health.non_finite",
-)  # fmt: skip
-"""What the losses are a function of. Everything else (workers, layout, checkpoints ...) must make no difference."""
+    "task",
+    "code.archive",
+    "model",
+    "data",
+    "seed",
+    "batch",
+    "optimizer",
+    "schedule",
+    "precision",
+    "stop",
+    "deterministic",
+    "health.non_finite",
+)
+"""Keys of the spec that determine the losses. All others (workers, layout, checkpoints ...) must not change them."""
 
 
 class SpecDifference(Frozen):
-    """A key that decides about the losses, and is not the same in two specs."""
+    """A key that determines the losses, and differs between two specs."""
 
     path: str
     """Dotted, for example optimizer.lr."""
@@ -34,7 +44,7 @@ class SpecDifference(Frozen):
 
 
 class ParityPoint(Frozen):
-    """One step of two jobs, next to each other."""
+    """The losses of two jobs at one step."""
 
     step: int
     loss: float
@@ -45,47 +55,47 @@ class ParityPoint(Frozen):
 
 
 class Parity(Frozen):
-    """How far the losses of two jobs differ, step by step: of one with incidents against an undisturbed one."""
+    """How far the losses of two jobs differ, step by step: a job with incidents and one without, for example."""
 
     tolerance: float
-    """Largest relative difference that is still parity."""
+    """Largest relative difference that counts as equal."""
     within_tolerance: bool
-    """Steps were compared, and none differs by more."""
+    """At least one step was compared, and none differs by more than `tolerance`."""
     bit_identical: bool
-    """Steps were compared, and all losses are the same doubles."""
+    """At least one step was compared, and all losses are the same doubles."""
     steps_compared: int
     steps_only_in_job: int
     steps_only_in_against: int
     max_abs_diff: float | None = None
     max_abs_diff_step: int | None = None
     max_rel_diff: float | None = None
-    """|a - b| / max(|a|, |b|); infinite (null) where only one of them is finite."""
+    """|a - b| / max(|a|, |b|); infinite (null in JSON) if only one of them is finite."""
     max_rel_diff_step: int | None = None
     first_step_different: int | None = None
     first_step_over_tolerance: int | None = None
     steps_over_tolerance: int = 0
     differs_in: tuple[SpecDifference, ...] = ()
-    """Why the losses may well differ: data, model, seed and so on are not the same. Empty: the specs match."""
+    """Keys that explain different losses: data, model, seed and so on. Empty: the specs match."""
     points: tuple[ParityPoint, ...] = ()
-    """Of long series: of each of equal shares of the steps, the one with the largest relative difference."""
+    """A long series is divided into equal ranges of steps; each is shown by its largest relative difference."""
 
 
 def compare(losses: Losses, reference: Losses, *, tolerance: float, max_points: int = 0) -> Parity:
-    """Reads both series once, side by side. `max_points` 0: the summary only."""
+    """Compare two series; reads each of them once. `max_points` 0: the summary only."""
     summary = _Summary(tolerance)
     points = _Thinned(max_points)
     for step, loss, other in _side_by_side(losses, reference):
         if loss is None or other is None:
-            summary.add_lonely(in_job=loss is not None)
+            summary.add_unmatched(in_job=loss is not None)
             continue
         point = _point(step, loss, other)
         summary.add(point)
         points.add(point)
-    return summary.parity(tuple(points.kept()))
+    return summary.parity(tuple(points.points()))
 
 
 def differences(spec: JobSpec, against: JobSpec) -> tuple[SpecDifference, ...]:
-    """Keys of DECISIVE that are not the same, each by its full path."""
+    """The keys below DECISIVE that differ, each by its full path."""
     left, right = spec.model_dump(mode="json"), against.model_dump(mode="json")
     return tuple(
         difference for path in DECISIVE for difference in _differences(path, _at(left, path), _at(right, path))
@@ -93,7 +103,7 @@ def differences(spec: JobSpec, against: JobSpec) -> tuple[SpecDifference, ...]:
 
 
 def _side_by_side(losses: Losses, reference: Losses) -> Iterator[tuple[int, float | None, float | None]]:
-    """Every step of either, once."""
+    """(step, loss, other loss) for every step of either series; None if a series does not have the step."""
     left, right = iter(losses), iter(reference)
     a, b = next(left, None), next(right, None)
     while a is not None or b is not None:
@@ -110,7 +120,7 @@ def _side_by_side(losses: Losses, reference: Losses) -> Iterator[tuple[int, floa
 
 
 class _Point(NamedTuple):
-    """A ParityPoint before it is shown, and cheaper: there is one for every step of two long jobs."""
+    """The values of a ParityPoint, without validation: there is one for every step of two long series."""
 
     step: int
     loss: float
@@ -124,7 +134,7 @@ def _point(step: int, loss: float, other: float) -> _Point:
 
 
 def _distance(a: float, b: float) -> tuple[float, float]:
-    """Absolute and relative. Two that are not a number, or the same infinity, do not differ."""
+    """(absolute, relative). Two NaNs do not differ, nor do two equal infinities."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0, 0.0
     if not (math.isfinite(a) and math.isfinite(b)):
@@ -145,7 +155,7 @@ class _Summary:
         self._first_different: int | None = None
         self._first_over: int | None = None
 
-    def add_lonely(self, *, in_job: bool) -> None:
+    def add_unmatched(self, *, in_job: bool) -> None:
         if in_job:
             self._only_in_job += 1
         else:
@@ -184,9 +194,9 @@ class _Summary:
 
 
 class _Thinned:
-    """At most `max_points` of however many points: neighbours are merged, the worse one stays.
+    """At most `max_points` of any number of points: of neighbours only the one with the larger difference is kept.
 
-    Starts with buckets of one point; whenever there are too many, pairs of buckets become one.
+    Starts with buckets of one point. When there are too many buckets, neighbouring pairs of them are merged.
     """
 
     def __init__(self, max_points: int) -> None:
@@ -209,11 +219,11 @@ class _Thinned:
         self._buckets.append(point)
         self._in_last = 1
 
-    def kept(self) -> Iterator[ParityPoint]:
+    def points(self) -> Iterator[ParityPoint]:
         return (ParityPoint(**point._asdict()) for point in self._buckets)
 
     def _merge(self) -> None:
-        """Every bucket is full, but the last one of an odd number has nobody to merge with: it is half full then."""
+        """All buckets are full. The last one of an odd number has no partner, so it is half full after this."""
         pairs = [self._buckets[i : i + 2] for i in range(0, len(self._buckets), 2)]
         self._in_last = self._width * len(pairs[-1])
         self._width *= 2

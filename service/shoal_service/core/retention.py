@@ -1,13 +1,15 @@
-"""Which checkpoints may go. Pure: names in, names and reasons out; the catalog deletes.
+"""Which checkpoints may be deleted: names in, names with reasons out.
 
-    keep = 2      step-30 (torn, newest writer)   stays: may still become a checkpoint
+`supervisor/checkpoint_catalog.py` calls this and deletes; this module never touches the storage.
+
+    keep = 2      step-30 (torn, newest writer)   stays: it may still be committed
                   step-20  good                   stays
                   step-15  damaged                stays: fewer than 2 good ones are newer
                   step-10  good                   stays
-                  step-05  good or damaged        goes
-                  step-12  torn, older writer     goes: a later generation has committed
+                  step-05  good or damaged        is deleted
+                  step-12  torn, older writer     is deleted: a later generation has committed
 
-The newest good checkpoint is never chosen, nor is anything that is in flight.
+The newest good checkpoint is never deleted, nor is one that is in flight.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from shoal_workers.contract.marker import CheckpointName
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """One checkpoint directory that may go, and why."""
+    """One checkpoint directory that may be deleted, and why."""
 
     name: CheckpointName
     reason: str
@@ -34,12 +36,12 @@ def choose_deletions(
     damaged: Collection[CheckpointName],
     in_flight: Collection[CheckpointName],
 ) -> tuple[Deletion, ...]:
-    """Oldest first.
+    """The directories to delete, oldest first.
 
-    `committed`: directories with a marker. `uncommitted`: those without. `damaged`: committed ones that failed
-    verification; they do not count towards `keep`. `in_flight`: being written, committed or read; never chosen.
+    `committed`: directories with a commit marker. `uncommitted`: those without. `damaged`: committed ones that failed
+    verification; they do not count for `keep`. `in_flight`: those being written, committed or read; never deleted.
     """
-    assert keep >= 1, f"keep is {keep}; the newest checkpoint is always kept"
+    assert keep >= 1, f"keep is {keep}, and must be at least 1: the newest checkpoint is always kept"
     good = sorted(set(committed) - set(damaged), reverse=True)
     deletions = [
         Deletion(name, f"{num_newer} good checkpoints are newer, {keep} are kept")
@@ -57,5 +59,5 @@ def choose_deletions(
 
 
 def _written_order(name: CheckpointName) -> tuple[int, int, int]:
-    """When it was written: generations follow each other, and may repeat the steps of the one before."""
+    """Sort key for the time of writing: a later generation may repeat steps of an earlier one."""
     return name.attempt, name.generation, name.step

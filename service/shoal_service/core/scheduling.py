@@ -1,15 +1,15 @@
-"""Who gets how many workers: first come first served, all or nothing. Pure; the control loop carries it out.
+"""How many workers each job gets: first come, first served, all or nothing. The control loop carries it out.
 
-    1 a running job above its max_workers is shrunk; what it gives back counts from the next decision on
-    2 a running job below its min_workers (a PATCH raised it) gets them before anybody else gets anything
-    3 the queue, by priority and age: a job starts when its min_workers fit, with up to max_workers of what fits;
-      the first one that does not fit blocks those behind it, so that small jobs cannot starve a large one
-    4 running jobs grow to max_workers, but only while no job waits that could ever run
+    1 A running job above its max_workers is shrunk. Its workers count as free from the next decision on.
+    2 A running job below its min_workers (a PATCH raised them) gets those before any other job gets workers.
+    3 The queue, by priority and age: a job starts when its min_workers fit, with as many workers as fit, up to its
+      max_workers. The first job that does not fit blocks those behind it, so small jobs cannot starve a large one.
+    4 Running jobs grow to max_workers, but only while no job waits that could ever run.
 
-What is free is node totals minus what running jobs were *granted*, not what processes they have: a job that just lost
-a node keeps its claim. Workers are indivisible, so they are packed node by node. Where grants exceed what is left of
-the cluster, nobody grows until they fit again. A queued job that would not even fit into the empty cluster waits for
-nodes, and blocks nobody. Never preempts.
+Free is what nodes have minus what running jobs were *granted*, not minus the workers that they have now: a job that has
+just lost a node keeps its claim. Workers are indivisible, so they are packed node by node. If the grants exceed what is
+left of the cluster, no job grows until they fit again. A queued job that does not fit into the empty cluster waits for
+nodes, and blocks no other job. Nothing is ever preempted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 _EPSILON = 1e-9
-"""Ray counts resources in fixed point; sums of floats must not lose a worker."""
+"""Ray counts resources in fixed point. A rounding error in a sum of floats must not cost a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class WorkerNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCapacity:
-    """A living node: its totals."""
+    """The totals of a node that is alive."""
 
     node_id: str
     cpus: float
@@ -48,7 +48,7 @@ class NodeCapacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDemand:
-    """A job that is queued (granted_workers 0) or holds a grant."""
+    """A job that is queued (granted_workers is 0) or has a grant."""
 
     job_id: str
     priority: int
@@ -58,11 +58,13 @@ class JobDemand:
     need: WorkerNeed
     granted_workers: int
     leaving: bool = False
-    """Pausing or cancelling: keeps its grant until it is gone, and gets no other."""
+    """Pausing or cancelling: the job keeps its grant until it is gone, and gets no other one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
+    """The first grant of a queued job."""
+
     job_id: str
     workers: int
     reason: str
@@ -70,7 +72,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Another number of workers for a running job."""
+    """A new number of workers for a running job."""
 
     job_id: str
     workers: int
@@ -79,6 +81,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
+    """A queued job does not start yet."""
+
     job_id: str
     reason: str
 
@@ -87,7 +91,7 @@ Decision: TypeAlias = Start | Grant | Wait
 
 
 def decide(jobs: Sequence[JobDemand], nodes: Sequence[NodeCapacity]) -> list[Decision]:
-    """One decision for each queued job, and one for each running job that gets another number of workers."""
+    """One decision for each queued job, and one for each running job whose number of workers changes."""
     ordered = sorted(jobs, key=lambda job: (-job.priority, job.created_at, job.job_id))
     running = [job for job in ordered if job.granted_workers > 0]
     queued = [job for job in ordered if job.granted_workers == 0 and not job.leaving]
@@ -116,7 +120,7 @@ def _shrink(running: list[JobDemand]) -> tuple[list[Decision], list[JobDemand]]:
 
 
 def _raise_to_min(running: list[JobDemand], room: _Room) -> tuple[list[Decision], JobDemand | None]:
-    """The decisions, and the first job that cannot be raised yet: nobody may take what it waits for."""
+    """The decisions, and the first job that cannot be raised yet; no other job may take what it waits for."""
     decisions: list[Decision] = []
     for job in running:
         missing = job.min_workers - job.granted_workers
@@ -133,22 +137,22 @@ def _raise_to_min(running: list[JobDemand], room: _Room) -> tuple[list[Decision]
 def _start(
     queued: list[JobDemand], room: _Room, nodes: Sequence[NodeCapacity], *, blocker: JobDemand | None
 ) -> tuple[list[Decision], JobDemand | None]:
-    """The decisions, and the first job that waits although it could run on this cluster."""
+    """The decisions, and the first job that has to wait although the cluster is large enough for it."""
     decisions: list[Decision] = []
     for job in queued:
         if blocker is not None:
-            reason = f"Waits behind {blocker.job_id} (priority {blocker.priority}), which needs more than is free."
+            reason = f"Waits behind {blocker.job_id} (priority {blocker.priority}), which needs more than what is free."
             decisions.append(Wait(job.job_id, reason))
             continue
         fits = room.fits(job.need)
         if fits >= job.min_workers:
             free = room.describe()
             workers = room.take(job.need, job.max_workers)
-            reason = f"{workers} workers of {job.need.describe()} each ({_desired(job)}); before it, {free} were free."
+            reason = f"{workers} workers of {job.need.describe()} each ({_range_of(job)}); {free} were free before."
             decisions.append(Start(job.job_id, workers, reason))
             continue
         ever = _Room(nodes).fits(job.need)
-        needs = f"Needs {_desired(job)} workers of {job.need.describe()} each"
+        needs = f"Needs {_range_of(job)} workers of {job.need.describe()} each"
         if ever < job.min_workers:
             whole = _Room(nodes).describe()
             decisions.append(Wait(job.job_id, f"{needs}; the whole cluster ({whole}) has room for {ever}. Add nodes."))
@@ -164,32 +168,32 @@ def _grow(running: list[JobDemand], room: _Room) -> list[Decision]:
         free = room.describe()
         extra = room.take(job.need, job.max_workers - job.granted_workers)
         if extra:
-            reason = f"No job waits, and {free} were free for {extra} more of at most {job.max_workers} workers."
+            reason = f"No job waits, and {free} were free: {extra} more workers, of at most {job.max_workers}."
             decisions.append(Grant(job.job_id, job.granted_workers + extra, reason))
     return decisions
 
 
-def _desired(job: JobDemand) -> str:
+def _range_of(job: JobDemand) -> str:
     if job.min_workers == job.max_workers:
         return str(job.min_workers)
     return f"{job.min_workers} to {job.max_workers}"
 
 
 class _Room:
-    """What is free on each node; lives for one decision."""
+    """What is free on each node, during one decision."""
 
     def __init__(self, nodes: Sequence[NodeCapacity]) -> None:
         self._free = [[node.cpus, node.gpus, node.memory_gib] for node in sorted(nodes, key=lambda n: n.node_id)]
 
     def fits(self, need: WorkerNeed) -> int:
-        """How many such workers there is room for."""
+        """The number of such workers that fit."""
         return sum(_fitting(free, need) for free in self._free)
 
     def take(self, need: WorkerNeed, most: int) -> int:
-        """Places up to `most` workers; how many it were.
+        """Place up to `most` workers; returns how many were placed.
 
-        Nodes with the least room first, so that large gaps stay large; and no node with a GPU for a worker that needs
-        none, as long as there is another.
+        The nodes with the least room come first, so that large gaps stay large. Workers without a GPU get a node with
+        GPUs only when all others are full.
         """
         taken = 0
         for free in sorted(self._free, key=lambda free: (0.0 if need.gpus else free[1], _fitting(free, need))):

@@ -20,10 +20,10 @@ def book(connection: Connection, job: JobRecord, state: JobState, shown: Goodput
     """Adds the time up to `now`, which the job has spent in `state`, to the goodput `shown` so far."""
     ledger = goodput.resume(shown, at=now)
     if state is JobState.PAUSED or state.ended:
-        return goodput.show(goodput.account(ledger, Category.IDLE, asked=0, now=now))
+        return goodput.show(goodput.account(ledger, Category.IDLE, requested=0, now=now))
     asked = load_spec(connection, job.num, job.spec_version).elasticity.max_workers
     under = _ACCOUNTS.get(state, Category.IDLE)  # idle: since the last report of its supervisor
-    return goodput.show(goodput.account(ledger, under, asked=asked, now=now))
+    return goodput.show(goodput.account(ledger, under, requested=asked, now=now))
 
 
 def newest(known: Goodput | None, reported: Goodput | None) -> Goodput | None:

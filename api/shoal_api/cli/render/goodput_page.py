@@ -45,7 +45,7 @@ def _with_the_queue(job: JobView, now: float) -> Goodput | None:
     if goodput is None or job.status.state is not JobState.QUEUED:
         return goodput
     asked = job.spec.elasticity.max_workers
-    return show(account(resume(goodput, at=now), Category.QUEUED, asked=asked, now=now))
+    return show(account(resume(goodput, at=now), Category.QUEUED, requested=asked, now=now))
 
 
 def _summary(goodput: Goodput) -> Text:

@@ -32,7 +32,7 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
         return ledger
     asked = before.target.spec.elasticity.max_workers
     workers = min(asked, len(before.group.workers))
-    ledger = goodput.account(ledger, _account_of(before), asked=asked, members=workers, now=now)
+    ledger = goodput.account(ledger, _account_of(before), requested=asked, in_group=workers, now=now)
     if isinstance(event, ReportArrived) and _is_of_the_group(before, event):
         ledger = _heard(ledger, event.item, workers)
     return _moved_on(ledger, before, after)

@@ -10,7 +10,7 @@ from shoal_workers.contract.job import EndReason, JobState
 BUDGETED = [reason for reason, ending in ENDINGS.items() if ending.retry is Retry.BUDGET]
 
 
-def test_every_reason_has_an_ending_and_every_ending_words() -> None:
+def test_every_end_reason_has_an_ending_with_words() -> None:
     assert set(ENDINGS) == set(EndReason)
     for ending in ENDINGS.values():
         assert ending.words.endswith(".")
@@ -22,13 +22,13 @@ def test_only_failures_of_the_job_itself_are_charged() -> None:
 
 
 @pytest.mark.parametrize("reason", BUDGETED)
-def test_an_error_before_a_step_is_done_is_final_whatever_the_budget(reason: EndReason) -> None:
+def test_an_error_before_the_first_completed_step_is_final(reason: EndReason) -> None:
     decision = decide_retry(reason, 0, FailureRecord(0, 0, 1000))
     assert not decision.again
-    assert "no step was made since the start" in decision.reason
+    assert "no step was completed since the start" in decision.reason
 
 
-def test_progress_since_the_last_failure_earns_another_attempt_while_the_budget_lasts() -> None:
+def test_after_progress_another_attempt_follows_until_the_budget_is_used_up() -> None:
     record = FailureRecord(failures=1, last_step=40, max_failures=2)
     assert decide_retry(EndReason.USER_ERROR, 41, record).again
     assert not decide_retry(EndReason.USER_ERROR, 40, record).again
@@ -38,7 +38,7 @@ def test_progress_since_the_last_failure_earns_another_attempt_while_the_budget_
 
 
 @pytest.mark.parametrize("reason", [EndReason.CLUSTER_LOST, EndReason.SUPERVISOR_LOST])
-def test_a_loss_that_is_not_the_jobs_fault_is_free(reason: EndReason) -> None:
+def test_an_end_that_the_job_did_not_cause_is_not_charged(reason: EndReason) -> None:
     decision = decide_retry(reason, 0, FailureRecord(9, 9, 0))
     assert (decision.again, decision.charged) == (True, False)
 

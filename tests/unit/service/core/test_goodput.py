@@ -20,8 +20,8 @@ def running(**changes: Any) -> Ledger:
     return ledger.model_copy(update=changes)
 
 
-def train(ledger: Ledger, now: float, *, members: int = 4, asked: int = 4) -> Ledger:
-    return goodput.account(ledger, Category.PRODUCTIVE, asked=asked, members=members, now=now)
+def train(ledger: Ledger, now: float, *, in_group: int = 4, requested: int = 4) -> Ledger:
+    return goodput.account(ledger, Category.PRODUCTIVE, requested=requested, in_group=in_group, now=now)
 
 
 def settle(ledger: Ledger, step: int, step_s: float = 1.0, *, generation: int = 1, workers: int = 4) -> Ledger:
@@ -33,16 +33,16 @@ def seconds(ledger: Ledger) -> dict[str, float]:
 
 
 def test_the_first_call_only_starts_the_clock() -> None:
-    ledger = goodput.account(Ledger(), Category.QUEUED, asked=4, now=7.0)
+    ledger = goodput.account(Ledger(), Category.QUEUED, requested=4, now=7.0)
     assert ledger.at == 7.0 and seconds(ledger) == {}
 
 
 def test_missing_workers_of_a_running_group_are_degraded() -> None:
-    assert seconds(train(running(), 110.0, members=3)) == {"productive": 30.0, "degraded": 10.0}
+    assert seconds(train(running(), 110.0, in_group=3)) == {"productive": 30.0, "degraded": 10.0}
 
 
 def test_workers_beyond_the_desired_number_do_not_count() -> None:
-    assert seconds(train(running(), 110.0, members=4, asked=2)) == {"productive": 20.0}
+    assert seconds(train(running(), 110.0, in_group=4, requested=2)) == {"productive": 20.0}
 
 
 def test_a_clock_that_goes_back_books_no_seconds() -> None:
@@ -113,7 +113,7 @@ def test_a_verdict_takes_over_what_the_suspicion_has_cost() -> None:
     broken, stuck = IncidentCause.COLLECTIVE_FAILED, IncidentCause.STUCK
     earlier = running(booked={goodput.recovering(broken): 100.0})
     ledger = goodput.discard(train(earlier, 101.0), goodput.recovering(broken))
-    ledger = goodput.account(ledger, goodput.recovering(broken), asked=4, now=102.0)
+    ledger = goodput.account(ledger, goodput.recovering(broken), requested=4, now=102.0)
     ledger = goodput.rename_incident(ledger, broken, stuck)
     assert goodput.show(ledger).recovering == {"collective_failed": 100.0, "stuck": 8.0}
     late = settle(ledger, 1)
@@ -132,7 +132,7 @@ def test_what_was_shown_can_be_continued() -> None:
 
 def test_goodput_is_the_productive_share_and_none_before_the_first_booking() -> None:
     assert goodput.show(Ledger()).ratio is None
-    assert goodput.show(train(running(), 110.0, members=3)).ratio == 0.75
+    assert goodput.show(train(running(), 110.0, in_group=3)).ratio == 0.75
     assert list(goodput.show(Ledger()).seconds) == [category.value for category in Category]
 
 
@@ -160,10 +160,10 @@ def test_the_sum_is_the_integral_of_the_desired_workers_under_all_events(life: l
     for what, *how in life:
         match what:
             case "account":
-                under, asked, members, elapsed_s = how
-                integral += asked * ((now + elapsed_s) - now)
+                under, requested, in_group, elapsed_s = how
+                integral += requested * ((now + elapsed_s) - now)
                 now += elapsed_s
-                ledger = goodput.account(ledger, under, asked=asked, members=members, now=now)
+                ledger = goodput.account(ledger, under, requested=requested, in_group=in_group, now=now)
             case "settle":
                 ledger = settle(ledger, how[1], how[2], generation=how[0], workers=how[3])
             case "formed":

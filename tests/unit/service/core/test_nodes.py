@@ -15,7 +15,7 @@ from shoal_service.core.nodes import (
 )
 
 DRAIN = Drain(reason="new disks", requested_at=1.0, deadline=60.0, source="api")
-DOUBT = NodeSuspicion(reason="computes wrong", since=2.0, next_test_at=602.0)
+SUSPICION = NodeSuspicion(reason="computes wrong", since=2.0, next_test_at=602.0)
 
 
 def node(name: str, *, alive: bool = True, cpus: float = 4.0, drain: Drain | None = None) -> Node:
@@ -30,18 +30,18 @@ def test_a_drained_node_is_avoided_until_its_deadline_and_its_capacity_does_not_
 
 
 def test_a_suspected_node_is_avoided_without_a_deadline() -> None:
-    nodes = described([node("a"), node("b")], {}, {"b": DOUBT})
+    nodes = described([node("a"), node("b")], {}, {"b": SUSPICION})
     assert (nodes[1].suspected, nodes[1].suspected_since, nodes[1].next_test_at) == ("computes wrong", 2.0, 602.0)
     assert avoided(nodes) == (AvoidedNode(node_id="b", reason="on probation: computes wrong"),)
 
 
 def test_suspected_nodes_are_used_if_there_is_no_other() -> None:
-    only = described([node("a")], {}, {"a": DOUBT})
+    only = described([node("a")], {}, {"a": SUSPICION})
     assert avoided(only) == () and usable(only) == only
-    assert only[0].suspected == "computes wrong (used all the same: there is no sound node)"
-    beside_a_head = described([node("head", cpus=0.0), node("a"), node("gone", alive=False)], {}, {"a": DOUBT})
+    assert only[0].suspected == "computes wrong (still used, since no other node is sound)"
+    beside_a_head = described([node("head", cpus=0.0), node("a"), node("gone", alive=False)], {}, {"a": SUSPICION})
     assert avoided(beside_a_head) == ()
-    beside_a_drained_one = described([node("a"), node("b")], {"b": DRAIN}, {"a": DOUBT})
+    beside_a_drained_one = described([node("a"), node("b")], {"b": DRAIN}, {"a": SUSPICION})
     assert [n.node_id for n in avoided(beside_a_drained_one)] == ["b"]
 
 
@@ -51,7 +51,7 @@ def test_a_drain_is_an_order_even_if_no_node_is_left() -> None:
 
 
 def test_dead_nodes_need_not_be_avoided() -> None:
-    assert avoided(described([node("a", alive=False), node("b")], {"a": DRAIN}, {"a": DOUBT})) == ()
+    assert avoided(described([node("a", alive=False), node("b")], {"a": DRAIN}, {"a": SUSPICION})) == ()
 
 
 def test_a_drain_by_ray_takes_precedence_and_stays() -> None:
@@ -61,7 +61,7 @@ def test_a_drain_by_ray_takes_precedence_and_stays() -> None:
 
 
 def test_the_partner_of_a_test_is_a_sound_node() -> None:
-    nodes = described([node("a"), node("b"), node("c"), node("head", cpus=0.0)], {"b": DRAIN}, {"a": DOUBT})
+    nodes = described([node("a"), node("b"), node("c"), node("head", cpus=0.0)], {"b": DRAIN}, {"a": SUSPICION})
     assert partner_for_test("a", nodes) == "c"
     assert partner_for_test("a", nodes[:2]) is None
 

@@ -38,7 +38,7 @@ def _all(spec: JobSpec, world: int, fixed: ParallelismSpec | None = None) -> Any
 
 
 @given(st.integers(1, 64), st.sampled_from([0, 6, 8]), st.integers(1, 9), st.integers(1, 20))
-def test_each_is_legal_and_multiplies_to_its_world(world: int, experts: int, layers: int, micro_batches: int) -> None:
+def test_each_layout_is_legal_and_fills_its_world(world: int, experts: int, layers: int, micro_batches: int) -> None:
     spec = _spec(experts, layers, micro_batches)
     found = _all(spec, world)
     for place in {*range(0, len(found), max(1, len(found) // 40))}:
@@ -48,7 +48,7 @@ def test_each_is_legal_and_multiplies_to_its_world(world: int, experts: int, lay
         assert micro_batches_fed(layout, micro_batches) == found.fed[place]
 
 
-def test_none_is_there_twice() -> None:
+def test_no_layout_occurs_twice() -> None:
     found = _all(_spec(8), 16)
     layouts = [found.layout(place) for place in range(len(found))]
     assert len(set(layouts)) == len(layouts) > 100

@@ -49,7 +49,7 @@ def test_latency_grows_with_the_logarithm_of_the_group() -> None:
     assert [link.latency(size) for size in (1, 2, 4, 8, 16)] == pytest.approx([1.0, 1.0, 2.0, 3.0, 4.0])
 
 
-def test_groups_that_share_processors_talk_slower(round_numbers: Any) -> None:
+def test_groups_that_share_processors_communicate_slower(round_numbers: Any) -> None:
     """8 ranks on 2 processors: 4 times slower; a latency was measured with the group's own ranks competing."""
     link = Link(bandwidth=1e9, latency_s={2: 1e-3, 8: 1e-2})
     crowded = round_numbers.model_copy(update={"inside": link, "ranks_per_node": 8, "processors_per_node": 2})
