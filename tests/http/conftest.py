@@ -15,6 +15,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from doubles.fake_cluster_source import FakeClusterSource
 from shoal_api.client import Client
 from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
@@ -23,28 +24,8 @@ from shoal_api.http.streams import Pace
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
-from shoal_service.views import ClusterView, JobStatus
+from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
-
-
-class StillCluster:
-    """A cluster that changes only when a test changes it."""
-
-    def __init__(self) -> None:
-        self.view = ClusterView(
-            connected=True,
-            address="127.0.0.1:6379",
-            nodes=(),
-            cpus_total=4.0,
-            cpus_free=3.0,
-            gpus_total=0.0,
-            gpus_free=0.0,
-            owner="me",
-            epoch=1,
-        )
-
-    def snapshot(self) -> ClusterView:
-        return self.view
 
 
 @dataclass
@@ -53,7 +34,7 @@ class Service:
 
     url: str
     store: Store
-    cluster: StillCluster
+    cluster: FakeClusterSource
     http: httpx.Client
     client: Client
     observed: list[tuple[str, str, int]]
@@ -80,7 +61,7 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int 
     lease = store.acquire_lease("tests", ttl_s=600, now=time.time())
     assert lease is not None
     epoch = lease.epoch
-    cluster = StillCluster()
+    cluster = FakeClusterSource()
     registry = CollectorRegistry()
     Gauge("shoal_test_series", "Something to scrape.", registry=registry).set(1)
     observed: list[tuple[str, str, int]] = []

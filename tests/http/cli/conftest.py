@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
+from doubles.fake_cluster_source import FakeClusterSource
 from shoal_api.cli.main import build_app
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
@@ -24,7 +25,6 @@ from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, Supervis
 from shoal_service.store import Store
 from shoal_service.views import (
     CheckpointView,
-    ClusterView,
     IncidentView,
     JobStatus,
     JobView,
@@ -44,23 +44,6 @@ SPEC: dict[str, Any] = {
     "elasticity": {"min_workers": 2, "max_workers": 4},
 }
 NODE = NodeView(node_id="a" * 56, ip="127.0.0.1", alive=True, cpus=4, gpus=0, memory_gib=8)
-
-
-class OneNode:
-    """A cluster that never changes."""
-
-    def snapshot(self) -> ClusterView:
-        return ClusterView(
-            connected=True,
-            address="127.0.0.1:6379",
-            nodes=(NODE,),
-            cpus_total=4,
-            cpus_free=1,
-            gpus_total=0,
-            gpus_free=0,
-            owner="test",
-            epoch=1,
-        )
 
 
 @dataclass
@@ -234,7 +217,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
     store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
     lease = store.acquire_lease("test", ttl_s=1e9, now=AT)
     assert lease is not None
-    app = create_app(store=store, cluster=OneNode(), registry=CollectorRegistry(), version="0.1.0")
+    app = create_app(
+        store=store, cluster=FakeClusterSource(NODE, owner="test"), registry=CollectorRegistry(), version="0.1.0"
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     server = make_server(app, host="127.0.0.1", port=0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
