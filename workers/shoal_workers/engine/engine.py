@@ -230,7 +230,7 @@ class Engine:
         built = time.perf_counter()
         restored = trainer.restore()
         # The group is formed once all ranks have their state: one of them may find a damaged file or lost memory.
-        everyones = [Restored.parse(text) for text in group.gather("restored", str(restored))]
+        all_restored = [Restored.parse(text) for text in group.gather("restored", str(restored))]
         if assignment.rank == 0:
             self._outbox.report(
                 GroupFormed(
@@ -242,8 +242,8 @@ class Engine:
                     build_s=built - formed,
                     restore_s=time.perf_counter() - built,
                     num_parameters=runtime.num_parameters,
-                    restored_bytes=sum(one.num_bytes for one in everyones),
-                    remote_bytes=sum(one.remote_bytes for one in everyones),
+                    restored_bytes=sum(one.num_bytes for one in all_restored),
+                    remote_bytes=sum(one.remote_bytes for one in all_restored),
                     past=restored.past,
                 )
             )

@@ -220,7 +220,7 @@ class Trainer:
         if generation.rank == 0:
             generation.outbox.report(
                 StepSkipped(
-                    generation=generation.assignment.generation,
+                    generation=generation.number,
                     step=generation.position.step,
                     at=time.time(),
                     loss=_finite(verdict.loss) if verdict else None,
@@ -246,7 +246,7 @@ class Trainer:
         generation, spec = self._generation, self._generation.spec
         step = generation.position.step
         report = StepReport(
-            generation=generation.assignment.generation,
+            generation=generation.number,
             step=step,
             at=time.time(),
             loss=verdict.loss,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+
+from shoal_workers.engine.parallel.cutting import local
 
 _EPS = 1e-6
 
@@ -32,7 +33,7 @@ class Gradients:
         for parameter, share in shares:
             gradient = parameter.grad
             if gradient is not None:
-                by_share[share].append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+                by_share[share].append(local(gradient))
         return Gradients(by_share)
 
     @torch.no_grad()

@@ -44,6 +44,10 @@ class Generation:
     """How the task's model may be split; empty for a task without a plan."""
 
     @property
+    def number(self) -> int:
+        return self.assignment.generation
+
+    @property
     def rank(self) -> int:
         return self.assignment.rank
 

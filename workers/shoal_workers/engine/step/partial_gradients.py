@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from shoal_workers.engine.group.mesh import Meshes
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.cutting import local
 
 
 class PartialGradients:
@@ -39,9 +39,9 @@ class PartialGradients:
         if self._tp is not None:
             self._over_tp(self._tp)
         for parameter, tied_copy in self._tied_copies:
-            summed = _local(parameter) + _local(tied_copy)
-            _local(parameter).copy_(summed)
-            _local(tied_copy).copy_(summed)
+            summed = _gradient(parameter) + _gradient(tied_copy)
+            _gradient(parameter).copy_(summed)
+            _gradient(tied_copy).copy_(summed)
         if self._pp is not None and self._tied:
             self._across_ends(self._pp)
 
@@ -49,14 +49,14 @@ class PartialGradients:
         by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)
         for parameter in self._partial:
             if parameter.grad is not None:
-                by_dtype[parameter.grad.dtype].append(_local(parameter))
+                by_dtype[parameter.grad.dtype].append(_gradient(parameter))
         for gradients in by_dtype.values():
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             dist.all_reduce(flat, group=group)
             _spread(flat, gradients)
 
     def _across_ends(self, group: dist.ProcessGroup) -> None:
-        own = torch.cat([_local(parameter).reshape(-1) for parameter in self._tied])
+        own = torch.cat([_gradient(parameter).reshape(-1) for parameter in self._tied])
         others = torch.empty_like(own)
         peer = dist.get_global_rank(group, group.size() - 1 if self._is_first else 0)
         exchange = [dist.P2POp(dist.isend, own, peer, group), dist.P2POp(dist.irecv, others, peer, group)]
@@ -64,13 +64,13 @@ class PartialGradients:
             work.wait()
         # in the same order on both sides, so that the two copies keep the same bits
         flat = own + others if self._is_first else others + own
-        _spread(flat, [_local(parameter) for parameter in self._tied])
+        _spread(flat, [_gradient(parameter) for parameter in self._tied])
 
 
-def _local(parameter: Tensor) -> Tensor:
+def _gradient(parameter: Tensor) -> Tensor:
     gradient = parameter.grad
     assert gradient is not None, "every stage's backward pass reaches its tied weights"
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return local(gradient)
 
 
 def _spread(flat: Tensor, gradients: Sequence[Tensor]) -> None:

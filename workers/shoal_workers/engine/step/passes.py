@@ -15,12 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.sharding import keeps_gathered, reduces_once
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
@@ -76,7 +76,7 @@ class LocalPasses:
         generation = self._generation
         with torch.no_grad(), generation.split_loss(), self._user_code:
             loss = generation.task.loss(self._model, generation.own_tokens(batch))
-            return plain(loss).detach().reshape(()) * generation.loss_share
+            return local(loss).detach().reshape(()) * generation.loss_share
 
     def _prepare_backward(self, *, is_last: bool) -> None:
         """Tell FSDP what to do after the next backward pass: everything after the last one, else less."""
@@ -104,12 +104,7 @@ class LocalPasses:
             weighted = loss * weight
             generation.position.enter(Phase.BACKWARD)
             torch.autograd.backward(weighted * (scale / generation.num_token_ranks))
-        return plain(weighted).detach().reshape(()) * generation.loss_share
-
-
-def plain(loss: Tensor) -> Tensor:
-    """A loss that is the same on every rank of its mesh, as an ordinary tensor."""
-    return loss.to_local() if isinstance(loss, DTensor) else loss
+        return local(weighted).detach().reshape(()) * generation.loss_share
 
 
 def refuse_non_scalar(loss: Tensor) -> None:

@@ -30,11 +30,12 @@ from shoal_workers.contract.layout import Recompute, Schedule
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.engine.parallel.assembly import Assembly
+from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.stages import Stage, owner_of
 from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.passes import plain, refuse_non_scalar
+from shoal_workers.engine.step.passes import refuse_non_scalar
 from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.tasks.balance import share_of_step
@@ -111,7 +112,7 @@ class PipelinePasses:
                     dist.send(hidden.contiguous(), self._rank_of(index + 1), group=self._group)
             if not assembly.is_last:
                 return torch.zeros((), device=generation.device)
-            return plain(self._calls.loss_of(hidden, own)).detach().reshape(()) * generation.loss_share
+            return local(self._calls.loss_of(hidden, own)).detach().reshape(()) * generation.loss_share
 
     def _loss(self, output: Tensor, target: tuple[Any, float, float, list[Tensor]]) -> Tensor:
         """The last stage's loss; the schedule differentiates what this returns."""
@@ -119,7 +120,7 @@ class PipelinePasses:
         loss = self._calls.loss_of(output, batch)
         refuse_non_scalar(loss)
         if weight:
-            losses.append(plain(loss).detach().reshape(()) * weight * self._generation.loss_share)
+            losses.append(local(loss).detach().reshape(()) * weight * self._generation.loss_share)
         return loss * (weight * scale / self._generation.num_token_ranks)
 
     def _make_schedule(self, call: ModelCall) -> PipelineScheduleSingle | PipelineScheduleMulti:

@@ -55,10 +55,10 @@ class Replay:
             return
         losses = [self._gradients.forward_only(step, index) for index in self._tried]
         own = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64)
-        everyones = [torch.zeros_like(own) for _ in range(self._generation.layout.world_size)]
-        dist.all_gather(everyones, own)
+        all_bits = [torch.zeros_like(own) for _ in range(self._generation.layout.world_size)]
+        dist.all_gather(all_bits, own)
         self._generation.check()
-        odd_one = name_the_odd_one([found.tolist() for found in everyones])
+        odd_one = name_the_odd_one([found.tolist() for found in all_bits])
         if odd_one is not None:
             self._accuse(odd_one, step + 1)
 
@@ -68,7 +68,7 @@ class Replay:
         if generation.rank == 0:
             generation.outbox.report(
                 ReplayMismatch(
-                    generation=generation.assignment.generation,
+                    generation=generation.number,
                     step=step,
                     at=time.time(),
                     rank=rank,

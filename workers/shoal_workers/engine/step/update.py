@@ -17,7 +17,7 @@ from torch.optim import AdamW, Optimizer
 
 from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.cutting import shard_like
+from shoal_workers.engine.parallel.cutting import local, shard_like
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.optimizer import adamw
 from shoal_workers.engine.task.task import LoadedTask
@@ -36,9 +36,9 @@ class Update:
             id(parameter): (name, parameter) for name, parameter in assembly.named_parameters()
         }
         self._owners = named | {
-            id(local): named[id(parameter)] for local, parameter in local_parameters if id(parameter) in named
+            id(own): named[id(parameter)] for own, parameter in local_parameters if id(parameter) in named
         }
-        self._own = {id(parameter): local for local, parameter in local_parameters}
+        self._own = {id(parameter): own for own, parameter in local_parameters}
         self._tied_copies = list(assembly.tied_copies())
         for group in optimizer.param_groups:  # the schedule scales each group's own peak rate
             group["initial_lr"] = group["lr"]
@@ -48,9 +48,9 @@ class Update:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
         with torch.no_grad():
-            for local, parameter in self._local_parameters:
+            for own, parameter in self._local_parameters:
                 gradient = parameter.grad
-                local.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                own.grad = None if gradient is None else local(gradient)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         for _, parameter in self._local_parameters:
@@ -161,10 +161,10 @@ def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic
         for parameter in assembly.parameters():
             if not parameter.requires_grad:
                 continue
-            local = nn.Parameter(parameter.to_local()) if isinstance(parameter, DTensor) else parameter
+            own = nn.Parameter(local(parameter)) if isinstance(parameter, DTensor) else parameter
             if isinstance(parameter, DTensor):
-                local_parameters.append((local, parameter))
-            parameters.append(local)
+                local_parameters.append((own, parameter))
+            parameters.append(own)
     return Update(assembly, adamw(parameters, settings, deterministic=deterministic), local_parameters)
 
 

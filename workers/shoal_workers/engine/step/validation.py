@@ -63,7 +63,7 @@ class Validation:
         loss_value = self._over_ranks(torch.stack(sums)) / self._num_samples
         per_byte = generation.task.bytes_per_token
         return ValidationReport(
-            generation=generation.assignment.generation,
+            generation=generation.number,
             step=step,
             at=time.time(),
             loss=loss_value,
