@@ -1,7 +1,7 @@
-"""Builds the application: routes, error handlers, the outer ring. Importing this module does nothing.
+"""Builds the application: routes, error handlers, the middleware `Edge`. Importing this module has no effect.
 
-`create_app` is called by the composition root (`shoal serve`), by tests and by benchmarks; each call makes an
-application of its own. Serve it with `serving.make_server`, so that open streams end when the server stops.
+The composition root (`shoal serve`), tests and benchmarks call `create_app`; each call makes a new application. Serve
+it with `serving.make_server`, so that open streams end when the server stops.
 """
 
 from __future__ import annotations
@@ -40,10 +40,15 @@ def create_app(
     profiles: Mapping[str, HardwareProfile] = PROFILES,
     warnings: Callable[[], tuple[str, ...]] = tuple,
 ) -> FastAPI:
-    """One application. `observe` is told of every finished request; `profiles` are what the planner knows of hardware;
-    `warnings` go with /readyz.
+    """A new application.
 
-    `app.state.changes.close()` ends all streams; `make_server` calls it when the server is told to stop."""
+    `app.state.changes.close()` ends all streams; `make_server` calls it when the server stops.
+
+    Args:
+        observe: called after every request.
+        profiles: the hardware that the planner knows, by name.
+        warnings: shown by /readyz.
+    """
     context = Context(
         store=store,
         cluster=cluster,

@@ -1,7 +1,7 @@
-"""Lets coroutines wait until a job has changed, without a thread or a database connection while they wait.
+"""Changes: coroutines wait here until a job has changed, without a thread or a database connection.
 
-The store calls `notify` after each commit, from whatever thread committed. Another process may write as well, so
-whoever waits reads again after a second at the latest. To miss nothing: arm, read, then wait.
+The store calls `notify` after each commit, on the committing thread. Another process may write too, so a waiting
+coroutine reads again after a second at the latest. To miss no change: arm, read, then wait.
 
     with changes.watching(job_id) as watch:
         while not changes.closing:
@@ -30,7 +30,7 @@ class Changes:
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        """Ends every stream and long poll. Called on the serving loop; later waits return at once."""
+        """Ends every stream and long poll; later waits return immediately. Called on the serving loop."""
         self._closed = True
         for watches in self._watches.values():
             for watch in watches:
@@ -42,7 +42,7 @@ class Changes:
 
     @property
     def num_watches(self) -> int:
-        """How many are open; 0 when nobody waits."""
+        """Number of open watches."""
         return sum(len(watches) for watches in self._watches.values())
 
     def notify(self, job_id: str) -> None:
@@ -50,12 +50,12 @@ class Changes:
         if self._watches and self._loop is not None and not self._loop.is_closed():
             try:
                 self._loop.call_soon_threadsafe(self._wake, job_id)
-            except RuntimeError:  # closed between the look and the call: nobody waits any more
+            except RuntimeError:  # the loop was closed after the check: no coroutine waits
                 pass
 
     @contextmanager
     def watching(self, job_id: str | None) -> Iterator[Watch]:
-        """Watch one job, or all of them (None)."""
+        """Watch one job, or all jobs (None)."""
         watch = Watch(self)
         self._watches.setdefault(job_id, set()).add(watch)
         try:
@@ -73,7 +73,7 @@ class Changes:
 
 
 class Watch:
-    """One waiter's memory of whether something has happened since it was armed."""
+    """Of one waiting coroutine: whether a change has happened since `arm`."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes

@@ -1,8 +1,8 @@
 """ETags and conditional requests (RFC 9110, section 13): pure functions of headers.
 
-A job's representation changes with every step, its spec only when somebody changes it. So its entity tag has two
-parts, `<spec's tag>.<checksum of the representation>`: If-None-Match compares the whole (a status that moved on is not
-304), If-Match only the first part (a status that moved on does not invalidate an edit of the spec).
+A job's representation changes with every step, its spec only when a user changes it. So its entity tag has two parts,
+`<tag of the spec>.<checksum of the representation>`: If-None-Match compares both (with a new status the answer is not
+304), If-Match only the first (a new status does not invalidate an edit of the spec).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _CHECKSUM = re.compile(r"\.[0-9a-f]{8}$")
 
 
 def entity_tag(spec_tag: str, representation: bytes) -> str:
-    """The tag of a job's representation, as it stands in the ETag header."""
+    """The value of the ETag header of a job's representation."""
     return f'"{spec_tag}.{zlib.crc32(representation):08x}"'
 
 
 def is_unchanged(if_none_match: str, tag: str) -> bool:
-    """If-None-Match: the client has this representation already (weak comparison)."""
+    """If-None-Match: whether the client has this representation (weak comparison)."""
     return if_none_match.strip() == "*" or tag.strip('"') in _tags(if_none_match)
 
 
 def spec_tags(if_match: str | None) -> str | None:
-    """If-Match in the form that the store compares: tags of specs. Tags without quotes are forgiven."""
+    """If-Match in the form that the store compares: tags of specs. Tags without quotes are accepted."""
     if if_match is None:
         return None
     return ", ".join(_CHECKSUM.sub("", tag) for tag in _tags(if_match))

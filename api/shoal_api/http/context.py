@@ -1,4 +1,4 @@
-"""What every route needs, made once by `create_app` and passed; there is no global state."""
+"""Context: the objects that routes use. `create_app` makes it and passes it to each route; there is no global state."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from shoal_service.views import ClusterView
 
 JobId = Annotated[
     str,
-    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="The id that the job was given at its submission."),
+    Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="The id of the job, as its submission answered."),
 ]
 MAX_SEQ = 2**63 - 1
 
 
 class ClusterSource(Protocol):
-    """Where the API learns about the cluster. Called on worker threads; must answer from memory, and never raise."""
+    """The API's view of the cluster. Called on worker threads; it must answer from memory and never raise."""
 
     def snapshot(self) -> ClusterView: ...
 
 
 @dataclass(frozen=True)
 class Context:
-    """Everything that routes use."""
+    """The objects that routes use."""
 
     store: Store
     cluster: ClusterSource
@@ -40,13 +40,13 @@ class Context:
     version: str
     pace: Pace = DEFAULT_PACE
     profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)
-    """What the planner knows of hardware, by name."""
+    """The hardware that the planner knows, by name."""
     warnings: Callable[[], tuple[str, ...]] = tuple
-    """What a ready service still has to complain about. Called on worker threads; must answer from memory."""
+    """Problems of a service that is ready all the same. Called on worker threads; it must answer from memory."""
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
 
 
 def wants_events(request: Request) -> bool:
-    """The client asks for server-sent events."""
+    """Whether the client accepts server-sent events."""
     return EVENT_STREAM in request.headers.get("accept", "")

@@ -1,8 +1,8 @@
-"""The outermost ring of the application, pure ASGI and cheap: what holds for every request, whatever its route.
+"""Edge: the outermost middleware, pure ASGI, for every request of every route. Installed by `create_app`.
 
-Catches what nobody expected (500 with an id, the cause goes to the log), refuses changes that come from a web page of
-another origin (the service has no passwords: a visited page must not be able to cancel jobs on localhost), adds
-security headers, and counts and times requests. It reads no body and buffers nothing.
+It turns unexpected errors into a 500 with an id and logs the cause, refuses changes from a web page of another origin
+(the service has no passwords, and a page in the browser must not cancel jobs on localhost), adds security headers, and
+counts and times requests. It reads no body and buffers nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Edge:
 
         try:
             if _is_cross_origin_change(scope):
-                detail = "This request changes something and comes from a web page of another origin."
+                detail = "A web page of another origin must not change anything here: Origin and Host differ."
                 refusal = problem_response(Kind.CROSS_ORIGIN, detail=detail, instance=scope["path"])
                 await refusal(scope, receive, send_with_headers)
             else:
@@ -61,7 +61,7 @@ class Edge:
             request = {"error_id": error_id, "method": scope["method"], "path": scope["path"]}
             _log.exception("http.unexpected_error", extra=request)
             if status:
-                raise  # too late for an answer: the server closes the connection, so that nobody takes it for complete
+                raise  # too late for an answer: a closed connection shows the client that it is incomplete
             await _unexpected(scope, error_id)(scope, receive, send_with_headers)
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
@@ -83,5 +83,5 @@ def _is_cross_origin_change(scope: Scope) -> bool:
 
 
 def _unexpected(scope: Scope, error_id: str) -> Response:
-    detail = f"Something went wrong inside the service. Its log holds the cause under {error_id}."
+    detail = f"The service has failed. Its log holds the cause under {error_id}."
     return problem_response(Kind.INTERNAL, detail=detail, instance=scope["path"], error_id=error_id)

@@ -1,4 +1,6 @@
-"""What the streams follow: a job's events, its log, the job itself, or the list of jobs. See `streams.Follower`."""
+"""The sources of streams: the events of a job, its log, the job itself, the list of jobs. They implement
+`streams.Follower`; the routes make one for each stream.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ class LogSelection:
     """Which lines of a job's log."""
 
     rank: int | None = None
-    """None: all ranks, and the lines that belong to none."""
+    """None: all ranks, and lines of workers without a rank."""
     after: int = 0
     tail: int | None = None
-    """Begin with the last so many lines."""
+    """Number of last lines to begin with."""
 
 
 class EventFollower:
-    """Every event after a number, gap-free, with the number as the SSE id."""
+    """Every event after a number, without gaps; the number is the SSE id."""
 
     def __init__(self, store: Store, job_id: str, after: int) -> None:
         self._store = store
@@ -68,7 +70,7 @@ class LogFollower:
 
 
 class JobFollower:
-    """The job itself whenever it has changed; events `job`."""
+    """The job, after each change, as events `job`."""
 
     def __init__(self, store: Store, job_id: str) -> None:
         self._store = store
@@ -87,7 +89,7 @@ class JobFollower:
 
 
 class JobListFollower:
-    """One page of the job list whenever it has changed; events `jobs`."""
+    """One page of the job list, after each change, as events `jobs`."""
 
     def __init__(self, store: Store, states: tuple[JobState, ...], limit: int, cursor: str | None) -> None:
         self._store = store
@@ -106,10 +108,10 @@ class JobListFollower:
 
 
 def plain_line(line: LogView) -> str:
-    """One line of a log for people; the text comes from the user's code, so control characters are taken out."""
-    who = "-" if line.rank is None else str(line.rank)
+    """One line of a log for people. The text comes from users' code, so control characters are replaced."""
+    rank = "-" if line.rank is None else str(line.rank)
     text = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line.text.rstrip("\r\n"))
-    return f"[{who}] {text}\n"
+    return f"[{rank}] {text}\n"
 
 
 def _end(store: Store, job_id: str) -> bytes:

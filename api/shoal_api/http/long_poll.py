@@ -1,4 +1,4 @@
-"""The long poll for events: answers when there is something to say, and ends when nobody listens any more."""
+"""The long poll for events: it answers when there is an event, and ends when the client disconnects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def poll_events(context: Context, request: Request, query: EventQuery) -> 
 
 
 def read_events(store: Store, job_id: str, after: int, limit: int) -> EventPage:
-    """One reading. The state is read before the events: the event that ended the job is then among them."""
+    """Reads once. The state is read before the events, so that the event of the job's end is among them."""
     ended = store.get_job(job_id).status.state.ended
     events = tuple(store.events(job_id, after=after, limit=limit))
     next_after = events[-1].seq if events else after

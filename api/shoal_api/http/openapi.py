@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, plus the bodies that routes decode themselves, and problems for all errors."""
+"""The OpenAPI document: FastAPI's, with the bodies that routes decode themselves, and problem documents for errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shoal_workers.contract.spec import JobSpec
 _REF = "#/components/schemas/{model}"
 _TAGS = [
     {"name": "jobs", "description": "Submit, list, show, change, pause, resume and cancel training jobs."},
-    {"name": "histories", "description": "What a job has been through and what it is made of."},
-    {"name": "specs", "description": "Job specs and the code that they name."},
-    {"name": "operations", "description": "For whoever runs the service."},
+    {"name": "histories", "description": "Events, logs, series, workers, incidents and checkpoints of a job."},
+    {"name": "specs", "description": "Job specs, their code, and predicted layouts."},
+    {"name": "operations", "description": "Cluster, nodes, health, metrics and problem types, for operators."},
 ]
 
 
@@ -30,7 +30,7 @@ def body_of(model: str, media_types: tuple[str, ...], *, required: bool = True) 
 
 
 def build_openapi(app: FastAPI) -> dict[str, Any]:
-    """Built once, on the first request for it."""
+    """The document, built at the first request for it."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes, tags=_TAGS

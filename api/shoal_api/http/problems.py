@@ -1,7 +1,7 @@
 """Turns every error into an RFC 9457 problem document. Never shows a traceback or an internal message to a client.
 
 ProblemError                raised by routes
-errors of the service       mapped by `_OF_SERVICE`, the one place where they meet HTTP statuses
+errors of the service       mapped by `_OF_SERVICE`, the only place that knows their HTTP status
 FastAPI's and Starlette's   unknown route, wrong method, invalid parameters
 anything else               500 with an `error_id`; answered by `edge.Edge`, which logs the cause under that id
 """
@@ -52,7 +52,7 @@ _OF_SERVICE: dict[type[Exception], Kind] = {
 
 
 class ProblemError(Exception):
-    """Raised by routes: answered as a problem document of the given kind."""
+    """Raised by routes, answered as a problem document of `kind`."""
 
     def __init__(self, kind: Kind, detail: str, errors: tuple[SpecProblem, ...] = ()) -> None:
         super().__init__(kind, detail, errors)
@@ -110,8 +110,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = _OF_STATUS.get(error.status_code, Kind.BAD_REQUEST)
     detail = {
-        Kind.NOT_FOUND: "Nothing is here; /docs lists every route.",
-        Kind.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible here.",
+        Kind.NOT_FOUND: "There is no such path; /docs lists every route.",
+        Kind.METHOD_NOT_ALLOWED: f"{request.method[:20]} is not possible for this path; see Allow.",
     }.get(kind, http.HTTPStatus(error.status_code).phrase)
     headers = dict(error.headers or {})
     if kind is Kind.METHOD_NOT_ALLOWED:
@@ -120,7 +120,7 @@ async def _http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Of all routes with this path: the router only tells those of the first one."""
+    """Of all routes with this path; the router knows only those of the first."""
     paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
     methods = {
         verb.upper()

@@ -1,7 +1,7 @@
-"""The uvicorn server that knows how to stop: open streams are ended before uvicorn waits for its connections.
+"""The uvicorn server, with a clean stop: it ends open streams before uvicorn waits for its connections.
 
-uvicorn runs the application's shutdown only after the last connection has gone, so an open event stream would hold it
-for ever. Whoever serves the application uses `make_server`; `--factory` runs need `--timeout-graceful-shutdown`.
+uvicorn shuts the application down only after the last connection has closed, so an open event stream would delay that
+indefinitely. `shoal serve` and tests use `make_server`; `uvicorn --factory` needs `--timeout-graceful-shutdown`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def make_server(
 ) -> uvicorn.Server:
     """A server for an application made by `create_app`; `run()` it on the main thread, or await `serve()`.
 
-    `log_requests`: one log event per request. `grace_s`: for requests that are under way when it stops.
+    `log_requests`: one log event per request. `grace_s`: seconds that running requests have at the stop.
     """
     config = uvicorn.Config(
         app,

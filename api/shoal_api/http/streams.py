@@ -1,8 +1,8 @@
-"""Streams that follow a job: server-sent events, or plain text, fed by a follower that re-reads the store on changes.
+"""Streams of a job's changes: server-sent events or plain text. A follower reads the store again after each change.
 
-A stream sends everything in order and exactly once, from the position that the client names. It ends when its follower
-says that all is out, when the client leaves, or when the application closes; only the first of these is marked (`end`),
-so a client knows when to come back.
+A stream sends each item in order and exactly once, from the position that the client names. It ends when its follower
+has sent everything, when the client disconnects, or when the application closes. Only in the first case it sends an
+event `end`; otherwise the client should connect again.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SSE_HEARTBEAT = b": heartbeat\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a stream does something although nothing has happened, and at most when much happens. Seconds."""
+    """Intervals of a stream, in seconds."""
 
     reread_s: float = 1.0
-    """Another process may have written to the store."""
+    """The store is read again after this time, since another process may have written to it."""
     heartbeat_s: float = 15.0
-    """Proxies and dead peers are found by writing."""
+    """A comment is sent after this time without data, to keep proxies open and to notice dead clients."""
     refresh_s: float = 0.5
-    """Streams of a state (not of a history) are not sent more often."""
+    """Smallest interval between two states; histories have no such limit."""
 
 
 DEFAULT_PACE = Pace()
@@ -39,17 +39,17 @@ DEFAULT_PACE = Pace()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one reading of the store gave."""
+    """The result of one read."""
 
     chunks: tuple[bytes, ...]
     more: bool = False
-    """There was more than one reading takes: read again at once."""
+    """The store has more: read again without waiting."""
     ended: bool = False
-    """Nothing will follow."""
+    """There will be no further items."""
 
 
 class Follower(Protocol):
-    """Reads on from its own position. Called on worker threads, never twice at the same time."""
+    """Reads from its own position on. Called on worker threads, by one thread at a time."""
 
     def read(self) -> Batch: ...
 
@@ -57,7 +57,7 @@ class Follower(Protocol):
 def sse_response(
     changes: Changes, job_id: str | None, follower: Follower, pace: Pace, *, min_gap_s: float = 0.0
 ) -> StreamingResponse:
-    """Events of one job, or of all of them (None); readings are at least `min_gap_s` apart."""
+    """Events of one job, or of all jobs (None); there are at least `min_gap_s` seconds between two reads."""
     chunks = _follow(changes, job_id, follower, pace, min_gap_s, opening=_SSE_OPENING, heartbeat=_SSE_HEARTBEAT)
     return StreamingResponse(chunks, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
 
@@ -84,7 +84,7 @@ async def _follow(
 ) -> AsyncIterator[bytes]:
     if opening:
         yield opening
-    with changes.watching(job_id) as watch, changes.watching(_NOBODY) as closing:
+    with changes.watching(job_id) as watch, changes.watching(_NO_JOB) as closing:
         sent_mono = time.monotonic()
         while not changes.closing:
             watch.arm()
@@ -104,5 +104,5 @@ async def _follow(
                 sent_mono = time.monotonic()
 
 
-_NOBODY = ""
-"""No job has this id: such a watch is woken by the closing of the application only."""
+_NO_JOB = ""
+"""No job has this id, so only the end of the application wakes such a watch."""

@@ -1,4 +1,4 @@
-"""Routes around what a job is made of before it is one: code archives, and specs that are only checked."""
+"""Routes for code archives, and for checking a spec without submitting it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal_workers.contract.spec import JobSpec
 _ZIP_TYPES = ("application/zip", "application/octet-stream")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _ZIP_BODY = {"requestBody": {"required": True, "content": dict.fromkeys(_ZIP_TYPES, _BINARY)}}
-Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="Hexadecimal sha256 of the body.")]
+Sha256 = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="Hexadecimal SHA-256 of the body.")]
 
 
 def routes(context: Context) -> APIRouter:
@@ -35,7 +35,7 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=_ZIP_BODY,
     )
     async def put_code(request: Request, sha256: Sha256) -> Response:
-        """A zip of the user's modules, stored under its sha256; a spec names it as `code.archive`. Repeatable."""
+        """A zip of the user's modules, stored under its SHA-256; a spec names it as `code.archive`. Idempotent."""
         require_media_type(request, _ZIP_TYPES)
         data = await read_body(request, MAX_ARCHIVE_BYTES)
         try:
@@ -53,7 +53,7 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("JobSpec", (*JSON_TYPES, *YAML_TYPES[:1])),
     )
     async def validate_spec(request: Request) -> Response:
-        """Everything that is wrong with it, at once. A spec that is invalid is a 200 with `valid: false`."""
+        """Lists every error of the spec. For an invalid spec the answer is 200 with `valid: false`."""
         try:
             await read_spec(request)
             found = SpecCheck(valid=True)

@@ -1,5 +1,6 @@
-"""Routes of what a job went through and is made of: events, logs, series, workers, incidents, checkpoints; and how
-its losses compare with another job's."""
+"""Routes for the histories of a job (events, logs, series, incidents, checkpoints), its workers, and the comparison of
+its losses with those of another job.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +19,14 @@ from shoal_api.http.streams import sse_response, text_response
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, SeriesPoint, WorkerView
 
-After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only what comes after this number.")]
+After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only items after this number.")]
 LastEventId = Annotated[
     str | None,
-    Header(alias="Last-Event-ID", pattern=r"^[0-9]{0,18}$", description="Number of the last event that was received."),
+    Header(
+        alias="Last-Event-ID",
+        pattern=r"^[0-9]{0,18}$",
+        description="Number of the last event that the client has received.",
+    ),
 ]
 _SSE = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 _SSE_OR_TEXT = {"content": _SSE["content"] | {"text/plain": {"schema": {"type": "string"}}}}
@@ -37,14 +42,14 @@ def routes(context: Context) -> APIRouter:
         job_id: JobId,
         after: After = 0,
         wait: Annotated[
-            float, Query(ge=0, le=60, allow_inf_nan=False, description="Seconds to wait if there is none yet.")
+            float, Query(ge=0, le=60, allow_inf_nan=False, description="Seconds to wait if there is no event yet.")
         ] = 0,
         limit: Annotated[int, Query(ge=1, le=1000, description="Events per answer.")] = 500,
         last_event_id: LastEventId = None,
     ) -> Response:
-        """Gap-free: 1, 2, 3 ... With `wait`: a long poll, which answers as soon as there is an event, or the job has
-        ended. With `Accept: text/event-stream`: all events after `Last-Event-ID` (or `after`), as they happen, and one
-        `end` event when the job has ended.
+        """Numbered 1, 2, 3 ... without gaps. With `wait`: a long poll, which answers when there is an event or the job
+        has ended. With `Accept: text/event-stream`: all events after `Last-Event-ID` (or `after`), as they happen, and
+        an event `end` when the job has ended.
         """
         if wants_events(request):
             await run_in_threadpool(store.get_job, job_id)
@@ -59,13 +64,13 @@ def routes(context: Context) -> APIRouter:
         job_id: JobId,
         rank: Annotated[int | None, Query(ge=0, le=10_000_000, description="Only this rank's lines.")] = None,
         after: After = 0,
-        tail: Annotated[int | None, Query(ge=1, le=10_000, description="Only the last so many lines.")] = None,
+        tail: Annotated[int | None, Query(ge=1, le=10_000, description="Only this number of last lines.")] = None,
         limit: Annotated[int, Query(ge=1, le=10_000, description="Lines per answer.")] = 1000,
-        follow: Annotated[bool, Query(description="Go on with new lines until the job has ended.")] = False,
+        follow: Annotated[bool, Query(description="Continue with new lines until the job has ended.")] = False,
         last_event_id: LastEventId = None,
     ) -> Response:
-        """Standard output and standard error of the shards. JSON, or by `Accept`: `text/plain`, or (with `follow`)
-        `text/event-stream`. `follow` alone gives plain text.
+        """Standard output and standard error of the workers. The answer is JSON, or by `Accept` `text/plain` or (with
+        `follow`) `text/event-stream`. `follow` alone gives plain text.
         """
         lines = LogSelection(rank, int(last_event_id or after), None if last_event_id else tail)
         as_text = "text/plain" in request.headers.get("accept", "")
@@ -93,14 +98,14 @@ def routes(context: Context) -> APIRouter:
         """One point per completed step, or the mean of several. Values that are not finite are null."""
         return await _page(Page[SeriesPoint], store.series, job_id, after_step=after_step, max_points=max_points)
 
-    @router.get("/workers", response_model=Page[WorkerView], summary="A job's processes")
+    @router.get("/workers", response_model=Page[WorkerView], summary="A job's workers")
     async def workers(job_id: JobId) -> Response:
-        """Rank, node, pid, generation and state of each."""
+        """Rank, node, pid, generation and state of each worker."""
         return await _page(Page[WorkerView], store.workers, job_id)
 
-    @router.get("/incidents", response_model=Page[IncidentView], summary="What went wrong, and what it cost")
+    @router.get("/incidents", response_model=Page[IncidentView], summary="A job's incidents")
     async def incidents(job_id: JobId) -> Response:
-        """Oldest first."""
+        """Failures and what they cost, oldest first."""
         return await _page(Page[IncidentView], store.incidents, job_id)
 
     @router.get("/checkpoints", response_model=Page[CheckpointView], summary="A job's durable checkpoints")
@@ -112,17 +117,18 @@ def routes(context: Context) -> APIRouter:
     async def parity(
         job_id: JobId,
         against: Annotated[
-            str, Query(min_length=1, max_length=64, description="The other job, usually an undisturbed one.")
+            str, Query(min_length=1, max_length=64, description="The other job, usually one without incidents.")
         ],
         tolerance: Annotated[
-            float, Query(ge=0, le=1, allow_inf_nan=False, description="Largest relative difference that is parity.")
+            float,
+            Query(ge=0, le=1, allow_inf_nan=False, description="Largest relative difference that is parity."),
         ] = DEFAULT_TOLERANCE,
         max_points: Annotated[
-            int, Query(ge=0, le=20_000, description="List the losses of at most so many steps; 0: none.")
+            int, Query(ge=0, le=20_000, description="List the losses of at most this number of steps; 0: none.")
         ] = 0,
     ) -> Response:
-        """Every step that both have, as exact doubles: the largest difference, the first step that differs, and which
-        keys of the specs may be the reason.
+        """Compares the losses of all steps that both jobs have, as exact doubles: the largest difference, the first
+        step that differs, and the keys of the specs that may explain it.
         """
         found = await run_in_threadpool(store.parity, job_id, against, tolerance=tolerance, max_points=max_points)
         return Response(found.model_dump_json(), media_type="application/json")

@@ -1,7 +1,7 @@
 """Routes for the nodes of the cluster: list, show, drain, undo a drain.
 
-Drains lie in the store, so they outlive this process; the control loop carries them to the scheduler and to every
-supervisor within a second or two.
+The store holds the drains, so they outlive this process. The control loop passes them to the scheduler and to every
+supervisor within two seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal_service.core.nodes import DrainSource, with_drains
 from shoal_service.views import DrainRequest, NodeView, Page
 
 NodeId = Annotated[
-    str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Ray's id of the node, whole, as GET /v1/nodes shows it.")
+    str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Ray's id of the node, in full length, from GET /v1/nodes.")
 ]
 
 
@@ -31,7 +31,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("", response_model=Page[NodeView], summary="List the nodes of the cluster")
     async def list_nodes() -> Response:
-        """All of them, dead ones too, with what they have, and whether they are being drained or on probation."""
+        """All nodes, also dead ones, with their resources, drains and probations."""
         page = Page[NodeView](items=await run_in_threadpool(_nodes, context))
         return Response(page.model_dump_json(), media_type="application/json")
 
@@ -48,15 +48,15 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("DrainRequest", JSON_TYPES, required=False),
     )
     async def drain_node(request: Request, node_id: NodeId) -> Response:
-        """Jobs leave the node at their next step boundary, without losing a step, and nothing new is placed there; with
-        `deadline_s`, in time before it goes away. Asking again changes reason and deadline."""
-        asked = await _asked(request)
+        """Jobs leave the node at their next step boundary and lose no step; no new worker is placed there. With
+        `deadline_s`, they leave before that time. A repeated request replaces reason and deadline."""
+        drain = await _drain_request(request)
         node = await run_in_threadpool(_node, context, node_id)
         if not node.alive:
-            raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is dead: there is nothing to drain.")
+            raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is dead and cannot be drained.")
         now = context.clock()
-        deadline = None if asked.deadline_s is None else now + asked.deadline_s
-        await run_in_threadpool(store.drain_node, node_id, reason=asked.reason, deadline=deadline, now=now)
+        deadline = None if drain.deadline_s is None else now + drain.deadline_s
+        await run_in_threadpool(store.drain_node, node_id, reason=drain.reason, deadline=deadline, now=now)
         return _node_response(await run_in_threadpool(_node, context, node_id), 202)
 
     @router.delete("/{node_id}/drain", response_model=NodeView, summary="Use a drained node again")
@@ -64,7 +64,7 @@ def routes(context: Context) -> APIRouter:
         """Does nothing to a node that is not drained. A drain that Ray announced cannot be undone."""
         node = await run_in_threadpool(_node, context, node_id)
         if node.drain is not None and node.drain.source is not DrainSource.API:
-            raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is drained by Ray, which cannot be undone here.")
+            raise ProblemError(Kind.REQUEST_CONFLICT, f"Ray drains node {node_id}, and Shoal cannot undo that.")
         await run_in_threadpool(store.undo_drain, node_id)
         return _node_response(await run_in_threadpool(_node, context, node_id))
 
@@ -72,7 +72,7 @@ def routes(context: Context) -> APIRouter:
 
 
 def _nodes(context: Context) -> tuple[NodeView, ...]:
-    """As the control loop saw them last, with the drains as they are now."""
+    """The nodes as the control loop saw them last, with the current drains."""
     nodes = with_drains(context.cluster.snapshot().nodes, context.store.drains())
     return tuple(NodeView.of(node) for node in nodes)
 
@@ -84,7 +84,7 @@ def _node(context: Context, node_id: str) -> NodeView:
     raise ProblemError(Kind.NODE_NOT_FOUND, f"There is no node {node_id}; GET /v1/nodes lists them.")
 
 
-async def _asked(request: Request) -> DrainRequest:
+async def _drain_request(request: Request) -> DrainRequest:
     if "content-type" not in request.headers:
         await read_body(request, 0)
         return DrainRequest()

@@ -1,4 +1,4 @@
-"""Routes for whoever runs the service: cluster, health, readiness, metrics, the catalogue of problems."""
+"""Routes for operators: cluster, health, readiness, metrics, problem types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal_workers.contract.checks.spec_errors import SpecProblem
 def routes(context: Context) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
-    @router.get("/v1/cluster", response_model=ClusterView, summary="What the scheduler sees")
+    @router.get("/v1/cluster", response_model=ClusterView, summary="The cluster as the scheduler sees it")
     async def cluster() -> Response:
         """Nodes, free capacity, and which control plane owns the jobs."""
         view = await run_in_threadpool(context.cluster.snapshot)
@@ -29,12 +29,13 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/healthz", summary="The process is alive")
     async def healthz() -> Health:
-        """Asks nobody else. Restart the process when this does not answer."""
+        """Checks nothing else. Restart the process if this does not answer."""
         return Health(version=context.version)
 
     @router.get("/readyz", response_model=Readiness, summary="The service can accept and run jobs")
     async def readyz() -> Readiness:
-        """The store answers and the cluster is connected; says who holds the lease, and which of its nodes are away."""
+        """The store answers and the cluster is connected. Shows the owner of the lease, and warnings such as nodes that
+        are away."""
         return await run_in_threadpool(_readiness, context)
 
     @router.get(
@@ -48,16 +49,16 @@ def routes(context: Context) -> APIRouter:
         body = await run_in_threadpool(generate_latest, context.registry)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/problems", summary="Every kind of error that this API answers")
+    @router.get("/problems", summary="Every problem type of this API")
     async def problems() -> list[ProblemType]:
-        """`type` of a problem document is one of these."""
+        """The `type` of every problem document is one of these."""
         return [kind.described() for kind in Kind]
 
-    @router.get("/problems/{code}", summary="One kind of error")
+    @router.get("/problems/{code}", summary="One problem type")
     async def problem(
         code: Annotated[str, Path(max_length=64, description="The last part of a `type`.")],
     ) -> ProblemType:
-        """What the `type` of a problem document points to."""
+        """The document that the `type` of a problem refers to."""
         if code not in BY_CODE:
             raise ProblemError(Kind.NOT_FOUND, f"There is no problem type {code[:64]!r}; GET /problems lists them.")
         return BY_CODE[code].described()

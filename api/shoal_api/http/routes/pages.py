@@ -1,5 +1,5 @@
-"""Two pages for people, shipped with the package: the live job page and the API's documentation. Nothing comes from
-another host, and the Content-Security-Policy sees to it; scripts write text, never markup.
+"""Two pages for people, part of the package: the live page of jobs and the documentation of the API. They load nothing
+from other hosts, which the Content-Security-Policy enforces; their scripts write text, never markup.
 """
 
 from __future__ import annotations

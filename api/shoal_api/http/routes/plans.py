@@ -1,4 +1,4 @@
-"""The route that asks the planner: what would a job run with, and what would it cost."""
+"""The route that predicts the layouts of a job, their memory and their step time."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def routes(context: Context) -> APIRouter:
         openapi_extra=body_of("PlanRequest", JSON_TYPES),
     )
     async def make_plan(request: Request) -> Response:
-        """Legal layouts for so many workers, or so many GPUs of a kind, best first: memory, step time, where both go,
-        and why. Nothing is submitted, nothing runs."""
-        asked = await read_model(request, PlanRequest)
-        found = await run_in_threadpool(answer, asked, context.profiles)
+        """Legal layouts for a number of workers, or of GPUs of one kind, best first: memory and step time by part, with
+        reasons. Nothing is submitted or run."""
+        plan = await read_model(request, PlanRequest)
+        found = await run_in_threadpool(answer, plan, context.profiles)
         return Response(found.model_dump_json(), media_type="application/json")
 
     return router

@@ -78,7 +78,7 @@ function attempt(path, parameters) {
     output.hidden = false;
     output.textContent = "…";
     const control = new AbortController();
-    const timer = setTimeout(() => control.abort(), 10000);  // streams do not end by themselves
+    const timer = setTimeout(() => control.abort(), 10000);  // a stream may never end
     try {
       const answer = await fetch(url + (query.size ? `?${query}` : ""), { signal: control.signal, headers: { Accept: "application/json" } });
       const text = await answer.text();

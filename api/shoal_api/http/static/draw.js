@@ -1,4 +1,4 @@
-// What the job page draws with: numbers as text, elements, curves, stripes. Nothing here knows a job or reads anything.
+// Drawing for the page of jobs: numbers as text, elements, curves, stripes. It reads nothing from the service.
 "use strict";
 const SVG = "http://www.w3.org/2000/svg";
 const CATEGORIES = ["productive", "recomputed", "checkpoint_stall", "recovering", "resizing", "degraded", "starting", "queued", "idle"];

@@ -1,4 +1,4 @@
-// The live job page. It only reads. Everything from the service is written with textContent, never as markup.
+// The live page of jobs. It only reads. It writes data of the service with textContent, never as markup.
 "use strict";
 const $ = (id) => document.getElementById(id);
 const MOOD = { RUNNING: "good", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "dim", QUEUED: "dim", PAUSED: "warn",
@@ -94,7 +94,7 @@ async function refresh() {
     const [series, incidents, workers] = await Promise.all(["series?max_points=800", "incidents", "workers"].map(
       async (part) => { const answer = await fetch(`/v1/jobs/${encodeURIComponent(id)}/${part}`); return answer.ok ? (await answer.json()).items : []; }));
     if (id === chosen) { showHistory(series, incidents, workers); await refreshEvents(id); }
-  } catch { /* the streams reconnect, and then this runs again */ }
+  } catch { /* the streams reconnect and call this again */ }
   refreshing = false;
   if (again) { again = false; refresh(); }
 }
