@@ -133,7 +133,7 @@ def test_workers_incidents_and_checkpoints_are_listed(service: Any, supervise: A
         node_ip="127.0.0.1",
         pid=7,
         generation=1,
-        phase="step",
+        phase="forward",
         step=3,
     )
     incident = IncidentView(
