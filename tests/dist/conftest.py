@@ -124,13 +124,13 @@ def answer_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
             start_new_session=True,
         )
         try:
-            told, errors = program.communicate(timeout=150)
+            output, errors = program.communicate(timeout=150)
         finally:
             if program.poll() is None:
                 os.killpg(program.pid, signal.SIGKILL)
                 program.wait()
         assert program.returncode == 0, errors
-        return json.loads(told.splitlines()[-1])
+        return json.loads(output.splitlines()[-1])
 
     return answer
 

@@ -41,12 +41,12 @@ def reported(workers: list[Any]) -> Bits:
     seen: Bits = {}
     for worker in workers:
         for item in worker.poll():
-            told: dict[str, float] = {}
+            values: dict[str, float] = {}
             if isinstance(item, StepReport):
-                told = {f"loss {item.step}": item.loss, f"norm {item.step}": item.grad_norm}
+                values = {f"loss {item.step}": item.loss, f"norm {item.step}": item.grad_norm}
             if isinstance(item, ValidationReport):
-                told = {f"validation {item.step}": item.loss}
-            for name, value in told.items():
+                values = {f"validation {item.step}": item.loss}
+            for name, value in values.items():
                 assert seen.setdefault(name, value.hex()) == value.hex(), name
     return seen
 

@@ -91,10 +91,12 @@ def test_ranks_on_two_hosts_find_each_other(hosts: tuple[str, str]) -> None:
     ranks = [
         subprocess.Popen(
             ["ip", "netns", "exec", host, sys.executable, "-c", _PAIR, str(rank), _ADDRESSES[0], str(_PORT)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank, host in enumerate(hosts)
-    ]  # fmt: skip
+    ]
     try:
         said = [rank.communicate(timeout=90) for rank in ranks]
     finally:

@@ -144,6 +144,6 @@ def test_rank_0_reports_the_cost_of_the_snapshots(make_job: Any) -> None:
     job = make_job(memory=True, **SPEC)
     workers = job.workers(2)
     assert [e.kind for e in job.run(workers)] == [ExitKind.FINISHED] * 2
-    told = job.reported(workers, SnapshotCost)
-    assert told and told[0].every_steps == 1 and told[0].num_bytes > 0
-    assert told[-1].share > 0, "told as soon as it is known"
+    costs = job.reported(workers, SnapshotCost)
+    assert costs and costs[0].every_steps == 1 and costs[0].num_bytes > 0
+    assert costs[-1].share > 0, "reported once it is known"

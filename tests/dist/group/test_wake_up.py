@@ -48,7 +48,7 @@ def test_only_connections_of_the_known_addresses_are_shut_and_never_a_listener()
             assert sockets.sweep() == 2, "the accepted end of ours, and our end at the store"
             for end in (known[1], to_store[0]):
                 end.settimeout(5)
-                assert end.recv(1) == b"", "whoever waits on it is awake"
+                assert end.recv(1) == b"", "the waiting thread is woken"
             strangers[0].sendall(b"x")
             assert strangers[1].recv(1) == b"x"
             assert gloo.getsockname() in listening_addresses()

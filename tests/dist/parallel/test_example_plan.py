@@ -26,8 +26,11 @@ def last_loss(directory: Path, num_processes: int, parallelism: Any) -> float:
             *("-m", "shoal_workers.run", str(path), "--checkpoint-dir", str(directory / f"checkpoints-{parallelism}")),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return float(json.loads(done.stdout.strip().splitlines()[-1])["loss"])
 

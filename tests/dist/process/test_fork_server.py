@@ -70,14 +70,14 @@ def raylet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylet]:
 
 
 def test_a_process_has_the_requested_arguments_and_environment(raylet: Raylet) -> None:
-    told = raylet.start(PYTHONPATH="/some/where", COLOUR="green")
-    assert told["is_forked"]
-    assert told["name"] == "__main__"
-    assert told["argv"] == [str(raylet.folder / "script.py"), f"--raylet-name={raylet.name}", "two words"]
-    assert told["cwd"] == str(raylet.folder)
-    assert told["path"] == [str(raylet.folder), "/some/where"]
-    assert told["env"]["COLOUR"] == "green"
-    assert told["group"] == told["pid"], "ending the group of one ends no other"
+    answer = raylet.start(PYTHONPATH="/some/where", COLOUR="green")
+    assert answer["is_forked"]
+    assert answer["name"] == "__main__"
+    assert answer["argv"] == [str(raylet.folder / "script.py"), f"--raylet-name={raylet.name}", "two words"]
+    assert answer["cwd"] == str(raylet.folder)
+    assert answer["path"] == [str(raylet.folder), "/some/where"]
+    assert answer["env"]["COLOUR"] == "green"
+    assert answer["group"] == answer["pid"], "ending the group of one ends no other"
     assert (raylet.folder / "stderr").read_text() == "to stderr\n"
 
 
@@ -132,8 +132,8 @@ def test_changed_code_has_another_address(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_shell_can_run_the_command_for_ray(fork: bool, start: list[str]) -> None:
     executable = py_executable(fork=fork)
     assert executable is not None
-    told = subprocess.run(["bash", "-c", f"echo {executable}"], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == [sys.executable, *start]
+    answer = subprocess.run(["bash", "-c", f"echo {executable}"], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == [sys.executable, *start]
 
 
 def test_a_new_interpreter_has_the_requested_arguments(tmp_path: Path) -> None:

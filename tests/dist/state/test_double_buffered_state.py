@@ -85,7 +85,7 @@ def test_survivors_read_nothing_if_the_layout_does_not_change(make_job: Any, ref
     before, after = workers[0].dumped(), workers[0].dumped()
     for name, (_, _, values) in before.items():
         assert (values == after[name][2]).all(), name
-    (formed,) = [told for told in job.reported(members, GroupFormed) if told.generation == job.generation]
+    (formed,) = [item for item in job.reported(members, GroupFormed) if item.generation == job.generation]
     whole = sum(values.nbytes for _, _, values in before.values())
     assert formed.start_step == 4
     assert 0 < formed.restored_bytes < 2 * whole, "the spare's part, and what every rank has a copy of"
@@ -137,7 +137,7 @@ def test_a_survivor_that_is_ahead_returns_to_its_other_buffer_without_reading(ma
     members = [workers[0], spare]
     source = job.in_memory([workers[0].exit()], members)
     assert [e.kind for e in job.run(members, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
-    (formed,) = [told for told in job.reported(members, GroupFormed) if told.generation == job.generation]
+    (formed,) = [item for item in job.reported(members, GroupFormed) if item.generation == job.generation]
     assert formed.start_step == 5
     assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 

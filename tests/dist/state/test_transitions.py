@@ -59,9 +59,9 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
         ends = job.run(next_members, layout=case.new, **restore)
         assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
         _assert_same_bits(before, _whole([worker.dumped() for worker in next_members]))
-        told = {r.step: r.loss for r in job.reports(next_members[0])}
+        losses = {r.step: r.loss for r in job.reports(next_members[0])}
         expected = {step: loss for step, loss in plain.losses.items() if step > SWITCH}
-        assert told == pytest.approx(expected, abs=1e-5)
+        assert losses == pytest.approx(expected, abs=1e-5)
     assert {**plain.losses} == pytest.approx(job.losses(list({*members, *next_members})), abs=1e-5)
 
 

@@ -59,9 +59,13 @@ class Server:
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [self.python, "-c", _MAIN, "serve", *options],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=self.state_dir,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.state_dir,
                 env={**inherited, "OMP_NUM_THREADS": "1", **self.environment},
-            )  # fmt: skip
+            )
         self.sessions.add(self.process.pid)
 
         def listening() -> str | None:
@@ -146,8 +150,11 @@ class Server:
         assert self.note is not None
         left = subprocess.run(
             [self.python, "-c", _LIST_LEFT, self.note["address"]],
-            env={**os.environ, **self.ray_environment}, check=True, capture_output=True, text=True,
-        )  # fmt: skip
+            env={**os.environ, **self.ray_environment},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
         return tuple(json.loads(left.stdout.splitlines()[-1]))
 
     def sweep(self) -> dict[int, str]:

@@ -49,7 +49,7 @@ class WorkerPool:
             raise
         shutil.rmtree(self._job.root)
         generation = self._job.generation
-        told = [item for item in members[0].poll() if getattr(item, "generation", None) == generation]
-        steps = [item for item in told if isinstance(item, StepReport)]
-        (validation,) = [item.loss for item in told if isinstance(item, ValidationReport)]
+        reports = [item for item in members[0].poll() if getattr(item, "generation", None) == generation]
+        steps = [item for item in reports if isinstance(item, StepReport)]
+        (validation,) = [item.loss for item in reports if isinstance(item, ValidationReport)]
         return Plain({r.step: r.loss for r in steps}, {r.step: r.grad_norm for r in steps}, validation)

@@ -28,10 +28,10 @@ def _batch(task: LanguageModel, size: int = 4) -> dict[str, torch.Tensor]:
 
 
 def test_prepare_reports_progress_and_may_be_called_again(small_task: SmallTask) -> None:
-    task, told = small_task(), list[str]()
-    task.prepare(told.append)
-    assert told[0].startswith("tokenising")
-    assert told[-1] == "text ready"
+    task, notes = small_task(), list[str]()
+    task.prepare(notes.append)
+    assert notes[0].startswith("tokenising")
+    assert notes[-1] == "text ready"
     again = list[str]()
     task.prepare(again.append)
     assert again == ["text ready"]
