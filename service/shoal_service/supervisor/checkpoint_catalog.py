@@ -1,10 +1,10 @@
-"""One job's checkpoints in durable storage: commit, find, verify, retire. Imports no torch, opens no tensor.
+"""One job's checkpoints in durable storage: commit, find, verify, delete. Imports no torch, reads no tensor.
 
     <checkpoint.url>/<job id>/          the root of a catalog
         step-000000000120-a1-g3/        a checkpoint, once COMMIT.json is in it
 
-Every call talks to the storage and may block: the supervisor calls from a thread. OSError means that the storage does
-not answer; nothing here takes that for "there is no checkpoint", since a job would start again from step 0.
+Every call accesses the storage and may block, so the supervisor calls it from a thread. OSError means that the storage
+does not answer. It never means "there is no checkpoint", since a job would then start again from step 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointCatalog:
-    """Stateless: two catalogs of one root see the same. `root` includes the job's id; plain path or fsspec URL."""
+    """Has no state: two catalogs of one root are equal. `root` includes the job's id; a plain path or an fsspec URL."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -34,7 +34,7 @@ class CheckpointCatalog:
         return join(self._root, str(name))
 
     def check_writable(self) -> None:
-        """Writes, reads and deletes a small file. StorageUnusable says why that fails, and what can be done."""
+        """Writes, reads and deletes a small file. StorageUnusable names the reason if that fails, and the way out."""
         probe = f"write-probe-{uuid.uuid4().hex}"
         try:
             place = open_directory(self._root)
@@ -45,13 +45,13 @@ class CheckpointCatalog:
         except OSError as error:
             raise StorageUnusable(self._root, _in_one_line(error), _way_out(self._root)) from error
         if found != probe.encode():
-            reason = f"{len(probe)} bytes were written, {len(found)} other ones were read back"
+            reason = f"{len(probe)} bytes were written, but {len(found)} different bytes were read back"
             raise StorageUnusable(self._root, reason, _way_out(self._root))
 
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
-        """Makes the parts of all ranks a checkpoint. Repeating it is harmless.
+        """Makes a checkpoint of the parts of all ranks. Repeating it is harmless.
 
-        DamagedCheckpoint when a part is not there as told: with a directory that is not shared, each node sees its own.
+        DamagedCheckpoint if a reported part is not there, for example because the directory is not shared by all nodes.
         """
         marker = marker_of(parts, job_id=job_id, attempt=attempt, now=now)
         place = self._open(CheckpointName(marker.step, marker.attempt, marker.generation))
@@ -62,19 +62,19 @@ class CheckpointCatalog:
     def newest(
         self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
     ) -> CheckpointName | None:
-        """The newest checkpoint with a whole marker; `before`: older than that one."""
+        """The newest checkpoint with a valid marker; with `before`, the newest that is older than it."""
         for name in self._names():
             if (before is None or name < before) and name not in excluding and self._marker(name) is not None:
                 return name
         return None
 
     def markers(self) -> list[tuple[CheckpointName, CommitMarker]]:
-        """Every committed checkpoint, newest first; those whose marker is damaged are left out."""
+        """Every committed checkpoint, newest first, without those with a damaged marker."""
         found = ((name, self._marker(name)) for name in self._names())
         return [(name, marker) for name, marker in found if marker is not None]
 
     def verify(self, name: CheckpointName) -> None:
-        """Reads everything. DamagedCheckpoint names the first file that is not as it was written."""
+        """Reads all files. DamagedCheckpoint names the first file that differs from what was written."""
         place = self._open(name)
         marker = marker_in(place)
         check_lengths(place, marker)
@@ -84,9 +84,9 @@ class CheckpointCatalog:
     def retain(
         self, keep: int, *, damaged: Collection[CheckpointName], in_flight: Collection[CheckpointName]
     ) -> list[CheckpointName]:
-        """Deletes what `choose_deletions` chooses; returns what is gone. What cannot be deleted is left for next time.
+        """Deletes what `choose_deletions` chooses; returns what was deleted. Failed deletions are tried again later.
 
-        The marker goes first, so that a deletion that is cut short leaves something that nobody takes for a checkpoint.
+        The marker is deleted first, so that an interrupted deletion does not leave a directory with a valid marker.
         """
         names = self._names()
         committed = [name for name, _ in self.markers()]
@@ -105,8 +105,8 @@ class CheckpointCatalog:
         return gone
 
     def remove_torn(self, *, in_flight: Collection[CheckpointName]) -> list[CheckpointName]:
-        """Deletes every directory that has no marker, not even a damaged one; returns what is gone. Only for when
-        nobody writes any more."""
+        """Deletes every directory without a marker, even a damaged one; returns what was deleted. Call it only after
+        all writers have ended."""
         gone = []
         for name in self._names():
             place = self._open(name)

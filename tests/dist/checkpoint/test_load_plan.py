@@ -55,7 +55,7 @@ def test_tensors_that_are_not_requested_are_not_read() -> None:
 
 def test_hole_between_the_slices_is_refused() -> None:
     indexes = [_index(0, _item(0, 2)), _index(1, _item(3, 3))]
-    with pytest.raises(StateMismatch, match="of w it holds only 10 of the 12 elements that this rank needs"):
+    with pytest.raises(StateMismatch, match="of w it contains only 10 of the 12 elements that this rank needs"):
         plan_load({"w": torch.zeros(6, 2)}, indexes, directory="d")
 
 

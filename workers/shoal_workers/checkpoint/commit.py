@@ -1,7 +1,7 @@
-"""The commit marker in storage: a checkpoint exists once it is there, not before.
+"""The commit marker in storage. A checkpoint exists as soon as its marker exists, not before.
 
-The file holds the marker and the CRC-32 of the marker's canonical JSON, so that a flipped bit in it is seen as surely
-as one in the tensors. Written last, atomically, by whoever knows that every part is durable: the supervisor, or run.py.
+The file contains the marker and the CRC-32 of its canonical JSON, so a flipped bit is found, as in the tensors. It is
+written last, atomically, when every part is durable: by the supervisor, or by `shoal_workers.run`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from shoal_workers.contract.worker_reports import SavedPart
 
 
 def write_marker(directory: str, marker: CommitMarker) -> None:
-    """Atomic and durable: the checkpoint in `directory` exists from here on. OSError when the storage refuses."""
+    """Atomic and durable: afterwards the checkpoint in `directory` exists. OSError if the storage fails."""
     write_marker_in(open_directory(directory), marker)
 
 
 def marker_of(parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
-    """The marker of the checkpoint that the parts of all ranks make up. Completeness is the caller's duty: asserted."""
+    """The marker of the checkpoint that consists of these parts. The caller has the parts of all ranks: asserted."""
     assert parts, "no parts to commit"
     first = parts[0]
     name = CheckpointName(first.step, attempt, first.generation)
@@ -48,29 +48,29 @@ def marker_of(parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: flo
 
 
 def read_marker(directory: str) -> CommitMarker:
-    """DamagedCheckpoint when there is no whole marker, OSError when the storage cannot be reached."""
+    """DamagedCheckpoint if there is no valid marker, OSError if the storage cannot be reached."""
     return marker_in(open_directory(directory))
 
 
 def write_marker_in(place: Directory, marker: CommitMarker) -> None:
-    """`write_marker` to a directory that is already open."""
+    """As `write_marker`, for an open directory."""
     place.write(MARKER_NAME, [_encode(marker)])
 
 
 def marker_in(place: Directory) -> CommitMarker:
-    """`read_marker` of a directory that is already open."""
+    """As `read_marker`, for an open directory."""
     with reading(place, MARKER_NAME, missing="is missing: the checkpoint was never committed"):
         data = place.read(MARKER_NAME)
     marker = _decode(place.url, data)
     written_as = CheckpointName(marker.step, marker.attempt, marker.generation)
-    lies_in = CheckpointName.parse(place.url.rsplit("/", 1)[-1])
-    if lies_in is not None and lies_in != written_as:
-        raise DamagedCheckpoint(place.url, MARKER_NAME, f"belongs to {written_as}, but lies in {lies_in}")
+    found_in = CheckpointName.parse(place.url.rsplit("/", 1)[-1])
+    if found_in is not None and found_in != written_as:
+        raise DamagedCheckpoint(place.url, MARKER_NAME, f"belongs to {written_as}, but was found in {found_in}")
     return marker
 
 
 def newest_committed(root: str) -> str | None:
-    """URL of the newest checkpoint under `root` whose marker is whole; for callers that have no supervisor."""
+    """URL of the newest checkpoint under `root` with a valid marker; for callers without a supervisor."""
     place = open_directory(root)
     for name in checkpoint_names(place):
         try:
@@ -95,12 +95,12 @@ def _encode(marker: CommitMarker) -> bytes:
 def _decode(url: str, data: bytes) -> CommitMarker:
     try:
         parsed: Any = json.loads(data)
-        said = parsed["crc32"]
+        recorded = parsed["crc32"]
         marker = CommitMarker.model_validate(parsed["marker"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        why = "fields do not fit" if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
+        why = "its fields are not valid" if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
         raise DamagedCheckpoint(url, MARKER_NAME, f"is not a commit marker ({why})") from None
     found = zlib.crc32(marker.model_dump_json().encode())
-    if found != said:
-        raise DamagedCheckpoint(url, MARKER_NAME, f"has crc32 {found:#010x}, and says {said!r} of itself")
+    if found != recorded:
+        raise DamagedCheckpoint(url, MARKER_NAME, f"has crc32 {found:#010x}, but records {recorded!r}")
     return marker

@@ -1,4 +1,4 @@
-"""CRC-32 of a file from the CRC-32s of its pieces, so that every byte is read once.
+"""CRC-32 of a file from the CRC-32s of its pieces, so that each byte is read only once.
 
 crc(a + b) = crc(a) * x^(8 * len(b)) + crc(b) over GF(2), modulo the CRC polynomial; the method of zlib's
 `crc32_combine_op` (Adler, 2022), which Python's zlib does not expose. Around 50 microseconds per piece.

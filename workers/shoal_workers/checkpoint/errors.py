@@ -1,11 +1,11 @@
-"""Everything that can be wrong with a checkpoint, apart from the storage not answering (that is an OSError).
+"""Errors of checkpoints. A storage that does not answer is an OSError instead.
 
     CheckpointError
     +-- DamagedCheckpoint     a file is missing, short, long or altered: fall back to an older checkpoint
-    +-- StateMismatch         the checkpoint is whole, but holds other tensors than the state that asks for them
-    +-- StorageUnusable       the URL cannot be used for checkpoints at all: the user has to change something
+    +-- StateMismatch         the checkpoint is intact, but its tensors do not fit the state to load
+    +-- StorageUnusable       the URL cannot be used for checkpoints: the user must change the configuration
 
-Imports no torch: the service raises and catches these too. All of them survive pickling (they cross process borders).
+Imports no torch, since the service uses these errors too. They survive pickling, since they cross process boundaries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CheckpointError(Exception):
 
 
 class DamagedCheckpoint(CheckpointError):
-    """`file` of the checkpoint in `directory` is not what was written."""
+    """`file` of the checkpoint in `directory` differs from what was written."""
 
     code = "damaged_checkpoint"
 
@@ -44,7 +44,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class StateMismatch(CheckpointError):
-    """The state asks for tensors, shapes or dtypes that the checkpoint in `directory` does not hold."""
+    """The state has tensors, shapes or dtypes that the checkpoint in `directory` does not contain."""
 
     code = "state_mismatch"
 
@@ -58,12 +58,12 @@ class StateMismatch(CheckpointError):
         more = f"; and {len(self.problems) - _SHOWN} more" if len(self.problems) > _SHOWN else ""
         return (
             f"Checkpoint {self.directory} does not fit this model and optimizer: {shown}{more}. "
-            "Resume with the model and optimizer that it was saved from, or start without it."
+            "Resume with the model and optimizer that it was saved from, or start a job without this checkpoint."
         )
 
 
 class StorageUnusable(CheckpointError):
-    """Checkpoints cannot be kept under `url`."""
+    """Checkpoints cannot be stored under `url`."""
 
     code = "storage_unusable"
 

@@ -1,10 +1,10 @@
-"""The index of one rank's shard: which slice of which tensor lies where in the .bin file, with a checksum each.
+"""The index of one rank's shard: tensor, slice, offset in the .bin file and checksum of each item.
 
     shard-00002.bin     | embed.weight[2000:3000] | pad | layers.0.wq[...] | pad | ...     raw bytes, 64-byte aligned
     shard-00002.json    {"items": [{"fqn": "embed.weight", "offsets": [2000, 0], "file_offset": 0, "crc32": ...}, ...],
                          "extra": {...}, ...}
 
-Pure data, JSON both ways; nothing that lies in storage is ever unpickled. Imports no torch.
+Pure data, stored as JSON: nothing in storage is unpickled. Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class IndexItem(Frozen):
 
     fqn: str
     dtype: str
-    """As torch spells it, without the prefix: float32, bfloat16 ..."""
+    """torch's name without the prefix: float32, bfloat16 ..."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     offsets: tuple[int, ...]
-    """Where the slice begins in the whole tensor, per dim."""
+    """Start of the slice in the whole tensor, per dim."""
     sizes: tuple[int, ...]
-    """Extent of the slice, per dim; its bytes are in row-major order."""
+    """Size of the slice, per dim; its bytes are in row-major order."""
     file_offset: int = Field(ge=0)
     nbytes: int = Field(ge=0)
     crc32: int = Field(ge=0, le=0xFFFFFFFF)
@@ -46,14 +46,14 @@ class ShardIndex(Frozen):
     step: int
     items: tuple[IndexItem, ...]
     extra: dict[str, Any]
-    """Whatever the engine wants back that is not a tensor; JSON values only."""
+    """The engine's values that are not tensors; JSON values only."""
 
     def to_json(self) -> bytes:
         return self.model_dump_json().encode()
 
     @staticmethod
     def from_json(data: bytes) -> ShardIndex:
-        """ValueError, in one line, for anything that is not an index."""
+        """ValueError, with a message of one line, if it is not an index."""
         try:
             return ShardIndex.model_validate_json(data)
         except ValidationError as error:
@@ -62,7 +62,7 @@ class ShardIndex(Frozen):
 
 
 def jsonable(extra: Any) -> dict[str, Any]:
-    """`extra` as it will come back: tuples as lists, keys as strings. TypeError or ValueError for what JSON lacks."""
+    """`extra` as it will be read: tuples as lists, keys as strings. TypeError or ValueError if it is not JSON."""
     return dict(json.loads(json.dumps(dict(extra), allow_nan=False)))
 
 

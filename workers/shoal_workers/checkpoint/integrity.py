@@ -1,4 +1,4 @@
-"""Is a checkpoint what its marker says? Lengths of all files, whole small files, whole big files. Imports no torch."""
+"""Compares the files of a checkpoint with its marker: lengths of all files, and checksums. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CHUNK_BYTES = 8 << 20
 
 
 def check_lengths(place: Directory, marker: CommitMarker) -> None:
-    """One listing: every file of the marker is there and as long as it says. Other files are nobody's business."""
+    """With one listing: every file in the marker exists and has the right length. Other files are ignored."""
     try:
         found = place.files()
     except FileNotFoundError:
-        raise DamagedCheckpoint(place.url, marker.files[0].name, "is missing, with the whole directory") from None
+        raise DamagedCheckpoint(place.url, marker.files[0].name, "is missing; its directory does not exist") from None
     for file in marker.files:
         if file.name not in found:
             raise DamagedCheckpoint(place.url, file.name, f"is missing ({file.bytes} bytes)")
@@ -30,7 +30,7 @@ def check_lengths(place: Directory, marker: CommitMarker) -> None:
 
 
 def read_checked(place: Directory, file: SavedFile) -> bytes:
-    """A whole small file, verified."""
+    """The content of a small file, verified."""
     with reading(place, file.name):
         data = place.read(file.name)
     if len(data) != file.bytes:
@@ -40,24 +40,24 @@ def read_checked(place: Directory, file: SavedFile) -> bytes:
 
 
 def verify_file(place: Directory, file: SavedFile) -> None:
-    """A whole file of any size, verified in constant memory."""
+    """Verifies a file of any size in constant memory."""
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, file.bytes)))
     crc = offset = 0
     while offset < file.bytes:
-        desired = buffer[: file.bytes - offset]
+        chunk = buffer[: file.bytes - offset]
         with reading(place, file.name):
-            count = place.read_into(file.name, offset, desired)
-        if count < len(desired):
+            count = place.read_into(file.name, offset, chunk)
+        if count < len(chunk):
             problem = f"ends at byte {offset + count}, the marker says {file.bytes}"
             raise DamagedCheckpoint(place.url, file.name, problem)
-        crc = zlib.crc32(desired, crc)
+        crc = zlib.crc32(chunk, crc)
         offset += count
     _compare(place, file, crc)
 
 
 @contextmanager
 def reading(place: Directory, name: str, missing: str = "is missing") -> Iterator[None]:
-    """A file that is gone, or whose disk cannot give it back (EIO), is damage; other OSErrors are the storage's."""
+    """Makes a missing file and a read error of the disk (EIO) a DamagedCheckpoint; other OSErrors pass through."""
     try:
         yield
     except FileNotFoundError:

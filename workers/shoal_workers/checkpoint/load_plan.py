@@ -1,8 +1,8 @@
-"""Which saved slices fill which part of the state: any layout from any layout.
+"""Plans which saved slices fill which parts of the state, from any layout into any layout.
 
-Decided by the read planning of torch.distributed.checkpoint; the metadata that it wants are put together here, in
-memory, from the ranks' indexes. A slice that several ranks wrote is read from the lowest. Unlike torch's planner alone,
-this refuses a state that the saved slices do not cover.
+Uses the read planning of torch.distributed.checkpoint, with metadata that is built in memory from the ranks' indexes. A
+slice that several ranks wrote is read from the lowest rank. Unlike torch's planner, this refuses a state that the saved
+slices do not cover. Called by `reader` and by the snapshot store.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shoal_workers.checkpoint.save_plan import local_tensor
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Copy this box of a saved slice there."""
+    """One box of a saved slice, and the part of the state that it fills."""
 
     source_offsets: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -39,7 +39,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class ItemRead:
-    """One saved slice that has to be read, and everything that it fills."""
+    """One saved slice that must be read, and all that it fills."""
 
     file: str
     item: IndexItem
@@ -49,17 +49,17 @@ class ItemRead:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """One tensor's slices."""
+    """The saved slices of one tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     slices: dict[tuple[int, ...], tuple[str, IndexItem]]
-    """By where they begin: the lowest rank's file, and the slice in it."""
+    """By their offsets: the lowest rank's file, and the slice in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """What one slice, the `number`-th of its tensor, has of what this rank holds."""
+    """The overlap of one saved slice, the `number`-th of its tensor, with this rank's part of the tensor."""
 
     number: int
     source_offsets: tuple[int, ...]
@@ -69,7 +69,7 @@ class _Box:
 
 
 def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], *, directory: str) -> list[ItemRead]:
-    """In the order in which the slices lie in their files. StateMismatch where the checkpoint lacks part of it."""
+    """In the order of the slices in their files. StateMismatch if the checkpoint lacks a part of the state."""
     saved = _collect(indexes, directory)
     _refuse_mismatch(state, saved, directory)
     planner = _Planner()
@@ -87,7 +87,7 @@ def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], 
             fills[box.number].append(Fill(box.source_offsets, box.lengths, target))
             filled += box.num_elements
         if filled != here.numel():
-            holes.append(f"of {fqn} it holds only {filled} of the {here.numel()} elements that this rank needs")
+            holes.append(f"of {fqn} it contains only {filled} of the {here.numel()} elements that this rank needs")
         reads += [ItemRead(*places[number], own.dtype, tuple(parts)) for number, parts in fills.items()]
     if holes:
         raise StateMismatch(directory, holes)
@@ -95,7 +95,7 @@ def plan_load(state: Mapping[str, torch.Tensor], indexes: Sequence[ShardIndex], 
 
 
 class _Planner:
-    """Asks torch once for all tensors that are cut alike, here and there: a state has hundreds, of some ten kinds."""
+    """Calls torch once for all tensors with equal sharding: a state has hundreds of tensors, of about ten kinds."""
 
     def __init__(self) -> None:
         self._chunks: dict[Hashable, list[ChunkStorageMetadata]] = {}
@@ -152,7 +152,7 @@ def _collect(indexes: Sequence[ShardIndex], directory: str) -> dict[str, _Saved]
 
 
 def dtype_of(item: IndexItem, rank: int, directory: str) -> torch.dtype:
-    """DamagedCheckpoint if there is none of that name, or the slice has not as many bytes as it needs."""
+    """DamagedCheckpoint if torch has no dtype of that name, or the slice does not have the bytes that it needs."""
     dtype = getattr(torch, item.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise DamagedCheckpoint(directory, index_name(rank), f"gives {item.fqn} the unknown dtype {item.dtype!r}")
@@ -166,7 +166,9 @@ def _refuse_mismatch(state: Mapping[str, torch.Tensor], saved: Mapping[str, _Sav
     problems = []
     for fqn, tensor in state.items():
         if tensor.device.type == "meta":
-            raise ValueError(f"{fqn} is on the meta device: it has no memory to load into")
+            raise ValueError(
+                f"{fqn} is on the meta device, so it has no memory to load into: materialize the model first"
+            )
         there = saved.get(fqn)
         if there is None:
             problems.append(f"it has no {fqn}")

@@ -1,7 +1,7 @@
-"""A directory of a mounted file system. A finished write has survived a power cut: file and directory are synced.
+"""A directory of a mounted file system. A finished write survives a power failure: file and directory are synced.
 
-Never maps files into memory: a mapped file that is cut or whose disk fails kills the process by SIGBUS, where a read
-returns an error that can be told.
+It never maps files into memory: if a mapped file is truncated or its disk fails, access kills the process with SIGBUS,
+while a read returns an error that can be reported.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LocalDirectory:
         except BaseException:
             try:
                 temporary.unlink(missing_ok=True)
-            except OSError:  # the first failure is the one to tell
+            except OSError:  # the first error is the one to raise
                 pass
             raise
 

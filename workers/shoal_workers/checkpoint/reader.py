@@ -1,7 +1,8 @@
-"""Loads a checkpoint into a state of any layout, in place, and trusts nothing that it has not checked.
+"""Loads a checkpoint into a state of any layout, in place, and verifies everything that it reads.
 
-Marker -> lengths of all files -> every index whole -> every slice that this rank needs, each against its CRC-32. Each
-rank reads by itself: no collectives. When it raises, the state's values are neither the old nor the new ones.
+In this order: the marker, the lengths of all files, every index, every slice that this rank needs against its CRC-32.
+Each rank reads on its own, without collectives. If it raises, some of the state's values may have been replaced and
+others not. Called by the engine and by export.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shoal_workers.checkpoint.storage import Directory, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CommitMarker
 
 _REMOTE_READS = 16
-"""Requests under way at once to an object store, where each costs tens of milliseconds before the first byte."""
+"""Parallel requests to an object store, where each takes tens of milliseconds until the first byte."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,8 +34,8 @@ R = TypeVar("R")
 def load(state: Mapping[str, torch.Tensor], *, directory: str) -> dict[str, Any]:
     """Fills `state` (flat, as for `CheckpointWriter.save`) and returns the `extra` that rank 0 saved.
 
-    DamagedCheckpoint: fall back to an older one. StateMismatch: it was saved from something else. OSError: the storage
-    does not answer. Tensors of the checkpoint that the state does not ask for are not read.
+    DamagedCheckpoint: fall back to an older one. StateMismatch: it was saved from another model or optimizer. OSError:
+    the storage does not answer. Tensors of the checkpoint that the state does not contain are not read.
     """
     place = open_directory(directory)
     marker = marker_in(place)
@@ -52,7 +53,7 @@ def load(state: Mapping[str, torch.Tensor], *, directory: str) -> dict[str, Any]
 
 
 def read_catalogue(directory: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What a checkpoint holds: every tensor by name, whole, on the meta device, in the order of names; and `extra`.
+    """The content of a checkpoint: every whole tensor by name, on the meta device, sorted by name; and `extra`.
 
     Raises as `load`.
     """
@@ -82,10 +83,10 @@ def _read_indexes(place: Directory, marker: CommitMarker) -> list[ShardIndex]:
             index = ShardIndex.from_json(read_checked(place, files[name]))
         except ValueError as error:
             raise DamagedCheckpoint(place.url, name, f"is not an index ({error})") from None
-        says = index.rank, index.world_size, index.generation, index.step
-        ought = rank, marker.world_size, marker.generation, marker.step
-        if says != ought:
-            problem = f"is of rank, world size, generation, step {says}; the marker says {ought}"
+        recorded = index.rank, index.world_size, index.generation, index.step
+        expected = rank, marker.world_size, marker.generation, marker.step
+        if recorded != expected:
+            problem = f"records rank, world size, generation, step {recorded}; the marker records {expected}"
             raise DamagedCheckpoint(place.url, name, problem)
         return index
 
@@ -93,7 +94,7 @@ def _read_indexes(place: Directory, marker: CommitMarker) -> list[ShardIndex]:
 
 
 def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
-    """Reads one slice whole, checks it, and hands its boxes out; straight into the state where it fits exactly."""
+    """Reads and checks one whole slice, and copies its boxes; reads into the state directly if the slice fits it."""
     item = read.item
     direct = _is_whole(read)
     memory = read.fills[0].target.reshape(-1).view(torch.uint8) if direct else scratch.take(item.nbytes)
@@ -117,7 +118,7 @@ def _fill(place: Directory, read: ItemRead, scratch: _Scratch) -> None:
 
 
 def _is_whole(read: ItemRead) -> bool:
-    """The slice fills one contiguous piece of CPU memory from its first to its last byte."""
+    """The slice fills one contiguous block of CPU memory completely."""
     target = read.fills[0].target
     return (
         len(read.fills) == 1
@@ -128,7 +129,7 @@ def _is_whole(read: ItemRead) -> bool:
 
 
 class _Scratch(ThreadLocal):
-    """Memory for slices that are not desired as they are; reused, so that its pages are warm. One per thread."""
+    """Memory for slices of which only boxes are needed; reused, so its pages are touched already. One per thread."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """A directory of anything that fsspec can open: an object store, or memory:// in tests.
 
-An object store has no rename and needs none: a PUT, also one in parts, becomes visible whole or not at all (only memory://
-keeps what was written before a failure). The libraries raise families of their own (botocore's are no OSErrors) and
-remember listings: both end here.
+An object store needs no rename: a PUT, also in parts, becomes visible as a whole or not at all (only memory:// keeps
+what was written before a failure). The libraries raise errors of their own (those of botocore are not OSErrors), and
+cache listings; this class converts the errors and clears the caches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PART_BYTES = 32 << 20
 """Bytes per request, both ways; S3 allows 10,000 parts of an upload, so a file may have 312 GiB."""
 
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "r2"})
-"""Have no directories. Asked to make one, s3fs makes the *bucket*, so that a misspelt URL would seem to work."""
+"""Protocols without directories. s3fs would create the *bucket* instead, so a misspelt URL would seem to work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,11 @@ class RemoteDirectory:
                     file.write(chunk)
                 file.close()
             except BaseException:
-                with contextlib.suppress(Exception):  # the first failure is the one to tell
+                with contextlib.suppress(Exception):  # the first error is the one to raise
                     file.discard()
-                with contextlib.suppress(AttributeError):  # else the garbage collector closes it, which publishes it
+                with contextlib.suppress(
+                    AttributeError
+                ):  # otherwise the garbage collector closes the file, which publishes it
                     file.closed = True
                 raise
 

@@ -1,11 +1,12 @@
-"""Which slices of which tensors this rank writes, and where in its file they lie. Decided without communication.
+"""Plans which slices of which tensors this rank writes, and their offsets in its file, without communication.
 
-    DTensor      every rank its own slice, by torch.distributed.checkpoint's planner; along the mesh axes on which it is
-                 replicated only the rank with coordinate 0 writes
-    plain        replicated: written by the ranks that say `owns_replicated`; a reader takes the lowest rank's copy
-    empty slice  not written (uneven shards leave some ranks without any); a tensor that is empty as a whole is
+    DTensor      each rank writes its own slice, as torch.distributed.checkpoint plans it; along mesh axes on which the
+                 tensor is replicated, only the rank with coordinate 0 writes
+    plain        replicated: written by ranks with `owns_replicated`; a reader takes the lowest rank's copy
+    empty slice  not written (with uneven sharding some ranks have none); a tensor that is empty as a whole is written
 
-Must never need a collective: ranks that are about to be lost cannot be asked.
+It must never need a collective, because it must work while other ranks are being lost. Called by the writer and the
+snapshot store.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shoal_workers.checkpoint.index import ALIGNMENT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class PlannedItem:
-    """One slice that this rank writes: all of the local tensor of `fqn`."""
+    """One slice that this rank writes: the whole local tensor of `fqn`."""
 
     fqn: str
     dtype: torch.dtype
@@ -42,7 +43,7 @@ class SavePlan:
 
 
 def plan_save(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> SavePlan:
-    """In the order of `state`. ValueError for what cannot be saved: a Partial DTensor, a tensor without storage."""
+    """In the order of `state`. ValueError if a tensor cannot be saved: a Partial DTensor, or one without storage."""
     mine = {fqn: tensor for fqn, tensor in state.items() if _is_writer(fqn, tensor, owns_replicated)}
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(mine, is_coordinator=True)
@@ -57,11 +58,11 @@ def plan_save(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> Sa
 
 
 def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> Hashable:
-    """Equal keys, equal plans; a small part of the cost of planning, which a save would otherwise pay every time.
+    """Equal keys mean equal plans. A key costs a small part of a plan, so each save compares keys and reuses the plan.
 
     Meshes compare equal across ranks and generations, so the coordinate is part of the key.
     """
-    places: dict[int, tuple[int, ...]] = {}  # coordinates by mesh: there are few
+    coordinates: dict[int, tuple[int, ...]] = {}  # by mesh: there are few
     layouts: list[Hashable] = []
     for fqn, tensor in state.items():
         if not isinstance(tensor, DTensor):
@@ -69,28 +70,30 @@ def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> Has
             continue
         spec = tensor._spec
         mesh = spec.mesh
-        place = places.get(id(mesh))
-        if place is None:
-            place = places[id(mesh)] = tuple(mesh.get_coordinate() or ())
-        layouts.append((fqn, spec.shape, tensor.dtype, spec.placements, mesh, place))
+        coordinate = coordinates.get(id(mesh))
+        if coordinate is None:
+            coordinate = coordinates[id(mesh)] = tuple(mesh.get_coordinate() or ())
+        layouts.append((fqn, spec.shape, tensor.dtype, spec.placements, mesh, coordinate))
     return owns_replicated, tuple(layouts)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor that lies in this process, without its gradient history.
+    """The part of a tensor in this process, without its gradient history.
 
-    Not by `to_local`, which would make that history first: a snapshot asks for some hundred of them.
+    Avoids `to_local`, which creates that history first; a snapshot calls this for hundreds of tensors.
     """
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _is_writer(fqn: str, tensor: torch.Tensor, owns_replicated: bool) -> bool:
     if tensor.device.type == "meta":
-        raise ValueError(f"{fqn} is on the meta device: it has no values to save or to load into")
+        raise ValueError(f"{fqn} is on the meta device: it has no values to save: materialize the model first")
     if not isinstance(tensor, DTensor):
         return owns_replicated
     if any(placement.is_partial() for placement in tensor.placements):
-        raise ValueError(f"{fqn} has placements {tensor.placements}: a partial sum has no value of its own to save")
+        raise ValueError(
+            f"{fqn} has placements {tensor.placements}: a partial sum has no value to save: reduce it first"
+        )
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:  # this rank is not in the tensor's mesh
         return False

@@ -1,10 +1,11 @@
-"""Writes one rank's part of a checkpoint: a blocking copy into warm memory, everything else behind training's back.
+"""Writes one rank's part of a checkpoint: a blocking copy into allocated memory, then a write on a thread of its own.
 
-    training thread   | wait for the write before | copy | ------------- training goes on -------------->
-    writer thread                                        | crc32 | .bin + fsync | .json + fsync | on_done
+    training thread   | wait for the previous write | copy | ------------ training continues ------------>
+    writer thread                                          | crc32 | .bin + fsync | .json + fsync | on_done
 
-No collectives: each rank speaks only for itself, and the checkpoint exists once somebody who has heard of every part
-has written the commit marker. Must never raise for a storage problem: training goes on without the checkpoint.
+There are no collectives. Each rank writes only its own part; the checkpoint exists once the supervisor has all reports
+and has written the commit marker. It must never raise for a storage problem: training continues without the
+checkpoint. Called by the engine.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What the writer thread needs to know of a save."""
+    """What the writer thread needs to know about a save."""
 
     directory: str
     rank: int
@@ -44,7 +45,7 @@ class _Part:
 
 
 class CheckpointWriter:
-    """One per process; called from the training thread only. Outlives generations: its memory stays warm."""
+    """One per process, for all its generations, so that its memory stays allocated. Training thread only."""
 
     def __init__(self) -> None:
         self._staging = StagingBuffer()
@@ -54,7 +55,7 @@ class CheckpointWriter:
         self._durable_in = ""
 
     def warm(self, state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> None:
-        """Plans and takes the memory before the first save has to; while the process has nothing better to do."""
+        """Plans the save and allocates the memory before the first save, while the worker would otherwise wait."""
         self.wait()
         key = plan_key(state, owns_replicated=owns_replicated)
         if key != self._plan_key:
@@ -74,13 +75,13 @@ class CheckpointWriter:
         on_done: Callable[[SavedPart | SaveFailed], None],
         owns_replicated: bool | None = None,
     ) -> float:
-        """Returns the stall: seconds of the blocking part, after which `state` and `extra` may change.
+        """Returns the seconds of the blocking part; afterwards `state` and `extra` may change.
 
         `state`: flat, fully qualified name -> DTensor or plain tensor, on any device. `extra`: JSON values; a reader
         gets rank 0's. `on_done` is called exactly once, from the writer thread, when the part is durable or has failed.
-        `owns_replicated`: this rank writes the plain tensors; default: rank 0 does. Where ranks hold different plain
-        tensors (pipeline stages), one rank per stage has to own them.
-        TypeError or ValueError for what can never be saved (see `plan_save`); nothing for what storage does.
+        `owns_replicated`: this rank writes the plain tensors; by default rank 0 does. If ranks have different plain
+        tensors (pipeline stages), one rank per stage must own them.
+        TypeError or ValueError if `state` or `extra` cannot be saved (see `plan_save`); no error if the storage fails.
         """
         start = time.perf_counter()
         self.warm(state, owns_replicated=rank == 0 if owns_replicated is None else owns_replicated)
@@ -93,7 +94,9 @@ class CheckpointWriter:
             outcome = _write(part, plan, data, stall_s)
             if isinstance(outcome, SavedPart):
                 self._durable_in = directory
-            elif self._durable_in != directory:  # saved there before: those files may be part of a checkpoint by now
+            elif (
+                self._durable_in != directory
+            ):  # else a save to it succeeded before, and its files may belong to a checkpoint
                 _remove_files(part)
             on_done(outcome)
 
@@ -102,13 +105,13 @@ class CheckpointWriter:
         return stall_s
 
     def wait(self) -> None:
-        """Until the last save has told its outcome."""
+        """Waits until the last save has called its `on_done`."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def close(self) -> None:
-        """Waits, and gives the memory back."""
+        """Waits for the last save, and frees the memory."""
         self.wait()
         self._staging, self._plan, self._plan_key = StagingBuffer(), SavePlan((), 0), None
 
@@ -117,7 +120,7 @@ def _write(part: _Part, plan: SavePlan, data: memoryview, stall_s: float) -> Sav
     start = time.perf_counter()
     try:
         files = _write_files(open_directory(part.directory), part, plan, data)
-    except Exception as error:  # the boundary of the writer thread: whatever it was, the part is not there
+    except Exception as error:  # the boundary of the writer thread: any error means that the part does not exist
         _log.warning(
             "checkpoint.part_failed",
             extra={"step": part.step, "generation": part.generation, "rank": part.rank, "directory": part.directory},
@@ -162,7 +165,7 @@ def _write_files(place: Directory, part: _Part, plan: SavePlan, data: memoryview
 
 
 def _checksums(plan: SavePlan, data: memoryview) -> tuple[tuple[IndexItem, ...], int]:
-    """Of each item, and of the whole file; reads every byte once."""
+    """Checksums of each item and of the whole file; reads every byte once."""
     items: list[IndexItem] = []
     whole = end = 0
     for item in plan.items:
@@ -195,5 +198,5 @@ def _remove_files(part: _Part) -> None:
         place = open_directory(part.directory)
         for name in (payload_name(part.rank), index_name(part.rank)):
             place.remove(name)
-    except Exception:  # storage that could not be written may not be able to delete either; retention comes by later
-        _log.info("checkpoint.part_left_behind", extra={"directory": part.directory, "rank": part.rank}, exc_info=True)
+    except Exception:  # the storage may be unable to delete, too; retention deletes it later
+        _log.info("checkpoint.part_not_removed", extra={"directory": part.directory, "rank": part.rank}, exc_info=True)

@@ -1,11 +1,5 @@
-"""Text -> token shards on local disk -> memory-mapped samples.
+"""Text data: from text files to token shards on local disk, and from memory-mapped shards to samples.
 
-sources.py     which files a TextDataConfig names, in which order
-documents.py   their text, document by document, from any position on
-tokenizer.py   bytes, or a tokenizers JSON file
-shards.py      one run of documents -> one durable, checksummed file of tokens
-index.py       what lies in each shard; the corpus as a whole
-prepare.py     once per node: lock, resume, verify, repair
-dataset.py     samples of seq_len + 1 tokens over the shards of a split
-bar.py         the same preparation with a progress bar, for a terminal
+Inside: `sources`, `documents`, `tokenizer`, `shards` and `index`, which `prepare` uses once per node; `dataset`.
+Called by the built-in tasks and by `shoal data prepare`. It never downloads anything, and never deletes from the cache.
 """

@@ -1,6 +1,6 @@
 """`python -m shoal_workers.data SPEC.json [--json]`: prepare the token shards of a job spec, ahead of the job.
 
-A program of its own, so that the command line (`shoal data prepare`) need not import what the shards import.
+A separate program, so that the command line (`shoal data prepare`) does not import torch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     if arguments.json:
-        told = {"directory": str(corpus.directory), "content_hash": corpus.index.content_hash}
-        sys.stdout.write(json.dumps(told) + "\n")
+        result = {"directory": str(corpus.directory), "content_hash": corpus.index.content_hash}
+        sys.stdout.write(json.dumps(result) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Samples of a split, read straight out of the memory-mapped shards. Keeps no position: sample i is always the same."""
+"""Samples of a split, read from the memory-mapped shards. There is no position: sample i is always the same."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shoal_workers.data.index import Corpus, Split
 class TokenDataset(Dataset[Tensor]):
     """Sample i: tokens i x seq_len .. i x seq_len + seq_len of the split, both ends included: (seq_len + 1,) int64.
 
-    Neighbours share one token: the last target of one is the first input of the next. A sample may cross from one
-    shard into the next.
+    Consecutive samples share one token: the last target of one is the first input of the next. A sample may continue
+    from one shard into the next.
     """
 
     def __init__(self, corpus: Corpus, split: Split, seq_len: int) -> None:
-        """Raises CorpusTooSmallError if the training split has not one sample; a validation split may be empty."""
+        """Raises CorpusTooSmallError if the training split has no sample; a validation split may be empty."""
         self.seq_len = seq_len
         self.content_hash = corpus.index.content_hash
         self._parts = _mapped(corpus, split)
@@ -55,7 +55,7 @@ class TokenDataset(Dataset[Tensor]):
 
 
 def _mapped(corpus: Corpus, split: Split) -> list[NDArray[Any]]:
-    """The split's section of every shard that has one."""
+    """The split's section of every shard that contains some of it."""
     dtype = np.dtype(corpus.index.dtype)
     parts: list[NDArray[Any]] = []
     for number, entry in enumerate(corpus.index.shards):
@@ -75,11 +75,11 @@ def _mapped(corpus: Corpus, split: Split) -> list[NDArray[Any]]:
 
 def _too_small(corpus: Corpus, num_tokens: int, seq_len: int) -> str:
     held_back = corpus.index.num_tokens(Split.VALIDATION)
-    said, advice = "", ""
+    note, advice = "", ""
     if held_back:
-        said = f" ({held_back:,} more tokens are held back for validation)"
+        note = f" ({held_back:,} more tokens are used for validation)"
         advice = "set data.validation_fraction: 0, "
     return (
-        f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = {seq_len + 1:,}{said}. "
-        f"Give more text, {advice}or lower model.seq_len."
+        f"the training text has {num_tokens:,} tokens, but one sample needs model.seq_len + 1 = {seq_len + 1:,}{note}. "
+        f"Add text, {advice}or lower model.seq_len."
     )

@@ -1,7 +1,7 @@
-"""The text of the source files, document by document, from any position on: the same documents every time.
+"""The text of the source files, document by document, from any position on. The documents are always the same.
 
-A document is a file; a large file is cut at line ends into pieces of at most PIECE_BYTES that count as documents of
-their own. So one big file still has a validation split, and never has to fit into memory.
+A document is a file. A large file is divided at line ends into pieces of at most PIECE_BYTES, each a document of its
+own; so a single large file also has a validation split, and need not fit into memory. Called by `prepare`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _SNIFF_BYTES = 8192
 
 
 class Position(Frozen):
-    """A place between two documents of a corpus."""
+    """A position between two documents of a corpus."""
 
     file: int = Field(0, ge=0)
     """Index of the source file."""
     offset: int = Field(0, ge=0)
-    """Bytes of that file before this place."""
+    """Bytes of that file before this position."""
     text_bytes: int = Field(0, ge=0)
-    """Bytes of text of the whole corpus before this place; skipped binary files do not count."""
+    """Bytes of text of the whole corpus before this position; skipped binary files do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Text that goes wholly into one split."""
+    """Text that belongs to one split as a whole."""
 
     text: bytes
     """Valid UTF-8."""
@@ -48,11 +48,11 @@ def read_documents(
     max_bytes: int | None = None,
     encoding_errors: Literal["strict", "replace"] = "replace",
 ) -> Iterator[Document]:
-    """Documents from `start` on; stops before the first one that would exceed `max_bytes` of text in all.
+    """Documents from `start` on; stops before the first one that would exceed a total of `max_bytes`.
 
     Raises:
         MissingTextError: a file cannot be read.
-        TextChangedError: a file is longer or shorter than it was when it was listed.
+        TextChangedError: a file is longer or shorter than when it was listed.
         UndecodableTextError: not UTF-8, and encoding_errors is "strict".
     """
     used = start.text_bytes
@@ -95,7 +95,7 @@ def _pieces(source: SourceFile, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _cut(piece: bytes) -> int:
-    """Where to end a piece: behind its last line end, else before a character that it would cut in two."""
+    """Where to end a piece: after its last line end; without one, before a character that it would split."""
     line_end = piece.rfind(b"\n") + 1
     if line_end:
         return line_end
@@ -116,9 +116,12 @@ def _valid_utf8(raw: bytes, source: SourceFile, offset: int, errors: Literal["st
             return raw.decode(errors="replace").encode()
         raise UndecodableTextError(
             f"{source.path} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {offset + error.start:,} "
-            f'({error.reason}). Convert the file, take it out of data.paths, or set data.encoding_errors: "replace".'
+            f'({error.reason}). Convert the file, remove it from data.paths, or set data.encoding_errors: "replace".'
         ) from error
 
 
 def _changed(source: SourceFile) -> str:
-    return f"{source.path} changed while it was read (it had {source.num_bytes:,} bytes). Start again once it is whole."
+    return (
+        f"{source.path} changed while it was read (it had {source.num_bytes:,} bytes). "
+        "Prepare the data again when the file no longer changes."
+    )

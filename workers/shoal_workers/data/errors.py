@@ -1,8 +1,8 @@
-"""What can be wrong with text data, in words for the user who set it.
+"""Errors of text data, with messages for the user who configured it.
 
 DataError(ValueError)
-  MissingTextError       data.paths names nothing that can be read
-  EmptyCorpusError       files, but no text in them
+  MissingTextError       an entry of data.paths names no readable file
+  EmptyCorpusError       the files contain no text
   CorpusTooSmallError    less training text than one sample
   UndecodableTextError   not UTF-8, with data.encoding_errors "strict"
   TextChangedError       a file changed while it was read

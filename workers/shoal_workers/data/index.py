@@ -1,11 +1,11 @@
-"""What lies in each token shard, and the corpus as a whole: the files' own description of themselves.
+"""Descriptions of each token shard and of the whole corpus, stored beside them.
 
 <cache_dir>/<name>-<fingerprint>/
     tokens-00000.bin     tokens of the training split, then those of the validation split
-    tokens-00000.json    its ShardEntry, written after it: the shard exists once this is in place
+    tokens-00000.json    its ShardEntry, written after it: the shard exists once this file exists
     ...
-    sources.json         the files that were read, with size and time: what the fingerprint was taken of
-    index.json           CorpusIndex, written last: the corpus exists once this is in place
+    sources.json         the files that were read, with size and time: input of the fingerprint
+    index.json           CorpusIndex, written last: the corpus exists once this file exists
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ShardEntry(Frozen):
     num_bytes: int = Field(ge=0)
     """Length of the file."""
     crc32: int
-    """Of the file."""
+    """CRC-32 of the file."""
     text_hash: str
-    """Of the text of its documents, in their order."""
+    """Hash of the text of its documents, in their order."""
 
     def is_intact(self, path: Path) -> bool:
         """The file has the length and the checksum that it was written with."""
@@ -59,13 +59,13 @@ class CorpusIndex(Frozen):
 
     format: int = Field(1, ge=1, le=1)
     fingerprint: str
-    """Of the files' paths, sizes and times, the tokenizer and the settings."""
+    """Hash of the files' paths, sizes and times, the tokenizer and the settings."""
     content_hash: str
-    """Of the text in its order: nodes with equal ones read the same samples."""
+    """Hash of the text in its order: nodes with equal hashes read the same samples."""
     tokenizer: str
     vocab_size: int
     dtype: str
-    """Of a token in the shards, as numpy spells it: "<u2"."""
+    """Type of a token in the shards, as numpy spells it: "<u2"."""
     num_files: int
     shards: tuple[ShardEntry, ...]
 
@@ -93,19 +93,19 @@ class Corpus:
         return self.index.text_bytes / sum(self.index.num_tokens(split) for split in Split)
 
     def shard_path(self, number: int) -> Path:
-        return self.directory / worker_name(number)
+        return self.directory / shard_name(number)
 
     def is_intact(self) -> bool:
         """Every shard has its length and checksum; reads all of them (about 1 GB/s)."""
         return all(entry.is_intact(self.shard_path(number)) for number, entry in enumerate(self.index.shards))
 
 
-def worker_name(number: int) -> str:
+def shard_name(number: int) -> str:
     return f"tokens-{number:05d}.bin"
 
 
 def load_corpus(directory: Path) -> Corpus | None:
-    """The corpus of a directory as its index says, unverified; None if it is not finished or the index is damaged."""
+    """The corpus that a directory's index describes, unverified; None if it is unfinished or the index is damaged."""
     try:
         return Corpus(directory, CorpusIndex.model_validate_json((directory / INDEX_NAME).read_bytes()))
     except (OSError, ValidationError):

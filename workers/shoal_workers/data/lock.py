@@ -1,4 +1,4 @@
-"""A lock among the processes of one node. The kernel frees it when its holder dies, however it dies."""
+"""A lock between the processes of one node. The kernel releases it when its holder ends, also by SIGKILL."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 
 @contextmanager
-def node_lock(path: Path, waits: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a file that is never deleted; `waits` is called once if another process holds it."""
+def node_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Holds the lock of a file that is never deleted. `on_wait` is called once if another process holds it."""
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            waits()
+            on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,8 @@
-"""Text -> token shards, once per node: one process works, the others wait; resumed after a kill, verified when opened.
+"""Prepares token shards from text, once per node: one process works, the others wait. Resumes after a kill.
 
-The cache directory is named by a fingerprint of everything that could change the tokens, so nothing in it ever goes
-stale; what is damaged is made again, shard by shard. Nothing is ever deleted from the cache.
+The name of the cache directory contains a fingerprint of everything that could change the tokens, so its content is
+never outdated. Shards are verified when the corpus is opened, and damaged ones are made again. Nothing is deleted from
+the cache. Called by the built-in tasks and by `shoal data prepare`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from shoal_workers.data.index import (
     Corpus,
     CorpusIndex,
     ShardEntry,
-    Split,
     load_corpus,
     load_entry,
-    worker_name,
+    shard_name,
 )
 from shoal_workers.data.lock import node_lock
 from shoal_workers.data.progress import MIB, PreparePhase, PrepareProgress
@@ -33,18 +33,18 @@ from shoal_workers.data.tokenizer import Tokenizer, load_tokenizer
 Report = Callable[[PrepareProgress], None]
 SHARD_BYTES = 64 * MIB
 _verified: set[Path] = set()
-"""Directories whose shards this process has verified: once per process is enough, and reading them all is not free."""
+"""Directories whose shards this process has verified: it reads all of them, so it is done once per process."""
 
 
 def prepare_corpus(
     config: TextDataConfig, report: Report, *, shard_bytes: int = SHARD_BYTES, tokenizer: Tokenizer | None = None
 ) -> Corpus:
-    """The prepared corpus of a config; returns at once if it is there and this process has verified it before.
+    """The prepared corpus of a config. Returns quickly if it exists and this process has verified it before.
 
     Args:
-        report: told now and then where it stands, on the calling thread.
-        shard_bytes: bound of one shard's file.
-        tokenizer: in place of the one that `data.tokenizer` names.
+        report: called with the progress from time to time, on the calling thread.
+        shard_bytes: maximum size of one shard's file.
+        tokenizer: replaces the one that `data.tokenizer` names.
 
     Raises:
         DataError: the text, the tokenizer or the cache directory cannot be used.
@@ -76,7 +76,7 @@ def prepare_corpus(
 
 
 def verify_corpus(corpus: Corpus) -> bool:
-    """Read every shard again and compare checksums; a damaged corpus is made again by the next prepare_corpus."""
+    """Reads every shard and compares checksums. The next `prepare_corpus` makes damaged shards again."""
     intact = corpus.is_intact()
     (_verified.add if intact else _verified.discard)(corpus.directory)
     return intact
@@ -104,7 +104,7 @@ def _describe(config: TextDataConfig, sources: Sequence[SourceFile], tokenizer: 
 
 
 class _Preparation:
-    """One pass over the shards of a directory: keeps those that are intact, makes the others. The lock is held."""
+    """One pass over the shards of a directory: keeps intact ones, makes the others. The caller holds the lock."""
 
     def __init__(
         self,
@@ -123,19 +123,19 @@ class _Preparation:
         self._writer = ShardWriter(tokenizer, validation_fraction=config.validation_fraction, max_bytes=shard_bytes)
         total = sum(source.num_bytes for source in sources)
         self._total_bytes = min(total, config.max_bytes or total)
-        self._told_bytes = 0
+        self._reported_bytes = 0
 
     def run(self, fingerprint: str) -> Corpus:
         shards: list[ShardEntry] = []
         position = Position()
         while not (shards and shards[-1].last):
-            path = self._directory / worker_name(len(shards))
+            path = self._directory / shard_name(len(shards))
             entry = load_entry(path)
             if entry is None or entry.start != position:
                 entry = self._make(path, position)
             shards.append(entry)
             position = entry.end
-            self._tell(position)
+            self._report_progress(position)
         index = CorpusIndex(
             fingerprint=fingerprint,
             content_hash=hashlib.blake2b("".join(s.text_hash for s in shards).encode(), digest_size=16).hexdigest(),
@@ -151,21 +151,21 @@ class _Preparation:
         return Corpus(self._directory, index)
 
     def _make(self, path: Path, start: Position) -> ShardEntry:
-        path.with_suffix(".json").unlink(missing_ok=True)  # else a kill could leave an old entry beside new tokens
+        path.with_suffix(".json").unlink(missing_ok=True)  # otherwise a kill could leave an old entry beside new tokens
         documents = read_documents(
             self._sources,
             start,
             max_bytes=self._config.max_bytes,
             encoding_errors=self._config.encoding_errors,
         )
-        return self._writer.write(path, start, documents, self._tell)
+        return self._writer.write(path, start, documents, self._report_progress)
 
-    def _tell(self, position: Position) -> None:
-        """Tell at most about 100 times, and not more than once a MiB."""
+    def _report_progress(self, position: Position) -> None:
+        """Reports about 100 times at most, and at most once per MiB."""
         step = max(self._total_bytes // 100, MIB)
-        if 0 < position.text_bytes < min(self._told_bytes + step, self._total_bytes):
+        if 0 < position.text_bytes < min(self._reported_bytes + step, self._total_bytes):
             return
-        self._told_bytes = position.text_bytes
+        self._reported_bytes = position.text_bytes
         self._report(
             PrepareProgress(
                 PreparePhase.TOKENISING, position.text_bytes, self._total_bytes, position.file, len(self._sources)
@@ -177,15 +177,9 @@ class _Preparation:
         if self._config.max_bytes is not None and any(source.num_bytes for source in self._sources):
             return (
                 f"{named}: the first document does not fit into data.max_bytes {self._config.max_bytes:,}, so there is "
-                f"nothing to read. Raise data.max_bytes (pieces of a document have up to {PIECE_BYTES:,} bytes)."
+                f"no text to read. Raise data.max_bytes (pieces of a document have up to {PIECE_BYTES:,} bytes)."
             )
         return (
-            f"{named} names {len(self._sources):,} files, but there is no text in them "
-            f"(empty ones count for nothing, and binary files are skipped in directories)."
+            f"{named} names {len(self._sources):,} files, but they contain no text (binary files in directories are "
+            "skipped). Name files with text in data.paths."
         )
-
-
-def split_summary(corpus: Corpus) -> str:
-    """For people: documents and tokens of each split."""
-    index = corpus.index
-    return ", ".join(f"{index.num_tokens(s):,} {s} tokens in {index.num_documents(s):,} documents" for s in Split)

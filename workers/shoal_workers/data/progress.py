@@ -1,4 +1,4 @@
-"""How far a preparation is, as a value and in words."""
+"""Progress of a preparation, as a value and in words."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MIB = 1 << 20
 class PreparePhase(StrEnum):
     VERIFYING = "verifying"
     WAITING = "waiting"
-    """Another process of this node prepares the same text."""
+    """Another process of this node is preparing the same text."""
     TOKENISING = "tokenising"
     READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareProgress:
-    """Where a preparation stands."""
+    """Progress of one preparation."""
 
     phase: PreparePhase
     done_bytes: int = 0
@@ -32,7 +32,7 @@ class PrepareProgress:
             case PreparePhase.VERIFYING:
                 return "verifying the token shards"
             case PreparePhase.WAITING:
-                return "waiting for another process of this node that prepares the text"
+                return "waiting for another process of this node, which is preparing the text"
             case PreparePhase.READY:
                 return "text ready"
             case PreparePhase.TOKENISING:

@@ -1,4 +1,4 @@
-"""One run of documents -> one durable, checksummed file of tokens. Knows nothing of locks and of other shards."""
+"""Writes one token shard: consecutive documents as one durable file of tokens, with a checksum. Called by `prepare`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from shoal_workers.data.tokenizer import Tokenizer
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest unsigned integer that holds every token; little-endian on every machine."""
+    """The smallest unsigned integer type that holds every token; little-endian on every machine."""
     return np.dtype("<u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def split_of(text: bytes, validation_fraction: float) -> Split:
-    """By the hash of the text alone: stable under renames and reordering, and equal texts never lie in both splits."""
+    """Depends only on the hash of the text, so renaming and reordering do not change it, nor do equal texts differ."""
     share = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest()) / 2**64
     return Split.VALIDATION if share < validation_fraction else Split.TRAIN
 
 
 class ShardWriter:
-    """Turns documents into the tokens of one shard, up to a bound."""
+    """Writes the tokens of documents into a shard, up to a maximum size."""
 
     def __init__(self, tokenizer: Tokenizer, *, validation_fraction: float, max_bytes: int) -> None:
         self._tokenizer = tokenizer
@@ -38,9 +38,9 @@ class ShardWriter:
         self._dtype = token_dtype(tokenizer.vocab_size)
 
     def write(
-        self, path: Path, start: Position, documents: Iterable[Document], told: Callable[[Position], None]
+        self, path: Path, start: Position, documents: Iterable[Document], on_progress: Callable[[Position], None]
     ) -> ShardEntry:
-        """Write the documents that fit (at least one) to `path`, and its entry beside it; durable on return."""
+        """Writes the documents that fit (at least one) to `path`, and the entry beside it. Durable when it returns."""
         tokens: dict[Split, list[NDArray[Any]]] = {split: [] for split in Split}
         num_documents = dict.fromkeys(Split, 0)
         text_hash = hashlib.blake2b(digest_size=16)
@@ -56,7 +56,7 @@ class ShardWriter:
             text_hash.update(hashlib.blake2b(document.text, digest_size=16).digest())
             num_bytes += encoded.nbytes
             end = document.end
-            told(end)
+            on_progress(end)
         arrays = [array for split in Split for array in tokens[split]]
         entry = ShardEntry(
             start=start,
@@ -83,7 +83,7 @@ class ShardWriter:
 
 
 def write_durably(path: Path, parts: Iterable[bytes | NDArray[Any]]) -> int:
-    """Write a file that is whole and on disk, or not there at all; returns its crc32."""
+    """Writes a file atomically and durably; returns its crc32."""
     crc = 0
     unfinished = path.with_name(path.name + ".tmp")
     with unfinished.open("wb") as file:

@@ -1,6 +1,6 @@
-"""Which files a TextDataConfig names, and in which order: the same on every node that holds the same files.
+"""The files that a TextDataConfig names, in an order that is the same on every node with the same files.
 
-Reads directories, never the files themselves.
+It lists directories, and does not open the files. Called by `prepare`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shoal_workers.data.errors import MissingTextError
 
 _STDLIB_SUFFIXES = (".py", ".pyi", ".txt")
 _STDLIB_LEFT_OUT = frozenset({"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"})
-"""Directories left out at any depth: installed packages, and tests (half of the text, much of it noise)."""
+"""Directories that are skipped at any depth: installed packages, and tests (half of the text, of little use)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file as it was when it was listed."""
+    """A file, as it was when it was listed."""
 
     path: Path
     num_bytes: int
@@ -64,11 +64,11 @@ def _stdlib_files(root: Path) -> Iterator[Path]:
 
 def _named(entry: str) -> Iterator[tuple[Path, bool]]:
     """The files of one entry of data.paths, and whether they were found by walking a directory."""
-    pattern = os.path.expanduser(entry)  # noqa: PTH111 - Path would drop what makes a pattern
+    pattern = os.path.expanduser(entry)  # noqa: PTH111 - Path would change the pattern
     try:
         plain = Path(pattern).exists()
         matches = [pattern] if plain else sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - absolute patterns
-    except (OSError, ValueError) as error:  # a name that is too long, or holds a null byte
+    except (OSError, ValueError) as error:  # the name is too long, or contains a null byte
         raise MissingTextError(f"data.paths {entry!r} is not a path: {error}.") from error
     num_files = 0
     for match in map(Path, matches):
@@ -85,14 +85,14 @@ def _named(entry: str) -> Iterator[tuple[Path, bool]]:
 
 def _nothing_there(entry: str, matched: bool) -> str:
     if matched:
-        return f"data.paths {entry!r} exists but holds no file. Put text files into it, or name another directory."
+        return f"data.paths {entry!r} exists but contains no file. Put text files into it, or name another directory."
     here = "" if Path(entry).is_absolute() else f" (relative to {Path.cwd()})"
-    kind = "is a URL; text is read from paths that every node can see" if "://" in entry else "matches no file"
-    return f"data.paths {entry!r}{here} {kind}. Every node that runs a worker must see the files under this name."
+    kind = "is a URL, but text is read from file system paths only" if "://" in entry else "matches no file"
+    return f"data.paths {entry!r}{here} {kind}. Every node that runs a worker must have the files under this path."
 
 
 def _walk(root: Path, *, left_out: frozenset[str]) -> Iterator[Path]:
-    """Regular files below `root` by name, without hidden ones; links to directories are not followed."""
+    """Regular files below `root`, sorted by name, without hidden ones; links to directories are not followed."""
     for directory, names, files in os.walk(root):
         names[:] = sorted(name for name in names if not name.startswith(".") and name not in left_out)
         for name in sorted(files):

@@ -1,4 +1,4 @@
-"""Text -> token numbers: one per byte, or by a tokenizer that was trained elsewhere (a tokenizers JSON file)."""
+"""Tokenizers: one token per byte, or a trained tokenizer from a tokenizers JSON file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[
 
 
 class Tokenizer(Protocol):
-    """What preparation needs of a tokenizer."""
+    """The methods of a tokenizer that preparation needs."""
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the same text could give other tokens."""
+        """Differs between tokenizers that may produce different tokens from the same text."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
         """The token that follows every document, if the vocabulary has one."""
 
     def encode(self, text: bytes) -> NDArray[Any]:
-        """UTF-8 text -> tokens, any unsigned integer dtype."""
+        """The tokens of UTF-8 text, in any unsigned integer dtype."""
 
 
 class ByteTokenizer:
@@ -73,7 +73,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         reason = error.strerror if isinstance(error, OSError) else error
         raise TokenizerError(
             f'data.tokenizer {name!r} cannot be read: {reason}. It must be "bytes" or the path of a tokenizers JSON '
-            f"file that every node can see."
+            f"file that every node can read."
         ) from error
     try:
         import tokenizers  # an optional extra, and slow to import

@@ -1,5 +1,8 @@
-"""How the worker processes of shards come to be: forked from one that has imported everything (see `server`), or
-interpreters of their own; both end if Ray has no use for them (see `idle`)."""
+"""How worker processes start: forked from a process that has imported everything (`server`), or as Python interpreters.
+
+Called through Ray's runtime environment, which runs `launch` instead of Python; `idle` ends unused workers.
+The fork server never trains, opens no device and starts no thread.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from pathlib import Path
 
 
 def py_executable(*, fork: bool) -> str | None:
-    """For Ray's runtime environment, in the words of a shell. None where paths hold what a shell would split.
+    """The command for Ray's runtime environment. None if a path contains characters that a shell interprets.
 
-    A node that has no such interpreter starts the `python3` that it finds.
+    A node without this interpreter starts the `python3` on its path.
     """
     here = Path(__file__).parent
     if any(character.isspace() or character in "'\"$`\\;&|<>()*?" for character in f"{sys.executable}{here}"):

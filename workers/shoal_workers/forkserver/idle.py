@@ -1,11 +1,11 @@
-"""A worker process of Ray's that nobody uses ends by itself.
+"""Ends a Ray worker process that Ray does not use.
 
-    python idle.py SCRIPT ARGUMENTS...        SCRIPT in this interpreter, under that guard
+    python idle.py SCRIPT ARGUMENTS...        runs SCRIPT in this interpreter, with this guard
 
-When Ray's head dies while it starts an actor, the raylet still grants the lease that the dead head asked for (Ray 2.60,
-github.com/ray-project/ray issue 66199): a process is started, nobody ever creates an actor in it, and it holds its
-processor or GPU for as long as its node lives. Ray titles a process by what it does, and one that does nothing
-`ray::IDLE`. To end one that would still have been used is harmless: Ray starts another.
+If Ray's head dies while it starts an actor, the raylet still grants the lease that the dead head had requested (Ray
+2.60, github.com/ray-project/ray issue 66199). A process starts, no actor is created in it, and it occupies its CPU or
+GPU as long as its node lives. Ray sets each process's title; that of an unused process is `ray::IDLE`. If this ends a
+process that Ray would have used later, Ray starts another one.
 """
 
 import os
@@ -15,23 +15,23 @@ import threading
 import time
 
 PATIENCE_S = 20.0
-_LOOKS = 10
+_NUM_CHECKS = 10
 _TITLE_FILE = "/proc/self/cmdline"
 _IDLE = b"ray::IDLE"
 
 
 def end_when_idle(patience_s: float = PATIENCE_S) -> None:
-    """Any thread, once. The process ends when Ray has had no use for it at `_LOOKS` looks in a row."""
+    """Call once, from any thread. The process ends if it was unused at `_NUM_CHECKS` consecutive checks."""
     threading.Thread(target=_watch, args=(patience_s,), name="shoal-idle", daemon=True).start()
 
 
 def _watch(patience_s: float) -> None:
     idle = 0
-    while idle < _LOOKS:  # looks, not seconds: a process that was stopped meanwhile has not been idle
-        time.sleep(patience_s / _LOOKS)
+    while idle < _NUM_CHECKS:  # counts checks, not seconds: a process that was stopped meanwhile has not been idle
+        time.sleep(patience_s / _NUM_CHECKS)
         title = _title()
         if title.startswith(b"ray::") and not title.startswith(_IDLE):
-            return  # an actor's process stays one until it ends
+            return  # it has become an actor's process, and stays one until it ends
         idle = idle + 1 if title.startswith(_IDLE) else 0
     os._exit(0)
 

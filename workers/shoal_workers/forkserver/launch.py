@@ -1,10 +1,10 @@
-"""Stands where Ray would start a Python interpreter: asks the node's fork server for the process, or starts Python.
+"""Started by Ray instead of Python: requests the process from the node's fork server, or starts Python itself.
 
     python -I -S launch.py SCRIPT ARGUMENTS...
 
 Ray runs this for a worker whose runtime environment names it as `py_executable`. It lives as long as the process that
-it asked for, which Ray knows by the pid that it registers with. Whatever goes wrong before that process exists, Python
-is started nearly as Ray would have done it. Only the standard library, and little of it: this runs once per process.
+it requested, which registers with Ray under its own pid. If anything fails before that process exists, Python is
+started nearly as Ray would have started it. It imports little of the standard library, because it runs once per worker.
 """
 
 import errno
@@ -25,14 +25,42 @@ _BACKLOG = 256
 LARGEST_REQUEST = 192 << 10
 _RAYLET_SOCKET = "--raylet-name="
 READ_WHEN_LOADED = (
-    "ATEN_", "DNNL_", "GOMP_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "ONEDNN_", "OPENBLAS_",
-    "PYTORCH_", "TORCH_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "OMP_PROC", "OMP_PLACES", "OMP_WAIT", "OMP_DYNAMIC",
-    "PYTHONHASHSEED", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONUTF8", "GLIBC_",
-    "LANG", "TZ", "CUDA_HOME", "CUDA_MODULE_LOADING", "RAY_",
-)  # fmt: skip
-"""Variables that begin so are read when Python or a library is loaded: a process forked later would not see its own.
+    "ATEN_",
+    "DNNL_",
+    "GOMP_",
+    "KMP_",
+    "LC_",
+    "LD_",
+    "MALLOC_",
+    "MKL_",
+    "NPY_",
+    "NUMPY_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "PYTORCH_",
+    "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "OMP_PROC",
+    "OMP_PLACES",
+    "OMP_WAIT",
+    "OMP_DYNAMIC",
+    "PYTHONHASHSEED",
+    "PYTHONOPTIMIZE",
+    "PYTHONWARNINGS",
+    "PYTHONMALLOC",
+    "PYTHONDEVMODE",
+    "PYTHONUTF8",
+    "GLIBC_",
+    "LANG",
+    "TZ",
+    "CUDA_HOME",
+    "CUDA_MODULE_LOADING",
+    "RAY_",
+)  # fmt: skip  (one name per line would fill a page)
+"""Variables with these prefixes are read when Python or a library is loaded, so a fork could not have its own values.
 
-Ray's differ by driver, not by worker: RAY_JOB_ID is one of them.
+The variables of Ray differ between drivers, not between workers; RAY_JOB_ID is one of them.
 """
 
 
@@ -48,7 +76,7 @@ def main() -> None:
 
 
 def fork_elsewhere(argv: list[str]) -> int:
-    """The pid of the process that runs `argv` with this one's streams, environment and directory; 0: there is none."""
+    """The pid of a process that runs `argv` with the streams, environment and directory of this one; 0: it failed."""
     address = address_of(argv)
     if not address:
         return 0
@@ -57,11 +85,11 @@ def fork_elsewhere(argv: list[str]) -> int:
         return 0
     with connect(address) as connection:
         socket.send_fds(connection, [request], [0, 1, 2])
-        return int(connection.recv(32) or b"0")  # empty: it ended before it could answer
+        return int(connection.recv(32) or b"0")  # empty: the server ended before it could answer
 
 
 def address_of(argv: list[str]) -> str:
-    """The socket of the server of this node, this code and these libraries' settings; empty: Ray's is not known."""
+    """The socket of the server for this node, this code and these library settings; empty: the raylet is not known."""
     raylet = next((argument[len(_RAYLET_SOCKET) :] for argument in argv if argument.startswith(_RAYLET_SOCKET)), "")
     settings = sorted(item for item in os.environ.items() if item[0].startswith(READ_WHEN_LOADED))
     kind = hashlib.sha256(repr((sys.executable, code_version(), settings)).encode()).hexdigest()[:8]
@@ -70,7 +98,7 @@ def address_of(argv: list[str]) -> str:
 
 
 def code_version() -> tuple[int, int]:
-    """Changes when a file of the package does: what was imported before is not what a new process would import."""
+    """Changes when a file of the package changes, so that a server with older imports is not used."""
     newest, count = 0, 0
     for folder, folders, files in os.walk(os.path.dirname(HERE)):  # noqa: PTH120
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -81,11 +109,11 @@ def code_version() -> tuple[int, int]:
 
 
 def connect(address: str) -> socket.socket:
-    """To the server of that address, which is started if there is none. It may be importing still."""
+    """A connection to the server at that address. Starts the server if there is none; it may still be importing."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lock = os.open(f"{address}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of many that are launched at once, one starts it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # if many are launched at the same time, one of them starts the server
         try:
             connection.connect(address)
         except OSError as error:
@@ -102,9 +130,9 @@ def connect(address: str) -> socket.socket:
 
 
 def start_server(address: str) -> None:
-    """It is handed a socket that listens already, so whoever connects waits until it has imported everything."""
+    """Starts the server with a socket that already listens, so clients wait until it has imported everything."""
     with suppress(FileNotFoundError):
-        os.unlink(address)  # noqa: PTH108  (of one that died)
+        os.unlink(address)  # noqa: PTH108  (left by a server that died)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         os.chmod(address, 0o600)  # noqa: PTH101
@@ -127,7 +155,7 @@ def start_server(address: str) -> None:
 
 
 def wait_for(pid: int) -> None:
-    """Until that process has ended. Ended meanwhile itself, this ends it as well."""
+    """Waits until that process has ended. SIGTERM to this process is passed on to it."""
     with suppress(ProcessLookupError):
         signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
         process = os.pidfd_open(pid)

@@ -1,11 +1,10 @@
-"""A node's fork server: imports torch, Ray and the engine once, then forks a ready process for everybody that asks.
+"""A node's fork server: imports torch, Ray and the engine once, then forks a process for each request.
 
     raylet -> launch.py -- argv, env, streams --> server == fork ==> the worker, which registers with the raylet
 
-A shard needs six seconds of processor time from Ray's decision to a warm engine, nearly all of it imports; a fork has
-them for nothing, and its pages of code are shared with all others of the node. The server never trains, opens no
-device and starts no thread, as whoever forks must not. It ends with the raylet, or some minutes after the last process
-that it forked.
+Without it, a worker needs six seconds of CPU time from Ray's decision until it is warm, nearly all of it for imports. A
+fork has the modules already, and shares their pages with the node's other workers. The server must not train, open a
+device or start a thread, because it forks. It ends with the raylet, or ten minutes after its last forked process ended.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _MODULES = (
     "shoal_workers.snapshot_store.store",
     "shoal_workers.tasks.lm",
 )
-"""`__main__` of a worker is Ray's script, whose own imports are had by importing it under its name."""
+"""The `__main__` module of a worker is Ray's script; importing it by its name imports what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +49,23 @@ class Request:
 
 
 def main(address: str, raylet_pid: int) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked
-    gc.disable()  # imports make many objects and no garbage
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forked processes
+    gc.disable()  # imports create many objects and no garbage
     for name in _MODULES:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # the collector would copy every page that it looks at
+    gc.freeze()  # otherwise the collector would write to, and so copy, every page
     gc.enable()
     with socket.socket(fileno=LISTENER_FD) as listener:
         request = _serve(listener, raylet_pid)
         if request is None:
-            Path(address).unlink(missing_ok=True)  # before it is closed: nobody finds a socket that no one listens to
+            Path(address).unlink(missing_ok=True)  # before it is closed, so that no client finds a dead socket
     if request is not None:
         _become(request)
 
 
 def _serve(listener: socket.socket, raylet_pid: int) -> Request | None:
-    """Returns in every forked process, with what it is to be; in the server itself, None at its end."""
+    """Returns in every forked process, with its request; in the server itself it returns None at its end."""
     try:
         raylet = os.pidfd_open(raylet_pid)
     except ProcessLookupError:
@@ -74,7 +73,7 @@ def _serve(listener: socket.socket, raylet_pid: int) -> Request | None:
     poll = select.poll()
     poll.register(raylet, select.POLLIN)
     poll.register(listener, select.POLLIN)
-    children: set[int] = set()  # as descriptors that can be read from when they end
+    children: set[int] = set()  # pidfds, readable when the process ends
     while ready := dict(poll.poll(None if children else _IDLE_S * 1000)):
         if raylet in ready:
             return None
@@ -105,17 +104,17 @@ def _serve(listener: socket.socket, raylet_pid: int) -> Request | None:
 
 
 def _receive(connection: socket.socket) -> Request | None:
-    """None: whoever asked is gone."""
+    """None: the client has gone."""
     try:
         message, streams, _, _ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
-        desired: dict[str, Any] = json.loads(message)
+        decoded: dict[str, Any] = json.loads(message)
     except (OSError, ValueError):
         return None
-    return Request(desired["argv"], desired["env"], desired["cwd"], tuple(streams))
+    return Request(decoded["argv"], decoded["env"], decoded["cwd"], tuple(streams))
 
 
 def _become(request: Request) -> None:
-    """In the forked process: what a new interpreter would be that was given these arguments."""
+    """In the forked process: sets up what a new interpreter with these arguments would have, and runs the script."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, stream in enumerate(request.streams):
@@ -137,7 +136,7 @@ def _python_path(env: dict[str, str]) -> Sequence[str]:
 
 
 def _seed() -> None:
-    """Python's own generator seeds itself after a fork; numpy's would be the same in all of them."""
+    """Python's generator seeds itself after a fork; numpy's would have the same state in all forks."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()

@@ -74,7 +74,7 @@ def test_marker_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
     directory = _commit(str(tmp_path), 7)
     other = Path(directory).rename(tmp_path / str(CheckpointName(8, 1, 2)))
     with pytest.raises(
-        DamagedCheckpoint, match="belongs to step-000000000007-a1-g2, but lies in step-000000000008-a1-g2"
+        DamagedCheckpoint, match="belongs to step-000000000007-a1-g2, but was found in step-000000000008-a1-g2"
     ):
         read_marker(str(other))
 

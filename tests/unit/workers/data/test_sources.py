@@ -58,5 +58,5 @@ def test_a_missing_path_is_named_with_its_setting(entry: str, said: str, config_
 
 def test_an_empty_directory_is_named(tmp_path: Path, config_of: ConfigOf) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MissingTextError, match="exists but holds no file"):
+    with pytest.raises(MissingTextError, match="exists but contains no file"):
         find_sources(config_of(tmp_path / "empty"))
