@@ -1,4 +1,4 @@
-"""A user's task: classify circles, squares and triangles. It imports torch and nothing of Shoal."""
+"""A user's task: classify circles, squares and triangles. It imports nothing but torch."""
 
 import torch
 import torch.nn.functional as F
