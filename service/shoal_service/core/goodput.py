@@ -16,6 +16,7 @@ the store takes it back. No decision depends on it; metrics and people read it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pydantic import Field
@@ -54,12 +55,13 @@ def recovering(cause: IncidentCause) -> str:
 _SEPARATOR = ":"
 
 
-class Ledger(Frozen):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
     """Part of the attempt's journal, so it round-trips through JSON. All amounts are worker-seconds."""
 
     at: float | None = None
     """Wall-clock time up to which seconds are booked; None: none are."""
-    booked: dict[str, float] = Field(default_factory=dict)
+    booked: dict[str, float] = field(default_factory=dict)
     """By account: a category, or `recovering(cause)`."""
     max_step: int = 0
     """Largest step that was ever completed."""
@@ -128,7 +130,7 @@ def account(ledger: Ledger, under: str, *, requested: int, in_group: int = 0, no
     PRODUCTIVE is for a running group: the time of `in_group` workers is productive, that of the missing ones degraded.
     """
     if ledger.at is None:
-        return ledger.model_copy(update={"at": now})
+        return replace(ledger, at=now)
     elapsed_s = now - ledger.at
     if elapsed_s <= 0:
         return ledger
@@ -138,25 +140,23 @@ def account(ledger: Ledger, under: str, *, requested: int, in_group: int = 0, no
     booked = dict(ledger.booked)
     _add(booked, under, amount)
     _add(booked, Category.DEGRADED, (requested - working) * elapsed_s)
-    return ledger.model_copy(
-        update={
-            "at": now,
-            "booked": booked,
-            "unsettled": ledger.unsettled + (amount if is_running else 0.0),
-            "incident": ledger.incident + (amount if _is_recovering(under) else 0.0),
-        }
+    return replace(
+        ledger,
+        at=now,
+        booked=booked,
+        unsettled=ledger.unsettled + (amount if is_running else 0.0),
+        incident=ledger.incident + (amount if _is_recovering(under) else 0.0),
     )
 
 
 def group_formed(ledger: Ledger, *, generation: int, start_step: int) -> Ledger:
-    """A new group runs: none of its seconds are settled."""
-    return ledger.model_copy(
-        update={
-            "generation": generation,
-            "settled_step": start_step,
-            "unsettled": 0.0,
-            "unsettled_under": Category.PRODUCTIVE,
-        }
+    """A group runs: nothing of it is settled yet."""
+    return replace(
+        ledger,
+        generation=generation,
+        line_step=start_step,
+        unsettled=0.0,
+        unsettled_under=Category.PRODUCTIVE,
     )
 
 
@@ -175,13 +175,12 @@ def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, wo
     source = ledger.unsettled_under
     ledger = _move(ledger, source, Category.CHECKPOINT_STALL, copies)
     ledger = _move(ledger, source, under, share - copies)
-    return ledger.model_copy(
-        update={
-            "settled_step": step,
-            "max_step": max(ledger.max_step, step),
-            "unsettled": ledger.unsettled - share if is_next else 0.0,
-            "incident": max(0.0, ledger.incident - share) if _is_recovering(source) else ledger.incident,
-        }
+    return replace(
+        ledger,
+        line_step=step,
+        max_step=max(ledger.max_step, step),
+        unsettled=ledger.unsettled - share if is_next else 0.0,
+        incident=max(0.0, ledger.incident - share) if _is_recovering(source) else ledger.incident,
     )
 
 
@@ -189,18 +188,18 @@ def discard(ledger: Ledger, under: str) -> Ledger:
     """The group left its step before it was complete: the seconds spent on it move to `under`."""
     moved = _move(ledger, ledger.unsettled_under, under, ledger.unsettled)
     incident = ledger.incident + (ledger.unsettled if _is_recovering(under) else 0.0)
-    return moved.model_copy(update={"unsettled_under": under, "incident": incident})
+    return replace(moved, unsettled_under=under, incident=incident)
 
 
 def rename_incident(ledger: Ledger, before: IncidentCause, after: IncidentCause) -> Ledger:
     """The cause is corrected: all seconds of the incident so far move to the new cause."""
     old, new = recovering(before), recovering(after)
     under = new if ledger.unsettled_under == old else ledger.unsettled_under
-    return _move(ledger, old, new, ledger.incident).model_copy(update={"unsettled_under": under})
+    return replace(_move(ledger, old, new, ledger.incident), unsettled_under=under)
 
 
 def close_incident(ledger: Ledger) -> Ledger:
-    return ledger.model_copy(update={"incident": 0.0})
+    return replace(ledger, incident=0.0)
 
 
 def checkpoint_stalled(ledger: Ledger, *, step: int, stall_s: float, workers: int) -> Ledger:
@@ -213,18 +212,17 @@ def checkpoint_stalled(ledger: Ledger, *, step: int, stall_s: float, workers: in
     is_unsettled = step >= ledger.settled_step  # the copy was made after that step, so its seconds are not settled
     if is_unsettled:
         amount = min(amount, ledger.unsettled) if ledger.unsettled_under == Category.PRODUCTIVE else 0.0
-    return _move(ledger, Category.PRODUCTIVE, Category.CHECKPOINT_STALL, amount).model_copy(
-        update={
-            "stall_step": step,
-            "stall_s": longest_s,
-            "unsettled": ledger.unsettled - (amount if is_unsettled else 0.0),
-        }
+    return replace(
+        _move(ledger, Category.PRODUCTIVE, Category.CHECKPOINT_STALL, amount),
+        stall_step=step,
+        stall_s=longest_s,
+        unsettled=ledger.unsettled - (amount if is_unsettled else 0.0),
     )
 
 
 def snapshots_cost(ledger: Ledger, *, copy_s: float, every_steps: float) -> Ledger:
-    """From now on each step contains this share of a snapshot."""
-    return ledger.model_copy(update={"snapshot_s": copy_s / max(1, every_steps)})
+    """From now on each step holds this share of a copy into memory."""
+    return replace(ledger, snapshot_s=copy_s / max(1, every_steps))
 
 
 def _move(ledger: Ledger, source: str, target: str, amount: float) -> Ledger:
@@ -234,7 +232,7 @@ def _move(ledger: Ledger, source: str, target: str, amount: float) -> Ledger:
     booked = dict(ledger.booked)
     _add(booked, source, -amount)
     _add(booked, target, amount)
-    return ledger.model_copy(update={"booked": booked})
+    return replace(ledger, booked=booked)
 
 
 def _add(booked: dict[str, float], under: str, amount: float) -> None:
