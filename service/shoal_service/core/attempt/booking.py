@@ -2,12 +2,12 @@
 
     stage before the turn                                     the time since the last turn goes to
     ------------------------------------------------------    -----------------------------------------------------
-    running, switching                                        productive (members) and degraded (missing ones)
+    running, switching                                        productive (its workers) and degraded (missing ones)
     anything else, an incident is open                        recovering, by its cause
     opening, starting; forming for the first time             starting
     committing after the last step                            checkpoint_stall
     committing, forming again, falling back                   resizing
-    waiting, quiescing                                        idle: nothing is wrong, and nothing can be done yet
+    waiting, quiescing                                        idle: no fault, and no group can form yet
 
 The machine never looks at the ledger.
 """
@@ -22,7 +22,7 @@ from shoal_service.core.goodput import Category, Ledger
 from shoal_workers.contract.worker_reports import SavedPart, SnapshotCost, StepReport, WorkerReport
 
 _QUIET_S = 5.0
-"""Time that changes nothing is booked no more often: a waiting job must not be news with every tick."""
+"""While nothing changes, time is booked this often: the status of a waiting job must not change with every tick."""
 
 
 def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
@@ -34,12 +34,12 @@ def booked(before: Attempt, after: Attempt, event: Event, now: float) -> Ledger:
     workers = min(asked, len(before.group.workers))
     ledger = goodput.account(ledger, _account_of(before), requested=asked, in_group=workers, now=now)
     if isinstance(event, ReportArrived) and _is_of_the_group(before, event):
-        ledger = _heard(ledger, event.item, workers)
+        ledger = _reported(ledger, event.item, workers)
     return _moved_on(ledger, before, after)
 
 
 def _is_quiet(before: Attempt, after: Attempt, event: Event) -> bool:
-    """The seconds to come go where those before this turn went."""
+    """The next seconds go to the same account as those before this turn."""
     return (
         not isinstance(event, ReportArrived)
         and after.stage is before.stage
@@ -68,7 +68,7 @@ def _is_of_the_group(state: Attempt, event: ReportArrived) -> bool:
     return event.item.generation == state.group.generation and event.index in state.group.workers
 
 
-def _heard(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:
+def _reported(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:
     match item:
         case StepReport():
             return goodput.settle_step(
@@ -83,7 +83,7 @@ def _heard(ledger: Ledger, item: WorkerReport, workers: int) -> Ledger:
 
 
 def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
-    """What the turn's change of stage and of the incident does to seconds that are booked already."""
+    """Moves booked seconds, if the turn changed the stage or the incident."""
     if before.incident is not None and after.incident is not None and before.incident.cause != after.incident.cause:
         ledger = goodput.rename_incident(ledger, before.incident.cause, after.incident.cause)
     if _is_training(before) and not _is_training(after):
@@ -96,7 +96,7 @@ def _moved_on(ledger: Ledger, before: Attempt, after: Attempt) -> Ledger:
 
 
 def _account_of_the_rest(after: Attempt) -> str:
-    """What a group that has left did since its last completed step, and why it left."""
+    """The account of the time since the last completed step of a group that has ended."""
     if after.incident is not None:
         return goodput.recovering(after.incident.cause)
     if after.is_finishing:

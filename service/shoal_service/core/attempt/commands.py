@@ -1,4 +1,4 @@
-"""What the machine wants done: the closed union that the executor performs. Results come back as events."""
+"""What the machine decides: a closed union of commands. The executor performs them; results come back as events."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RequestSnapshotParts:
 
 @dataclass(frozen=True, slots=True)
 class SuspectNode:
-    """A worker on this node was at fault: tell the control plane, which puts the node on probation."""
+    """A worker on this node was at fault: the control plane puts the node on probation."""
 
     node_id: str
     reason: str

@@ -44,7 +44,7 @@ class WorkerFailedToStart:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The worker is gone, by whatever witness."""
+    """The worker is gone."""
 
     index: int
     cause: IncidentCause
@@ -54,7 +54,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class DeathDated:
-    """Whoever watched the worker itself says when it died. Follows WorkerLost, which does not wait for it."""
+    """When a worker died, from the process that watched it. Follows WorkerLost, which does not wait for it."""
 
     worker_id: str
     at: float

@@ -1,13 +1,15 @@
-"""step(state, event, now, plan) -> (state, commands): what an attempt does about whatever happens to it. Pure.
+"""step(state, event, now, plan) -> (state, commands): what an attempt does about each event. Pure; called by the
+supervisor's executor and by tests.
 
-    a member is lost, by death, hang, stuck survivor, broken collective
-      1 QUIESCE  fence generation g, wake every survivor out of its collective, collect what lies in memory
-      2 PLAN     members = survivors + warm spares, up to the grant; the cheapest whole source of the state
-      3 FORM     run(g+1) in the same workers
+    a worker of the group is lost: it died, hangs, cannot be interrupted, or a collective failed
+      1 QUIESCE  fence generation g, interrupt every survivor, collect the reports of snapshots in memory
+      2 PLAN     workers = survivors + warm spares, up to the grant; the cheapest whole source of the state
+      3 FORM     run(g+1) in the same processes
       4 RUN      the first completed step closes the incident
 
-A planned change (grow, shrink, drain) asks for a stop at the next step boundary instead and forms from the snapshot of
-that very step in memory: nothing is lost. A pause, which leaves nobody to remember, commits a durable checkpoint first.
+For a planned change (grow, shrink, drain) the group is asked to stop at the next step boundary instead. The next group
+forms from the snapshot of that step in memory, so no step is lost. A pause ends all workers and their memory, so it
+commits a durable checkpoint first.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ def open_attempt() -> tuple[Command, ...]:
 
 
 def reopen(state: Attempt) -> tuple[Command, ...]:
-    """What was asked for and never answered, to be asked again after the supervisor's own death. All of it is harmless
-    to repeat. Nothing after the end: whatever the attempt owes is durable by then."""
+    """The requests without an answer, sent again after the supervisor was restarted. Each of them can be repeated
+    without harm. An ended attempt has none: what it has to store is durable by then."""
     if state.stage is Stage.ENDED:
         return ()
     commits: tuple[Command, ...] = tuple(
@@ -74,19 +76,19 @@ def reopen(state: Attempt) -> tuple[Command, ...]:
         for name, parts in state.checkpoints.parts.items()
         if name in state.checkpoints.committing
     )
-    questions: tuple[Command, ...] = (
+    requests: tuple[Command, ...] = (
         *commits,
         *(RequestSnapshotParts(index) for index in state.snapshots.requested if state.pool.worker(index) is not None),
     )
     match state.current:
         case Opening() | FallingBack():
-            return (*questions, FindCheckpoint(excluding=state.checkpoints.damaged))
+            return (*requests, FindCheckpoint(excluding=state.checkpoints.damaged))
         case Quiescing(interrupted_at=float()):
-            return (*questions, *(Interrupt(index, state.group.generation) for index in state.in_run))
+            return (*requests, *(Interrupt(index, state.group.generation) for index in state.in_run))
         case Switching(durable=durable):
-            return (*questions, *(RequestYield(index, state.group.generation, durable) for index in state.in_run))
+            return (*requests, *(RequestYield(index, state.group.generation, durable) for index in state.in_run))
         case _:
-            return questions
+            return requests
 
 
 def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[Attempt, tuple[Command, ...]]:
@@ -150,14 +152,14 @@ def _happen(turn: Turn, event: Event) -> None:
         case NodesAvoided(avoided):
             _avoid(turn, avoided)
         case Tick():
-            pass  # deadlines are looked at after every event
+            pass  # deadlines are checked after every event
         case _:
             assert_never(event)
 
 
 def _avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
-    """A worker is told once, when it is started, which nodes to keep away from, and may wait for room elsewhere for
-    good: one that is still starting is started anew when one of them may be used again."""
+    """The nodes that a worker must not start on are fixed when it is started, and it may wait without end for room on
+    other nodes. So a worker that is still starting is replaced when one of these nodes may be used again."""
     before, after = ({node.node_id for node in nodes} for nodes in (turn.target.avoided, avoided))
     turn.target = replace(turn.target, avoided=avoided)
     for worker in turn.pool.workers:
@@ -167,7 +169,7 @@ def _avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
 
 def _checkpoint_found(turn: Turn, name: str | None) -> None:
     if turn.stage not in (Stage.OPENING, Stage.FALLING_BACK):
-        return  # an answer that was asked for twice
+        return  # the second answer to a repeated request
     reports.remember_newest(turn, name)
     if turn.stage is Stage.OPENING:
         turn.enter(Starting(since=turn.now))
@@ -184,4 +186,4 @@ def _desired(turn: Turn, desired: Desired) -> None:
         case Desired.PAUSE if not turn.state.group_active and turn.stage is not Stage.COMMITTING:
             turn.end(EndReason.PAUSED, "paused on request")
         case Desired.PAUSE | Desired.RUN:
-            pass  # a running group is asked to stop at its next step boundary by forming.consider
+            pass  # switching.consider asks a running group to stop at its next step boundary

@@ -1,7 +1,7 @@
-"""Nodes that must not be used any longer, and workers that are about to go. Pure questions about the state.
+"""Nodes that must not be used any longer, and workers that are about to be taken away. Pure.
 
-Two ways to the same end: the control plane names nodes (a drain, a probation), and a worker says that it will be taken
-away (SIGTERM, a preemption notice). Either way the group switches away from it at a step boundary, and nothing is lost.
+The control plane names nodes (a drain, a probation); a worker reports that it will be taken away (SIGTERM, a preemption
+notice). In both cases the group switches away from the worker at a step boundary, so no step is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 
 
 def leave_of(state: Attempt, worker: Worker) -> AvoidedNode | None:
-    """Why and until when the worker has to go; None: it may stay."""
+    """Why the worker has to leave, and its deadline; None: it may stay."""
     if worker.leave is not None:
         return worker.leave
     node_id = worker.info.node_id if worker.info is not None else None
@@ -21,7 +21,7 @@ def leave_of(state: Attempt, worker: Worker) -> AvoidedNode | None:
 
 
 def is_due(state: Attempt, worker: Worker, now: float) -> bool:
-    """Its time is up, but for what a switch takes."""
+    """Its deadline has come, less the time that a switch takes."""
     leave = leave_of(state, worker)
     return leave is not None and leave.deadline is not None and now >= leave.deadline - margin_s(state)
 
@@ -33,12 +33,12 @@ def workers_to_leave(state: Attempt) -> list[Worker]:
 
 
 def why(state: Attempt, worker: Worker) -> str:
-    """For people: why the group switches away from it."""
+    """For people: the reason why the group switches away from it."""
     leave = leave_of(state, worker)
     return f"drain {leave.node_id}: {leave.reason}" if leave is not None else f"replace straggler {worker.worker_id}"
 
 
 def margin_s(state: Attempt) -> float:
-    """Seconds before a deadline at which the switch begins, ready or not: to the step boundary and over."""
+    """The switch begins this many seconds before the deadline, even if no replacement is warm."""
     step_s = statistics.median(state.progress.step_times) if state.progress.step_times else 0.0
     return state.config.timeouts.leave_margin_s + 2 * step_s

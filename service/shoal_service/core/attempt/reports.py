@@ -1,4 +1,7 @@
-"""What members tell while they run: formed, step done, part of a checkpoint durable; and what became of commits."""
+"""Reports of a running group: formed, step done, part of a checkpoint durable; and the results of commits.
+
+Called by `machine`. A report of an older generation never changes anything.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ from shoal_workers.contract.worker_reports import (
 
 
 def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
-    """News of an older generation are dropped: a zombie can change nothing."""
+    """A report of an older generation is dropped."""
     if isinstance(item, PreemptionNotice):
-        worker_pool.about_to_leave(turn, index, item)  # the worker says it of itself, whatever it is doing
+        worker_pool.about_to_leave(turn, index, item)  # about the worker, whatever it does
         return
     if item.generation != turn.group.generation or index not in turn.group.workers:
         return
@@ -50,7 +53,7 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
         case ReplayMismatch():
             wrong_results.replay_differed(turn, item)
         case ValidationReport() | SnapshotCost():
-            pass  # shown, not decided upon
+            pass  # shown; nothing follows from them
         case _:
             assert_never(item)
 
@@ -72,7 +75,7 @@ def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
 
 
 def remember_newest(turn: Turn, name: str | None) -> None:
-    """A checkpoint that may be restored from; commits and searches of the storage may answer in any order."""
+    """A checkpoint that can be restored. Commits and searches of the storage may be answered in any order."""
     state = turn.state
     this = CheckpointName.parse(name) if name else None
     newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
@@ -91,7 +94,7 @@ def _answered(turn: Turn, name: str) -> None:
 def _formed(turn: Turn, item: GroupFormed) -> None:
     state = turn.state
     if state.stage not in (Stage.FORMING, Stage.SWITCHING, Stage.COMMITTING) or state.group.is_formed:
-        return  # already quiescing, or told twice
+        return  # already quiescing, or reported twice
     if state.stage is Stage.FORMING:
         turn.enter(Running(since=turn.now))  # else a worker was reported to have left as planned before this report
     if state.incident is None:
@@ -151,7 +154,7 @@ def _part_saved(turn: Turn, part: SavedPart) -> None:
     state = turn.state
     name = str(CheckpointName(part.step, state.config.attempt, part.generation))
     if name == state.checkpoints.newest or name in (*state.checkpoints.committing, *state.checkpoints.failed):
-        return  # told twice, to a supervisor that was restarted; or in vain
+        return  # reported again to a restarted supervisor, or the save has failed
     parts = {**state.checkpoints.parts.get(name, {}), part.rank: part}
     turn.checkpoints = replace(turn.checkpoints, parts={**turn.checkpoints.parts, name: parts})
     if len(parts) == part.world_size:

@@ -1,4 +1,4 @@
-"""Which workers exist: starting, warming, replacing and dropping them. Ranks are `forming`'s business."""
+"""Which workers exist: they are started, replaced and dropped here. Called by `machine`; never assigns a rank."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def warm(turn: Turn, index: int, info: WorkerInfo) -> None:
 
 
 def unreachable(turn: Turn, index: int) -> None:
-    """By itself no verdict: it may be a moment, and Ray may be about to know better."""
+    """Not yet a failure: the error may be transient. See Timeouts.unreachable_s."""
     worker = turn.pool.worker(index)
     if worker is not None and worker.warm and worker.unreachable_since is None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=turn.now))
 
 
 def answered(turn: Turn, index: int) -> None:
-    """It was only a moment."""
+    """The error was transient."""
     worker = turn.pool.worker(index)
     if worker is not None and worker.unreachable_since is not None:
         turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=None))
 
 
 def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
-    """The task cannot be loaded: before the first group this is the job's failure, later only the newcomer's."""
+    """The task cannot be loaded. Before the first group the job fails; later only this worker is dropped."""
     worker = turn.pool.worker(index)
     if worker is None:
         return
@@ -66,8 +66,8 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
 
 
 def start_died(turn: Turn, worker: Worker, message: str) -> None:
-    """A worker died before it was warm. Too many in a row, with nothing running, is the end; beside a running group
-    the next one is tried later and later."""
+    """A worker died before it was warm. Too many in a row end the attempt if no group runs; while one runs, the next
+    start is delayed longer each time."""
     failed = turn.budgets.failed_starts + 1
     turn.budgets = replace(turn.budgets, failed_starts=failed)
     if turn.stage is Stage.RUNNING:
@@ -81,7 +81,7 @@ def start_died(turn: Turn, worker: Worker, message: str) -> None:
 
 
 def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
-    """SIGTERM, or a preemption notice: the worker, not its node, will be gone soon."""
+    """SIGTERM, or a preemption notice: the worker (not its node) will be taken away soon."""
     worker = turn.pool.worker(index)
     if worker is None or worker.info is None or worker.leave is not None:
         return
@@ -96,8 +96,8 @@ def about_to_leave(turn: Turn, index: int, notice: PreemptionNotice) -> None:
 
 
 def replenish(turn: Turn) -> None:
-    """Start what is missing to the target; drop what has to go, and what is beyond the target, newest first, never a
-    member."""
+    """Start the workers that are missing to the target. Drop those that have to leave and those beyond the target, the
+    newest first, but none of the group."""
     state = turn.state
     if state.stage not in _REPLENISHING or (state.stage is Stage.RUNNING and state.incident is not None):
         return
@@ -108,13 +108,13 @@ def replenish(turn: Turn) -> None:
         and state.group.source is not None
         and state.progress.step == state.group.start_step
     ):
-        return  # until the new group has a snapshot of its own, those that leave may be needed to serve the old one
+        return  # until the new group has its own snapshot, the workers that leave may be needed to serve the old one
     _drop_leavers(turn)
     _drop_surplus(turn)
 
 
 def _drop_leavers(turn: Turn) -> None:
-    """The group runs without them. While it waits they may serve what lies in their memory, until they are due."""
+    """The group runs without them. While the attempt waits they may serve their snapshots, until their deadline."""
     state = turn.state
     for worker in _spare(state):
         leave = nodes.leave_of(state, worker)
@@ -151,11 +151,11 @@ def _drop_surplus(turn: Turn) -> None:
 
 
 def _staying(state: Attempt) -> list[Worker]:
-    """Those that count: others are to be replaced."""
+    """Workers that count for the target; the others are to be replaced."""
     return [p for p in state.pool.workers if p.slow_until is None and nodes.leave_of(state, p) is None]
 
 
 def _spare(state: Attempt) -> list[Worker]:
-    """In no group. One that has left `run` may still have news to tell."""
-    members = state.group.workers if state.group_active else ()
-    return [p for p in state.pool.workers if not p.in_run and p.index not in members]
+    """Workers outside the group. One that has left `run` counts to the group: it may still have reports to send."""
+    group = state.group.workers if state.group_active else ()
+    return [worker for worker in state.pool.workers if not worker.in_run and worker.index not in group]

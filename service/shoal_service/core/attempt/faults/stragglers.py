@@ -5,16 +5,18 @@
            is warm; it stays if none becomes warm within Timeouts.start_s
 
 `compute_s` does not contain the time in which a rank waits for others, so only the slow rank is seen. `reports` and
-`deadlines` call this; the replacement is a planned switch (`group/forming`), and no incident.
+`deadlines` call this; the replacement is a planned switch (`group/switching`), and no incident.
 """
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import suspicion
 from shoal_service.core.attempt.faults.table import FAULTS
+from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import StragglerFound, StragglerKept
@@ -25,24 +27,46 @@ _PAUSE = 10
 """After a straggler was named, the next one is named no earlier than this many times health.straggler_steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class StragglerDecision(Decision):
+    index: int = -1
+    """The worker, if there is one."""
+
+
 def step_done(turn: Turn, report: StepReport) -> None:
     """Count slow steps by worker, and name the slowest worker once it was slow for health.straggler_steps."""
-    state, health = turn.state, turn.target.spec.health
-    if (
-        health.straggler_factor is None
-        or len(report.compute_s) != len(state.group.workers)
-        or len(state.group.workers) < 2
-    ):
-        return
-    slow: dict[int, int] = {}
-    for rank, index in enumerate(state.group.workers):
-        median = _median_of_others(report, rank)
-        if report.compute_s[rank] > health.straggler_factor * median:
-            slow[index] = state.progress.slow_steps.get(index, 0) + 1
-    turn.progress = replace(turn.progress, slow_steps=slow)
-    named = [index for index, steps in slow.items() if steps >= health.straggler_steps]
-    if named and report.step >= state.health.no_straggler_before:
-        _name(turn, max(named, key=lambda i: report.compute_s[state.group.workers.index(i)]), report)
+    slow_steps = count_slow_steps(turn.state, report)
+    if slow_steps is not None:
+        turn.progress = replace(turn.progress, slow_steps=slow_steps)
+        found = find_straggler(turn.state, report)
+        if found:
+            _name(turn, found.index, report)
+
+
+def count_slow_steps(state: Attempt, report: StepReport) -> dict[int, int] | None:
+    """By worker: the slow steps in a row, this one included; None: the ranks cannot be compared."""
+    factor, workers = state.target.spec.health.straggler_factor, state.group.workers
+    if factor is None or len(report.compute_s) != len(workers) or len(workers) < 2:
+        return None
+    return {
+        index: state.progress.slow_steps.get(index, 0) + 1
+        for rank, index in enumerate(workers)
+        if report.compute_s[rank] > factor * _median_of_others(report, rank)
+    }
+
+
+def find_straggler(state: Attempt, report: StepReport) -> StragglerDecision:
+    """The slowest of the workers that were slow for long enough."""
+    limit, workers = state.target.spec.health.straggler_steps, state.group.workers
+    slow = [index for index, steps in state.progress.slow_steps.items() if steps >= limit]
+    if not slow:
+        return StragglerDecision(False, f"no worker was slow for {limit} steps in a row (health.straggler_steps)")
+    if report.step < state.health.no_straggler_before:
+        return StragglerDecision(
+            False, f"one was named; the next no earlier than step {state.health.no_straggler_before}"
+        )
+    index = max(slow, key=lambda i: report.compute_s[workers.index(i)])
+    return StragglerDecision(True, f"slow for {state.progress.slow_steps[index]} steps in a row", index)
 
 
 def keep_where_no_replacement_came(turn: Turn) -> None:

@@ -42,7 +42,7 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
         orphaned_snapshots.note_lost_worker(turn, worker, cause)
         _lose(turn, cause, witness, message, worker)
         outcome.follow_when_all_left(turn)
-    elif outcome.takes_its_part_along(turn.state, index):
+    elif outcome.part_is_unreported(turn.state, index):
         blame(turn, cause, witness, message, worker)
         outcome.after_commit(turn)
     elif turn.stage is Stage.QUIESCING:

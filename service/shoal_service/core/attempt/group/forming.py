@@ -63,7 +63,7 @@ def plan_next(turn: Turn) -> None:
         if best is None or best.step <= state.checkpoints.durable_step or not can_form:
             turn.end(EndReason.PAUSED, "paused on request")
             return
-        # what is in memory is newer than what is durable: go on from it, and pause at the next step boundary
+        # the snapshot is newer than the checkpoint: continue from it, and pause at the next step boundary
     if can_form:
         form(turn, chosen)
         return

@@ -1,4 +1,7 @@
-"""How a group ended says what follows: the next group, at once or from an older state; the end; or a commit first."""
+"""What follows when all workers have left `run`: a commit, the next group, a back-off, an older state, or the end.
+
+Called by `exits`, `reports` and `deadlines`. It never interrupts or kills a worker.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,19 @@ from shoal_workers.contract.spec import NonFinitePolicy
 PLANNED = (ExitKind.FINISHED, ExitKind.YIELDED)
 _FRUITLESS_LIMIT = 6
 _LAST_SAVES = 5
-"""Tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a moment without storage must not
-cost a whole training run."""
+"""Tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a short outage of the storage must
+not cost a whole training run."""
 
 
 def follow_when_all_left(turn: Turn) -> None:
-    """Once no member is in `run` any more, how they left says what follows."""
+    """Decides from the exits, once no worker is in `run` any more."""
     state = turn.state
     if not state.group_active or state.in_run:
         return
     exits = list(state.group.exits.values())
     by_kind = {kind: [e for e in exits if e.kind is kind] for kind in ExitKind}
     if by_kind[ExitKind.USER_ERROR]:
-        failure = _grouped(by_kind[ExitKind.USER_ERROR])
+        failure = _most_frequent(by_kind[ExitKind.USER_ERROR])
         turn.end(EndReason.USER_ERROR, f"{failure.type}: {failure.message}", failure)
     elif by_kind[ExitKind.NON_FINITE]:
         _not_finite(turn, by_kind[ExitKind.NON_FINITE][0])
@@ -52,12 +55,12 @@ def follow_when_all_left(turn: Turn) -> None:
         turn.end(EndReason.STORAGE_FAILED, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
     elif not snapshot_reports.are_awaited(state, turn.now):
         if by_kind[ExitKind.SNAPSHOT_LOST]:
-            _doubt_the_source(turn)
+            _exclude_source(turn)
         _re_form(turn)
 
 
 def after_commit(turn: Turn) -> None:
-    """In COMMITTING: once the checkpoint of the last step is committed, or known to have failed, go on."""
+    """In COMMITTING: continue once the checkpoint of the last step is committed, or has failed."""
     state = turn.state
     if state.stage is not Stage.COMMITTING:
         return
@@ -67,22 +70,22 @@ def after_commit(turn: Turn) -> None:
         _go_on(turn, last.kind)
     elif name in state.checkpoints.failed:
         go_on_without_commit(turn, "the checkpoint of the last step could not be saved")
-    elif any(state.pool.worker(index) is None and takes_its_part_along(state, index) for index in state.group.workers):
+    elif any(state.pool.worker(index) is None and part_is_unreported(state, index) for index in state.group.workers):
         _re_form(turn)
 
 
 def go_on_without_commit(turn: Turn, message: str) -> None:
-    """The state of the last step did not become durable: finishing would lose the model, switching may lose steps."""
+    """The state of the last step did not become durable. To finish would lose the model; to switch may lose steps."""
     last = next(iter(turn.group.exits.values()))
     if last.kind is ExitKind.FINISHED:
         _save_again(turn, message)
         return
     turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
-    _switch_from_what_there_is(turn, last, message)
+    _switch_from_best_source(turn, last, message)
 
 
-def takes_its_part_along(state: Attempt, index: int) -> bool:
-    """This member has left as planned, but its part of that step's checkpoint was not acknowledged of yet."""
+def part_is_unreported(state: Attempt, index: int) -> bool:
+    """This worker has left as planned, but has not reported its part of that step's checkpoint."""
     worker_exit = state.group.exits.get(index)
     if worker_exit is None or worker_exit.kind not in PLANNED:
         return False
@@ -93,7 +96,7 @@ def takes_its_part_along(state: Attempt, index: int) -> bool:
 
 
 def _save_again(turn: Turn, message: str) -> None:
-    """Training is done, but its result is not durable: a group forms once more, to save it."""
+    """All steps are done, but the result is not durable: a group forms once more to save it."""
     tries = turn.budgets.last_saves + 1
     if tries >= _LAST_SAVES or turn.target.desired is not Desired.RUN:
         turn.end(EndReason.STORAGE_FAILED, f"training finished, but its result is not durable: {message}")
@@ -109,7 +112,7 @@ def _message_of(failed: WorkerExit) -> str:
 
 
 def _not_finite(turn: Turn, worker_exit: WorkerExit) -> None:
-    """Roll back if that is desired, and skip the step on the way; stop otherwise, or when it has not helped."""
+    """Roll back and leave the step out if health.non_finite says so; end otherwise, or after too many rollbacks."""
     state, health = turn.state, turn.target.spec.health
     bad = worker_exit.step + 1
     detail = worker_exit.error.message if worker_exit.error else "loss or gradient norm is not finite"
@@ -136,7 +139,7 @@ def _left_as_planned(turn: Turn, exits: list[WorkerExit]) -> None:
         turn.enter(Committing(since=turn.now))
         after_commit(turn)
     else:
-        _switch_from_what_there_is(turn, last, f"the snapshot of step {last.step} is not whole in memory")
+        _switch_from_best_source(turn, last, f"the snapshot of step {last.step} is not whole in memory")
 
 
 def _was_durable(turn: Turn) -> bool:
@@ -144,8 +147,8 @@ def _was_durable(turn: Turn) -> bool:
     return isinstance(turn.current, (Switching, Quiescing)) and turn.current.durable
 
 
-def _switch_from_what_there_is(turn: Turn, last: WorkerExit, message: str) -> None:
-    """From memory nothing is lost; otherwise the steps since the newest checkpoint are done again, and it is said."""
+def _switch_from_best_source(turn: Turn, last: WorkerExit, message: str) -> None:
+    """From a snapshot of this step nothing is lost. Otherwise steps are done again, and an event reports it."""
     best = source.best_source(turn.state)
     newest = best.step if best is not None else turn.checkpoints.durable_step
     if newest < last.step:
@@ -153,9 +156,9 @@ def _switch_from_what_there_is(turn: Turn, last: WorkerExit, message: str) -> No
     forming.plan_next(turn)
 
 
-def _doubt_the_source(turn: Turn) -> None:
-    """A snapshot that could not be read, although everybody who serves it lives, is not chosen again. Where a server
-    is gone the same snapshot may still be whole elsewhere; a second failure decides."""
+def _exclude_source(turn: Turn) -> None:
+    """A snapshot that could not be read although all its servers are alive is not chosen again. If a server was lost,
+    the snapshot may still be whole with other servers; it is excluded after a second failure."""
     state = turn.state
     if state.group.source is None:
         return
@@ -166,9 +169,9 @@ def _doubt_the_source(turn: Turn) -> None:
         turn.snapshots = replace(turn.snapshots, doubtful=(*turn.snapshots.doubtful, this))
 
 
-def _replace_who_hangs_again(turn: Turn) -> None:
-    """Everybody could be woken, as the last time at this very step: the one that stood still first has to go. It still
-    serves what lies in its memory until the next group runs."""
+def _replace_worker_that_hangs_again(turn: Turn) -> None:
+    """All workers reacted to the interrupt, as they did in the last hang at this step: the one that stood still first
+    is replaced. It serves its snapshots until the next group runs."""
     state, hang = turn.state, turn.health.hang
     worker = state.pool.worker(hang.index) if hang is not None and hang.is_repeated else None
     if state.incident is None or state.incident.cause is not IncidentCause.HUNG or state.incident.ranks:
@@ -193,8 +196,8 @@ def _go_on(turn: Turn, kind: ExitKind) -> None:
 
 
 def _re_form(turn: Turn) -> None:
-    """Survivors are out of their collectives: form the next group, unless this has gone on for too long."""
-    _replace_who_hangs_again(turn)
+    """All survivors have left `run`: form the next group, unless a budget is exceeded."""
+    _replace_worker_that_hangs_again(turn)
     state = turn.state
     recoveries, fruitless = state.budgets.recoveries + 1, state.budgets.fruitless + 1
     back_off_s = 0.0 if fruitless <= 2 else min(30.0, 0.5 * 2 ** (fruitless - 2))
@@ -236,8 +239,8 @@ def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
     turn.do(ForgetDamaged(bad, message), FindCheckpoint(excluding=damaged))
 
 
-def _grouped(exits: list[WorkerExit]) -> UserFailure:
-    """The error that most ranks raised, with all of them."""
+def _most_frequent(exits: list[WorkerExit]) -> UserFailure:
+    """The error that most ranks raised, with those ranks."""
     groups: dict[tuple[str, str], list[WorkerExit]] = {}
     for worker_exit in exits:
         if worker_exit.error is not None:

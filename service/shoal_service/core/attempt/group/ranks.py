@@ -1,7 +1,7 @@
-"""Who forms the next group, and in which rank. Pure; asked by `forming` and by the deadlines of waiting stages.
+"""Which workers form the next group, and in which rank. Pure; called by `forming` and `switching`.
 
-A member keeps its place where it can, so that its state stays where it is: a dead rank's place goes to a warm spare,
-and only where there is none do the others close up, in order.
+A worker of the last group keeps its rank if possible, so that its state stays where it is. The rank of a lost worker
+goes to a warm spare; if there is none, the later ranks close up, in order.
 
     0 1 2 3  rank 1 dies   a spare 4: 0 4 2 3     no spare: 0 2 3
 """
@@ -15,9 +15,9 @@ from shoal_service.core.attempt.state.worker import Worker
 
 
 def next_workers(state: Attempt, now: float) -> tuple[Worker, ...]:
-    """Usable workers up to the grant, in rank order. Stragglers only where nobody else fills the group. Those that
-    are to leave their node or are about to go only where elasticity.min_workers cannot be had without them; and not at
-    all once their time has come."""
+    """Usable workers up to the grant, in rank order. Stragglers are taken only if the group is smaller without them.
+    Workers that have to leave are taken only if the group would be below elasticity.min_workers without them, and not
+    at all once their deadline has come."""
     order = {index: rank for rank, index in enumerate(state.group.workers)}
     usable = sorted(state.pool.usable, key=lambda p: (order.get(p.index, len(order)), p.index))
     staying = [p for p in usable if nodes.leave_of(state, p) is None]

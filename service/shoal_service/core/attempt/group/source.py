@@ -1,11 +1,11 @@
-"""Where the state of the next group comes from: the cheapest whole source. Pure; asked by `forming` and `judging`.
+"""Where the state of the next group comes from: the cheapest whole source. Pure; called by `forming` and `outcome`.
 
     newest whole snapshot in memory     lost: nothing, or the one step that was not complete
     newest durable checkpoint           if it is newer, or no snapshot is whole
-    the seed
+    the seed                            if there is neither
 
-A snapshot is whole when the parts of all its ranks lie on nodes where a living worker of ours serves them. Who wrote
-them does not matter: shared memory outlives its writer, and a buddy's copy is as good as the original.
+A snapshot is whole when the parts of all its ranks lie on nodes where a living worker of the job serves them. Any
+worker of the node can: shared memory outlives its writer, and a buddy's copy equals the original.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, Snaps
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """One that is whole; `nodes` by rank: where its part may be read."""
+    """A whole snapshot. `nodes`: by rank, the nodes from which its part can be read."""
 
     step: int
     generation: int
@@ -30,8 +30,8 @@ class _Snapshot:
 
 
 def best_source(state: Attempt, members: Sequence[Worker] = ()) -> SnapshotSource | None:
-    """The snapshot to restore from, read from workers that stay in the group where possible; None: storage is as
-    new, or no snapshot is whole."""
+    """The snapshot to restore from, served by workers of the next group where possible; None: no snapshot is whole, or
+    the newest checkpoint is newer."""
     snapshot = max(_whole(state), key=lambda s: (s.step, s.generation), default=None)
     if snapshot is None or snapshot.step < state.checkpoints.durable_step:
         return None
@@ -44,14 +44,14 @@ def best_source(state: Attempt, members: Sequence[Worker] = ()) -> SnapshotSourc
 
 
 def newest_kept(state: Attempt) -> int | None:
-    """Step of the newest snapshot that anybody told a part of, whole or not; None: nobody told of any."""
+    """Step of the newest snapshot of which a part was reported, whole or not; None: none was."""
     trusted = (h.step for h in _snapshot_parts(state) if _is_trusted(state, h.generation, h.step))
     return max(trusted, default=None)
 
 
 def is_served(state: Attempt, source: SnapshotSource) -> bool:
-    """Whether everybody who was to serve the source still can: if so, a part that could not be read is the source's own
-    fault."""
+    """Whether every worker that was to serve the source is still alive. If so, a part that could not be read is missing
+    or damaged."""
     alive = {_endpoint(p) for p in _serving(state)}
     return set(source.parts) <= alive
 
@@ -85,7 +85,7 @@ def _serving(state: Attempt) -> list[Worker]:
 
 
 def _servers(state: Attempt, members: Sequence[Worker]) -> dict[str, Worker]:
-    """By node: the worker to ask, one that stays in the group if there is one."""
+    """By node: the worker that serves it, one of the next group if there is one."""
     chosen = {p.index for p in members}
     best = sorted(_serving(state), key=lambda p: (p.index not in chosen, p.index))
     return {p.info.node_id: p for p in reversed(best) if p.info}
