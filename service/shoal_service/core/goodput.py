@@ -150,11 +150,11 @@ def account(ledger: Ledger, under: str, *, requested: int, in_group: int = 0, no
 
 
 def group_formed(ledger: Ledger, *, generation: int, start_step: int) -> Ledger:
-    """A group runs: nothing of it is settled yet."""
+    """A new group runs: none of its seconds are settled."""
     return replace(
         ledger,
         generation=generation,
-        line_step=start_step,
+        settled_step=start_step,
         unsettled=0.0,
         unsettled_under=Category.PRODUCTIVE,
     )
@@ -177,7 +177,7 @@ def settle_step(ledger: Ledger, *, generation: int, step: int, step_s: float, wo
     ledger = _move(ledger, source, under, share - copies)
     return replace(
         ledger,
-        line_step=step,
+        settled_step=step,
         max_step=max(ledger.max_step, step),
         unsettled=ledger.unsettled - share if is_next else 0.0,
         incident=max(0.0, ledger.incident - share) if _is_recovering(source) else ledger.incident,
@@ -221,7 +221,7 @@ def checkpoint_stalled(ledger: Ledger, *, step: int, stall_s: float, workers: in
 
 
 def snapshots_cost(ledger: Ledger, *, copy_s: float, every_steps: float) -> Ledger:
-    """From now on each step holds this share of a copy into memory."""
+    """From now on each step contains this share of a snapshot."""
     return replace(ledger, snapshot_s=copy_s / max(1, every_steps))
 
 

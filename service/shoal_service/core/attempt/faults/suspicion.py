@@ -1,8 +1,8 @@
 """Which nodes are suspected. The control plane puts such a node on probation, and no worker starts there meanwhile.
 
 `group/exits` and `stragglers` call this; the column `probation` of the table of faults says for which causes. While
-another worker of the job answers from the node, the worker is at fault and not the node. A node is never suspected if no
-worker answers from another one: a job on a doubtful node makes progress, a job without a node does not.
+another worker of the job answers from the node, the worker is at fault and not the node. A node is never suspected if
+no worker answers from another one: a job on a doubtful node makes progress, a job without a node does not.
 """
 
 from __future__ import annotations
