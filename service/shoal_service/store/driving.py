@@ -150,5 +150,5 @@ def note(connection: Connection, job_id: str, message: str, *, now: float) -> bo
     return edit.save()
 
 
-def _conflict(job: JobRecord, asked: str) -> RequestConflict:
-    return (JobEnded if job.state.ended else RequestConflict)(job.id, job.state, asked)
+def _conflict(job: JobRecord, action: str) -> RequestConflict:
+    return (JobEnded if job.state.ended else RequestConflict)(job.id, job.state, action)

@@ -91,21 +91,21 @@ class IdempotencyConflict(Conflict):
 class RequestConflict(Conflict):
     code: ClassVar[str] = "request_conflict"
 
-    def __init__(self, job_id: str, state: JobState, asked: str) -> None:
-        super().__init__(job_id, state, asked)
+    def __init__(self, job_id: str, state: JobState, action: str) -> None:
+        super().__init__(job_id, state, action)
         self.job_id = job_id
         self.state = state
-        self.asked = asked
+        self.action = action
 
     def __str__(self) -> str:
-        return f"Job {self.job_id} is {self.state.value}: it cannot {self.asked}."
+        return f"Job {self.job_id} is {self.state.value}: it cannot {self.action}."
 
 
 class JobEnded(RequestConflict):
     code: ClassVar[str] = "job_ended"
 
     def __str__(self) -> str:
-        return f"Job {self.job_id} has ended ({self.state.value}): it cannot {self.asked}. Submit it as a new job."
+        return f"Job {self.job_id} has ended ({self.state.value}): it cannot {self.action}. Submit it as a new job."
 
 
 class PreconditionFailed(StoreError):

@@ -21,9 +21,9 @@ def book(connection: Connection, job: JobRecord, state: JobState, shown: Goodput
     ledger = goodput.resume(shown, at=now)
     if state is JobState.PAUSED or state.ended:
         return goodput.show(goodput.account(ledger, Category.IDLE, requested=0, now=now))
-    asked = load_spec(connection, job.num, job.spec_version).elasticity.max_workers
+    requested = load_spec(connection, job.num, job.spec_version).elasticity.max_workers
     under = _ACCOUNTS.get(state, Category.IDLE)  # idle: since the last report of its supervisor
-    return goodput.show(goodput.account(ledger, under, requested=asked, now=now))
+    return goodput.show(goodput.account(ledger, under, requested=requested, now=now))
 
 
 def newest(known: Goodput | None, reported: Goodput | None) -> Goodput | None:
