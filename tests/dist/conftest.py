@@ -147,29 +147,29 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Nodes:
-    """RAM tiers of one attempt in this process, on whatever nodes the test wants; all are closed when it is over."""
+    """Snapshot stores of one attempt in this process, on the nodes that the test names; closed after the test."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._tiers: list[tuple[SnapshotStore, SnapshotServer]] = []
+        self._stores: list[tuple[SnapshotStore, SnapshotServer]] = []
 
     def start(self, node_id: str = "a", **changes: Any) -> SnapshotStore:
-        names = {"job_id": "job", "attempt": 1, "worker_id": f"s{len(self._tiers)}", "key": "secret", **changes}
-        tier = SnapshotStore(node_id=node_id, root=self.root, **names)
-        self._tiers.append((tier, SnapshotServer(node_id=node_id, host="127.0.0.1", port=tier.port)))
-        return tier
+        names = {"job_id": "job", "attempt": 1, "worker_id": f"s{len(self._stores)}", "key": "secret", **changes}
+        store = SnapshotStore(node_id=node_id, root=self.root, **names)
+        self._stores.append((store, SnapshotServer(node_id=node_id, host="127.0.0.1", port=store.port)))
+        return store
 
-    def endpoint(self, tier: SnapshotStore) -> SnapshotServer:
-        return next(endpoint for known, endpoint in self._tiers if known is tier)
+    def server(self, store: SnapshotStore) -> SnapshotServer:
+        return next(server for known, server in self._stores if known is store)
 
-    def source(self, *tiers: SnapshotStore, step: int, generation: int = 1) -> SnapshotSource:
+    def source(self, *stores: SnapshotStore, step: int, generation: int = 1) -> SnapshotSource:
         """A snapshot whose part of rank r is read from the r-th store."""
-        parts = tuple(self.endpoint(tier) for tier in tiers)
+        parts = tuple(self.server(store) for store in stores)
         return SnapshotSource(generation=generation, world_size=len(parts), step=step, parts=parts)
 
     def close(self) -> None:
-        for tier, _ in self._tiers:
-            tier.close()
+        for store, _ in self._stores:
+            store.close()
 
 
 @pytest.fixture

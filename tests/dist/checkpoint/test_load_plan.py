@@ -62,8 +62,8 @@ def test_hole_between_the_slices_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"dtype": "bfloat16", "nbytes": 12}, r"says that w is torch.bfloat16 \(6, 2\), lower ranks"),
-        ({"shape": (7, 2)}, r"says that w is torch.float32 \(7, 2\), lower ranks"),
+        ({"dtype": "bfloat16", "nbytes": 12}, r"records w as torch.bfloat16 \(6, 2\), but a lower rank"),
+        ({"shape": (7, 2)}, r"records w as torch.float32 \(7, 2\), but a lower rank"),
         ({"dtype": "nosuch"}, "gives w the unknown dtype 'nosuch'"),
         ({"dtype": "load"}, "gives w the unknown dtype 'load'"),
         ({"nbytes": 23}, r"gives w 23 bytes for float32 of \(3, 2\)"),

@@ -32,10 +32,10 @@ class _Writer:
             env=environment,
         )
         assert self.process.stdout is not None
-        told = self.process.stdout.readline()
+        result = self.process.stdout.readline()
         self.source = None
-        if told:
-            endpoint = SnapshotServer(node_id="a", host="127.0.0.1", port=int(told))
+        if result:
+            endpoint = SnapshotServer(node_id="a", host="127.0.0.1", port=int(result))
             self.source = SnapshotSource(generation=1, world_size=1, step=1, parts=(endpoint,))
 
     def end(self) -> int:
@@ -66,7 +66,7 @@ def _nothing() -> None:
     pass
 
 
-def test_process_killed_in_the_middle_of_a_copy_leaves_the_snapshot_before(
+def test_a_process_killed_during_a_copy_leaves_the_previous_snapshot(
     nodes: Any, start_writer: Callable[[str], _Writer]
 ) -> None:
     writer = start_writer("torn")
@@ -74,9 +74,9 @@ def test_process_killed_in_the_middle_of_a_copy_leaves_the_snapshot_before(
     survivor, elsewhere = nodes.start("a"), nodes.start("b")
     assert _has_begun(nodes.root, 3.0)
     assert [held.step for held in survivor.snapshot_parts()] == [2]
-    for tier in (survivor, elsewhere):
+    for store in (survivor, elsewhere):
         state = _blank()
-        loaded = tier.load(state, nodes.source(survivor, step=2), check=_nothing)
+        loaded = store.load(state, nodes.source(survivor, step=2), check=_nothing)
         assert loaded.extra == {"step": 2}
         assert all(bool((tensor == 2).all()) for tensor in state.values())
     survivor.drop_older(2)
@@ -89,7 +89,7 @@ def _has_begun(root: Path, value: float) -> bool:
     return any(desired in path.read_bytes() for path in root.glob("shoal-*/job-a1/a/*/own-*"))
 
 
-def test_parts_of_the_dead_are_served_by_a_process_that_starts_later(
+def test_parts_of_a_dead_process_are_served_by_a_process_that_starts_later(
     nodes: Any, start_writer: Callable[[str], _Writer]
 ) -> None:
     writer = start_writer("serve")
@@ -107,12 +107,12 @@ def test_a_peer_killed_during_a_read_is_detected_without_a_timeout(
     writer = start_writer("serve")
     reader = nodes.start("b")
     assert writer.source is not None
-    looks = 0
+    num_checks = 0
 
     def check() -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 8:  # connected, and in the middle of its message
+        nonlocal num_checks
+        num_checks += 1
+        if num_checks == 8:  # connected, and in the middle of its message
             writer.end()
 
     for why in ("closed the connection|reset by peer", "Connection refused"):

@@ -18,20 +18,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(answer_of: Callable[..., dict[str, Any]], root: Path) -> dict[str, Any]:
+def result(answer_of: Callable[..., dict[str, Any]], root: Path) -> dict[str, Any]:
     """What rank 0 of the four processes saw."""
     return answer_of("snapshot_layouts.py", root)
 
 
 @pytest.mark.parametrize(("saved", "loaded"), list(itertools.product(_LAYOUTS, _LAYOUTS)))
-def test_state_is_bit_equal_after_resharding(told: dict[str, Any], saved: str, loaded: str) -> None:
-    assert told["differing"][f"{saved}->{loaded}"] == []
+def test_state_is_bit_equal_after_resharding(result: dict[str, Any], saved: str, loaded: str) -> None:
+    assert result["differing"][f"{saved}->{loaded}"] == []
 
 
-def test_parts_came_from_local_memory_and_over_the_network(told: dict[str, Any]) -> None:
-    assert told["local"] > 0
-    assert told["remote"] > 0
+def test_parts_came_from_local_memory_and_over_the_network(result: dict[str, Any]) -> None:
+    assert result["local"] > 0
+    assert result["remote"] > 0
 
 
-def test_no_file_is_left_when_all_stores_are_closed(told: dict[str, Any], root: Path) -> None:
+def test_no_file_is_left_when_all_stores_are_closed(result: dict[str, Any], root: Path) -> None:
     assert list(root.iterdir()) == []

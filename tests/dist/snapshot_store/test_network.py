@@ -26,22 +26,22 @@ def _state(value: float, numel: int = 1000) -> dict[str, torch.Tensor]:
     return {"w": torch.full((numel,), float(value)), "n": torch.tensor(int(value))}
 
 
-def _snapshot(tier: SnapshotStore, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> None:
+def _snapshot(store: SnapshotStore, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> None:
     values: dict[str, Any] = {"rank": 0, "world_size": 1, "extra": {"step": step}, **changes}
-    tier.snapshot(_state(step, numel), generation=generation, step=step, **values)
+    store.snapshot(_state(step, numel), generation=generation, step=step, **values)
 
 
 def _nothing() -> None:
     pass
 
 
-def _steps(tier: SnapshotStore) -> list[tuple[int, int]]:
-    return [(held.generation, held.step) for held in tier.snapshot_parts()]
+def _steps(store: SnapshotStore) -> list[tuple[int, int]]:
+    return [(part.generation, part.step) for part in store.snapshot_parts()]
 
 
-def _wait_until_sent(tier: SnapshotStore) -> Any:
+def _wait_until_sent(store: SnapshotStore) -> Any:
     deadline = time.monotonic() + _PATIENCE_S
-    while (cost := tier.take_send_cost()) is None:
+    while (cost := store.take_send_cost()) is None:
         assert time.monotonic() < deadline
         threading.Event().wait(0.001)
     return cost
@@ -62,12 +62,12 @@ def mute() -> Iterator[SnapshotServer]:
 
 
 @pytest.fixture
-def ask(nodes: Any) -> Iterator[Callable[..., Wire]]:
-    """`ask(tier, key=)`: a connection that has proved itself."""
+def connect_to(nodes: Any) -> Iterator[Callable[..., Wire]]:
+    """`connect_to(store, key=)`: a connection that has proved that it knows the key."""
     wires: list[Wire] = []
 
-    def make(tier: SnapshotStore, key: str = "secret") -> Wire:
-        wires.append(connect(nodes.endpoint(tier), key, check=_nothing, patience_s=5.0))
+    def make(store: SnapshotStore, key: str = "secret") -> Wire:
+        wires.append(connect(nodes.server(store), key, check=_nothing, patience_s=5.0))
         return wires[-1]
 
     yield make
@@ -75,7 +75,7 @@ def ask(nodes: Any) -> Iterator[Callable[..., Wire]]:
         wire.__exit__()
 
 
-def test_part_on_another_node_comes_over_tcp(nodes: Any) -> None:
+def test_a_part_on_another_node_is_read_over_tcp(nodes: Any) -> None:
     writer, reader = nodes.start("a"), nodes.start("b")
     numel = 3 * CHUNK_BYTES // 4 + 17
     _snapshot(writer, 7, numel=numel)
@@ -95,14 +95,14 @@ def test_tensors_that_are_not_requested_are_not_sent(nodes: Any) -> None:
 
 
 def test_the_parts_of_a_snapshot_may_be_on_several_nodes(nodes: Any) -> None:
-    tiers = [nodes.start(node) for node in "abc"]
-    for rank, tier in enumerate(tiers):
-        tier.snapshot(
+    stores = [nodes.start(node) for node in "abc"]
+    for rank, store in enumerate(stores):
+        store.snapshot(
             {f"w{rank}": torch.full((100,), float(rank))},
             generation=1, rank=rank, world_size=3, step=4, extra={"of": rank}, owns_replicated=True,
         )  # fmt: skip
     state = {f"w{rank}": torch.zeros(100) for rank in range(3)}
-    loaded = tiers[1].load(state, nodes.source(*tiers, step=4), check=_nothing)
+    loaded = stores[1].load(state, nodes.source(*stores, step=4), check=_nothing)
     assert (loaded.extra, loaded.local_bytes, loaded.remote_bytes) == ({"of": 0}, 400, 800)
     assert [float(tensor[0]) for tensor in state.values()] == [0, 1, 2]
 
@@ -111,41 +111,41 @@ def test_buddy_keeps_the_two_newest_copies(nodes: Any) -> None:
     writer, buddy = nodes.start("a"), nodes.start("b")
     for step in range(1, 5):
         _snapshot(writer, step)
-        assert writer.replicate(nodes.endpoint(buddy))
+        assert writer.replicate(nodes.server(buddy))
         cost = _wait_until_sent(writer)
         assert cost.num_bytes == writer.snapshot_parts()[0].num_bytes
         assert cost.cpu_s > 0
         assert cost.wall_s > 0
     assert _steps(buddy) == [(1, 3), (1, 4)]
-    assert {held.node_id for held in buddy.snapshot_parts()} == {"b"}
+    assert {part.node_id for part in buddy.snapshot_parts()} == {"b"}
     assert writer.take_send_cost() is None
 
 
 def test_without_a_snapshot_there_is_nothing_to_send(nodes: Any) -> None:
     writer, buddy = nodes.start("a"), nodes.start("b")
-    assert not writer.replicate(nodes.endpoint(buddy))
+    assert not writer.replicate(nodes.server(buddy))
 
 
 def test_the_copy_is_used_when_the_node_is_dead(nodes: Any) -> None:
     writer, buddy, reader = nodes.start("a"), nodes.start("b"), nodes.start("c")
     _snapshot(writer, 7)
-    assert writer.replicate(nodes.endpoint(buddy))
+    assert writer.replicate(nodes.server(buddy))
     _wait_until_sent(writer)
     shutil.rmtree(writer._registry.node)
     with pytest.raises(SnapshotLost, match="no longer exists"):
         reader.load(_state(-1), nodes.source(writer, step=7), check=_nothing)
-    for tier in (reader, buddy):
+    for store in (reader, buddy):
         state = _state(-1)
-        loaded = tier.load(state, nodes.source(buddy, step=7), check=_nothing)
+        loaded = store.load(state, nodes.source(buddy, step=7), check=_nothing)
         assert loaded.extra == {"step": 7}
         assert bool((state["w"] == 7).all())
     assert loaded.remote_bytes == 0
 
 
-def test_own_copy_is_read_where_the_supervisor_named_another_node(nodes: Any) -> None:
+def test_a_local_copy_is_read_even_if_the_supervisor_named_another_node(nodes: Any) -> None:
     writer, buddy = nodes.start("a"), nodes.start("b")
     _snapshot(writer, 7)
-    assert writer.replicate(nodes.endpoint(buddy))
+    assert writer.replicate(nodes.server(buddy))
     _wait_until_sent(writer)
     assert buddy.load(_state(-1), nodes.source(writer, step=7), check=_nothing).remote_bytes == 0
 
@@ -160,13 +160,13 @@ def test_a_busy_sender_refuses_and_its_slot_is_not_overwritten(nodes: Any, mute:
     assert _steps(writer) == [(1, 1), (1, 4), (1, 5)]
 
 
-def test_step_that_the_buddy_has_stays_here_until_the_next_has_been_handed_over(nodes: Any) -> None:
+def test_the_step_that_the_buddy_has_is_kept_until_the_next_one_is_sent(nodes: Any) -> None:
     """After the buddy's node is lost, the restore needs the survivors' own parts and the copies of the lost parts."""
     writer, buddy = nodes.start("a"), nodes.start("b")
     for step in range(1, 10):
         _snapshot(writer, step)
         if step % 3 == 0:
-            assert writer.replicate(nodes.endpoint(buddy))
+            assert writer.replicate(nodes.server(buddy))
             _wait_until_sent(writer)
     assert {(1, 6), (1, 9)} <= set(_steps(writer))
     assert _steps(buddy) == [(1, 6), (1, 9)]
@@ -175,42 +175,42 @@ def test_step_that_the_buddy_has_stays_here_until_the_next_has_been_handed_over(
 
 def test_a_dead_buddy_costs_only_the_copy(nodes: Any) -> None:
     writer, buddy, other = nodes.start("a"), nodes.start("b"), nodes.start("c")
-    endpoint = nodes.endpoint(buddy)
+    dead = nodes.server(buddy)
     buddy.close()
     _snapshot(writer, 1)
-    assert writer.replicate(endpoint)
-    _wait_until(lambda: writer.replicate(nodes.endpoint(other)))
+    assert writer.replicate(dead)
+    _wait_until(lambda: writer.replicate(nodes.server(other)))
     _wait_until_sent(writer)
     assert _steps(other) == [(1, 1)]
 
 
-def test_forgotten_generations_are_dropped_and_not_taken_any_more(nodes: Any) -> None:
+def test_copies_of_earlier_generations_are_dropped_and_refused(nodes: Any) -> None:
     writer, buddy = nodes.start("a"), nodes.start("b")
     _snapshot(writer, 1)
-    assert writer.replicate(nodes.endpoint(buddy))
+    assert writer.replicate(nodes.server(buddy))
     _wait_until_sent(writer)
     buddy.drop_older(1)
     assert _steps(buddy) == [(1, 1)]
     buddy.drop_older(2)
     assert _steps(buddy) == []
-    assert writer.replicate(nodes.endpoint(buddy))
+    assert writer.replicate(nodes.server(buddy))
     _snapshot(writer, 2, generation=2)
-    _wait_until(lambda: writer.replicate(nodes.endpoint(buddy)))
+    _wait_until(lambda: writer.replicate(nodes.server(buddy)))
     _wait_until_sent(writer)
     assert _steps(buddy) == [(2, 2)]
 
 
 @pytest.mark.parametrize("cut_at", ["before anything", "in the index", "in the payload"])
-def test_copy_that_is_cut_off_is_never_seen_and_the_one_before_stays(
-    nodes: Any, ask: Callable[..., Wire], cut_at: str
+def test_an_interrupted_copy_is_not_listed_and_the_previous_copy_stays(
+    nodes: Any, connect_to: Callable[..., Wire], cut_at: str
 ) -> None:
     writer, buddy = nodes.start("a"), nodes.start("b")
     for step in (1, 2):
         _snapshot(writer, step)
-        assert writer.replicate(nodes.endpoint(buddy))
+        assert writer.replicate(nodes.server(buddy))
         _wait_until_sent(writer)
     sent = {"before anything": 0, "in the index": 50, "in the payload": 100 + 10 + 3000}[cut_at]
-    with ask(buddy) as wire:
+    with connect_to(buddy) as wire:
         part = Part(generation=1, rank=0, world_size=1, step=3, num_bytes=4000, index_bytes=100, extra_bytes=10)
         wire.send_message(Request(verb=Verb.PUT, part=part))
         assert wire.receive_message(Answer).ok
@@ -218,14 +218,14 @@ def test_copy_that_is_cut_off_is_never_seen_and_the_one_before_stays(
     assert (1, 3) not in _steps(buddy)
     assert (1, 2) in _steps(buddy)
     _snapshot(writer, 4)
-    assert writer.replicate(nodes.endpoint(buddy))
+    assert writer.replicate(nodes.server(buddy))
     _wait_until_sent(writer)
     assert _steps(buddy) == [(1, 2), (1, 4)]
 
 
-def test_a_copy_is_refused_if_there_is_no_memory_for_it(nodes: Any, ask: Callable[..., Wire]) -> None:
+def test_a_copy_is_refused_if_there_is_no_memory_for_it(nodes: Any, connect_to: Callable[..., Wire]) -> None:
     buddy = nodes.start("b")
-    with ask(buddy) as wire:
+    with connect_to(buddy) as wire:
         part = Part(generation=1, rank=0, world_size=1, step=3, num_bytes=1 << 60)
         wire.send_message(Request(verb=Verb.PUT, part=part))
         answer = wire.receive_message(Answer)
@@ -233,17 +233,17 @@ def test_a_copy_is_refused_if_there_is_no_memory_for_it(nodes: Any, ask: Callabl
     assert "bytes of shared memory" in answer.why
 
 
-def test_wrong_key_is_refused_on_both_sides(nodes: Any, ask: Callable[..., Wire]) -> None:
+def test_a_wrong_key_is_refused_by_both_sides(nodes: Any, connect_to: Callable[..., Wire]) -> None:
     writer = nodes.start("a")
     _snapshot(writer, 1)
     with pytest.raises(PeerRefused, match="does not accept this attempt's key"):
-        ask(writer, key="wrong")
+        connect_to(writer, key="wrong")
     stranger = nodes.start("b", key="wrong", attempt=2)
     with pytest.raises(SnapshotLost, match="does not accept this attempt's key"):
         stranger.load(_state(-1), nodes.source(writer, step=1), check=_nothing)
 
 
-def test_server_that_does_not_know_the_key_is_not_believed(nodes: Any) -> None:
+def test_a_server_that_does_not_know_the_key_is_refused(nodes: Any) -> None:
     reader = nodes.start("a")
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -254,8 +254,8 @@ def test_server_that_does_not_know_the_key_is_not_believed(nodes: Any) -> None:
                 client.recv(64, socket.MSG_WAITALL)
                 client.sendall(bytes(32))
 
-        liar = threading.Thread(target=pretend)
-        liar.start()
+        impostor = threading.Thread(target=pretend)
+        impostor.start()
         source = SnapshotSource(
             generation=1,
             world_size=1,
@@ -264,7 +264,7 @@ def test_server_that_does_not_know_the_key_is_not_believed(nodes: Any) -> None:
         )
         with pytest.raises(SnapshotLost, match="does not know this attempt's key"):
             reader.load(_state(-1), source, check=_nothing)
-        liar.join()
+        impostor.join()
 
 
 @pytest.mark.parametrize(
@@ -290,19 +290,21 @@ def test_server_that_does_not_know_the_key_is_not_believed(nodes: Any) -> None:
         ),
     ],
 )
-def test_server_hangs_up_on_what_is_not_a_request(nodes: Any, ask: Callable[..., Wire], message: bytes) -> None:
+def test_the_server_closes_the_connection_after_an_invalid_request(
+    nodes: Any, connect_to: Callable[..., Wire], message: bytes
+) -> None:
     writer, reader = nodes.start("a"), nodes.start("b")
     _snapshot(writer, 1)
-    with ask(writer) as wire, pytest.raises(ConnectionError):
+    with connect_to(writer) as wire, pytest.raises(ConnectionError):
         wire.send(message)
         wire.receive(1)
     assert reader.load(_state(-1), nodes.source(writer, step=1), check=_nothing).remote_bytes == 4008
 
 
-def test_more_than_the_payload_is_not_read(nodes: Any, ask: Callable[..., Wire]) -> None:
+def test_a_range_beyond_the_payload_is_refused(nodes: Any, connect_to: Callable[..., Wire]) -> None:
     writer = nodes.start("a")
     _snapshot(writer, 1)
-    with ask(writer) as wire:
+    with connect_to(writer) as wire:
         wire.send_message(Request(verb=Verb.FIND, part=Part(generation=1, rank=0, step=1)))
         part = wire.receive_message(Answer).part
         assert part is not None
@@ -326,15 +328,15 @@ def test_silent_clients_do_not_block_other_clients(nodes: Any) -> None:
 
 def test_a_fenced_generation_stops_waiting_for_a_silent_peer(nodes: Any, mute: SnapshotServer) -> None:
     reader = nodes.start("a")
-    looks = 0
+    num_checks = 0
 
     class Fenced(Exception):
         pass
 
     def check() -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 4:
+        nonlocal num_checks
+        num_checks += 1
+        if num_checks == 4:
             raise Fenced
 
     source = SnapshotSource(generation=1, world_size=1, step=1, parts=(mute,))
@@ -347,7 +349,7 @@ def test_a_silent_peer_times_out(mute: SnapshotServer) -> None:
         connect(mute, "secret", check=_nothing, patience_s=0.3)
 
 
-def test_closing_breaks_off_what_is_under_way(nodes: Any, mute: SnapshotServer) -> None:
+def test_close_interrupts_transfers(nodes: Any, mute: SnapshotServer) -> None:
     writer, other = nodes.start("a"), nodes.start("b")
     _snapshot(writer, 1)
     assert writer.replicate(mute)
@@ -355,4 +357,4 @@ def test_closing_breaks_off_what_is_under_way(nodes: Any, mute: SnapshotServer) 
         start = time.monotonic()
         writer.close()
         other.close()
-        assert time.monotonic() - start < 8.0, "not by the 10 s after which a silent peer is given up"
+        assert time.monotonic() - start < 8.0, "close must not wait for the 10 s timeout of a silent peer"

@@ -21,15 +21,15 @@ def _state(value: float, numel: int = 1000) -> dict[str, torch.Tensor]:
     return {"w": torch.full((numel,), float(value)), "n": torch.tensor(int(value)), "e": torch.zeros(0, 3)}
 
 
-def _snapshot(tier: SnapshotStore, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> float:
+def _snapshot(store: SnapshotStore, step: int, *, generation: int = 1, numel: int = 1000, **changes: Any) -> float:
     values: dict[str, Any] = {"rank": 0, "world_size": 1, "extra": {"step": step}, **changes}
-    return tier.snapshot(_state(step, numel), generation=generation, step=step, **values)
+    return store.snapshot(_state(step, numel), generation=generation, step=step, **values)
 
 
-def _load(tier: SnapshotStore, source: SnapshotSource, numel: int = 1000) -> float:
+def _load(store: SnapshotStore, source: SnapshotSource, numel: int = 1000) -> float:
     """The value that the state has afterwards."""
     state = _state(-1, numel)
-    loaded = tier.load(state, source, check=_nothing)
+    loaded = store.load(state, source, check=_nothing)
     assert loaded.extra == {"step": source.step}
     assert bool((state["w"] == state["n"]).all())
     return float(state["n"])
@@ -39,31 +39,31 @@ def _nothing() -> None:
     pass
 
 
-def _steps(tier: SnapshotStore) -> list[tuple[int, int]]:
-    return [(held.generation, held.step) for held in tier.snapshot_parts()]
+def _steps(store: SnapshotStore) -> list[tuple[int, int]]:
+    return [(held.generation, held.step) for held in store.snapshot_parts()]
 
 
 def test_live_tensors_may_change_after_a_snapshot(nodes: Any) -> None:
-    tier = nodes.start()
+    store = nodes.start()
     state = _state(7)
-    assert tier.snapshot(state, generation=1, rank=0, world_size=1, step=7, extra={"step": 7}) > 0
+    assert store.snapshot(state, generation=1, rank=0, world_size=1, step=7, extra={"step": 7}) > 0
     state["w"].fill_(9)
-    assert _load(tier, nodes.source(tier, step=7)) == 7
+    assert _load(store, nodes.source(store, step=7)) == 7
 
 
-def test_two_newest_snapshots_are_held(nodes: Any) -> None:
-    tier = nodes.start()
-    assert tier.snapshot_parts() == ()
+def test_the_two_newest_snapshots_are_kept(nodes: Any) -> None:
+    store = nodes.start()
+    assert store.snapshot_parts() == ()
     for step in range(1, 6):
-        _snapshot(tier, step)
+        _snapshot(store, step)
     num_bytes = 4032 + 64  # 1000 floats, one integer and an empty tensor, each at a multiple of 64
-    assert tier.snapshot_parts() == tuple(
+    assert store.snapshot_parts() == tuple(
         SnapshotPart(generation=1, rank=0, world_size=1, step=step, num_bytes=num_bytes, node_id="a") for step in (4, 5)
     )
-    assert [_load(tier, nodes.source(tier, step=step)) for step in (4, 5)] == [4, 5]
+    assert [_load(store, nodes.source(store, step=step)) for step in (4, 5)] == [4, 5]
 
 
-def test_holdings_are_seen_by_every_process_of_the_node_and_by_no_other(nodes: Any) -> None:
+def test_parts_are_listed_by_every_process_of_the_node_and_by_no_other(nodes: Any) -> None:
     first, second, elsewhere = nodes.start("a"), nodes.start("a"), nodes.start("b")
     _snapshot(first, 1, rank=0, world_size=2)
     _snapshot(second, 1, rank=1, world_size=2)
@@ -72,103 +72,103 @@ def test_holdings_are_seen_by_every_process_of_the_node_and_by_no_other(nodes: A
     assert elsewhere.snapshot_parts() == ()
 
 
-def test_snapshot_that_was_restored_from_outlives_the_first_of_the_new_generation(nodes: Any) -> None:
-    tier = nodes.start()
+def test_the_restored_snapshot_is_kept_after_the_first_one_of_the_new_generation(nodes: Any) -> None:
+    store = nodes.start()
     for step in (10, 11):
-        _snapshot(tier, step)
-    _load(tier, nodes.source(tier, step=10))
-    _snapshot(tier, 11, generation=2)
-    assert _steps(tier) == [(1, 10), (2, 11)]
-    _snapshot(tier, 12, generation=2)
-    assert _steps(tier) == [(2, 11), (2, 12)]
+        _snapshot(store, step)
+    _load(store, nodes.source(store, step=10))
+    _snapshot(store, 11, generation=2)
+    assert _steps(store) == [(1, 10), (2, 11)]
+    _snapshot(store, 12, generation=2)
+    assert _steps(store) == [(2, 11), (2, 12)]
 
 
 def test_newer_steps_of_an_abandoned_generation_are_deleted_first(nodes: Any) -> None:
-    tier = nodes.start()
+    store = nodes.start()
     for step in (40, 41):
-        _snapshot(tier, step)
+        _snapshot(store, step)
     for step in (5, 6):  # restored from a checkpoint
-        _snapshot(tier, step, generation=2)
-    assert _steps(tier) == [(2, 5), (2, 6)]
+        _snapshot(store, step, generation=2)
+    assert _steps(store) == [(2, 5), (2, 6)]
 
 
 def test_the_restored_snapshot_is_kept_until_the_new_layout_has_its_own(nodes: Any) -> None:
     """Slots that are too small are not reused; the preparation for the new layout must not delete them."""
-    tier = nodes.start()
+    store = nodes.start()
     for step in (10, 11):
-        _snapshot(tier, step)
+        _snapshot(store, step)
     numel = 1 << 20
-    tier.prepare(_state(0, numel), rank=0, world_size=1)
-    assert _steps(tier) == [(1, 10), (1, 11)]
-    assert _load(tier, nodes.source(tier, step=10)) == 10
-    tier.prepare(_state(0, numel), rank=0, world_size=1)
-    _snapshot(tier, 11, generation=2, numel=numel)
-    assert (2, 11) in _steps(tier)
-    _snapshot(tier, 12, generation=2, numel=numel)
-    assert _steps(tier) == [(2, 11), (2, 12)]
-    assert _load(tier, nodes.source(tier, step=12, generation=2), numel) == 12
+    store.prepare(_state(0, numel), rank=0, world_size=1)
+    assert _steps(store) == [(1, 10), (1, 11)]
+    assert _load(store, nodes.source(store, step=10)) == 10
+    store.prepare(_state(0, numel), rank=0, world_size=1)
+    _snapshot(store, 11, generation=2, numel=numel)
+    assert (2, 11) in _steps(store)
+    _snapshot(store, 12, generation=2, numel=numel)
+    assert _steps(store) == [(2, 11), (2, 12)]
+    assert _load(store, nodes.source(store, step=12, generation=2), numel) == 12
 
 
 def test_plain_values_may_grow_beyond_their_room(nodes: Any) -> None:
-    tier = nodes.start()
+    store = nodes.start()
     for step, length in enumerate([10, 300_000, 5, 2_000_000], start=1):
-        _snapshot(tier, step, extra={"step": step, "text": "x" * length})
-        loaded = tier.load(_state(-1), nodes.source(tier, step=step), check=_nothing)
+        _snapshot(store, step, extra={"step": step, "text": "x" * length})
+        loaded = store.load(_state(-1), nodes.source(store, step=step), check=_nothing)
         assert loaded.extra == {"step": step, "text": "x" * length}
 
 
 def test_plain_tensors_are_stored_by_rank_0_only_by_default(nodes: Any) -> None:
     for node, rank, owns, expected in [("a", 0, None, 24), ("b", 1, None, 0), ("c", 1, True, 24), ("d", 0, False, 0)]:
-        tier = nodes.start(node)
-        tier.prepare({"w": torch.arange(3)}, rank=rank, world_size=2, owns_replicated=owns)
-        tier.snapshot(
+        store = nodes.start(node)
+        store.prepare({"w": torch.arange(3)}, rank=rank, world_size=2, owns_replicated=owns)
+        store.snapshot(
             {"w": torch.arange(3)}, generation=1, rank=rank, world_size=2, step=1, extra={}, owns_replicated=owns
         )
-        assert [held.num_bytes for held in tier.snapshot_parts()] == [expected]
+        assert [held.num_bytes for held in store.snapshot_parts()] == [expected]
 
 
-def test_part_that_is_not_there_is_lost(nodes: Any) -> None:
-    tier = nodes.start()
-    _snapshot(tier, 1)
+def test_a_part_that_does_not_exist_is_lost(nodes: Any) -> None:
+    store = nodes.start()
+    _snapshot(store, 1)
     with pytest.raises(SnapshotLost, match="no longer exists") as caught:
-        tier.load(_state(-1), nodes.source(tier, step=2), check=_nothing)
+        store.load(_state(-1), nodes.source(store, step=2), check=_nothing)
     lost = caught.value
     assert (lost.generation, lost.step, lost.rank, lost.node_id) == (1, 2, 0, "a")
 
 
 def test_snapshot_of_another_model_is_lost(nodes: Any) -> None:
-    tier = nodes.start()
-    _snapshot(tier, 1)
+    store = nodes.start()
+    _snapshot(store, 1)
     with pytest.raises(SnapshotLost, match="it has no v"):
-        tier.load({"v": torch.zeros(3)}, nodes.source(tier, step=1), check=_nothing)
+        store.load({"v": torch.zeros(3)}, nodes.source(store, step=1), check=_nothing)
 
 
-def test_part_of_another_world_is_lost(nodes: Any) -> None:
-    tier = nodes.start()
-    _snapshot(tier, 1, world_size=2)
+def test_a_part_of_another_world_size_is_lost(nodes: Any) -> None:
+    store = nodes.start()
+    _snapshot(store, 1, world_size=2)
     with pytest.raises(SnapshotLost, match="its world size is 2, not 1"):
-        tier.load(_state(-1), nodes.source(tier, step=1), check=_nothing)
+        store.load(_state(-1), nodes.source(store, step=1), check=_nothing)
 
 
-def test_part_that_is_written_over_while_it_is_read_is_lost(nodes: Any) -> None:
-    tier = nodes.start()
+def test_a_part_that_is_overwritten_during_a_read_is_lost(nodes: Any) -> None:
+    store = nodes.start()
     for step in (1, 2):
-        _snapshot(tier, step)
-    looks = 0
+        _snapshot(store, step)
+    num_checks = 0
 
     def check() -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 2:  # the index has been read, the values have not
-            _snapshot(tier, 3)
+        nonlocal num_checks
+        num_checks += 1
+        if num_checks == 2:  # the index has been read, the values have not
+            _snapshot(store, 3)
 
     with pytest.raises(SnapshotLost, match="overwritten while it was read"):
-        tier.load(_state(-1), nodes.source(tier, step=1), check=check)
+        store.load(_state(-1), nodes.source(store, step=1), check=check)
 
 
-def test_fenced_generation_leaves_a_load(nodes: Any) -> None:
-    tier = nodes.start()
-    _snapshot(tier, 1)
+def test_a_fenced_generation_stops_its_load(nodes: Any) -> None:
+    store = nodes.start()
+    _snapshot(store, 1)
 
     class Fenced(Exception):
         pass
@@ -177,28 +177,28 @@ def test_fenced_generation_leaves_a_load(nodes: Any) -> None:
         raise Fenced
 
     with pytest.raises(Fenced):
-        tier.load(_state(-1), nodes.source(tier, step=1), check=check)
+        store.load(_state(-1), nodes.source(store, step=1), check=check)
 
 
-def test_full_memory_leaves_the_snapshots_before(nodes: Any) -> None:
+def test_full_memory_leaves_earlier_snapshots_unchanged(nodes: Any) -> None:
     """A tensor that claims 4 TiB without having them: the tmpfs refuses before it allocates a page."""
-    tier = nodes.start()
-    _snapshot(tier, 1)
+    store = nodes.start()
+    _snapshot(store, 1)
     huge = {"w": torch.zeros(1).expand(1 << 40)}
     with pytest.raises(SharedMemoryFull) as caught:
-        tier.prepare(huge, rank=0, world_size=1)
+        store.prepare(huge, rank=0, world_size=1)
     assert caught.value.needed_bytes > 1 << 42 > caught.value.free_bytes
     with pytest.raises(SharedMemoryFull):
-        tier.snapshot(huge, generation=1, rank=0, world_size=1, step=2, extra={})
-    assert _steps(tier) == [(1, 1)]
-    _snapshot(tier, 2)
-    assert _steps(tier) == [(1, 1), (1, 2)]
+        store.snapshot(huge, generation=1, rank=0, world_size=1, step=2, extra={})
+    assert _steps(store) == [(1, 1)]
+    _snapshot(store, 2)
+    assert _steps(store) == [(1, 1), (1, 2)]
 
 
-def test_the_snapshots_of_a_forgotten_attempt_are_deleted_while_its_processes_live(nodes: Any) -> None:
+def test_a_removed_attempt_has_no_snapshots_while_its_processes_live(nodes: Any) -> None:
     first, second = nodes.start("a"), nodes.start("a")
-    for tier in (first, second):
-        _snapshot(tier, 1)
+    for store in (first, second):
+        _snapshot(store, 1)
     first.remove_attempt()
     assert second.snapshot_parts() == ()
     assert list(nodes.root.iterdir()) == []
@@ -207,7 +207,7 @@ def test_the_snapshots_of_a_forgotten_attempt_are_deleted_while_its_processes_li
     assert second.snapshot_parts() == ()
 
 
-def test_starting_sweeps_the_attempts_of_the_dead(nodes: Any) -> None:
+def test_a_new_store_sweeps_attempts_without_a_live_process(nodes: Any) -> None:
     dead = nodes.start(job_id="dead")
     base = dead._registry.path.parent.parent.parent
     shutil.copytree(base / "dead-a1", base / "dead-a2")  # files without a holder of their lock
@@ -218,20 +218,20 @@ def test_starting_sweeps_the_attempts_of_the_dead(nodes: Any) -> None:
 
 
 def test_memory_does_not_grow_over_a_hundred_snapshots_and_loads(nodes: Any) -> None:
-    tier, other = nodes.start("a"), nodes.start("b")
+    store, other = nodes.start("a"), nodes.start("b")
     sizes = [30_000, 30_000, 31_000]  # in bytes: within a slot's capacity, so that layouts change but files do not
 
     def cycle(number: int) -> None:
         generation = 1 + number // 10
         numel = sizes[generation % 3] // 4
-        _snapshot(tier, number, generation=generation, numel=numel)
-        source = nodes.source(tier, step=number, generation=generation)
-        assert _load(tier, source, numel) == number
+        _snapshot(store, number, generation=generation, numel=numel)
+        source = nodes.source(store, step=number, generation=generation)
+        assert _load(store, source, numel) == number
         assert _load(other, source, numel) == number
-        assert tier.replicate(nodes.endpoint(other))
-        while tier.take_send_cost() is None:
+        assert store.replicate(nodes.server(other))
+        while store.take_send_cost() is None:
             threading.Event().wait(0.001)
-        tier.drop_older(generation)
+        store.drop_older(generation)
         other.drop_older(generation)
 
     for number in range(30):

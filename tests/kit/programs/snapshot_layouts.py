@@ -1,6 +1,6 @@
 """Program of four gloo processes: snapshots a trained state under every layout, loads each into every layout.
 
-    python memory_layouts.py STORE_FILE ROOT
+    python snapshot_layouts.py STORE_FILE ROOT
 
 The layouts are those of checkpoint_layouts.py. Ranks 0 and 1 are on node `a`, 2 and 3 on node `b`, so every load of a
 layout of three or four ranks reads some parts from local memory and some over TCP. Rank 0 prints one JSON line:
@@ -25,16 +25,16 @@ _WORLD = 4
 
 def find(rank: int, root: str) -> dict[str, Any]:
     meshes = make_meshes(_WORLD)
-    told = {"differing": {}, "local": 0, "remote": 0}
+    result = {"differing": {}, "local": 0, "remote": 0}
     template = {
         layout: trained_state(mesh, seed=100)
         for layout in LAYOUTS
         if (mesh := mesh_of(layout, meshes)) is None or mesh.get_coordinate() is not None
     }
     node = "ab"[rank // 2]
-    ram = SnapshotStore(job_id="job", attempt=1, worker_id=f"s{rank}", node_id=node, key="secret", root=Path(root))
+    store = SnapshotStore(job_id="job", attempt=1, worker_id=f"s{rank}", node_id=node, key="secret", root=Path(root))
     everyone: list[SnapshotServer] = [SnapshotServer(node_id="", host="", port=0)] * _WORLD
-    dist.all_gather_object(everyone, SnapshotServer(node_id=node, host="127.0.0.1", port=ram.port))
+    dist.all_gather_object(everyone, SnapshotServer(node_id=node, host="127.0.0.1", port=store.port))
     for generation, layout in enumerate(LAYOUTS, start=1):
         mesh = mesh_of(layout, meshes)
         in_it = layout in template
@@ -43,21 +43,21 @@ def find(rank: int, root: str) -> dict[str, Any]:
         saved = digests(state)
         if in_it:
             extra = {"saved_by": rank, "layout": layout}
-            ram.prepare(state, rank=rank, world_size=world)
-            ram.snapshot(state, generation=generation, rank=rank, world_size=world, step=2, extra=extra)
+            store.prepare(state, rank=rank, world_size=world)
+            store.snapshot(state, generation=generation, rank=rank, world_size=world, step=2, extra=extra)
         dist.barrier()
         source = SnapshotSource(generation=generation, world_size=world, step=2, parts=tuple(everyone[:world]))
         for target, blank in template.items():
             into = copy.deepcopy(blank) if target == "plain" else blank
-            loaded = ram.load(into, source, check=lambda: None)
+            loaded = store.load(into, source, check=lambda: None)
             assert loaded.extra == {"saved_by": 0, "layout": layout}, loaded
-            told["local"] += loaded.local_bytes
-            told["remote"] += loaded.remote_bytes
+            result["local"] += loaded.local_bytes
+            result["remote"] += loaded.remote_bytes
             found = digests(into)
-            told["differing"][f"{layout}->{target}"] = [fqn for fqn in found if in_it and found[fqn] != saved[fqn]]
+            result["differing"][f"{layout}->{target}"] = [fqn for fqn in found if in_it and found[fqn] != saved[fqn]]
         dist.barrier()
-    ram.close()
-    return told
+    store.close()
+    return result
 
 
 if __name__ == "__main__":

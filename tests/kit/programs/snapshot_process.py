@@ -29,22 +29,22 @@ class Fatal(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def snapshot(ram: SnapshotStore, step: int, second: torch.Tensor | None = None) -> None:
+def snapshot(store: SnapshotStore, step: int, second: torch.Tensor | None = None) -> None:
     first = torch.full((_NUMEL,), float(step))
     state = {"first": first, "second": first.clone() if second is None else second}
-    ram.snapshot(state, generation=1, rank=0, world_size=1, step=step, extra={"step": step})
+    store.snapshot(state, generation=1, rank=0, world_size=1, step=step, extra={"step": step})
 
 
 def main(mode: str, root: str) -> None:
     torch.set_num_threads(1)
-    ram = SnapshotStore(job_id="job", attempt=1, worker_id="writer", node_id="a", key="secret", root=Path(root))
-    snapshot(ram, 1)
+    store = SnapshotStore(job_id="job", attempt=1, worker_id="writer", node_id="a", key="secret", root=Path(root))
+    snapshot(store, 1)
     if mode == "torn":
-        snapshot(ram, 2)
-        snapshot(ram, 3, torch.full((_NUMEL,), 3.0).as_subclass(Fatal))
-    print(ram.port, flush=True)
+        snapshot(store, 2)
+        snapshot(store, 3, torch.full((_NUMEL,), 3.0).as_subclass(Fatal))
+    print(store.port, flush=True)
     sys.stdin.read()
-    ram.close()
+    store.close()
 
 
 if __name__ == "__main__":

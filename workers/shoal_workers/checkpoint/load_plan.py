@@ -143,9 +143,7 @@ def _collect(indexes: Sequence[ShardIndex], directory: str) -> dict[str, _Saved]
             if known is None:
                 known = saved[item.fqn] = _Saved(dtype, item.shape, {})
             elif known.shape != item.shape or known.dtype != dtype:
-                problem = (
-                    f"says that {item.fqn} is {dtype} {item.shape}, lower ranks that it is {known.dtype} {known.shape}"
-                )
+                problem = f"records {item.fqn} as {dtype} {item.shape}, but a lower rank as {known.dtype} {known.shape}"
                 raise DamagedCheckpoint(directory, index_name(index.rank), problem)
             known.slices.setdefault(item.offsets, (file, item))
     return saved

@@ -1,4 +1,4 @@
-"""Snapshots of the training state in shared memory: they outlive their process, and a copy lies on another node.
+"""Snapshots of the training state in shared memory: they outlive their process, with a copy on another node.
 
 Inside: `store.py`, the entry point; `slots/`, the shared-memory files and their retention; `transfer/`, reading and
 copying over TCP; `errors.py`. Called by the engine and by the worker's actor.

@@ -42,12 +42,12 @@ def test_empty_root_has_no_checkpoint(catalog: CheckpointCatalog) -> None:
     assert catalog.retain(1, damaged=(), in_flight=()) == []
 
 
-def test_parts_alone_are_no_checkpoint(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
+def test_parts_without_a_marker_are_not_a_checkpoint(catalog: CheckpointCatalog, write_parts: WriteParts) -> None:
     write_parts(10)
     assert catalog.newest() is None
 
 
-def test_torn_directories_go_and_damaged_checkpoints_stay(
+def test_uncommitted_directories_are_deleted_and_damaged_checkpoints_kept(
     root: str, catalog: CheckpointCatalog, commit: Commit, write_parts: WriteParts
 ) -> None:
     good, damaged = commit(10), commit(20)

@@ -113,7 +113,7 @@ def test_a_flipped_byte_is_found_and_only_its_shard_is_rewritten(
 
 
 @pytest.mark.parametrize("damage", ["truncate", "delete", "index", "garbage", "entry"])
-def test_whatever_is_damaged_is_made_again(damage: str, text_dir: Path, config_of: ConfigOf) -> None:
+def test_damaged_files_are_made_again(damage: str, text_dir: Path, config_of: ConfigOf) -> None:
     corpus, _ = _prepare(config_of(text_dir))
     whole = _all_bytes(corpus)
     match damage:
@@ -189,6 +189,6 @@ def test_progress_is_reported_as_text(tmp_path: Path, config_of: ConfigOf) -> No
     assert len(told) < 10
 
 
-def test_the_bar_prepares_as_well(text_dir: Path, config_of: ConfigOf) -> None:
+def test_preparation_with_a_bar_prepares_the_corpus(text_dir: Path, config_of: ConfigOf) -> None:
     corpus = prepare_with_bar(config_of(text_dir))
     assert _prepare(config_of(text_dir), shard_bytes=64 * MIB) == (corpus, 0)

@@ -21,13 +21,13 @@ def test_errors_survive_pickling(error: SnapshotStoreError) -> None:
 
 
 def test_lost_part_names_part_node_and_reason() -> None:
-    told = str(SnapshotLost(3, 41, 2, "node-b", "it was written over"))
-    assert "part of rank 2" in told
-    assert "generation 3 at step 41" in told
-    assert "node node-b: it was written over" in told
+    result = str(SnapshotLost(3, 41, 2, "node-b", "it was overwritten"))
+    assert "part of rank 2" in result
+    assert "generation 3 at step 41" in result
+    assert "node node-b: it was overwritten" in result
 
 
-def test_full_memory_names_what_is_needed_what_is_free_and_the_way_out() -> None:
-    told = str(SharedMemoryFull("/dev/shm/x", 100, 7, "No space left on device"))
-    assert "needs 100 bytes of shared memory in /dev/shm/x, where 7 are free" in told
-    assert "snapshot.enabled: false" in told
+def test_full_memory_names_the_needed_and_free_bytes_and_the_way_out() -> None:
+    result = str(SharedMemoryFull("/dev/shm/x", 100, 7, "No space left on device"))
+    assert "needs 100 bytes of shared memory in /dev/shm/x, where 7 are free" in result
+    assert "snapshot.enabled: false" in result

@@ -41,7 +41,7 @@ LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib
          "parallelism.tp", "declares no plan"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_had_is_refused(change: dict[str, Any], path: str, said: str) -> None:
+def test_an_impossible_parallelism_is_refused(change: dict[str, Any], path: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec({**LEAST, **change})
     [problem] = caught.value.problems

@@ -30,7 +30,7 @@ def _plan(**rooms: int) -> SavePlan:
 
 
 def _make(slots: LiveSlots, generation: int, step: int) -> tuple[LiveSlot, ...]:
-    """A model's that was moved in and has reached the step, in the first of its two."""
+    """The slots of a model that was moved in and has reached the step, in the first of its two."""
     pair = slots.make(_plan(), extra_bytes=0)
     assert pair[0].finish(Stamp(generation, 0, 1, step), b"{}")
     return pair
@@ -50,7 +50,7 @@ def _found(directory: Path) -> list[tuple[int, int]]:
     return sorted((h.generation, h.step) for h in _headers(directory).values() if h is not None)
 
 
-def test_it_is_a_part_from_finish_to_begin_only(slots: LiveSlots, tmp_path: Path) -> None:
+def test_a_slot_is_a_part_only_from_finish_to_begin(slots: LiveSlots, tmp_path: Path) -> None:
     slot, _ = slots.make(_plan(), extra_bytes=0)
     assert _found(tmp_path) == []
     for step in (1, 2):
@@ -83,14 +83,14 @@ def test_while_one_slot_is_written_the_other_is_complete(slots: LiveSlots, tmp_p
         assert _found(tmp_path)[-1] == (1, step)
 
 
-def test_more_than_there_is_room_for_leaves_it_incomplete(slots: LiveSlots, tmp_path: Path) -> None:
+def test_plain_values_that_do_not_fit_leave_the_part_incomplete(slots: LiveSlots, tmp_path: Path) -> None:
     slot, _ = _make(slots, 1, 1)
     slot.begin()
     assert not slot.finish(Stamp(1, 0, 1, 2), b" " * (1 << 20))
     assert _found(tmp_path) == []
 
 
-def test_what_the_group_was_restored_from_stays_until_it_is_forgotten(slots: LiveSlots, tmp_path: Path) -> None:
+def test_the_restored_snapshot_is_kept_until_older_generations_are_dropped(slots: LiveSlots, tmp_path: Path) -> None:
     _make(slots, 1, 10)
     slots.keep_restored(1, 10)
     _make(slots, 2, 11)
@@ -114,7 +114,7 @@ def test_memory_does_not_grow_with_generations(slots: LiveSlots, tmp_path: Path)
     assert len(list(tmp_path.iterdir())) <= 3
 
 
-def test_a_state_that_is_being_updated_is_not_forgotten(slots: LiveSlots) -> None:
+def test_the_current_slots_are_not_dropped_during_an_update(slots: LiveSlots) -> None:
     slot, _ = _make(slots, 1, 10)
     slot.begin()
     slots.drop_older(2)

@@ -66,18 +66,18 @@ def test_any_name_is_one_segment(tmp_path: Path, join: Callable[..., SlotRegistr
     assert sweep_stale(tmp_path) == []
 
 
-def test_parts_of_a_killed_process_are_still_there(join: Callable[..., Any], start_process: StartWorker) -> None:
+def test_parts_of_a_killed_process_remain(join: Callable[..., Any], start_process: StartWorker) -> None:
     process = start_process("1:10", "1:11", "1:torn")
     process.kill()
     assert _steps(join()) == [(1, 10), (1, 11)]
 
 
-def test_parts_of_another_node_are_not_seen(join: Callable[..., Any], start_process: StartWorker) -> None:
+def test_parts_of_another_node_are_not_listed(join: Callable[..., Any], start_process: StartWorker) -> None:
     start_process("1:10", node="other")
     assert _steps(join()) == []
 
 
-def test_attempt_of_the_dead_is_swept(tmp_path: Path, start_process: StartWorker) -> None:
+def test_an_attempt_without_a_live_process_is_swept(tmp_path: Path, start_process: StartWorker) -> None:
     start_process("1:10", job="old", node="a").kill()
     start_process("1:10", job="old", node="b").kill()
     assert sweep_stale(tmp_path) == ["old-a1"]
@@ -142,7 +142,7 @@ def test_concurrent_sweeps_and_starts_do_not_interfere(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_old_parts_of_the_dead_are_forgotten(join: Callable[..., Any], start_process: StartWorker) -> None:
+def test_old_parts_of_dead_processes_are_removed(join: Callable[..., Any], start_process: StartWorker) -> None:
     dead = start_process("1:10", "2:20", "2:torn")
     dead.kill()
     directory = join()
@@ -160,7 +160,7 @@ def test_old_parts_of_live_processes_are_kept(join: Callable[..., Any], start_pr
     assert _steps(directory) == [(1, 10)]
 
 
-def test_a_forgotten_attempt_is_deleted_also_on_nodes_without_its_processes(
+def test_a_removed_attempt_is_deleted_also_on_nodes_without_its_processes(
     tmp_path: Path, join: Callable[..., Any], start_process: StartWorker
 ) -> None:
     start_process("1:10").kill()

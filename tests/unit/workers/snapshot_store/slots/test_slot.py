@@ -47,14 +47,14 @@ def test_a_finished_part_is_read_as_it_was_written(slot: SlotFile) -> None:
     assert (found.generation, found.rank, found.world_size, found.step, found.num_bytes) == (3, 1, 4, 7, 5000)
 
 
-def test_part_is_not_there_while_it_is_written_over(slot: SlotFile) -> None:
+def test_a_slot_holds_no_part_while_it_is_overwritten(slot: SlotFile) -> None:
     _finish(slot)
     slot.begin()
     assert slot.header is None
     assert _read(slot.path) is None
 
 
-def test_every_part_has_a_sequence_of_its_own(slot: SlotFile) -> None:
+def test_every_part_has_a_new_sequence_number(slot: SlotFile) -> None:
     seen = set()
     for _ in range(3):
         slot.begin()
@@ -76,7 +76,7 @@ def test_payload_is_page_aligned_and_regions_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"SHOALRM1", b"x" * 5000])
-def test_other_files_hold_no_part(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_not_read_as_parts(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "own-9").write_bytes(content)
     assert _read(tmp_path / "own-9") is None
 
