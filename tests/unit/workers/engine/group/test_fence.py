@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from shoal_workers.engine.errors import Fenced
 from shoal_workers.engine.group.fence import Fence
 
 
@@ -27,3 +30,17 @@ def test_a_yield_is_durable_once_any_request_is() -> None:
     fence.request_yield(3, durable=False)
     assert fence.is_durable_requested(3)
     assert not fence.is_durable_requested(4)
+
+
+def test_a_generation_sees_orders_for_itself_only() -> None:
+    fence = Fence()
+    own, next_one = fence.of(3), fence.of(4)
+    own.check()
+    fence.request_yield(3, durable=True)
+    assert (own.is_yield_requested, own.is_durable_requested) == (True, True)
+    assert (next_one.is_yield_requested, next_one.is_durable_requested) == (False, False)
+    fence.raise_to(3)
+    assert own.is_raised and not next_one.is_raised
+    with pytest.raises(Fenced, match="generation 3 is fenced"):
+        own.check()
+    next_one.check()
