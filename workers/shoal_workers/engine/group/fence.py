@@ -13,7 +13,7 @@ from shoal_workers.engine.errors import Fenced
 
 
 class Fence:
-    """Of one worker, for all its generations. Thread-safe; generations count from 0."""
+    """One worker's fence for all its generations, which count from 0. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

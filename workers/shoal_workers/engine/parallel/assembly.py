@@ -20,7 +20,7 @@ from shoal_workers.contract.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Of one model under one layout; may outlive the generation."""
+    """The part of one model under one layout; may outlive the generation."""
 
     layout: Layout
     parts: tuple[nn.Module, ...]

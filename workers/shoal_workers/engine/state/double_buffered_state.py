@@ -38,7 +38,7 @@ from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 _MAX_COPIED_SHARE = 0.02
-"""Of the state's bytes, at each step."""
+"""Largest share of the state's bytes that is copied at each step."""
 
 
 class DoubleBufferedState:

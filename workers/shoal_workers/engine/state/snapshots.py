@@ -30,7 +30,7 @@ _REPORT_EVERY = 50
 
 
 class Snapshots:
-    """Of one generation. Training thread only."""
+    """Takes the snapshots of one generation, and sets their pace. Training thread only."""
 
     def __init__(
         self, generation: Generation, store: SnapshotStore | None, state: DoubleBufferedState, extra: Extra
@@ -45,7 +45,8 @@ class Snapshots:
         self._pace = SnapshotPace(generation.spec.snapshot.budget)
         self._copy_s = 0.0
         self._sent_copy_s = 0.0
-        """Of a copy beside the state in shared memory, until it is counted: a part of what it costs to send one."""
+        """Cost of the last copy beside the state in shared memory, until it is counted as part of the cost of its
+        send."""
         self._num_taken = 0
         self._num_reported = 0
         self._has_copy = self._assignment.buddy is None

@@ -26,7 +26,7 @@ class _Known:
 
 
 class StateView:
-    """Of one model and its optimizer, whose state may alternate between several buffers. Training thread only."""
+    """The tensors of one model and its optimizer; their memory may alternate between buffers. Training thread only."""
 
     def __init__(self, assembly: Assembly, update: Update) -> None:
         self._assembly = assembly

@@ -29,7 +29,7 @@ class DoubleBufferedAdamW(AdamW):
     """On CPU. After each step the caller must make the parameters and the state refer to the targets that it set."""
 
     targets: Mapping[nn.Parameter, ParameterBuffers] | None = None
-    """Of the next step; a parameter without a target is updated in place."""
+    """Targets of the next step; a parameter without a target is updated in place."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]

@@ -32,7 +32,7 @@ from shoal_workers.tasks.balance import forget_load, move_biases, sum_load
 
 
 class GradientPass:
-    """Of one generation on one rank. Training thread only.
+    """Computes the gradients of one generation on one rank. Training thread only.
 
     Args:
         calls: how the task calls the whole model; needed for a pipeline.

@@ -120,7 +120,8 @@ class Scaling:
             self._state = LossScale.from_json(saved)
 
     def update(self, *, is_finite: bool) -> ScaleVerdict | None:
-        """After each step whose loss is finite; `is_finite`: its gradients are finite, too. None: there is no scale."""
+        """After each step whose loss is finite; `is_finite`: its gradients are finite as well. None: there is no
+        scale."""
         if self._state is None:
             return None
         verdict = after_step(self._state, is_finite=is_finite, policy=self._policy)

@@ -22,7 +22,7 @@ from shoal_workers.engine.parallel.cutting import local
 
 
 class PartialGradients:
-    """Of one generation."""
+    """Sums the partial gradients of one generation."""
 
     def __init__(self, assembly: Assembly, meshes: Meshes) -> None:
         self._partial = [getattr(module, name) for module, name in assembly.partial]

@@ -56,7 +56,7 @@ logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRI
 
 
 class PipelinePasses:
-    """Of one generation. `calls` must have been made from the whole model."""
+    """The passes of one generation. `calls` must have been made from the whole model."""
 
     def __init__(self, generation: Generation, assembly: Assembly, calls: ModelCalls) -> None:
         assert generation.meshes.pp is not None

@@ -28,7 +28,7 @@ class ModelCall:
 
 
 class ModelCalls:
-    """Of one task and model. The model's signature is read before the model is split."""
+    """How one task calls one model. The model's signature is read before the model is split."""
 
     def __init__(self, loss: LossOf, model: nn.Module) -> None:
         self._loss = loss
