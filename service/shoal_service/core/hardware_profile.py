@@ -1,6 +1,7 @@
-"""HardwareProfile: how fast one kind of node computes, remembers and talks. Pure data.
+"""HardwareProfile: how fast one kind of node computes, moves memory and communicates. Pure data.
 
-Built-in ones are in `gpus`; `shoal profile` measures one of the machine it runs on.
+The planner reads it, and a job keeps its own with its attempt. Built-in profiles are in `planner/gpus.py`; `shoal
+profile` measures the machine that it runs on.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ class DeviceKind(StrEnum):
 
 
 class Link(Frozen):
-    """What ranks reach each other by."""
+    """The connection between two ranks."""
 
     bandwidth: float = Field(gt=0, allow_inf_nan=False)
     """Bytes per second that one rank sends while it receives as many: the bus bandwidth of a large ring collective."""
     latency_s: dict[int, float]
-    """Seconds of a collective on next to nothing, by group size; between sizes by the logarithm."""
+    """Seconds of a collective on a few bytes, by group size; interpolated by the logarithm of the size."""
 
     @model_validator(mode="after")
     def _has_latency(self) -> Self:
         if not self.latency_s or min(self.latency_s) < 1 or min(self.latency_s.values()) < 0:
-            raise ValueError("latency_s needs seconds (not negative) for at least one group size, from 1 on.")
+            raise ValueError("latency_s must give seconds, at least 0, for at least one group size, from 1 on.")
         return self
 
     def latency(self, size: float) -> float:
-        """Of a group of `size` ranks; beyond the sizes that are known it grows as between the last two."""
+        """Seconds for a group of `size` ranks. Beyond the known sizes it grows as between the last two."""
         known = sorted(self.latency_s.items())
         if len(known) == 1 or size <= known[0][0]:
             return known[0][1]
@@ -54,19 +55,19 @@ class HardwareProfile(Frozen):
     name: str
     kind: DeviceKind
     peak_flops: dict[Precision, float]
-    """FLOP/s by the data sheet, dense; MFU is counted against it."""
+    """FLOP/s of the data sheet, dense; MFU is relative to it."""
     matmul_efficiency: float = Field(gt=0, le=1)
     """Share of the peak that large matrix products reach."""
     attention_efficiency: float = Field(gt=0, le=1)
     """Share of the peak that fused attention reaches, forward and backward."""
     half_width: float = Field(ge=0)
-    """A matrix product whose narrowest side is so wide reaches half of that."""
+    """A matrix product whose narrowest side has this width reaches half of that rate."""
     memory_bytes: int = Field(gt=0)
-    """Of one rank."""
+    """Memory of one rank."""
     reserved_bytes: int = Field(ge=0)
-    """Taken before the first tensor: driver context, communicators, libraries."""
+    """Bytes in use before the first tensor: driver context, communicators, libraries."""
     usable: float = Field(gt=0, le=1)
-    """Share of the memory that may be planned for; the rest is for fragmentation."""
+    """Share of the memory that a layout may use; the rest is for fragmentation."""
     memory_bandwidth: float = Field(gt=0)
     """Bytes per second that element-wise operations reach."""
     host_bandwidth: float = Field(gt=0)
@@ -74,25 +75,25 @@ class HardwareProfile(Frozen):
     inside: Link
     """Between ranks of one node."""
     between: Link
-    """Between nodes, one rank's part of the network cards."""
+    """Between nodes: the share of the network cards of one rank."""
     ranks_per_node: int = Field(ge=1)
     processors_per_node: int = Field(0, ge=0)
-    """What the ranks of a node share to compute on; 0: each has its own."""
+    """Processors that the ranks of a node share; 0: each rank has its own."""
     overlap: float = Field(ge=0, le=1)
-    """Share of communication that can hide behind computation."""
+    """Share of communication that can overlap with computation."""
     block_overhead_s: float = Field(ge=0)
-    """Launching one block's forward and backward pass for one micro-batch, over what the arithmetic takes."""
+    """Seconds to launch the forward and backward pass of one block for one micro-batch, besides the arithmetic."""
     step_overhead_s: float = Field(ge=0)
-    """Votes, clipping, reports: once a step."""
+    """Seconds once a step: votes, clipping, reports."""
     measured: bool = False
-    """By `shoal profile`; else from public figures."""
+    """By `shoal profile`; otherwise from public figures."""
 
     @property
     def usable_bytes(self) -> float:
         return self.usable * self.memory_bytes
 
     def sharing(self, world_size: int) -> float:
-        """How many ranks of a node compete for one processor's time."""
+        """Number of ranks of a node that compete for one processor."""
         if not self.processors_per_node:
             return 1.0
         return max(1.0, min(world_size, self.ranks_per_node) / self.processors_per_node)

@@ -1,12 +1,12 @@
-"""All legal layouts of a world, as columns: one array for each axis and choice, one entry for each layout. Pure.
+"""All legal layouts of a world, as columns: one array for each axis and choice, one entry for each layout.
 
-A world of 16,384 has several hundred thousand layouts. They are not made one by one: the degrees are (a few thousand
-tuples), and crossed with the other choices by repeating arrays. What comes out breaks no rule of
-`shoal_workers.contract.checks.legality`; a test asks it about each.
+A world of 16,384 ranks has several hundred thousand layouts. Only the degrees are made one by one (a few thousand
+tuples); repeated arrays combine them with the other choices. No result breaks a rule of
+`shoal_workers.contract.checks.legality`; a test checks each of them. `ranking` calls `candidates`.
 
-Left out, because the engine does the same for them: shard levels where nothing is cut (dp_shard x cp is 1) or with a
-pipeline, which keeps parameters and gradients whole until the end of a step; schedules without a pipeline; context
-methods without cp.
+Some layouts are left out because the engine would do the same for them: other shard levels if nothing is sharded
+(dp_shard x cp is 1) or with a pipeline, which keeps parameters and gradients whole until the end of a step; schedules
+without a pipeline; context methods without cp.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from shoal_workers.contract.layout import ContextMethod, Layout, Recompute, Sche
 from shoal_workers.contract.pipeline_feed import MAX_PADDING
 from shoal_workers.contract.spec import ParallelismSpec
 
-LEVELS, SCHEDULES, RECOMPUTES, CONTEXTS = (
-    tuple(ShardLevel), tuple(Schedule), tuple(Recompute), tuple(ContextMethod)
-)  # fmt: skip
+LEVELS, SCHEDULES, RECOMPUTES, CONTEXTS = (tuple(ShardLevel), tuple(Schedule), tuple(Recompute), tuple(ContextMethod))
 _PIPELINES = (
-    (Schedule.GPIPE, 1), (Schedule.ONE_F_ONE_B, 1), (Schedule.INTERLEAVED, 2), (Schedule.INTERLEAVED, 4),
-    (Schedule.ZERO_BUBBLE_V, 2), (Schedule.DUAL_PIPE_V, 2),
-)  # fmt: skip
-"""Schedules, each with the stages on one rank."""
+    (Schedule.GPIPE, 1),
+    (Schedule.ONE_F_ONE_B, 1),
+    (Schedule.INTERLEAVED, 2),
+    (Schedule.INTERLEAVED, 4),
+    (Schedule.ZERO_BUBBLE_V, 2),
+    (Schedule.DUAL_PIPE_V, 2),
+)
+"""Schedules, each with the number of stages on one rank."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Columns of equal length. `level`, `schedule`, `recompute` and `context` are places in the tuples above."""
+    """Columns of equal length. `level`, `schedule`, `recompute` and `context` are indexes into the tuples above."""
 
     pp: Ints
     dp_replicate: Ints
@@ -52,7 +54,7 @@ class Candidates:
     recompute: Ints
     context: Ints
     cut: Ints
-    """Place in `cuts`."""
+    """Index into `cuts`."""
     fed: Ints
     """Micro-batches that each rank runs in a step, padding included."""
     cuts: tuple[Cut, ...]
@@ -63,7 +65,7 @@ class Candidates:
 
     @property
     def shards(self) -> Ints:
-        """Ways that parameters are cut: the engine folds cp into the mesh of shards."""
+        """Number of parts that parameters are cut into: the engine counts cp to the sharding axis."""
         return self.dp_shard * self.cp
 
     @property
@@ -74,7 +76,7 @@ class Candidates:
         return np.isin(self.schedule, [SCHEDULES.index(schedule) for schedule in schedules])
 
     def layout(self, index: int) -> Layout:
-        """One of them as the value that the engine obeys."""
+        """One row as the value that the engine gets."""
         pp = int(self.pp[index])
         return Layout(
             pp=pp,
@@ -94,18 +96,18 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What narrows the choice down."""
+    """What limits the choice."""
 
     degrees: LegalDegrees
     num_micro_batches: int
     max_tp: int
-    """Ranks of a node: tp talks in every layer."""
+    """Ranks of a node, since tp communicates in every layer."""
     fixed: ParallelismSpec | None = None
-    """Degrees and choices that the user has taken."""
+    """Degrees and choices that the spec fixes."""
 
 
 def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offload: bool = False) -> Candidates:
-    """Every legal layout of each world; may be none."""
+    """Every legal layout of each world; there may be none."""
     degrees = np.array(sorted({d for world in worlds for d in _degrees(limits, world)}), np.int64).reshape(-1, 6)
     crossed = [_cross(degrees[(degrees[:, 0] > 1) == has_pp][:, :], has_pp, limits.fixed) for has_pp in (False, True)]
     table = np.concatenate(crossed)
@@ -115,12 +117,25 @@ def candidates(shape: ModelShape, limits: Limits, worlds: Iterable[int], *, offl
     legal = (pp * per_rank <= shape.num_blocks) & (fed <= MAX_PADDING * share)
     legal &= (context == CONTEXTS.index(ContextMethod.ALL_GATHER)) | ((shape.num_heads // tp) % cp == 0) & (cp > 1)
     legal &= (level == LEVELS.index(ShardLevel.OPTIMIZER)) | (shard * cp > 1) | _is_fixed(limits.fixed, "shard")
-    cuts, places = _cuts(shape, pp[legal], per_rank[legal], schedule[legal])
+    cuts, cut_index = _cuts(shape, pp[legal], per_rank[legal], schedule[legal])
     columns = Candidates(
-        pp, replicate, shard, cp, tp, ep, level, schedule, per_rank, recompute, context, np.zeros_like(pp), fed, (),
+        pp,
+        replicate,
+        shard,
+        cp,
+        tp,
+        ep,
+        level,
+        schedule,
+        per_rank,
+        recompute,
+        context,
+        np.zeros_like(pp),
+        fed,
+        (),
         offload,
-    )  # fmt: skip
-    return replace(select_rows(columns, legal), cut=places, cuts=cuts)
+    )
+    return replace(select_rows(columns, legal), cut=cut_index, cuts=cuts)
 
 
 def select_rows(columns: Candidates, chosen: np.ndarray) -> Candidates:
@@ -157,7 +172,7 @@ def _divisors(size: int) -> list[int]:
 
 
 def _cross(degrees: Ints, has_pp: bool, fixed: ParallelismSpec | None) -> Ints:
-    """Each row of degrees with each choice of the other things."""
+    """Each row of degrees with each combination of the other choices."""
     pipelines = [
         (SCHEDULES.index(schedule), per_rank)
         for schedule, per_rank in (_PIPELINES if has_pp else ((Schedule.ONE_F_ONE_B, 1),))
@@ -166,21 +181,21 @@ def _cross(degrees: Ints, has_pp: bool, fixed: ParallelismSpec | None) -> Ints:
     levels = [LEVELS.index(ShardLevel.OPTIMIZER)] if has_pp and not _is_fixed(fixed, "shard") else None
     options = [
         (level, schedule, per_rank, recompute, context)
-        for level in (levels or _places(LEVELS, fixed, "shard"))
+        for level in (levels or _choices_of(LEVELS, fixed, "shard"))
         for schedule, per_rank in pipelines
-        for recompute in _places(RECOMPUTES, fixed, "recompute")
+        for recompute in _choices_of(RECOMPUTES, fixed, "recompute")
         for context in range(len(CONTEXTS))
     ]
     choices = np.array(options, np.int64).reshape(-1, 5)
     rows = np.hstack([np.repeat(degrees, len(choices), axis=0), np.tile(choices, (len(degrees), 1))])
     if not _is_fixed(fixed, "context"):
         return rows
-    desired = CONTEXTS.index(fixed.context)  # type: ignore[union-attr]
-    chosen: Ints = rows[(rows[:, -1] == desired) | ((rows[:, 3] == 1) & (rows[:, -1] == 0))]
+    method = CONTEXTS.index(fixed.context)  # type: ignore[union-attr]
+    chosen: Ints = rows[(rows[:, -1] == method) | ((rows[:, 3] == 1) & (rows[:, -1] == 0))]
     return chosen
 
 
-def _places(values: tuple[object, ...], fixed: ParallelismSpec | None, name: str) -> list[int]:
+def _choices_of(values: tuple[object, ...], fixed: ParallelismSpec | None, name: str) -> list[int]:
     return [values.index(getattr(fixed, name))] if _is_fixed(fixed, name) else list(range(len(values)))
 
 
@@ -189,7 +204,7 @@ def _is_fixed(fixed: ParallelismSpec | None, name: str) -> bool:
 
 
 def _fed(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
-    """`shoal_workers.contract.pipeline_feed.fed`, for columns; a test holds the two together."""
+    """`shoal_workers.contract.pipeline_feed.fed` for columns; a test compares the two."""
     rounds = np.maximum(1, share // pp)
     interleaved = np.minimum(-(-share // rounds) * rounds, np.maximum(share, (rounds + 1) * pp))
     fills_up = np.isin(schedule, [SCHEDULES.index(s) for s in (Schedule.ONE_F_ONE_B, Schedule.DUAL_PIPE_V)])
@@ -200,9 +215,9 @@ def _fed(schedule: Ints, pp: Ints, per_rank: Ints, share: Ints) -> Ints:
 
 def _cuts(shape: ModelShape, pp: Ints, per_rank: Ints, schedule: Ints) -> tuple[tuple[Cut, ...], Ints]:
     is_v = np.isin(schedule, [SCHEDULES.index(s) for s in SCHEDULES if s.is_v_shaped]).astype(np.int64)
-    keys, first, places = np.unique(
+    keys, first, index = np.unique(
         (pp * (per_rank.max(initial=0) + 1) + per_rank) * 2 + is_v, return_index=True, return_inverse=True
     )
     cuts = tuple(cut(shape, int(pp[i]), int(per_rank[i]), is_v_shaped=bool(is_v[i])) for i in first)
     assert len(cuts) == len(keys)
-    return cuts, places.reshape(-1)
+    return cuts, index.reshape(-1)

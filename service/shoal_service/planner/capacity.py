@@ -1,4 +1,4 @@
-"""What would fit: the words for a model that is too large for every layout. Pure."""
+"""The message for a model that no layout fits: what it needs, and what would fit. `report` calls this."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from dataclasses import replace
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind
 from shoal_service.planner.prediction import Prediction
-from shoal_service.planner.ranking import Field, Task, field
+from shoal_service.planner.ranking import LayoutTable, Task, predict_layouts
 
 _MOST_RANKS = 65_536
 
 
-def too_large(task: Task, world_size: int, tried: Field) -> str:
-    """A sentence with the least that any layout needs, what it is for, and the ways out: more ranks, or a technique."""
+def too_large(task: Task, world_size: int, table: LayoutTable) -> str:
+    """The least memory that any layout needs, what it is for, and what would fit: more ranks, or another technique."""
     is_gpu = task.profile.kind is DeviceKind.GPU
     usable = task.profile.usable_bytes / GIB
-    least = tried.least_memory()
+    least = table.least_memory()
     have = task.profile.memory_bytes / GIB
     tries = (_more_ranks(task, world_size, is_gpu), _smaller_batch(task, world_size), _offload(task, world_size))
     ways = [way for way in tries if way]
     return (
         f"{task.shape.params / 1e9:,.3g} B parameters do not fit on {_ranks(world_size, is_gpu)} of {have:,.3g} GiB, "
-        f"of which {usable:,.1f} may be planned for: of {len(tried):,} layouts {least.name} ({least.layout.shard}, "
-        f"recompute {least.layout.recompute}) needs least, {least.memory_bytes / GIB:,.1f} GiB: {_parts(least)}. "
-        + (f"What would fit: {'; or '.join(ways)}." if ways else "Nothing that the planner knows would fit.")
+        f"of which {usable:,.1f} may be used. Of {len(table):,} layouts {least.name} ({least.layout.shard}, recompute "
+        f"{least.layout.recompute}) needs the least memory, {least.memory_bytes / GIB:,.1f} GiB: {_parts(least)}. "
+        + (
+            f"What would fit: {'; or '.join(ways)}."
+            if ways
+            else "No technique that the planner knows would make it fit."
+        )
     )
 
 
@@ -43,7 +47,7 @@ def _more_ranks(task: Task, world_size: int, is_gpu: bool) -> str:
     while world < _MOST_RANKS:
         step = max(1, min(world, task.profile.ranks_per_node))
         world = (2 * world) // step * step
-        found = field(task, [world])
+        found = predict_layouts(task, [world])
         if len(found) and found.num_fitting:
             return f"{_ranks(world, is_gpu)} ({found.best(1)[0].name})"
     return ""
@@ -54,7 +58,7 @@ def _smaller_batch(task: Task, world_size: int) -> str:
     if batch.micro_size == 1:
         return ""
     spec = task.spec.model_copy(update={"batch": batch.model_copy(update={"micro_size": 1})})
-    found = field(replace(task, spec=spec), [world_size])
+    found = predict_layouts(replace(task, spec=spec), [world_size])
     if not len(found) or not found.num_fitting:
         return ""
     return f"batch.micro_size 1 ({found.best(1)[0].memory_bytes / GIB:,.1f} GiB with {found.best(1)[0].name})"
@@ -63,7 +67,7 @@ def _smaller_batch(task: Task, world_size: int) -> str:
 def _offload(task: Task, world_size: int) -> str:
     if task.profile.kind is not DeviceKind.GPU:
         return ""
-    found = field(task, [world_size], offload=True)
+    found = predict_layouts(task, [world_size], offload=True)
     if not len(found) or not found.num_fitting:
         return ""
     best = found.best(1)[0]

@@ -1,8 +1,8 @@
-"""Where a pipeline is cut: blocks of each stage, so that the slowest rank is as fast as it can be. Pure.
+"""Where a pipeline is cut: the blocks of each stage, so that the slowest rank is as fast as possible.
 
-The first stage also has the embedding (which costs next to nothing), the last the norm and the head, which may cost as
-much as several blocks. Cuts are a property of (pp, stages per rank) alone, because all blocks and the head scale alike
-with the other axes; so a few dozen cuts serve all layouts of a world.
+The first stage also has the embedding, which costs almost nothing. The last one has the norm and the head, which may
+cost as much as several blocks. A cut depends on (pp, stages per rank) only, because the other axes scale all blocks and
+the head equally. So a few dozen cuts are enough for all layouts of a world. `candidates` calls `cut`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal_service.planner.shape import BlockShape, ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one pipeline rank holds."""
+    """The parts of the model on one pipeline rank."""
 
     rank: int
     num_dense: int
@@ -32,9 +32,9 @@ class Cut:
     stages: tuple[int, ...]
     """Blocks of each stage in the model's order; () for one stage."""
     slowest: Content
-    """The rank with most arithmetic."""
+    """The rank with the most arithmetic."""
     extremes: tuple[Content, Content, Content]
-    """Ranks of which one has the highest memory: the first, the one with most parameters behind it, the last."""
+    """One of these ranks needs the most memory: the first, the one with the most parameters after it, the last."""
 
 
 def cut(shape: ModelShape, pp: int, per_rank: int, *, is_v_shaped: bool) -> Cut:
@@ -47,10 +47,10 @@ def cut(shape: ModelShape, pp: int, per_rank: int, *, is_v_shaped: bool) -> Cut:
 
 
 def balanced(costs: list[float], num_stages: int, last_extra: float = 0.0) -> tuple[int, ...]:
-    """Sizes of `num_stages` runs of blocks, each at least 1, whose largest cost is the least possible.
+    """Sizes of `num_stages` runs of blocks, each at least 1, whose largest cost is as small as possible.
 
-    `last_extra` is added to the last run. Among equal cuts the early stages are lighter, for they have most
-    micro-batches in flight.
+    `last_extra` is added to the last run. Of equal cuts the one with lighter early stages is taken, since early stages
+    have the most micro-batches in flight.
     """
     assert 1 <= num_stages <= len(costs)
     total = [0.0, *accumulate(costs)]
@@ -65,7 +65,7 @@ def balanced(costs: list[float], num_stages: int, last_extra: float = 0.0) -> tu
 
 
 def _even(total: list[float], num_stages: int, last_extra: float, limit: float) -> tuple[int, ...] | None:
-    """Within `limit`, each stage as near as it can be to the mean of what is left; None if that does not come out."""
+    """Each stage as near as possible to the mean of what is left, within `limit`; None if there is no such cut."""
     end, sizes = len(total) - 1, []
     for stage in range(num_stages - 1, -1, -1):
         extra = last_extra if stage == num_stages - 1 else 0.0
@@ -83,7 +83,7 @@ def _even(total: list[float], num_stages: int, last_extra: float, limit: float) 
 
 
 def _sizes(total: list[float], num_stages: int, last_extra: float, limit: float) -> tuple[int, ...] | None:
-    """From the last stage to the first, each as full as `limit` allows while the others keep a block each."""
+    """From the last stage to the first, each as full as `limit` allows, with at least one block left for each other."""
     end, sizes = len(total) - 1, []
     for stage in range(num_stages - 1, -1, -1):
         room = limit * (1 + 1e-12) - (last_extra if stage == num_stages - 1 else 0.0)
@@ -107,10 +107,10 @@ def _block_costs(shape: ModelShape) -> list[float]:
 
 def _content(shape: ModelShape, stages: tuple[int, ...], pp: int, rank: int, is_v_shaped: bool) -> Content:
     starts = [0, *accumulate(stages)]
-    held = (rank, 2 * pp - 1 - rank) if is_v_shaped else tuple(range(rank, len(stages), pp))
-    dense = sum(max(0, min(starts[i + 1], shape.num_dense) - starts[i]) for i in held)
-    blocks = sum(stages[i] for i in held)
-    return Content(rank, dense, blocks - dense, 0 in held, len(stages) - 1 in held)
+    stages_here = (rank, 2 * pp - 1 - rank) if is_v_shaped else tuple(range(rank, len(stages), pp))
+    dense = sum(max(0, min(starts[i + 1], shape.num_dense) - starts[i]) for i in stages_here)
+    blocks = sum(stages[i] for i in stages_here)
+    return Content(rank, dense, blocks - dense, 0 in stages_here, len(stages) - 1 in stages_here)
 
 
 def _cost(shape: ModelShape, content: Content) -> float:

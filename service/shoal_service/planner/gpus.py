@@ -1,9 +1,9 @@
-"""Built-in hardware profiles, from public data sheets; what of it is achieved is stated with each number.
+"""Built-in hardware profiles, from public data sheets, and the share of each number that is achieved in practice.
 
 Peak: dense tensor-core rates of the vendors' data sheets (TF32 for fp32 on NVIDIA's, the matrix fp32 rate on AMD's).
 Achieved: 66 % of the peak in large matrix products, 50 % in attention (FlashAttention-2 and 3 papers: 50-75 % of an
-A100's and H100's); 85 % of the memory bandwidth; 80 % of the links' (as `nccl-tests` shows it: 370 of 450 GB/s inside
-an H100 node, 40 of 50 GB/s per 400 Gb/s card). Measure a machine of your own with `shoal profile`.
+A100's and H100's); 85 % of the memory bandwidth; 80 % of the bandwidth of links (`nccl-tests` shows 370 of
+450 GB/s inside an H100 node, and 40 of 50 GB/s per 400 Gb/s card). `shoal profile` measures a machine instead.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _T, _G = 1e12, 1e9
 _LATENCY_INSIDE_S = {2: 12e-6, 8: 22e-6}
 _LATENCY_PCIE_S = {2: 20e-6, 8: 45e-6}
 _LATENCY_BETWEEN_S = {2: 25e-6, 64: 80e-6, 1024: 180e-6}
-"""Of NCCL's small all-reduce by the number of ranks: rings inside a node, trees between nodes."""
+"""Seconds of a small all-reduce of NCCL by the number of ranks: rings inside a node, trees between nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sheet:
-    """Of one GPU. FLOP/s in TFLOP/s; bandwidths in GB/s, per direction; `cards` of the network, per GPU."""
+    """Data sheet of a GPU: compute in TFLOP/s, bandwidths in GB/s per direction; `cards`: network cards per GPU."""
 
     fp32: float
     half: float
@@ -101,7 +101,7 @@ CPU = HardwareProfile(
     block_overhead_s=1e-3,
     step_overhead_s=5e-3,
 )
-"""One core to a rank, as `worker.cpus: 1` reserves it."""
+"""One core for each rank, as `worker.cpus: 1` reserves it."""
 
 PROFILES = {CPU.name: CPU, **{name: _gpu(name, sheet) for name, sheet in _SHEETS.items()}}
 DEFAULT_GPU = "h100"

@@ -1,21 +1,22 @@
-"""Bytes of one rank in the worst moment of a step. Pure; columns in, columns out.
+"""Bytes of one rank at the peak of a step; columns in, columns out. `ranking` calls `memory`.
 
-What the engine keeps (FSDP2 with fp32 parameters and optimizer state, computing in the precision's own type):
+What the engine holds (FSDP2 with fp32 parameters and optimizer state; computation in the type of the precision):
 
-    parameters    4 bytes, cut over dp_shard x cp (experts: over ep and what is left of it), after tp and pp
-    optimizer     AdamW's two moments, 8 bytes, cut alike
-    gradients     4 bytes, cut alike, and one unit's and the root's on their way there; or whole ones, 4 bytes, where a
-                  step reduces once (ZeRO-1, pipelines) and has more than one micro-batch: whatever is more. Those of a
-                  step's only micro-batch come as activations go: just what they exceed them by counts
-    gathered      parameters in the type of the computation: all of the rank's where they stay whole (ZeRO-1, ZeRO-2,
+    parameters    4 bytes, sharded by dp_shard x cp (experts: by ep and the rest of it), after tp and pp
+    optimizer     two moments of AdamW, 8 bytes, sharded in the same way
+    gradients     4 bytes, sharded in the same way, plus those of one unit and of the root while they are reduced; or
+                  whole ones, 4 bytes, if a step reduces once (ZeRO-1, pipelines) and has several micro-batches; the
+                  larger of the two. With a single micro-batch gradients appear while activations are freed, so only
+                  the part that exceeds the activations counts
+    gathered      parameters in the type of the computation: all of the rank if they stay whole (ZeRO-1, ZeRO-2,
                   pipelines), else two units and the root
-    activations   kept for the backward pass, times the micro-batches in flight, and what one block makes again
+    activations   saved for the backward pass, times the micro-batches in flight, plus what one block recomputes
     logits        of one micro-batch, with the copies that the loss makes
     exchange      tokens on their way to experts and back
-    reserved      of the profile
+    reserved      from the profile
 
-The optimizer's temporaries (4 bytes per parameter of the rank, foreach) exist when activations do not: the larger
-counts.
+The temporaries of the optimizer (4 bytes per parameter of the rank, foreach) exist when activations do not, so the
+larger of the two counts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import LEVELS, RECOMPUTES, Candidates
 from shoal_service.planner.collectives import Floats, Ints
-from shoal_service.planner.shape import BlockShape, Kept, ModelShape
+from shoal_service.planner.shape import BlockShape, ModelShape, SavedTensors
 from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
 
 _FP32 = 4
@@ -49,17 +50,17 @@ class BytesPart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step is made of, besides the model."""
+    """What a step consists of, besides the model."""
 
     micro_size: int
     num_micro_batches: int
     compute_bytes: int
-    """Bytes of one number in forward and backward passes."""
+    """Bytes of one number in the forward and backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What pipeline ranks hold, one entry for each layout."""
+class ContentColumns:
+    """`cuts.Content` as columns, one entry for each layout."""
 
     rank: Ints
     num_dense: Ints
@@ -68,23 +69,23 @@ class Held:
     has_head: Ints
 
 
-def held(columns: Candidates, which: str, place: int = 0) -> Held:
-    """Of the cuts' "slowest" rank, or of one of their "extremes"."""
-    contents = [cut.slowest if which == "slowest" else cut.extremes[place] for cut in columns.cuts]
+def content_columns(columns: Candidates, which: str, index: int = 0) -> ContentColumns:
+    """The content of the "slowest" rank of each cut, or of one of its "extremes"."""
+    contents = [cut.slowest if which == "slowest" else cut.extremes[index] for cut in columns.cuts]
     table = np.array(
         [(c.rank, c.num_dense, c.num_moe, c.has_embedding, c.has_head) for c in contents], np.int64
     ).reshape(-1, 5)
-    return Held(*table[columns.cut].T)
+    return ContentColumns(*table[columns.cut].T)
 
 
 def memory(
     shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates
 ) -> tuple[Floats, dict[BytesPart, Floats]]:
-    """Bytes of the rank that needs most, and its parts, which add up to them."""
+    """Bytes of the rank that needs the most, and their parts, which add up to them."""
     worst: dict[BytesPart, Floats] | None = None
     most = np.zeros(len(columns))
-    for place in range(3):
-        parts = _parts(shape, work, profile, columns, held(columns, "extremes", place))
+    for index in range(3):
+        parts = _parts(shape, work, profile, columns, content_columns(columns, "extremes", index))
         total = np.sum(list(parts.values()), axis=0)
         if worst is None:
             worst, most = parts, total
@@ -96,8 +97,8 @@ def memory(
     return most, worst
 
 
-def rank_params(shape: ModelShape, columns: Candidates, content: Held) -> tuple[Floats, Floats]:
-    """Parameters of one rank before the data axes cut them: (dense ones, experts)."""
+def rank_params(shape: ModelShape, columns: Candidates, content: ContentColumns) -> tuple[Floats, Floats]:
+    """Parameters of one rank before the data axes shard them: (dense, experts)."""
     tables = content.has_embedding + content.has_head
     if shape.tied:
         tables = np.minimum(tables, 1)
@@ -108,17 +109,17 @@ def rank_params(shape: ModelShape, columns: Candidates, content: Held) -> tuple[
     return dense, experts
 
 
-def kept_bytes(kept: Kept, tp: Ints, compute_bytes: int) -> Floats:
-    """Per token of a tp group, on one rank."""
-    split = (kept.split * compute_bytes + kept.split_fp32 * _FP32) / tp
-    cast = kept.whole_cast * _FP32 * (compute_bytes < _FP32)
-    return split + kept.whole * compute_bytes + kept.whole_fp32 * _FP32 + cast
+def saved_bytes(saved: SavedTensors, tp: Ints, compute_bytes: int) -> Floats:
+    """Bytes per token of a tp group, on one rank."""
+    split = (saved.split * compute_bytes + saved.split_fp32 * _FP32) / tp
+    cast = saved.whole_cast * _FP32 * (compute_bytes < _FP32)
+    return split + saved.whole * compute_bytes + saved.whole_fp32 * _FP32 + cast
 
 
 def in_flight(columns: Candidates, rank: Ints) -> Floats:
-    """Micro-batches whose activations a pipeline rank keeps at once; a stage's counts for its part of the rank.
+    """Micro-batches whose activations a pipeline rank holds at one time. A stage counts by its share of the rank.
 
-    1F1B: Narayanan et al. 2019; interleaved: 2021, as torch's warm-up has it; zbv and dualpipev: Qi et al. 2024 and
+    1F1B: Narayanan et al. 2019; interleaved: the same, 2021, warm-up as in torch; zbv and dualpipev: Qi et al. 2024 and
     DeepSeek-AI 2024, 2 pp and 2 pp + 1 halves on every rank.
     """
     pp, v, fed = columns.pp, columns.per_rank, columns.fed
@@ -138,7 +139,7 @@ def in_flight(columns: Candidates, rank: Ints) -> Floats:
 
 
 def _parts(
-    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held
+    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: ContentColumns
 ) -> dict[BytesPart, Floats]:
     dense, experts = rank_params(shape, columns, content)
     params = dense + experts
@@ -150,25 +151,27 @@ def _parts(
     unit = np.maximum(
         (content.num_dense > 0) * _unit(shape.dense, columns), (content.num_moe > 0) * _unit(shape.moe, columns)
     )
-    tables = np.minimum(1, content.has_embedding + content.has_head) if shape.tied else (
-        content.has_embedding + content.has_head
-    )  # fmt: skip
+    tables = (
+        np.minimum(1, content.has_embedding + content.has_head)
+        if shape.tied
+        else (content.has_embedding + content.has_head)
+    )
     root = tables * shape.table_params / columns.tp
     size = work.compute_bytes
     gathered = np.where(keeps_whole, params, np.minimum(params, 2 * unit + root)) * size
-    # whole ones are cut unit by unit in the last backward pass, where activations go as cut gradients come; else a
-    # unit's gradient leaves the backward pass in the compute type and is reduced in fp32
+    # whole gradients are sharded unit by unit in the last backward pass, while activations are freed; otherwise the
+    # gradient of a unit leaves the backward pass in the compute type and is reduced in fp32
     moving = np.minimum(params, unit + root) * (size + _FP32)
     tokens = work.micro_size * shape.seq_len / columns.cp
-    kept = _kept(shape, columns, content, size) * in_flight(columns, content.rank)
+    saved = _saved_by_mode(shape, columns, content, size) * in_flight(columns, content.rank)
     again = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 0.0, _one_block(shape, columns, size))
     logits = content.has_head * tokens * shape.vocab_size / columns.tp * (_LOGIT_COPIES + size * (size < _FP32))
     exchange = (columns.ep > 1) * (content.num_moe > 0) * 2 * tokens * shape.top_k * shape.dim * size
-    activations = tokens * (kept + again)
+    activations = tokens * (saved + again)
     cut_gradients = cut_params * _FP32 * on_device
-    to_come = np.where(columns.fed > 1, 0.0, np.minimum(cut_gradients, activations))
-    gradients = np.maximum(params * _FP32 * has_whole_gradients, cut_gradients - to_come + moving)
-    temporaries = cut_params * _FP32 * on_device + to_come
+    not_yet = np.where(columns.fed > 1, 0.0, np.minimum(cut_gradients, activations))
+    gradients = np.maximum(params * _FP32 * has_whole_gradients, cut_gradients - not_yet + moving)
+    temporaries = cut_params * _FP32 * on_device + not_yet
     shortfall = np.maximum(0.0, temporaries - (activations + logits + exchange + gathered * ~keeps_whole))
     return {
         BytesPart.PARAMETERS: cut_params * _FP32 * on_device,
@@ -183,33 +186,33 @@ def _parts(
 
 
 def _unit(block: BlockShape, columns: Candidates) -> Floats:
-    """Parameters of one block on one rank, gathered."""
+    """Parameters of one gathered block on one rank."""
     return block.split_params / columns.tp + block.whole_params + block.expert_params / (columns.tp * columns.ep)
 
 
-def _kept(shape: ModelShape, columns: Candidates, content: Held, compute_bytes: int) -> Floats:
-    """Bytes per token that one micro-batch keeps on a rank."""
+def _saved_by_mode(shape: ModelShape, columns: Candidates, content: ContentColumns, compute_bytes: int) -> Floats:
+    """Bytes per token that one micro-batch saves on a rank."""
     by_mode = []
     for mode in RECOMPUTES:
-        dense = kept_bytes(_of_mode(shape.dense, mode), columns.tp, compute_bytes)
-        moe = kept_bytes(_of_mode(shape.moe, mode), columns.tp, compute_bytes)
+        dense = saved_bytes(_of_mode(shape.dense, mode), columns.tp, compute_bytes)
+        moe = saved_bytes(_of_mode(shape.moe, mode), columns.tp, compute_bytes)
         by_mode.append(content.num_dense * dense + content.num_moe * moe)
     ends = (content.has_embedding + content.has_head * 3) * shape.dim * compute_bytes / columns.tp
     return np.choose(columns.recompute, by_mode) + ends
 
 
 def _one_block(shape: ModelShape, columns: Candidates, compute_bytes: int) -> Floats:
-    """What is made again for the backward pass of one block."""
+    """Bytes per token that are recomputed for the backward pass of one block."""
     kinds = [shape.dense] * (shape.num_dense > 0) + [shape.moe] * (shape.num_moe > 0)
-    largest: Floats = np.max([kept_bytes(block.kept, columns.tp, compute_bytes) for block in kinds], axis=0)
+    largest: Floats = np.max([saved_bytes(block.saved, columns.tp, compute_bytes) for block in kinds], axis=0)
     return largest
 
 
-def _of_mode(block: BlockShape, mode: Recompute) -> Kept:
+def _of_mode(block: BlockShape, mode: Recompute) -> SavedTensors:
     match mode:
         case Recompute.NONE:
-            return block.kept
+            return block.saved
         case Recompute.SELECTIVE:
-            return block.kept_selective
+            return block.saved_selective
         case Recompute.FULL:
-            return block.kept_full
+            return block.saved_full

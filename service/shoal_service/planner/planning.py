@@ -1,20 +1,18 @@
-"""plan(spec, world size) -> Plan: how the axes split the work for what is left. Pure.
+"""plan(spec, world size) -> Plan: the layout for a number of workers.
 
-Called by the attempt machine whenever a group forms, so it always has an answer: where nothing fits by the prediction,
-the layout that needs least memory, and the reason says so. The layout may use fewer ranks than there are; the others
-idle, and the reason says why.
+The attempt machine calls `plan` whenever a group forms, so it always has an answer: if no layout is predicted to fit,
+it is the one that needs the least memory, and the reason says so. If the layout leaves ranks idle, the reason says why.
 
     deterministic, or a model of unknown sizes    fully sharded
-    fixed degrees                                 respected where they fit the world; else replanned, or idle ranks
-    workers without GPU                           data axes while there is a micro-batch for each
-    else                                          the best of all legal layouts
+    fixed degrees                                 used if they fit the world; else planned again, or idle ranks
+    workers without a GPU                         data axes while each worker has a micro-batch
+    otherwise                                     the best of all legal layouts
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from shoal_service.core.hardware_profile import GIB, DeviceKind, HardwareProfile
@@ -22,7 +20,7 @@ from shoal_service.planner.gpus import CPU, DEFAULT_GPU, PROFILES
 from shoal_service.planner.memory import BytesPart
 from shoal_service.planner.prediction import Prediction
 from shoal_service.planner.preferences import Preference, prefers_data_axes
-from shoal_service.planner.ranking import Field, Task, field, only, partitioned
+from shoal_service.planner.ranking import LayoutTable, Task, partitioned, predict_layouts, select_layouts
 from shoal_service.planner.shape import shape_of
 from shoal_workers.contract.checks.feasibility import fixed_layout
 from shoal_workers.contract.checks.legality import violations
@@ -32,23 +30,27 @@ from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 _FEW = 16
-"""Worlds up to here are compared with every smaller one."""
+"""A world of at most this size is compared with every smaller one."""
 _CLEARLY_FASTER = 0.95
+"""A smaller world has to need at most this share of the step time."""
 _REMEMBERED = 512
+"""Plans in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """A layout, and why it was chosen."""
+
     layout: Layout
     reason: str
     rank_bytes: int = 0
-    """Predicted for the rank that needs most, over what a process has before it builds a model; 0: nobody knows."""
+    """Predicted bytes of the rank that needs the most, without those of a process that has no model; 0: unknown."""
 
 
 def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None) -> Plan:
-    """The layout for `world_size` shards, of which it may leave some idle, and why. Remembers its latest answers.
+    """The layout for `world_size` workers, of which some may stay idle, and the reason. The last answers are cached.
 
-    `profile`: of the nodes; default: h100 for workers with a GPU, else cores of a CPU.
+    `profile`: of the nodes. Default: h100 for workers with a GPU, else cores of a CPU.
     """
     assert world_size >= 1
     profile = profile_for(spec, profile)
@@ -57,23 +59,22 @@ def plan(spec: JobSpec, world_size: int, profile: HardwareProfile | None = None)
 
 
 _DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan", "worker", "deterministic"}
-"""What of a spec an answer depends on: a change of anything else, of `elasticity` above all, keeps what is known."""
+"""The keys of a spec that a plan depends on. A change of another one, such as `elasticity`, keeps cached plans."""
 
 
 def plans(spec: JobSpec, world_sizes: Iterable[int], profile: HardwareProfile | None = None) -> dict[int, Plan]:
-    """Ahead of time: `plan` answers at once for these worlds afterwards."""
+    """Fill the cache: afterwards `plan` answers immediately for these worlds."""
     return {world_size: plan(spec, world_size, profile) for world_size in world_sizes}
 
 
 def plan_ahead(spec: JobSpec, profile: HardwareProfile | None = None) -> None:
-    """For every world that the job may have, the largest ones first; at most half of what is remembered."""
+    """Fill the cache for every world that the job may have, the largest first; at most half of the cache."""
     least, most = spec.elasticity.min_workers, spec.elasticity.max_workers
     plans(spec, range(most, max(least - 1, most - _REMEMBERED // 2), -1), profile)
 
 
 def profile_for(spec: JobSpec, profile: HardwareProfile | None = None) -> HardwareProfile:
-    """What the job's workers are taken to run on; those without a GPU have `worker.cpus` cores and may have
-    `worker.memory_gib`."""
+    """The hardware assumed for the workers. Without a GPU it has `worker.cpus` cores and `worker.memory_gib`."""
     if profile is None:
         profile = PROFILES[DEFAULT_GPU] if spec.worker.gpus else CPU
     if profile.kind is not DeviceKind.CPU:
@@ -90,13 +91,13 @@ def profile_for(spec: JobSpec, profile: HardwareProfile | None = None) -> Hardwa
 
 @dataclass(frozen=True)
 class _Question:
-    """Equal if its texts are: a spec holds dicts, which have no hash."""
+    """Cache key. It compares texts, since a spec contains dicts, which have no hash."""
 
     spec_text: str
     world_size: int
     profile_text: str
-    spec: JobSpec = dataclass_field(compare=False)
-    profile: HardwareProfile = dataclass_field(compare=False)
+    spec: JobSpec = field(compare=False)
+    profile: HardwareProfile = field(compare=False)
 
 
 @lru_cache(maxsize=_REMEMBERED)
@@ -107,10 +108,10 @@ def _remembered(question: _Question) -> Plan:
     fixed = spec.parallelism if isinstance(spec.parallelism, ParallelismSpec) else None
     why_not = ""
     if fixed is not None:
-        asked = _as_asked(spec, fixed, world_size, profile)
-        if asked is not None:
-            return asked
-        why_not = f"; the degrees asked for need a multiple of {fixed.unit} workers: replanned"
+        requested = _as_requested(spec, fixed, world_size, profile)
+        if requested is not None:
+            return requested
+        why_not = f"; planned again, since the degrees of parallelism need a multiple of {fixed.unit} workers"
     best = _best(spec, world_size, profile)
     return replace(best, reason=best.reason + why_not)
 
@@ -118,44 +119,44 @@ def _remembered(question: _Question) -> Plan:
 def _best(spec: JobSpec, world_size: int, profile: HardwareProfile) -> Plan:
     shape = shape_of(spec)
     if shape is None:
-        return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, "nobody knows the sizes of the model")
+        return _fully_sharded(spec, world_size, Preference.UNKNOWN_MODEL, "the sizes of the model are unknown")
     task = Task(spec, shape, profile)
     if prefers_data_axes(profile, world_size, spec.batch.num_micro_batches):
-        sharded = _sharded_only(field(task, [world_size]), world_size)
+        sharded = _sharded_only(predict_layouts(task, [world_size]), world_size)
         if len(sharded) and sharded.num_fitting:
-            return _said(sharded.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
+            return _plan_from(sharded.best(1)[0], world_size, f"{Preference.DATA_AXES_ON_CPU}")
     return _of_worlds(task, world_size)
 
 
 def _of_worlds(task: Task, world_size: int) -> Plan:
-    """The best of this world and of smaller ones, which have to be clearly faster to leave ranks idle."""
+    """The best layout of this world and of smaller ones. A smaller one must be clearly faster, as ranks idle."""
     best: Prediction | None = None
     for world in _worlds(world_size):
         if best is not None and best.fits and world < world_size * best_possible(best, world, world_size):
             continue
-        found = field(task, [world])
+        found = predict_layouts(task, [world])
         if not len(found):
             continue
         rival = found.best(1)[0]
         if best is None or _is_clearly_better(rival, best):
             best = rival
     if best is None:  # one rank is always legal
-        best = next(f.best(1)[0] for world in range(world_size, 0, -1) if len(f := field(task, [world])))
+        best = next(f.best(1)[0] for world in range(world_size, 0, -1) if len(f := predict_layouts(task, [world])))
     if not best.fits and task.profile.kind is DeviceKind.GPU:
-        rescued = field(task, [world_size], offload=True)
+        rescued = predict_layouts(task, [world_size], offload=True)
         if len(rescued) and rescued.num_fitting:
             best = rescued.best(1)[0]
-    return _said(best, world_size, "")
+    return _plan_from(best, world_size, "")
 
 
 def best_possible(best: Prediction, world: int, world_size: int) -> float:
-    """A smaller world cannot beat `best` if even without any loss it has too few ranks: 0 keeps it in."""
+    """0 if a smaller world could beat `best`; 1 if it is too small for that even without any loss."""
     ideal_s = best.seconds[next(iter(best.seconds))] * best.layout.world_size / world
     return 0.0 if ideal_s < _CLEARLY_FASTER * best.step_s else 1.0
 
 
 def _worlds(world_size: int) -> list[int]:
-    """Larger first: this one; of small ones all smaller; of large ones those that divide by powers of two."""
+    """Larger ones first: this world, and all smaller ones; of a large world only those divisible by powers of two."""
     if world_size <= _FEW:
         return list(range(world_size, 0, -1))
     rounded = {world_size // (1 << bits) << bits for bits in range(world_size.bit_length())}
@@ -170,8 +171,8 @@ def _is_clearly_better(rival: Prediction, best: Prediction) -> bool:
     return rival.step_s < _CLEARLY_FASTER * best.step_s
 
 
-def _as_asked(spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: HardwareProfile) -> Plan | None:
-    """With the fixed degrees; None: the world does not fit them, and other degrees may be chosen."""
+def _as_requested(spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: HardwareProfile) -> Plan | None:
+    """The plan with the fixed degrees; None: they do not fit the world, and others may be chosen."""
     worlds = [world_size]
     if fixed.otherwise == "idle":
         most = world_size // fixed.unit * fixed.unit
@@ -182,13 +183,13 @@ def _as_asked(spec: JobSpec, fixed: ParallelismSpec, world_size: int, profile: H
         if layout is None:
             continue
         if shape is not None:
-            found = field(Task(spec, shape, profile, fixed), [world], offload=fixed.offload)
+            found = predict_layouts(Task(spec, shape, profile, fixed), [world], offload=fixed.offload)
             if len(found):
-                return _said(found.best(1)[0], world_size, f"{Preference.AS_ASKED}")
+                return _plan_from(found.best(1)[0], world_size, f"{Preference.AS_REQUESTED}")
         elif not violations(layout, spec, known):
             fed = micro_batches_fed(layout, spec.batch.num_micro_batches)
             reason = partitioned(spec, layout.num_data_ranks, fed)
-            return Plan(layout, f"{reason}; {Preference.AS_ASKED}{_idle(world, world_size)}")
+            return Plan(layout, f"{reason}; {Preference.AS_REQUESTED}{_idle(world, world_size)}")
     return None
 
 
@@ -199,12 +200,12 @@ def _fully_sharded(spec: JobSpec, world_size: int, rule: Preference, why: str) -
     return Plan(layout, f"{partitioned(spec, ranks, fed)}; {rule}: {why}{_idle(ranks, world_size)}")
 
 
-def _sharded_only(whole: Field, world_size: int) -> Field:
-    columns = whole.columns
-    return only(whole, (columns.dp_shard == world_size) & (columns.ep == 1) & (columns.recompute == 0))
+def _sharded_only(table: LayoutTable, world_size: int) -> LayoutTable:
+    columns = table.columns
+    return select_layouts(table, (columns.dp_shard == world_size) & (columns.ep == 1) & (columns.recompute == 0))
 
 
-def _said(best: Prediction, world_size: int, rule: str) -> Plan:
+def _plan_from(best: Prediction, world_size: int, rule: str) -> Plan:
     fits = f"{best.memory_bytes / GIB:.2f} GiB a rank"
     if not best.fits:
         fits += ", which is predicted not to fit"

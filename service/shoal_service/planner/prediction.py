@@ -1,4 +1,4 @@
-"""Prediction: what a layout would cost, with its reasons. Pure data."""
+"""Prediction: what a layout would cost, with the reasons. Pure data: the answer of `rank` to REST and `shoal plan`."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ class Prediction(Frozen):
 
     layout: Layout
     name: str
-    """Short form of the layout."""
+    """The layout in short form."""
     micro_batches_per_rank: int
-    """That each rank runs in a step, padding included."""
+    """Micro-batches that each rank runs in a step, padding included."""
     step_s: float
-    """Seconds of an optimizer step."""
+    """Seconds of one optimizer step."""
     seconds: dict[SecondsPart, float]
-    """Where they go; adds up to step_s."""
+    """Their parts; they add up to step_s."""
     memory_bytes: int
-    """Of the rank that needs most, at its peak."""
+    """Peak of the rank that needs the most."""
     bytes: dict[BytesPart, int]
-    """Where they go; adds up to memory_bytes, up to rounding."""
+    """Their parts; they add up to memory_bytes, apart from rounding."""
     fits: bool
-    """memory_bytes is at most what may be planned for."""
+    """memory_bytes is within the usable memory."""
     tokens_per_s: float
-    """Of the whole job."""
+    """Tokens per second of the whole job."""
     mfu: float
-    """Model FLOPs utilisation: arithmetic of the model, nothing recomputed, over the peak of all ranks."""
+    """Model FLOPs utilisation: FLOP/s of the model, without recomputation, over the peak of all ranks."""
     reasons: tuple[str, ...] = ()
     """`rule: sentence`."""
 
     @property
     def bubble(self) -> float:
-        """Share of the step in which the slowest pipeline rank waits."""
+        """Share of the step during which the slowest pipeline rank waits."""
         return self.seconds[SecondsPart.BUBBLE] / self.step_s
 
 
@@ -45,16 +45,16 @@ class Ranking(Frozen):
     world_size: int
     profile: str
     usable_bytes: int
-    """Memory of one rank that may be planned for."""
+    """Bytes of one rank that a layout may use."""
     num_params: int = 0
-    """Of the model; 0: unknown."""
+    """Parameters of the model; 0: unknown."""
     num_active_params: int = 0
-    """Of which a token uses so many."""
+    """Parameters that one token uses."""
     num_layouts: int = 0
-    """Legal ones."""
+    """Legal layouts."""
     num_fitting: int = 0
-    """Of which fit into memory."""
+    """Legal layouts that fit into memory."""
     predictions: tuple[Prediction, ...] = ()
-    """The best choice of schedule, shard level ... for each product of degrees."""
+    """For each combination of degrees, the best choice of schedule, shard level and so on."""
     note: str = ""
-    """Why there is nothing, or what would fit where nothing does."""
+    """Why there is no prediction, or what would fit if no layout does."""

@@ -1,6 +1,7 @@
-"""The planner's rules of thumb, by name: where axes may go, and which of nearly equal layouts wins. Pure.
+"""The rules of thumb of the planner, by name: where axes may go, and which of nearly equal layouts is taken.
 
-Each rule either limits what is looked at, or orders it, and appears by its name in the reasons of what was chosen.
+Each rule either limits or orders the layouts. Its name appears in the reasons of the chosen layout. `ranking` and
+`planning` use it; docs/planner.md lists the rules.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from shoal_workers.contract.layout import Layout, Recompute, ShardLevel
 
 class Preference(StrEnum):
     TP_INSIDE_NODE = "tp_inside_node"
-    """tp talks in every layer: never over the network."""
+    """tp communicates in every layer, so it never goes over the network."""
     DATA_AXES_ON_CPU = "data_axes_on_cpu"
-    """Workers without a GPU stay on the data axes while there is a micro-batch for each: their links are too slow."""
+    """Workers without a GPU stay on the data axes while each has a micro-batch, because their links are slow."""
     FITS_FIRST = "fits_first"
-    """A layout that fits into memory before any that does not."""
+    """Layouts that fit into memory come before those that do not."""
     FASTEST = "fastest"
     SIMPLEST_OF_EQUALS = "simplest_of_equals"
-    """Of steps within 1 %, the layout with fewer axes, then with less memory."""
+    """Among layouts whose steps differ by at most 1 %: fewer axes, then less memory."""
     LEAST_SHARDED = "least_sharded"
-    """Of shard levels that fit, the one that talks least."""
+    """Among the shard levels that fit, the one with the least communication."""
     RECOMPUTE_FOR_MEMORY = "recompute_for_memory"
     OFFLOAD_AS_LAST_RESORT = "offload_as_last_resort"
     IDLE_FOR_SPEED = "idle_for_speed"
-    """Fewer ranks than there are only if that is 5 % faster, or the only way."""
-    AS_ASKED = "as_asked"
+    """Ranks stay idle only if that is 5 % faster, or the only legal layout."""
+    AS_REQUESTED = "as_requested"
     """The degrees that the spec fixes."""
     UNKNOWN_MODEL = "unknown_model"
-    """A task of the user's whose sizes nobody knows: fully sharded."""
+    """A user task of unknown sizes is fully sharded."""
     DETERMINISTIC = "deterministic"
-    """Fully sharded, which is what the fixed order of sums is made for."""
+    """A deterministic job is fully sharded: the fixed order of sums supports only that."""
 
 
 def reasons(
@@ -42,9 +43,9 @@ def reasons(
     profile: HardwareProfile,
     seconds: dict[SecondsPart, float],
     num_bytes: dict[BytesPart, int],
-    padded: str,
+    batch_partition: str,
 ) -> tuple[str, ...]:
-    """Why such a layout looks as it does: where its axes lie, and what they cost."""
+    """The reasons for a layout: where its axes are, and what they cost."""
     node, step_s = profile.ranks_per_node, sum(seconds.values())
 
     def share(part: SecondsPart) -> str:
@@ -54,13 +55,15 @@ def reasons(
     if layout.tp > 1:
         found.append(f"{Preference.TP_INSIDE_NODE}: tp {layout.tp} of {node} ranks a node, {share(SecondsPart.TP)}")
     if layout.cp > 1:
-        found.append(f"cp {layout.cp} ({layout.context}) {_place(layout.cp, layout.tp, node)}, {share(SecondsPart.CP)}")
+        found.append(
+            f"cp {layout.cp} ({layout.context}) {_location(layout.cp, layout.tp, node)}, {share(SecondsPart.CP)}"
+        )
     if layout.ep > 1:
-        found.append(f"ep {layout.ep} {_place(layout.ep, layout.tp, node)}, {share(SecondsPart.EP)}")
+        found.append(f"ep {layout.ep} {_location(layout.ep, layout.tp, node)}, {share(SecondsPart.EP)}")
     if layout.pp > 1:
         found.append(
             f"pp {layout.pp} ({layout.schedule}, {len(layout.stages)} stages) "
-            f"{_place(layout.pp, layout.world_size // layout.pp, node)}: bubble {share(SecondsPart.BUBBLE)}"
+            f"{_location(layout.pp, layout.world_size // layout.pp, node)}: bubble {share(SecondsPart.BUBBLE)}"
         )
     if layout.num_shards > 1 and layout.pp == 1:
         found.append(f"{Preference.LEAST_SHARDED}: {_LEVELS[layout.shard]}, {share(SecondsPart.DP)}")
@@ -70,8 +73,8 @@ def reasons(
             f"{num_bytes[BytesPart.ACTIVATIONS] / GIB:.1f} GiB, {share(SecondsPart.RECOMPUTE)}"
         )
     if layout.offload:
-        found.append(f"{Preference.OFFLOAD_AS_LAST_RESORT}: optimizer state in the hosts' memory")
-    return (padded, *found)
+        found.append(f"{Preference.OFFLOAD_AS_LAST_RESORT}: optimizer state in host memory")
+    return (batch_partition, *found)
 
 
 _LEVELS = {
@@ -82,11 +85,11 @@ _LEVELS = {
 
 
 def prefers_data_axes(profile: HardwareProfile, world_size: int, num_micro_batches: int) -> bool:
-    """DATA_AXES_ON_CPU applies."""
+    """Whether DATA_AXES_ON_CPU applies."""
     return profile.kind is DeviceKind.CPU and world_size <= num_micro_batches
 
 
-def _place(degree: int, stride: int, node: int) -> str:
+def _location(degree: int, stride: int, node: int) -> str:
     if degree * stride <= node:
         return "inside a node"
     per_node = max(1, min(degree, node // stride))

@@ -1,4 +1,4 @@
-"""rank(...) -> the best layouts of a world, predicted and ordered. Pure."""
+"""All layouts of some worlds, predicted and in order of preference. `planning`, `report` and `capacity` call it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec, Precision
 
 _EQUAL = 0.01
-"""Predictions are no better than that: among layouts so close the simpler one wins."""
+"""Relative error of predictions. Among layouts that differ by less, the simpler one is taken."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is planned for: a job on one kind of hardware."""
+    """What is planned: a job on one kind of hardware."""
 
     spec: JobSpec
     shape: ModelShape
@@ -45,15 +45,15 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Field:
-    """All layouts of some worlds with what is predicted of them, best first."""
+class LayoutTable:
+    """All layouts of some worlds and the predictions for them."""
 
     task: Task
     columns: Candidates
     step_s: Floats
     memory_bytes: Floats
     order: np.ndarray
-    """Places of the columns, best first."""
+    """Row numbers, best first."""
     seconds: dict[SecondsPart, Floats]
     bytes: dict[BytesPart, Floats]
 
@@ -65,31 +65,31 @@ class Field:
         return int(np.sum(self.memory_bytes <= self.task.profile.usable_bytes))
 
     def best(self, count: int) -> tuple[Prediction, ...]:
-        """The best layout of each product of degrees, `count` of them."""
+        """The best layout of each combination of degrees, at most `count`."""
         columns, found, seen = self.columns, [], set()
-        for place in self.order:
-            degrees = tuple(int(getattr(columns, axis)[place]) for axis in AXES)
+        for row in self.order:
+            degrees = tuple(int(getattr(columns, axis)[row]) for axis in AXES)
             if degrees not in seen:
                 seen.add(degrees)
-                found.append(self._prediction(int(place)))
+                found.append(self._prediction(int(row)))
             if len(found) == count:
                 break
         return tuple(found)
 
     def least_memory(self) -> Prediction:
-        """Whatever its speed."""
+        """The layout that needs the least memory, at any speed."""
         return self._prediction(int(np.lexsort((self.step_s, self.memory_bytes))[0]))
 
-    def _prediction(self, place: int) -> Prediction:
-        task, layout = self.task, self.columns.layout(place)
-        step_s, num_bytes = float(self.step_s[place]), round(float(self.memory_bytes[place]))
-        seconds = {part: float(values[place]) for part, values in self.seconds.items()}
-        parts = {part: round(float(values[place])) for part, values in self.bytes.items()}
+    def _prediction(self, row: int) -> Prediction:
+        task, layout = self.task, self.columns.layout(row)
+        step_s, num_bytes = float(self.step_s[row]), round(float(self.memory_bytes[row]))
+        seconds = {part: float(values[row]) for part, values in self.seconds.items()}
+        parts = {part: round(float(values[row])) for part, values in self.bytes.items()}
         tokens = task.spec.batch.global_size * task.shape.seq_len
         peak = (
             task.profile.peak_flops[task.spec.precision] * layout.world_size / task.profile.sharing(layout.world_size)
         )
-        fed = int(self.columns.fed[place])
+        fed = int(self.columns.fed[row])
         return Prediction(
             layout=layout,
             name=layout.describe(),
@@ -105,34 +105,34 @@ class Field:
         )
 
 
-def field(task: Task, worlds: Sequence[int], *, offload: bool = False) -> Field:
+def predict_layouts(task: Task, worlds: Sequence[int], *, offload: bool = False) -> LayoutTable:
     """Predict every legal layout of every world in `worlds`."""
     columns = candidates(task.shape, task.limits(), worlds, offload=offload)
     return _predicted(task, columns)
 
 
-def only(whole: Field, chosen: np.ndarray) -> Field:
-    """Part of a field, by a mask."""
-    return _predicted(whole.task, select_rows(whole.columns, chosen))
+def select_layouts(table: LayoutTable, chosen: np.ndarray) -> LayoutTable:
+    """The chosen rows. `chosen`: a mask."""
+    return _predicted(table.task, select_rows(table.columns, chosen))
 
 
 def partitioned(spec: JobSpec, num_data_ranks: int, fed: int) -> str:
-    """How the batch is partitioned."""
+    """How the batch is partitioned, in words."""
     micro_batches = spec.batch.num_micro_batches
     padding = fed * num_data_ranks - micro_batches
     text = f"{micro_batches} micro-batches over {num_data_ranks} ranks: {fed} each"
     return text + (f", {padding} of them zero-weight padding" if padding else "")
 
 
-def _predicted(task: Task, columns: Candidates) -> Field:
+def _predicted(task: Task, columns: Candidates) -> LayoutTable:
     num_bytes, byte_parts = memory(task.shape, task.work, task.profile, columns)
     step_s, seconds = step_time(task.shape, task.work, task.spec.precision, task.profile, columns)
     order = _order(columns, step_s, num_bytes, task.profile.usable_bytes)
-    return Field(task, columns, step_s, num_bytes, order, seconds, byte_parts)
+    return LayoutTable(task, columns, step_s, num_bytes, order, seconds, byte_parts)
 
 
 def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, usable: float) -> np.ndarray:
-    """FITS_FIRST, FASTEST, SIMPLEST_OF_EQUALS; what is still equal by the degrees, so that the answer never changes."""
+    """FITS_FIRST, FASTEST, SIMPLEST_OF_EQUALS; then the degrees, so that equal input always gives the same order."""
     if not len(columns):
         return np.zeros(0, np.int64)
     fits = num_bytes <= usable
@@ -140,7 +140,15 @@ def _order(columns: Candidates, step_s: Floats, num_bytes: Floats, usable: float
     model_axes = [axis for axis in reversed(AXES) if not axis.startswith("dp_")]
     coarse = np.floor(np.log(step_s) / np.log1p(_EQUAL))
     most_urgent_last = (
-        columns.schedule, columns.recompute, columns.context, *(getattr(columns, axis) for axis in model_axes),
-        step_s, num_bytes, columns.level, axes, np.where(fits, coarse, num_bytes), ~fits,
-    )  # fmt: skip
+        columns.schedule,
+        columns.recompute,
+        columns.context,
+        *(getattr(columns, axis) for axis in model_axes),
+        step_s,
+        num_bytes,
+        columns.level,
+        axes,
+        np.where(fits, coarse, num_bytes),
+        ~fits,
+    )
     return np.lexsort(most_urgent_last)

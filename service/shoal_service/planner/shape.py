@@ -1,7 +1,7 @@
-"""ModelShape: what the planner has to know of a model: parameters, arithmetic and activations of each kind of block.
+"""ModelShape: what the planner needs of a model, parameters, arithmetic and activations of each kind of block.
 
-Made from the built-in language model's settings, without torch. The counts follow the modules of
-`shoal_workers.tasks.transformer`, tensor by tensor: what autograd keeps of a block is listed in `_kept`.
+It is made from the settings of the built-in language model, without torch. The counts follow the modules of
+`shoal_workers.tasks.transformer`, tensor by tensor; `_saved` lists what autograd saves of a block.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from shoal_workers.contract.spec import JobSpec
 
 _BYTES_VOCABULARY = 257
 _TOKENIZER_VOCABULARY = 65_536
-"""Of a tokenizer file that the planner cannot read, where model.vocab_size does not say."""
+"""Assumed for a tokenizer file, which the planner cannot read, if model.vocab_size is not set."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Numbers kept for the backward pass per token, by how they are stored and cut.
+class SavedTensors:
+    """Numbers that autograd saves for the backward pass per token, by how they are stored and split.
 
-    `split` are cut by tp, `whole` are not (the gathered inputs of column layers); both in the compute dtype.
-    `split_fp32` are cut by tp and always 4 bytes (inputs of norms).
+    `split` are divided by tp, `whole` are not (the gathered inputs of column layers); both have the compute dtype.
+    `split_fp32` are divided by tp and always 4 bytes (inputs of norms).
     """
 
     split: int
@@ -31,7 +31,7 @@ class Kept:
     split_fp32: int = 0
     whole_fp32: int = 0
     whole_cast: int = 0
-    """4 bytes each, but only where the compute dtype is shorter: it is the same tensor otherwise."""
+    """4 bytes each, if the compute dtype is shorter. Otherwise it is the same tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class BlockShape:
     """One kind of block."""
 
     split_params: int
-    """Cut by tp: attention, dense feed-forward, shared experts."""
+    """Divided by tp: attention, dense feed-forward, shared experts."""
     whole_params: int
-    """Norms and router: on every tp rank."""
+    """On every tp rank: norms and router."""
     expert_params: int
-    """Routed experts, all of them; cut by ep and tp."""
+    """All routed experts; divided by ep and tp."""
     dense_flops: float
-    """Per token, forward: 2 for each parameter of a matrix product, but not those of routed experts."""
+    """Per token, forward: 2 for each parameter of a matrix product, without routed experts."""
     expert_flops: float
     """Per token, forward, in top_k routed experts."""
     attention_flops: float
-    """Per token, forward: scores and their product with values, the causal half."""
-    kept: Kept
-    kept_selective: Kept
-    kept_full: Kept
+    """Per token, forward: the scores and their product with the values, causal half."""
+    saved: SavedTensors
+    saved_selective: SavedTensors
+    saved_full: SavedTensors
 
     @property
     def params(self) -> int:
@@ -61,7 +61,7 @@ class BlockShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder: `num_dense` blocks, then `num_moe` ones with experts."""
+    """A decoder: `num_dense` blocks, then `num_moe` blocks with experts."""
 
     dim: int
     seq_len: int
@@ -86,7 +86,7 @@ class ModelShape:
 
     @property
     def table_params(self) -> int:
-        """The embedding, and as many again in a head of its own."""
+        """Parameters of the embedding; an untied head has as many."""
         return self.vocab_size * self.dim
 
     @property
@@ -96,7 +96,7 @@ class ModelShape:
 
     @property
     def active_params(self) -> int:
-        """Of which each token uses so many."""
+        """Parameters that one token uses."""
         idle = self.num_moe * self.moe.expert_params * (1 - self.top_k / self.num_experts) if self.num_moe else 0
         return round(self.params - idle)
 
@@ -107,12 +107,12 @@ class ModelShape:
 
     @property
     def flops_per_token(self) -> float:
-        """Forward and backward, nothing recomputed: what MFU counts (Chowdhery et al. 2022, appendix B)."""
+        """Forward and backward without recomputation, as MFU counts it (Chowdhery et al. 2022, appendix B)."""
         return 3 * (self.head_flops + self.num_dense * _flops(self.dense) + self.num_moe * _flops(self.moe))
 
 
 def shape_of(spec: JobSpec) -> ModelShape | None:
-    """None: a task of the user's, whose sizes nobody knows before it is built."""
+    """None for a user task: its sizes are unknown until its model is built."""
     config = language_model_of(spec)
     if (hugging_face := hugging_face_of(spec.task, spec.model)) is not None:
         config = as_language_model(hugging_face)
@@ -126,7 +126,7 @@ def shape_of(spec: JobSpec) -> ModelShape | None:
 def shape_of_language_model(
     config: LanguageModelConfig, vocab_size: int = _BYTES_VOCABULARY, *, on_gpu: bool = False
 ) -> ModelShape:
-    """`vocab_size` is the tokenizer's; the settings' own wins. `on_gpu`: fused norms keep less."""
+    """`vocab_size`: of the tokenizer; model.vocab_size takes precedence. `on_gpu`: fused norms save less."""
     head_dim = config.head_dim or config.dim // config.num_heads
     num_moe = num_expert_layers(config)
     widths = [config.num_heads * head_dim]
@@ -169,15 +169,15 @@ def _block(config: LanguageModelConfig, head_dim: int, on_gpu: bool, *, has_expe
         dense_flops=2.0 * (split + router),
         expert_flops=2.0 * 3 * dim * expert * config.top_k if has_experts else 0.0,
         attention_flops=2.0 * config.seq_len * queries,
-        kept=_kept(config, queries, keys, dense, has_experts=has_experts, is_fused=on_gpu),
-        kept_selective=_kept_selective(config, queries, keys, dense, has_experts=has_experts),
-        kept_full=Kept(split=dim, whole=0),
+        saved=_saved(config, queries, keys, dense, has_experts=has_experts, is_fused=on_gpu),
+        saved_selective=_saved_selective(config, queries, keys, dense, has_experts=has_experts),
+        saved_full=SavedTensors(split=dim, whole=0),
     )
 
 
-def _kept(
+def _saved(
     config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool, is_fused: bool
-) -> Kept:
+) -> SavedTensors:
     """Without recomputation; tests/dist/parallel/test_saved_activations.py counts what autograd really saves.
 
     attention: the norm's input (fp32; without a fused kernel also its normalised one); its output, which query, key
@@ -193,16 +193,18 @@ def _kept(
         split += 4 * config.top_k * expert_dim(config)
         whole += 3 * config.top_k * config.dim
         whole_fp32, whole_cast = config.num_experts, config.dim
-    return Kept(split, whole, split_fp32=norms * config.dim, whole_fp32=whole_fp32, whole_cast=whole_cast)
+    return SavedTensors(split, whole, split_fp32=norms * config.dim, whole_fp32=whole_fp32, whole_cast=whole_cast)
 
 
-def _kept_selective(config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool) -> Kept:
+def _saved_selective(
+    config: LanguageModelConfig, queries: int, keys: int, dense: int, *, has_experts: bool
+) -> SavedTensors:
     """The block's input, what attention returns, and the output of every matrix product."""
     split, whole = 2 * queries + 2 * keys + 2 * dense + config.dim, 2 * config.dim
     if has_experts:
         split += 2 * config.top_k * expert_dim(config)
         whole += config.top_k * config.dim
-    return Kept(split=split, whole=whole)
+    return SavedTensors(split=split, whole=whole)
 
 
 def _flops(block: BlockShape) -> float:

@@ -1,17 +1,17 @@
-"""Seconds of one optimizer step, by what they are spent on. Pure; columns in, columns out.
+"""Seconds of one optimizer step, by what they are spent on; columns in, columns out. `ranking` calls `step_time`.
 
-The slowest pipeline rank's micro-batch takes
+A micro-batch on the slowest pipeline rank takes
 
-    t = compute + recompute + tp + cp + ep + pp + dp (what is gathered and reduced each time)
+    t = compute + recompute + tp + cp + ep + pp + dp (gathered and reduced for each micro-batch)
 
 and a step takes
 
-    fed x t + bubble + dp (what is gathered and reduced once) + update + overhead
+    fed x t + bubble + dp (gathered and reduced once) + update + overhead
 
-of which (fed - num_micro_batches / data ranks) x t is padding: the uneven partition, and a pipeline's padding.
+of which (fed - num_micro_batches / data ranks) x t is padding, from the uneven partition and from the pipeline.
 
-Communication along tp, cp and ep is in the way of the computation; that along pp and the data axes hides behind it as
-far as the profile's `overlap` says, and never behind more computation than there is.
+Communication along tp, cp and ep delays the computation. Communication along pp and the data axes overlaps with it by
+the share `overlap` of the profile, and by no more than the time of the computation.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ import numpy as np
 from shoal_service.core.hardware_profile import HardwareProfile
 from shoal_service.planner.candidates import CONTEXTS, LEVELS, RECOMPUTES, Candidates
 from shoal_service.planner.collectives import Floats, Group, Ints, group, send_s
-from shoal_service.planner.memory import Held, Work, held, kept_bytes, rank_params
+from shoal_service.planner.memory import ContentColumns, Work, content_columns, rank_params, saved_bytes
 from shoal_service.planner.shape import BlockShape, ModelShape
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.spec import Precision
 
 _FP32 = 4
 _IMBALANCE = 1.1
-"""The busiest expert's rank against the mean, with a balanced router."""
+"""Load of the busiest rank of experts relative to the mean, with a balanced router."""
 _SPLIT_BACKWARD = 1.08
-"""zbv and dualpipev run the backward pass in two halves, and cannot be compiled (torch 2.13)."""
+"""zbv and dualpipev run the backward pass in two halves, which cannot be compiled (torch 2.13)."""
 _UPDATE_BYTES = 44
-"""Moved per parameter by AdamW and the clipping before it: foreach reads and writes parameter, gradient, two moments
-and a temporary."""
+"""Bytes moved per parameter by clipping and AdamW: foreach reads and writes parameter, gradient, two moments and a
+temporary."""
 
 
 class SecondsPart(StrEnum):
@@ -65,8 +65,8 @@ class _Pass:
 def step_time(
     shape: ModelShape, work: Work, precision: Precision, profile: HardwareProfile, columns: Candidates
 ) -> tuple[Floats, dict[SecondsPart, Floats]]:
-    """Seconds of a step, and its parts, which add up to them."""
-    content = held(columns, "slowest")
+    """Seconds of a step, and their parts, which add up to them."""
+    content = content_columns(columns, "slowest")
     passes = _compute(shape, work, precision, profile, columns, content)
     compute = passes.forward + passes.backward
     tp = _tensor(shape, work, profile, columns, content)
@@ -99,17 +99,22 @@ def step_time(
 
 
 def _sharing(profile: HardwareProfile, columns: Candidates) -> Floats:
-    worlds, places = np.unique(columns.world_size, return_inverse=True)
-    return np.array([profile.sharing(int(world)) for world in worlds])[places]
+    worlds, index = np.unique(columns.world_size, return_inverse=True)
+    return np.array([profile.sharing(int(world)) for world in worlds])[index]
 
 
 def _tokens(shape: ModelShape, work: Work, columns: Candidates) -> Floats:
-    """Of one micro-batch in one tp group."""
+    """Tokens of one micro-batch in one tp group."""
     return work.micro_size * shape.seq_len / columns.cp
 
 
 def _compute(
-    shape: ModelShape, work: Work, precision: Precision, profile: HardwareProfile, columns: Candidates, content: Held
+    shape: ModelShape,
+    work: Work,
+    precision: Precision,
+    profile: HardwareProfile,
+    columns: Candidates,
+    content: ContentColumns,
 ) -> _Pass:
     tokens, sharing = _tokens(shape, work, columns), _sharing(profile, columns)
     peak = profile.peak_flops[precision] / sharing
@@ -120,10 +125,10 @@ def _compute(
     expert_rate = rate * _narrowing(np.minimum(shape.expert_width / columns.tp, per_expert), profile) / _IMBALANCE
 
     def block(kind: BlockShape) -> tuple[Floats, Floats, Floats]:
-        """Seconds of (matrix products, attention, everything else), forward."""
+        """Seconds of the forward pass: (matrix products, attention, everything else)."""
         products = kind.dense_flops / dense_rate + kind.expert_flops / expert_rate
         attention = kind.attention_flops / (peak * profile.attention_efficiency)
-        rest = 1.5 * kept_bytes(kind.kept, columns.tp, work.compute_bytes) / memory_rate
+        rest = 1.5 * saved_bytes(kind.saved, columns.tp, work.compute_bytes) / memory_rate
         return tokens / columns.tp * products, tokens / columns.tp * attention, tokens * rest
 
     parts = [
@@ -131,9 +136,12 @@ def _compute(
         for dense, moe in zip(block(shape.dense), block(shape.moe), strict=True)
     ]
     products, attention, rest = parts
-    head = content.has_head * tokens / columns.tp * (
-        shape.head_flops / dense_rate + shape.vocab_size * 2 * _FP32 / memory_rate
-    )  # fmt: skip
+    head = (
+        content.has_head
+        * tokens
+        / columns.tp
+        * (shape.head_flops / dense_rate + shape.vocab_size * 2 * _FP32 / memory_rate)
+    )
     launch = (content.num_dense + content.num_moe) * profile.block_overhead_s * sharing
     forward = products + attention + rest + head + launch / 3
     backward = 2 * products + 2.5 * attention + 2 * rest + 2 * head + launch * 2 / 3
@@ -151,20 +159,26 @@ def _narrowing(width: Floats, profile: HardwareProfile) -> Floats:
     return width / (width + profile.half_width)
 
 
-def _tensor(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
-    """Sequence parallel (Korthikanti et al. 2022): a gather into and a reduce-scatter out of attention and of the
-    feed-forward layer, in both directions; recomputation repeats the forward ones, selective only the gathers."""
+def _tensor(
+    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: ContentColumns
+) -> Floats:
+    """Sequence parallel (Korthikanti et al. 2022): a gather before and a reduce-scatter after attention and the
+    feed-forward layer, in both passes. Recomputation repeats those of the forward pass; selective, only the gathers."""
     tensor_group = group(profile, columns.tp, np.ones_like(columns.tp), _sharing(profile, columns))
     one = tensor_group.gather_s(_tokens(shape, work, columns) * shape.dim * work.compute_bytes)
-    per_block = np.choose(columns.recompute, _by_mode(np.full(len(columns), 8.0), np.full(len(columns), 10.0),
-                                                      np.full(len(columns), 12.0)))  # fmt: skip
+    per_block = np.choose(
+        columns.recompute,
+        _by_mode(np.full(len(columns), 8.0), np.full(len(columns), 10.0), np.full(len(columns), 12.0)),
+    )
     ends = 2 * (content.has_embedding + content.has_head)
     return one * ((content.num_dense + content.num_moe) * per_block + ends)
 
 
-def _context(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
-    """Keys and values are gathered in the forward and their gradients reduced in the backward pass; or queries, keys,
-    values and results are exchanged in both (Jacobs et al. 2023)."""
+def _context(
+    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: ContentColumns
+) -> Floats:
+    """Keys and values are gathered in the forward pass and their gradients reduced in the backward pass; or queries,
+    keys, values and results are exchanged in both (Jacobs et al. 2023)."""
     context_group = group(profile, columns.cp, columns.tp, _sharing(profile, columns))
     size, tokens = work.compute_bytes, _tokens(shape, work, columns)
     keys = 2 * shape.num_kv_heads * shape.head_dim / columns.tp
@@ -179,8 +193,10 @@ def _context(shape: ModelShape, work: Work, profile: HardwareProfile, columns: C
     return blocks * times * one
 
 
-def _experts(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held) -> Floats:
-    """Each token goes to top_k experts and comes back, in both directions; every tp rank sends all of them."""
+def _experts(
+    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: ContentColumns
+) -> Floats:
+    """Each token goes to top_k experts and comes back, in both passes; every tp rank sends all tokens."""
     expert_group = group(profile, columns.ep, columns.tp, _sharing(profile, columns))
     sent = _tokens(shape, work, columns) * shape.top_k * shape.dim * work.compute_bytes
     times = np.where(columns.recompute == RECOMPUTES.index(Recompute.NONE), 4.0, 6.0)
@@ -188,7 +204,7 @@ def _experts(shape: ModelShape, work: Work, profile: HardwareProfile, columns: C
 
 
 def _pipeline(shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates) -> Floats:
-    """What a stage hands on and gets back, for each of its micro-batches."""
+    """Activations to the next stage and gradients back, for each micro-batch."""
     stride = columns.world_size // columns.pp
     num_bytes = _tokens(shape, work, columns) * shape.dim * work.compute_bytes / columns.tp
     sends = 2 * columns.per_rank * send_s(profile, num_bytes, stride) * (1 - profile.overlap)
@@ -197,9 +213,14 @@ def _pipeline(shape: ModelShape, work: Work, profile: HardwareProfile, columns: 
 
 
 def _data(
-    shape: ModelShape, work: Work, profile: HardwareProfile, columns: Candidates, content: Held, compute: Floats
+    shape: ModelShape,
+    work: Work,
+    profile: HardwareProfile,
+    columns: Candidates,
+    content: ContentColumns,
+    compute: Floats,
 ) -> tuple[Floats, Floats]:
-    """Seconds that are not hidden: (for each micro-batch, once a step)."""
+    """Seconds that do not overlap with computation: (for each micro-batch, once a step)."""
     dense, experts = rank_params(shape, columns, content)
     shards, sharing = columns.shards, _sharing(profile, columns)
     dense_group = group(profile, shards, columns.tp, sharing)
@@ -208,7 +229,7 @@ def _data(
     units = content.num_dense + content.num_moe
 
     def moved(size: int) -> Floats:
-        """Gather to, or reduce from, everything that the rank computes with."""
+        """Gather or reduce all parameters that the rank computes with."""
         cost = _in_units(dense_group, dense * size, units)
         return cost + np.where(experts > 0, _in_units(expert_group, experts * size, content.num_moe), 0.0)
 
@@ -225,7 +246,7 @@ def _data(
 
 
 def _in_units(cut_group: Group, num_bytes: Floats, units: Ints) -> Floats:
-    """One collective for each unit and one for the root: the latency as many times."""
+    """One collective for each unit and one for the root; each has the latency once."""
     return cut_group.gather_s(num_bytes) + np.where(cut_group.size > 1, units * cut_group.latency_s, 0.0)
 
 
@@ -234,12 +255,13 @@ def _exposed(communication: Floats, compute: Floats, profile: HardwareProfile) -
 
 
 def _bubble(columns: Candidates, one: Floats) -> Floats:
-    """Seconds that the slowest rank waits while the pipeline fills and drains.
+    """Seconds for which the slowest rank waits while the pipeline fills and drains.
 
-    (pp - 1) micro-batches for GPipe and 1F1B (Narayanan et al. 2021), divided by the stages per rank when interleaved.
-    zbv fills it with the gradients of weights if there are 2 pp - 1 micro-batches (Qi et al. 2024); what unequal passes
-    leave is taken as a sixth of 1F1B's. dualpipev: (pp - 1) x 2/9 (DeepSeek-AI 2024, table 2, with B = 2 F and W = F).
-    With recomputation the engine does not split the backward pass, and nothing fills these two: as interleaved.
+    GPipe and 1F1B: (pp - 1) micro-batches (Narayanan et al. 2021); interleaved: that, divided by the stages per rank.
+    zbv: the gradients of weights fill the bubble if there are 2 pp - 1 micro-batches (Qi et al. 2024); for unequal
+    passes a sixth of the bubble of 1F1B is assumed to be left.
+    dualpipev: (pp - 1) x 2/9 (DeepSeek-AI 2024, table 2, with B = 2 F and W = F).
+    With recomputation the engine does not split the backward pass, so the last two have the bubble of interleaved.
     """
     pp = columns.pp
     missing = np.maximum(0, 2 * pp - 1 - columns.fed) / 3

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal_service.planner.memory import kept_bytes
+from shoal_service.planner.memory import saved_bytes
 from shoal_service.planner.shape import shape_of_language_model
 from shoal_workers.contract.layout import Recompute
 from shoal_workers.contract.model.lm import LanguageModelConfig
@@ -31,8 +31,8 @@ def test_the_saved_activations_of_a_block_match_the_prediction(
     config = LanguageModelConfig(dim=256, num_heads=8, num_layers=2, seq_len=TOKENS, vocab_size=512, **model)
     shape = shape_of_language_model(config, 512)
     block = shape.moe if config.num_experts else shape.dense
-    kept = {Recompute.NONE: block.kept, Recompute.SELECTIVE: block.kept_selective, Recompute.FULL: block.kept_full}
-    predicted = SAMPLES * TOKENS * float(kept_bytes(kept[mode], np.array([1]), dtype.itemsize)[0])
+    kept = {Recompute.NONE: block.saved, Recompute.SELECTIVE: block.saved_selective, Recompute.FULL: block.saved_full}
+    predicted = SAMPLES * TOKENS * float(saved_bytes(kept[mode], np.array([1]), dtype.itemsize)[0])
     assert _kept(config, dtype, mode) == pytest.approx(predicted, rel=0.05)
 
 

@@ -58,10 +58,10 @@ def test_fixed_degrees_are_respected_where_they_fit(job: Any) -> None:
     layout, reason = _planned(spec, 8)
     assert (layout.tp, layout.pp, layout.dp_shard, layout.dp_replicate) == (2, 2, 2, 1)
     assert (layout.schedule, layout.recompute) == (Schedule.GPIPE, Recompute.FULL)
-    assert "as_asked" in reason
+    assert "as_requested" in reason
     layout, reason = _planned(spec, 3)
     assert layout.world_size == 3
-    assert "need a multiple of 4 workers: replanned" in reason
+    assert "planned again, since the degrees of parallelism need a multiple of 4 workers" in reason
 
 
 def test_ranks_idle_if_the_caller_allows_it(job: Any) -> None:
