@@ -79,24 +79,24 @@ class WorkerView(Frozen):
 
 
 class JobStatus(Frozen):
-    """The system's side of a job. Only supervisors and the scheduler write it."""
+    """The state of a job, which supervisors, the scheduler and the store write. Users write only the spec."""
 
     state: JobState = JobState.QUEUED
     reason: str = ""
-    """Machine-readable: an EndReason for ended jobs, else what the state waits for."""
+    """For programs: an end reason if the job or its last attempt has ended; otherwise what the state waits for."""
     message: str = ""
     """For people."""
     deadline: float | None = None
-    """When a waiting state gives up, wall-clock time."""
+    """Wall-clock time at which a job that waits fails; null: it does not wait."""
     observed_generation: int = 0
-    """The spec version that the system has acted on."""
+    """The version of the spec that the supervisor works with."""
     attempt: int = 0
     generation: int = 0
-    """The generation of the attempt's group; not to be confused with the spec's version."""
+    """Number of the group in the attempt. It is not the version of the spec."""
     workers: int = 0
-    """World size now."""
+    """Workers of the group now."""
     desired_workers: int = 0
-    """World size that the scheduler has granted."""
+    """Workers that the scheduler has granted."""
     layout: str = ""
     step: int = 0
     total_steps: int | None = None
@@ -108,18 +108,18 @@ class JobStatus(Frozen):
     steps_lost: int = 0
     incidents: int = 0
     checkpoint_step: int | None = None
-    """Newest committed checkpoint."""
+    """Step of the newest committed checkpoint."""
     num_parameters: int | None = None
     eta_s: float | None = None
     note: str = ""
-    """What a starting job is busy with, for people."""
+    """What a job that starts is doing, for people."""
     failure: UserFailure | None = None
     conditions: tuple[Condition, ...] = ()
     goodput: Goodput | None = None
     snapshot_every_steps: float | None = None
-    """A snapshot in memory after every so many steps; None: not known yet, or switched off."""
+    """Steps between two snapshots in memory; null: not known yet, or snapshots are off."""
     snapshot_share: float | None = None
-    """Of the step time."""
+    """Share of the step time that snapshots in memory take."""
 
 
 class JobView(Frozen):
@@ -129,7 +129,7 @@ class JobView(Frozen):
     name: str
     spec: JobSpec
     spec_version: int
-    """Counts accepted changes of the spec; status.observed_generation follows it."""
+    """Rises by 1 with each accepted change of the spec; `status.observed_generation` follows."""
     etag: str
     created_at: float
     updated_at: float
@@ -162,12 +162,12 @@ class EventView(Frozen):
     """1, 2, 3 ... per job."""
     at: float
     type: str
-    """Dotted, for example job.created; docs/events.md lists all. Later versions may add types."""
+    """Dotted, for example job.created; docs/reference/events.md lists all. Later versions may add types."""
     severity: Severity
     message: str
     """One line for people."""
     data: dict[str, Any] = Field(default_factory=dict)
-    """The fields of this type, see docs/events.md. Later versions may add fields."""
+    """The fields of this type, see docs/reference/events.md. Later versions may add fields."""
 
 
 class IncidentView(Frozen):
@@ -189,7 +189,7 @@ class IncidentView(Frozen):
     worker_ids: tuple[str, ...]
     node_id: str = ""
     generation: int
-    """The generation that was hit."""
+    """The generation that failed."""
     at: float
     from_workers: int
     to_workers: int | None = None
@@ -200,11 +200,11 @@ class IncidentView(Frozen):
     restore_s: float | None = None
     first_step_s: float | None = None
     recovery_s: float | None = None
-    """From detection to the end of the first completed step of the next generation."""
+    """From `at` to the end of the first completed step of the next generation."""
     state_source: StateSource | None = None
     """Where the next group took its state from."""
     bytes_moved: int | None = None
-    """Read to restore, by all ranks together."""
+    """Bytes that all ranks together read to restore their state."""
     steps_lost: int | None = None
     from_layout: str = ""
     to_layout: str | None = None

@@ -25,9 +25,9 @@ class Severity(StrEnum):
 class JobEvent(Frozen):
     """One entry of a job's history. A subclass is one event type.
 
-    The first sentence of the subclass's docstring says when the event happens, and the docstrings of its fields explain
-    them: docs/events.md is made of both. On the wire, `data` holds the fields that the emitter has set. A field whose
-    name is a Python keyword has a trailing underscore here and none on the wire (`from_`).
+    The docstring of the subclass says when the event happens, and the docstrings of its fields explain them:
+    docs/reference/events.md is made of both. On the wire, `data` holds the fields that the emitter has set. A field
+    whose name is a Python keyword has a trailing underscore here and none on the wire (`from_`).
     """
 
     model_config = ConfigDict(alias_generator=lambda name: name.removesuffix("_"), populate_by_name=True)

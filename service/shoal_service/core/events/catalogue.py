@@ -1,7 +1,7 @@
 """The catalogue: every event type by name, and how a stored event is read again.
 
 An event type is declared in exactly one place, its class in one of the topic modules. The emitters, REST, Server-Sent
-Events, the command line, the page and docs/events.md all take it from there.
+Events, the command line, the page and docs/reference/events.md all take it from there.
 """
 
 from __future__ import annotations
