@@ -108,7 +108,8 @@ class Reporter:
 
     def show(self, state: Attempt) -> None:
         self._outbox.set_status(
-            status_of(state, self._readings, spec_version=self.spec_version), workers_of(state, self._readings)
+            status_of(state, self._readings, spec_version=self.spec_version, now=self._clock.time()),
+            workers_of(state, self._readings),
         )
 
 

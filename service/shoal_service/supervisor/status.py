@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from shoal_service.core import goodput
 from shoal_service.core.attempt import nodes
+from shoal_service.core.attempt.group.forming import readiness
 from shoal_service.core.attempt.group.orphaned_snapshots import waiting_until
+from shoal_service.core.attempt.group.ranks import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.attempt.state.stages import Stage
@@ -23,7 +25,7 @@ _EMA = 0.1
 
 @dataclass(slots=True)
 class Readings:
-    """The last that was measured; kept by the executor, never decided upon."""
+    """The last measured values; kept by the reporter, and no decision depends on them."""
 
     step: StepReport | None = None
     validation: ValidationReport | None = None
@@ -42,14 +44,14 @@ class Readings:
         self.step = report
 
 
-def status_of(state: Attempt, readings: Readings, *, spec_version: int) -> JobStatus:
+def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: float) -> JobStatus:
     report, validation = readings.step, readings.validation
     left = None if state.history.total_steps is None else max(0, state.history.total_steps - state.progress.step)
     newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
     return JobStatus(
         state=job_state(state),
         reason=_reason(state),
-        message=_message(state),
+        message=_message(state, now),
         deadline=state.current.since + state.target.spec.elasticity.wait_s if state.stage is Stage.WAITING else None,
         observed_generation=spec_version,
         attempt=state.config.attempt,
@@ -169,23 +171,15 @@ def _reason(state: Attempt) -> str:
             return str(state.incident.cause) if state.incident else ""
 
 
-def _message(state: Attempt) -> str:
-    warm = state.num_usable
-    match state.stage:
-        case Stage.STARTING:
-            return f"{warm} of {state.target.granted} workers are ready (at least {state.target.min_workers} needed)"
-        case Stage.WAITING if waiting_until(state) is not None:
-            return "starts workers on the nodes whose memory holds the newest steps"
-        case Stage.WAITING if warm >= state.target.min_workers:
-            return "waits for a while before it tries again"
-        case Stage.WAITING:
-            return f"{warm} of at least {state.target.min_workers} workers are ready; waiting for capacity"
-        case _:
-            return state.incident.message if state.incident else ""
+def _message(state: Attempt, now: float) -> str:
+    """What the attempt waits for: the reason of the same decision that forms the group; else what went wrong."""
+    if state.stage in (Stage.STARTING, Stage.WAITING):
+        return readiness(state, len(next_workers(state, now)), now).reason
+    return state.incident.message if state.incident else ""
 
 
 def _note(state: Attempt, readings: Readings) -> str:
-    """What the slowest worker is busy with, while nothing trains yet."""
+    """What a worker is doing while no group trains yet."""
     if state.stage not in (Stage.STARTING, Stage.WAITING, Stage.FORMING):
         return ""
     notes = [p.note for index, p in readings.progress.items() if p.note and state.pool.worker(index) is not None]

@@ -68,7 +68,7 @@ class Commanded:
     commands: list[Command] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
     """Committed checkpoints that were reported to the machine and not reported as damaged since."""
-    told_gone: set[int] = field(default_factory=set)
+    known_gone: set[int] = field(default_factory=set)
     """Workers that the machine killed or that were reported to it as lost."""
     num_steps: int = 0
     states: set[tuple[int, int]] = field(default_factory=set)
@@ -114,7 +114,7 @@ class Commanded:
                     self.workers[index] = FakeWorker(index, worker_id, node_id=node_id)
                 case KillWorker(index, _):
                     assert self.is_believed_alive(index)
-                    self.told_gone.add(index)
+                    self.known_gone.add(index)
                     self.gone(index)
                 case Run(index, assignment):
                     if command is runs[0]:
@@ -163,7 +163,7 @@ class Commanded:
                 if self.committed.get(name, True) or name not in self.state.checkpoints.damaged:
                     self.known.add(name)
             case WorkerLost(index):
-                self.told_gone.add(index)
+                self.known_gone.add(index)
 
     def _place(self, index: int, avoid_nodes: tuple[str, ...], only_on: str) -> str:
         """The node on which the worker starts; empty: no node has room, and it never starts."""
@@ -177,7 +177,7 @@ class Commanded:
         return next((place for place in places if place not in avoid_nodes), "")
 
     def is_believed_alive(self, index: int) -> bool:
-        return index in self.workers and index not in self.told_gone
+        return index in self.workers and index not in self.known_gone
 
     def post(self, channel: str, event: Event) -> None:
         self.pending.setdefault(channel, []).append(event)

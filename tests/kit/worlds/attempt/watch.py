@@ -70,11 +70,11 @@ class Watch:
             if not any(p.alive and p.node_id == endpoint.node_id for p in world.workers.values()):
                 continue  # the node has died with its memory, and that is not acknowledged yet
             held = [(h.generation, h.rank, h.step) for h in world.held_on(endpoint.node_id)]
-            assert (source.generation, rank, source.step) in held, "it was never told to lie there"
+            assert (source.generation, rank, source.step) in held, "no worker reported it there"
 
     def _nothing_better(self, step: int) -> None:
-        """What the last group that trained left whole in the memory of nodes that answer is used, if everybody had the
-        chance to tell of it."""
+        """The newest snapshot of the last trained group that is whole in the memory of answering nodes is used, if its
+        workers had the time to report it."""
         world = self._world
         state = world.state
         servers = [world.workers[p.index] for p in state.pool.usable if p.info.snapshot_port]

@@ -113,8 +113,8 @@ class World(Commanded):
                 self.die(worker.index, IncidentCause.NODE_DIED)
 
     def stop(self, index: int, *, unreachable: bool = False) -> None:
-        """SIGSTOP: the worker neither acts nor receives. Unreachable: calls to it also fail, which the machine is
-        told."""
+        """SIGSTOP: the worker neither acts nor receives. Unreachable: calls to it also fail, and the machine
+        receives that."""
         worker = self.workers[index]
         worker.is_stopped = worker.is_stuck = True
         for channel in (f"exit-{index}", f"acknowledged-{index}", f"held-{index}"):
@@ -142,7 +142,7 @@ class World(Commanded):
         self.states.add((group[0].run.generation, group[0].step))
         self.snapshot()
         report = step_report(group[0].run, group[0].step, self.now)
-        self.tell(group[0], report.model_copy(update={"compute_s": compute_s}))
+        self.send(group[0], report.model_copy(update={"compute_s": compute_s}))
         self.deliver_all()
 
     def _progress(self, worker: FakeWorker) -> Progress:
@@ -209,7 +209,7 @@ class World(Commanded):
         start = source.step if source is not None else 0 if name is None else name_of(name).step
         for worker in group:
             worker.step = start
-        self.tell(
+        self.send(
             group[0],
             GroupFormed(
                 generation=group[0].run.generation, at=self.now, start_step=start, total_steps=self.total_steps,
@@ -240,10 +240,10 @@ class World(Commanded):
                 self.num_steps += 1
                 self.states.add((group[0].run.generation, group[0].step))
                 self.snapshot(without=late)
-                self.tell(group[0], step_report(group[0].run, group[0].step, self.now))
+                self.send(group[0], step_report(group[0].run, group[0].step, self.now))
                 if self.state.target.keeps_snapshots:
                     for worker in group:
-                        self.post(f"news-{worker.index}", ProgressReported(worker.index, self._progress(worker)))
+                        self.post(f"reports-{worker.index}", ProgressReported(worker.index, self._progress(worker)))
             step = group[0].step
             kind = ExitKind.FINISHED if step == self.total_steps else ExitKind.YIELDED
             leaves = step == self.total_steps or any(p.yields is not None for p in group)
@@ -255,12 +255,12 @@ class World(Commanded):
 
     def save(self) -> None:
         for worker in self.group():
-            self.tell(worker, part_of(worker.run, worker.step))
+            self.send(worker, part_of(worker.run, worker.step))
 
     def fail_save(self, worker: FakeWorker) -> None:
         run = worker.run
         directory = f"{ROOT}/{CheckpointName(worker.step, run.attempt, run.generation)}"
-        self.tell(
+        self.send(
             worker,
             SaveFailed(
                 generation=run.generation, step=worker.step, rank=run.rank, directory=directory, error="disk full"
@@ -278,8 +278,8 @@ class World(Commanded):
             if not worker.is_stuck:
                 self.leave(worker, ExitKind.COLLECTIVE_FAILED, error_of("DistError", "connection reset by peer"))
 
-    def tell(self, worker: FakeWorker, item: WorkerReport) -> None:
-        self.post(f"news-{worker.index}", ReportArrived(worker.index, item))
+    def send(self, worker: FakeWorker, item: WorkerReport) -> None:
+        self.post(f"reports-{worker.index}", ReportArrived(worker.index, item))
 
     def cooperate(self) -> None:
         """One round: every worker executes its requests, and time passes."""

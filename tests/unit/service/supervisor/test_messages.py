@@ -35,7 +35,7 @@ END = AttemptEnd(
 )
 
 
-def test_a_stale_epoch_error_keeps_its_numbers_across_processes() -> None:
+def test_a_stale_epoch_error_keeps_its_numbers_across_workers() -> None:
     error = pickle.loads(pickle.dumps(StaleEpoch(3, 5)))
     assert (error.epoch, error.current) == (3, 5)
     assert str(error) == "lease epoch 3 is over; the current one is 5"

@@ -35,12 +35,14 @@ def consider(turn: Turn) -> None:
 
 def readiness(state: Attempt, num_workers: int, now: float) -> Decision:
     """Whether a group of `num_workers` forms now: all granted workers are usable; or enough are, and the others have
-    had their time."""
+    had their time. The reason is the status message of a waiting job, so it must not change with every tick."""
     minimum = max(1, state.target.min_workers)
     if num_workers < minimum:
         return Decision(False, f"{num_workers} of at least {minimum} workers are ready; waiting for capacity")
     if now < state.budgets.form_not_before:
-        return Decision(False, f"waits {state.budgets.form_not_before - now:.1f} s before it tries again")
+        fruitless, failed = state.budgets.fruitless, state.budgets.last_saves
+        reason = f"{fruitless} re-formations in a row completed no step, {failed} saves of the last step failed"
+        return Decision(False, f"waits before the next try: {reason}")
     for awaited in (orphaned_snapshots.is_pending(state, now), snapshot_reports.are_awaited(state, now)):
         if awaited:
             return Decision(False, awaited.reason)

@@ -167,12 +167,12 @@ def test_a_restarted_supervisor_books_repeated_reports_once(new_world: NewWorld)
     world = new_world(workers=8).open(then=0)
     steps(world, 1)
     journal = from_journal(world.state)
-    told = [event for event in world.history if isinstance(event, ReportArrived)]
+    reported = [event for event in world.history if isinstance(event, ReportArrived)]
     steps(world, 1)
-    told_since = [event for event in world.history if isinstance(event, ReportArrived)][len(told) :]
+    reported_since = [event for event in world.history if isinstance(event, ReportArrived)][len(reported) :]
     world.state = journal
     world.now += 4.0
-    for event in [*told, *told_since, *told, *told_since]:
+    for event in [*reported, *reported_since, *reported, *reported_since]:
         world.feed(event)
     assert seconds(world)["productive"] == 8 * 5.0
     assert "recomputed" not in seconds(world)

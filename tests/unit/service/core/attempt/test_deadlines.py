@@ -65,7 +65,7 @@ def test_unreachable_and_a_broken_group_are_enough_together(new_world: NewWorld)
     world = new_world(workers=3, memory=True).open(then=6)
     world.stop(2, unreachable=True)
     world.deliver_all()
-    assert world.state.stage is Stage.RUNNING, "by itself it says little"
+    assert world.state.stage is Stage.RUNNING, "an unreachable worker is not yet lost"
     world.break_collectives()
     world.deliver("exit-0")
     assert killed(world) == [2] and world.state.incident.cause is IncidentCause.UNREACHABLE

@@ -60,7 +60,7 @@ HEALTH = {"hang_floor_s": 5.0}
 
 
 def worlds(new_world: NewWorld) -> Iterator[Any]:
-    """At least one world in each stage, with and without members that have left, an open incident, a pause; with and
+    """At least one world in each stage, with and without workers that have left, an open incident, a pause; with and
     without snapshots in memory."""
     for memory in (False, True):
         yield from _worlds(lambda memory=memory, **more: new_world(memory=memory, **{"health": HEALTH, **more}))
@@ -113,16 +113,16 @@ def _worlds(new_world: NewWorld) -> Iterator[Any]:
     world.die(1)
     world.recover()
     yield world
-    for told in ("nothing", "one exit", "exits", "exits and parts"):
+    for reported in ("nothing", "one exit", "exits", "exits and parts"):
         world = new_world(workers=3).open(then=6)
         world.feed(GrantChanged(2))
         world.train(1)
-        if told == "one exit":
+        if reported == "one exit":
             world.deliver("exit-0")
-        elif told != "nothing":
+        elif reported != "nothing":
             for channel in ("exit-0", "exit-1", "exit-2"):
                 world.deliver(channel)
-        if told == "exits and parts":
+        if reported == "exits and parts":
             world.deliver_all()
         yield world
     world = new_world(workers=3)

@@ -31,7 +31,7 @@ def test_an_error_of_the_users_code_is_grouped_over_ranks(new_world: NewWorld) -
     assert world.end.message == "ValueError: shape mismatch"
     assert world.end.failure.ranks == (1, 2) and world.end.failure.traceback == "tb of shape mismatch"
     assert world.end.failure.step == 5
-    assert world.incidents() == [], "nobody was lost"
+    assert world.incidents() == [], "no worker was lost"
 
 
 def test_the_users_error_outweighs_the_collectives_that_it_broke(new_world: NewWorld) -> None:

@@ -24,8 +24,8 @@ def commit_fails(world: Any) -> None:
 
 def part_fails(world: Any) -> None:
     world.train(max(1, world.total_steps - world.group()[0].step))
-    world.pending.pop("news-1", None)
-    world.post("news-1", _failed_part(world))
+    world.pending.pop("reports-1", None)
+    world.post("reports-1", _failed_part(world))
 
 
 def ranks_fail(world: Any) -> None:

@@ -142,7 +142,7 @@ def test_a_worker_lost_on_a_node_that_is_being_left_counts_as_preempted(new_worl
     assert world.count(SuspectNode) == 0, "nothing is wrong with it"
 
 
-def test_a_process_that_gives_notice_is_left_like_a_node(new_world: NewWorld) -> None:
+def test_a_worker_that_gives_notice_is_left_like_a_node(new_world: NewWorld) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=5)
     notify(world, 1, grace_s=30.0)
     assert world.events("worker.leaving")[0]["grace_s"] == 30.0
@@ -160,7 +160,7 @@ def test_a_short_notice_leaves_no_time_to_wait_for_a_replacement(new_world: NewW
     assert world.state.group.workers == (0, 2) and world.state.history.steps_lost == 0
 
 
-def test_a_process_that_dies_of_what_it_announced_was_preempted(new_world: NewWorld) -> None:
+def test_a_worker_that_dies_of_what_it_announced_was_preempted(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     notify(world, 1, grace_s=30.0)
     world.die(1)

@@ -89,19 +89,19 @@ def lives_of(
                 self.world.run(steps)
 
         @rule()
-        def processes_become_warm(self) -> None:
+        def workers_become_warm(self) -> None:
             for index in self.alive:
                 self.world.start(index)
 
         @rule(data=st.data())
-        def one_process_becomes_warm(self, data: st.DataObject) -> None:
+        def one_worker_becomes_warm(self, data: st.DataObject) -> None:
             if self.alive:
                 self.world.start(data.draw(st.sampled_from(self.alive)))
 
         @rule()
         def the_group_forms(self) -> None:
             if self.world.state.stage is Stage.FORMING and not any(
-                key.startswith(("news", "exit")) for key in self.world.pending
+                key.startswith(("reports", "exit")) for key in self.world.pending
             ):
                 self.world.form()
 
@@ -125,17 +125,17 @@ def lives_of(
             self.world.answer_commits(ok=False)
 
         @rule(data=st.data())
-        def a_process_dies(self, data: st.DataObject) -> None:
+        def a_worker_dies(self, data: st.DataObject) -> None:
             if self.alive:
                 self.world.die(data.draw(st.sampled_from(self.alive)))
 
         @rule(data=st.data())
-        def a_process_gets_stuck(self, data: st.DataObject) -> None:
+        def a_worker_gets_stuck(self, data: st.DataObject) -> None:
             if self.world.group():
                 data.draw(st.sampled_from(self.world.group())).is_stuck = True
 
         @rule(data=st.data(), unreachable=st.booleans())
-        def a_process_stops(self, data: st.DataObject, unreachable: bool) -> None:
+        def a_worker_stops(self, data: st.DataObject, unreachable: bool) -> None:
             if self.alive:
                 self.world.stop(data.draw(st.sampled_from(self.alive)), unreachable=unreachable)
 
@@ -162,12 +162,12 @@ def lives_of(
 
         @precondition(lambda self: memory and self.alive)
         @rule(data=st.data(), grace_s=st.sampled_from([1.0, 10.0]))
-        def a_process_gives_notice(self, data: st.DataObject, grace_s: float) -> None:
+        def a_worker_gives_notice(self, data: st.DataObject, grace_s: float) -> None:
             index = data.draw(st.sampled_from(self.alive))
             notice = PreemptionNotice(
                 generation=self.world.state.group.generation, at=self.world.now, grace_s=grace_s, reason="SIGTERM"
             )
-            self.world.post(f"news-{index}", ReportArrived(index, notice))
+            self.world.post(f"reports-{index}", ReportArrived(index, notice))
 
         @precondition(lambda self: memory and len(self.world.group()) > 1 and self.world.state.stage is Stage.RUNNING)
         @rule(rank=st.integers(0, 1))
@@ -176,7 +176,7 @@ def lives_of(
             named = ReplayMismatch(
                 generation=first.run.generation, step=first.step, at=self.world.now, rank=rank, message="other bits"
             )
-            self.world.tell(first, named)
+            self.world.send(first, named)
 
         @precondition(lambda self: memory and self.world.is_whole and self.world.state.stage is Stage.RUNNING)
         @rule(compute_s=st.lists(st.sampled_from([0.1, 0.9]), min_size=1, max_size=4))
@@ -262,7 +262,7 @@ def lives_of(
 
         @precondition(lambda self: fatal and self.alive)
         @rule(data=st.data())
-        def a_process_cannot_load_the_task(self, data: st.DataObject) -> None:
+        def a_worker_cannot_load_the_task(self, data: st.DataObject) -> None:
             starting = [i for i in self.alive if not self.world.workers[i].is_warm]
             if starting:
                 self.world.fail_to_start(data.draw(st.sampled_from(starting)))
@@ -277,7 +277,7 @@ def lives_of(
                 assert state.progress.step >= state.group.start_step >= durable
 
         @invariant()
-        def incidents_are_counted_and_told(self) -> None:
+        def incidents_are_counted_and_reported(self) -> None:
             opened = [e["id"] for e in self.world.events("incident.opened")]
             closed = [e["id"] for e in self.world.events("incident.closed")]
             assert opened == list(range(1, self.world.state.history.num_incidents + 1))
@@ -286,7 +286,7 @@ def lives_of(
             assert len(opened) - len(closed) == (still_open is not None), "one at a time, each comes to an end"
 
         @invariant()
-        def what_is_asked_of_the_storage_is_remembered(self) -> None:
+        def commits_in_flight_are_remembered(self) -> None:
             assert set(self.world.state.checkpoints.committing) <= set(self.world.state.checkpoints.parts)
 
         def teardown(self) -> None:

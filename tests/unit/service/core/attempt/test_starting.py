@@ -60,7 +60,7 @@ def test_below_min_workers_no_group_forms_at_any_time(new_world: NewWorld) -> No
     assert "only 1 of at least 2" in world.end.message
 
 
-def test_spare_processes_above_the_grant_do_not_count_as_workers(new_world: NewWorld) -> None:
+def test_spare_workers_above_the_grant_do_not_train(new_world: NewWorld) -> None:
     """With a grant below min_workers the standbys alone could never train, so the deadline holds."""
     world = new_world(workers=1, min_workers=2, standby=2).open()
     world.start_all()
@@ -115,7 +115,7 @@ def test_a_new_worker_that_cannot_load_the_task_does_not_harm_the_group(new_worl
     assert world.count(StartWorker) == started + 1
 
 
-def test_a_process_that_dies_while_starting_is_replaced(new_world: NewWorld) -> None:
+def test_a_worker_that_dies_while_starting_is_replaced(new_world: NewWorld) -> None:
     world = new_world(workers=2).open()
     world.die(0)
     world.deliver_all()

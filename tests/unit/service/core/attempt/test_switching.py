@@ -133,8 +133,8 @@ def test_a_worker_that_dies_before_reporting_its_part_makes_the_group_roll_back(
     world.deliver("exit-0")
     world.deliver("exit-1")
     assert world.state.stage is Stage.COMMITTING
-    world.deliver("news-0")
-    world.deliver("news-0")
+    world.deliver("reports-0")
+    world.deliver("reports-0")
     world.die(1)
     world.deliver_all()
     assert world.state.stage is Stage.FORMING and world.state.group.restored == "step-000000000004-a1-g1"
@@ -171,7 +171,7 @@ def test_a_switch_whose_commit_fails_continues_from_the_previous_checkpoint(new_
     assert world.state.stage is Stage.FORMING and world.world_size == 3
     world.form()
     world.deliver_all()
-    assert world.state.history.steps_lost == 3, "steps that are done again are owned up to"
+    assert world.state.history.steps_lost == 3, "steps that are done again are counted"
 
 
 def test_a_switch_whose_commit_hangs_continues_after_the_deadline(new_world: NewWorld) -> None:

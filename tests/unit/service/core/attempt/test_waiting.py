@@ -28,7 +28,7 @@ def waiting(new_world: NewWorld, **settings: Any) -> Any:
 
 def test_the_status_states_what_it_waits_for_and_until_when(new_world: NewWorld) -> None:
     world = waiting(new_world)
-    status = status_of(world.state, Readings(), spec_version=1)
+    status = status_of(world.state, Readings(), spec_version=1, now=world.now)
     assert status.state is JobState.WAITING and status.reason == "min_workers_unreachable"
     assert status.message == "2 of at least 3 workers are ready; waiting for capacity"
     assert status.deadline == world.now + 30.0

@@ -70,7 +70,7 @@ def test_a_worker_without_answered_polls_is_not_polled_again(new_world: NewWorld
         poll(world, 0, 2, stalled_s=float(passed))
     world.pass_time(0.25)
     assert world.state.stage is Stage.QUIESCING and world.state.incident.cause is IncidentCause.HUNG
-    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1], "at once"
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1], "without another wait"
     assert world.state.incident.ranks == (1,) and world.state.incident.witness == "progress stamps"
 
 

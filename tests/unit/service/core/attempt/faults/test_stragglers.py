@@ -47,7 +47,7 @@ def test_it_is_replaced_by_a_warm_spare_without_losing_a_step(new_world: NewWorl
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
 
 
-def test_without_a_spare_an_extra_process_is_started_elsewhere(new_world: NewWorld) -> None:
+def test_without_a_spare_an_extra_worker_is_started_elsewhere(new_world: NewWorld) -> None:
     world = running(new_world)
     slow_steps(world, 3)
     assert world.state.stage is Stage.RUNNING

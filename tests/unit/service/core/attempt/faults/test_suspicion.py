@@ -31,7 +31,7 @@ def test_a_dead_node_is_suspected_once(new_world: NewWorld) -> None:
     assert suspected(world) == ["n1"]
 
 
-def test_a_stuck_process_does_not_incriminate_a_node_with_healthy_ones(new_world: NewWorld) -> None:
+def test_a_stuck_worker_does_not_incriminate_a_node_with_healthy_ones(new_world: NewWorld) -> None:
     world = new_world(workers=4, memory=True, nodes=2).open(then=6)
     world.stop(1)
     world.break_collectives()
@@ -40,7 +40,7 @@ def test_a_stuck_process_does_not_incriminate_a_node_with_healthy_ones(new_world
     assert world.events("worker.lost")[0]["cause"] == IncidentCause.STUCK and suspected(world) == []
 
 
-def test_a_stuck_process_that_is_alone_does(new_world: NewWorld) -> None:
+def test_a_stuck_worker_that_is_alone_does(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=6)
     world.stop(1)
     world.break_collectives()
@@ -57,7 +57,7 @@ def test_the_only_node_is_not_suspected(new_world: NewWorld) -> None:
     assert world.count(SuspectNode) == 0 and world.events("worker.lost")
 
 
-def test_a_node_that_loses_one_process_after_the_other_is_suspected(new_world: NewWorld) -> None:
+def test_a_node_that_loses_one_worker_after_the_other_is_suspected(new_world: NewWorld) -> None:
     world = new_world(workers=4, memory=True, nodes=2).open(then=1)
     world.total_steps = 100
     for lost in range(3):

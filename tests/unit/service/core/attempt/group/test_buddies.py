@@ -11,7 +11,7 @@ from shoal_service.core.attempt.group.buddies import buddies
 from shoal_workers.contract.messages import WorkerInfo
 
 
-def members(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
+def infos(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
     return [
         WorkerInfo(
             worker_id=f"s{rank}", node_id=node, node_ip=f"ip-{node}", pid=1, store_port=1, device="cpu",
@@ -22,7 +22,7 @@ def members(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
 
 
 def ranks_of(*nodes: str) -> list[int | None]:
-    return [None if buddy is None else buddy.port - 100 for buddy in buddies(members(*nodes))]
+    return [None if buddy is None else buddy.port - 100 for buddy in buddies(infos(*nodes))]
 
 
 def test_a_single_node_has_no_buddies() -> None:
@@ -47,18 +47,18 @@ def test_a_full_node_spreads_its_copies_over_the_others() -> None:
 
 
 def test_a_buddy_is_identified_by_its_snapshot_server() -> None:
-    [first, _] = buddies(members("a", "b"))
+    [first, _] = buddies(infos("a", "b"))
     assert first is not None and (first.node_id, first.host, first.port) == ("b", "ip-b", 101)
 
 
 def test_a_worker_without_snapshots_is_not_a_buddy() -> None:
-    assert [b and b.port for b in buddies(members("a", "b", "b", ports=(7, 0, 9)))] == [9, 7, 7]
-    assert buddies(members("a", "b", ports=(0, 0))) == (None, None)
+    assert [b and b.port for b in buddies(infos("a", "b", "b", ports=(7, 0, 9)))] == [9, 7, 7]
+    assert buddies(infos("a", "b", ports=(0, 0))) == (None, None)
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12))
 def test_never_on_the_same_node_and_never_more_than_needed(nodes: list[str]) -> None:
-    chosen = buddies(members(*nodes))
+    chosen = buddies(infos(*nodes))
     if len(set(nodes)) == 1:
         assert set(chosen) == {None}
         return

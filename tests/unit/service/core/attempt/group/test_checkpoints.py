@@ -19,11 +19,11 @@ OLD, NEW = "step-000000000004-a0-g1", "step-000000000008-a0-g1"
 def test_a_commit_needs_the_parts_of_every_rank(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=3)
     world.train(1)
-    world.deliver("news-0")
-    world.deliver("news-0")
-    world.deliver("news-1")
+    world.deliver("reports-0")
+    world.deliver("reports-0")
+    world.deliver("reports-1")
     assert world.count(Commit) == 0
-    world.deliver("news-2")
+    world.deliver("reports-2")
     assert [c.name for c in world.commands if isinstance(c, Commit)] == ["step-000000000004-a1-g1"]
 
 

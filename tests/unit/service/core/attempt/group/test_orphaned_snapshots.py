@@ -44,7 +44,7 @@ def test_one_node_may_be_enough(new_world: NewWorld) -> None:
     world = bereft(new_world)
     world.start(sent(world)["n1"])
     world.deliver_all()
-    assert world.state.stage is Stage.WAITING, "nobody has settled yet"
+    assert world.state.stage is Stage.WAITING, "timeouts.settle_s has not passed"
     world.pass_time(3.25)
     assert world.state.stage is Stage.FORMING and world.state.group.source.step == 6
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [sent(world)["n2"]]

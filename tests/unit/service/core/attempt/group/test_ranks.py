@@ -56,7 +56,7 @@ def test_survivors_keep_their_ranks(new_world: NewWorld, alive: str, granted: in
     assert next_ranks(state_of(new_world, alive=alive, ranks=(0, 1, 2, 3), granted=granted)) == expected
 
 
-def test_a_process_that_does_not_answer_is_left_out(new_world: NewWorld) -> None:
+def test_a_worker_that_does_not_answer_is_left_out(new_world: NewWorld) -> None:
     state = state_of(new_world, alive="01", ranks=(0, 1), granted=2)
     silent = replace(state.pool.workers[0], unreachable_since=NOW)
     assert next_ranks(replace(state, pool=state.pool.with_worker(silent))) == "1"

@@ -104,7 +104,7 @@ def test_a_late_report_of_a_step_does_not_close_the_incident_of_a_second_death(n
     world.train(1)  # rank 0 has done a step, and its report is on the way
     world.die(2)
     world.deliver("lost-2")
-    world.deliver("news-0")
+    world.deliver("reports-0")
     assert world.state.stage is Stage.QUIESCING
     assert world.state.incident is not None and not world.incidents()[0].closed
     world.recover()
@@ -246,7 +246,7 @@ def test_the_recovery_budget_ends_the_attempt(new_world: NewWorld) -> None:
     assert "retry.max_recoveries is 2" in world.end.message and "connection reset" in world.end.message
 
 
-def test_a_lost_spare_is_nobodys_incident(new_world: NewWorld) -> None:
+def test_a_lost_spare_opens_no_incident(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1).open(then=5)
     world.die(2)
     world.deliver_all()

@@ -35,12 +35,12 @@ def test_a_death_loses_no_completed_step_where_a_buddy_has_the_part(new_world: N
     assert world.state.progress.step == 7 and world.num_steps == 7
 
 
-def test_the_memory_of_a_dead_process_is_served_by_another_on_its_node(new_world: NewWorld) -> None:
+def test_the_memory_of_a_dead_worker_is_served_by_another_on_its_node(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True, nodes=1).open(then=6)
     world.die(1)
     world.recover()
     assert world.state.progress.step == 6 and world.state.group.source is not None
-    assert {endpoint.port for endpoint in world.state.group.source.parts} == {7000}, "one that stays a member"
+    assert {endpoint.port for endpoint in world.state.group.source.parts} == {7000}, "one that stays in the group"
 
 
 def test_a_standby_reports_the_snapshots_of_a_node_that_lost_its_worker(new_world: NewWorld) -> None:
@@ -53,9 +53,9 @@ def test_a_standby_reports_the_snapshots_of_a_node_that_lost_its_worker(new_worl
     held = world.pending.pop("held-3")
     world.memory["n0"] = [(i, h) for i, h in world.memory["n0"] if h.rank != 1]
     for channel in ("exit-0", "exit-2"):
-        told = world.pending.pop(channel)[0]
-        still = tuple(h for h in told.exit.snapshot_parts if h.rank != 1)
-        world.post(channel, type(told)(told.index, told.exit.model_copy(update={"snapshot_parts": still})))
+        sent = world.pending.pop(channel)[0]
+        still = tuple(h for h in sent.exit.snapshot_parts if h.rank != 1)
+        world.post(channel, type(sent)(sent.index, sent.exit.model_copy(update={"snapshot_parts": still})))
     world.deliver_all()
     assert world.state.stage is Stage.QUIESCING, "the spare may know of rank 1's part"
     world.pending["held-3"] = held
@@ -188,8 +188,8 @@ def test_a_switch_with_an_incomplete_snapshot_reports_that(new_world: NewWorld) 
     world.workers[1].run = run
     world.memory.clear()
     world.leave(world.workers[1], ExitKind.YIELDED)
-    told = world.pending.pop("exit-0")[0]
-    world.post("exit-0", type(told)(0, told.exit.model_copy(update={"snapshot_parts": ()})))
+    sent = world.pending.pop("exit-0")[0]
+    world.post("exit-0", type(sent)(0, sent.exit.model_copy(update={"snapshot_parts": ()})))
     world.deliver_all()
     assert world.events("generation.switch_lossy")[0]["step"] == 4
     world.form()
@@ -257,7 +257,7 @@ def test_without_snapshots_no_worker_is_asked_for_them(new_world: NewWorld) -> N
     assert all(run.buddy is None for run in last_runs(world))
 
 
-def test_a_lost_source_without_a_dead_process_is_an_incident_of_its_own(new_world: NewWorld) -> None:
+def test_a_lost_source_without_a_dead_worker_is_an_incident_of_its_own(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=5)
     world.feed(GrantChanged(1))
     world.train(1)

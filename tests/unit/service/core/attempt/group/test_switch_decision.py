@@ -53,7 +53,7 @@ def test_an_idle_worker_is_planned_for_once(new_world: NewWorld) -> None:
     world.start_all()
     world.form()
     planner = CountingPlanner()
-    [channel] = [name for name in world.pending if name.startswith("news")]
+    [channel] = [name for name in world.pending if name.startswith("reports")]
     formed = world.pending.pop(channel)
     state = after(world.state, planner, *formed, *[Tick()] * 10, now=world.now)
     assert state.stage is Stage.RUNNING and len(state.group.workers) == 2
