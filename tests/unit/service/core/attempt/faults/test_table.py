@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS, Blame, Memory, Probation, action_of
 from shoal_workers.contract.job import IncidentCause
 
@@ -16,6 +18,14 @@ def test_every_cause_has_a_row_with_words() -> None:
 def test_each_way_to_leave_run_reports_one_cause() -> None:
     kinds = [fault.exit_kind for fault in FAULTS.values() if fault.exit_kind is not None]
     assert len(kinds) == len(set(kinds)) == len(CAUSE_OF_EXIT)
+
+
+def test_every_cause_is_detected_somewhere() -> None:
+    root = Path(__file__).resolve().parents[6]
+    sources = [path for folder in ("service", "workers") for path in (root / folder).rglob("*.py")]
+    text = "".join(path.read_text("utf-8") for path in sources if path.name != "table.py")
+    undetected = [cause for cause in IncidentCause if f"IncidentCause.{cause.name}" not in text]
+    assert [cause for cause in undetected if FAULTS[cause].exit_kind is None] == []
 
 
 def test_a_cause_without_blame_loses_no_worker_and_suspects_no_node() -> None:

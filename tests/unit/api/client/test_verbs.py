@@ -1,0 +1,53 @@
+"""Every operation of the REST API has a method of the Python client, and every method an operation."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+from shoal_api.client import Client
+
+OPENAPI = Path(__file__).resolve().parents[4] / "docs" / "reference" / "openapi.json"
+METHODS = {
+    "POST /v1/jobs": "submit",
+    "GET /v1/jobs": "jobs_page",
+    "GET /v1/jobs/{job_id}": "job",
+    "PATCH /v1/jobs/{job_id}": "patch",
+    "POST /v1/jobs/{job_id}/cancel": "cancel",
+    "POST /v1/jobs/{job_id}/pause": "pause",
+    "POST /v1/jobs/{job_id}/resume": "resume",
+    "GET /v1/jobs/{job_id}/events": "events_page",
+    "GET /v1/jobs/{job_id}/logs": "logs",
+    "GET /v1/jobs/{job_id}/series": "series",
+    "GET /v1/jobs/{job_id}/workers": "workers",
+    "GET /v1/jobs/{job_id}/incidents": "incidents",
+    "GET /v1/jobs/{job_id}/checkpoints": "checkpoints",
+    "GET /v1/jobs/{job_id}/parity": "parity",
+    "POST /v1/plans": "plan",
+    "POST /v1/specs/validate": "validate",
+    "PUT /v1/code/{sha256}": "upload_code",
+    "GET /v1/cluster": "cluster",
+    "GET /v1/nodes": "nodes",
+    "GET /v1/nodes/{node_id}": "node",
+    "POST /v1/nodes/{node_id}/drain": "drain",
+    "DELETE /v1/nodes/{node_id}/drain": "undo_drain",
+    "GET /healthz": "health",
+    "GET /readyz": "ready",
+    "GET /metrics": "metrics",
+}
+WITHOUT_METHOD = {"GET /problems", "GET /problems/{code}", "GET /v1/spec-schema"}
+"""Documentation."""
+COMBINED = {"jobs", "events", "wait", "scale", "close", "base_url"}
+"""Methods that call other methods, or send no request."""
+
+
+def test_every_operation_has_a_method() -> None:
+    paths = json.loads(OPENAPI.read_text(encoding="utf-8"))["paths"]
+    operations = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert operations - WITHOUT_METHOD == set(METHODS)
+
+
+def test_every_method_has_an_operation() -> None:
+    public = {name for name, _ in inspect.getmembers(Client) if not name.startswith("_")}
+    assert public - COMBINED == set(METHODS.values())
