@@ -77,7 +77,7 @@ class OptimizerSpec(Frozen):
     beta2: float = Field(0.95, ge=0, lt=1)
     """Decay of the mean of the squared gradients."""
     eps: float = Field(1e-8, gt=0, le=1)
-    """Added to the square root of that mean."""
+    """Added to the square root of the mean squared gradient, so that the update never divides by 0."""
     weight_decay: float = Field(0.1, ge=0, le=1e3)
     """Applied only to parameters with two or more dimensions."""
     clip_norm: float | None = Field(1.0, gt=0, allow_inf_nan=False)
@@ -126,13 +126,13 @@ class ParallelismSpec(Frozen):
     dp_shard: PositiveInt | Literal["auto"] = "auto"
     """Ways to shard the model; "auto": the world size divided by the other degrees."""
     tp: PositiveInt = 1
-    """Tensor parallel, with sequence parallel activations."""
+    """Tensor parallel ranks, with sequence-parallel activations."""
     pp: PositiveInt = 1
     """Pipeline ranks."""
     cp: PositiveInt = 1
-    """Context parallel: ways to split each sequence."""
+    """Context parallel ranks, which split each sequence."""
     ep: PositiveInt = 1
-    """Expert parallel; must divide dp_shard."""
+    """Expert parallel ranks; must divide dp_shard."""
     shard: ShardLevel | Literal["auto"] = "auto"
     """What dp_shard splits: optimizer state (ZeRO-1), also gradients (ZeRO-2), or also parameters: full (ZeRO-3)."""
     schedule: Schedule | Literal["auto"] = "auto"
@@ -224,9 +224,9 @@ class HealthSpec(Frozen):
     """When a worker or a step counts as faulty, and what happens then."""
 
     hang_factor: float = Field(10.0, ge=2, le=1e6, allow_inf_nan=False)
-    """A group hangs if it makes no progress for this many times the median step time ..."""
+    """A group counts as hung if it makes no progress for this many median step times, and for `hang_floor_s`."""
     hang_floor_s: float = Field(30.0, gt=0, le=86400, allow_inf_nan=False)
-    """... and for at least this many seconds."""
+    """Minimum time without progress before a group counts as hung, seconds."""
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
     """If a loss or gradient is not finite: stop the job, skip the step, or roll back to the newest durable checkpoint
     and skip the step when it is reached again."""
@@ -235,12 +235,12 @@ class HealthSpec(Frozen):
     straggler_factor: float | None = Field(2.0, gt=1, le=1e6, allow_inf_nan=False)
     """A rank is a straggler if it computes longer than this many times the group's median; null: never."""
     straggler_steps: int = Field(20, ge=1, le=1_000_000)
-    """... for this many consecutive steps. It is replaced if a spare worker or another node is available."""
+    """A straggler is replaced after this many consecutive slow steps, if a spare worker or another node is available."""
     replay_every_steps: PositiveInt | None = None
     """Check for silent corruption: steps after which each rank recomputes another rank's micro-batch and compares
     the bits; null: never."""
     probation_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
-    """A suspected node is used again only after a test on it passes. Seconds until the first test."""
+    """Seconds until a suspected node is tested for the first time. It is used again only after a test passes."""
 
 
 class ValidationSpec(Frozen):
@@ -249,7 +249,7 @@ class ValidationSpec(Frozen):
     every_steps: PositiveInt | None = None
     """Steps between two validations. There is always one after the last step."""
     samples: int = Field(256, ge=0, le=2**53)
-    """Number of samples, from the start of the split; 0: never validate."""
+    """Maximum number of samples, from the start of the split; 0: never validate."""
 
 
 class RetrySpec(Frozen):
