@@ -146,9 +146,9 @@ def _event_row(event: type[JobEvent]) -> str:
 def _event_fields(event: type[JobEvent]) -> Iterator[str]:
     """The names on the wire, each with its docstring in brackets."""
     for name, field in event.model_fields.items():
-        told = " ".join((field.description or "").split()).removesuffix(".")
+        description = " ".join((field.description or "").split()).removesuffix(".")
         optional = "where it applies" if not field.is_required() else ""
-        words = "; ".join(part for part in (told, optional) if part)
+        words = "; ".join(part for part in (description, optional) if part)
         yield f"`{name.removesuffix('_')}`" + (f" ({words})" if words else "")
 
 
@@ -261,8 +261,8 @@ def _bounds(field: dict[str, Any]) -> str:
         ("minimum", ">= {:,}"), ("exclusiveMinimum", "> {:,}"),
         ("maximum", "<= {:,}"), ("exclusiveMaximum", "< {:,}"),
     )  # fmt: skip
-    told = [text.format(field[key]) for key, text in words if key in field and abs(field[key]) < 2**31]
-    return f" ({', '.join(told)})" if told else ""
+    description = [text.format(field[key]) for key, text in words if key in field and abs(field[key]) < 2**31]
+    return f" ({', '.join(description)})" if told else ""
 
 
 def _meaning(field: dict[str, Any], schema: dict[str, Any]) -> str:

@@ -235,7 +235,7 @@ class HealthSpec(Frozen):
     straggler_factor: float | None = Field(2.0, gt=1, le=1e6, allow_inf_nan=False)
     """A rank is a straggler if it computes longer than this many times the group's median; null: never."""
     straggler_steps: int = Field(20, ge=1, le=1_000_000)
-    """A straggler is replaced after this many consecutive slow steps, if a spare worker or another node is available."""
+    """A straggler is replaced after this many consecutive slow steps, if a spare worker or a node is available."""
     replay_every_steps: PositiveInt | None = None
     """Check for silent corruption: steps after which each rank recomputes another rank's micro-batch and compares
     the bits; null: never."""

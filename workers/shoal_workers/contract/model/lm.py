@@ -55,7 +55,7 @@ class LanguageModelConfig(Frozen):
     balance_rate: float | None = Field(None, ge=0, le=1e3)
     """Step of the bias (default 1e-3), or weight of the loss (default 1e-2)."""
     capacity_factor: float | None = Field(None, gt=0, le=1e6)
-    """An expert processes at most this many times its even share of a micro-batch's tokens, the first ones; null: all."""
+    """An expert takes at most this many times its even share of a micro-batch's tokens, the first ones. Null: all."""
 
     @model_validator(mode="after")
     def _divides(self) -> LanguageModelConfig:
