@@ -261,8 +261,8 @@ def _bounds(field: dict[str, Any]) -> str:
         ("minimum", ">= {:,}"), ("exclusiveMinimum", "> {:,}"),
         ("maximum", "<= {:,}"), ("exclusiveMaximum", "< {:,}"),
     )  # fmt: skip
-    description = [text.format(field[key]) for key, text in words if key in field and abs(field[key]) < 2**31]
-    return f" ({', '.join(description)})" if told else ""
+    bounds = [text.format(field[key]) for key, text in words if key in field and abs(field[key]) < 2**31]
+    return f" ({', '.join(bounds)})" if bounds else ""
 
 
 def _meaning(field: dict[str, Any], schema: dict[str, Any]) -> str:
