@@ -121,7 +121,7 @@ class Cell:
         return None if self.moment == "finishing" else self._shifted({"phase": "forward", "n": 10, "rank": 0})
 
     @property
-    def spares(self) -> int:
+    def standbys(self) -> int:
         """How many the job must have, for one to be left when the moment comes: none is started while a group forms."""
         return 0 if self.fault != "standby" else 1 if self.first is None else 2
 
@@ -149,7 +149,7 @@ class Chain:
             steps=STEPS * len(cells),
             task="struck:Struck",
             holds=[hold for cell in self._cells for hold in cell.holds],
-            elasticity={"standby": max(cell.spares for cell in self._cells)},
+            elasticity={"standby": max(cell.standbys for cell in self._cells)},
             snapshot={"budget": 1.0},
             health={"probation_s": 1.0},
         )
@@ -216,7 +216,7 @@ class Chain:
                 yield
             case "buddy":
                 # until the next report, the list of workers may still name a worker that the last cell killed
-                _until(lambda: all(is_alive(one.pid) for one in self._members()), "the members are those that live")
+                _until(lambda: all(is_alive(one.pid) for one in self._ranked()), "the members are those that live")
                 os.kill(self._buddy_of(held.pid).pid, signal.SIGKILL)
                 yield
             case "node":
@@ -242,10 +242,10 @@ class Chain:
                 finally:
                     server.start().wait_for_cluster()
             case "standby":
-                _until(lambda: self._spare() is not None, "there is a warm spare")
-                spare = self._spare()
-                assert spare is not None
-                os.kill(spare.pid, signal.SIGKILL)
+                _until(lambda: self._standby() is not None, "there is a warm standby")
+                standby = self._standby()
+                assert standby is not None
+                os.kill(standby.pid, signal.SIGKILL)
                 yield
             case "storage":
                 with self._without_storage():
@@ -268,24 +268,24 @@ class Chain:
         """Of every process of the job that is known by now; in start-up they are not warm yet."""
         return [int(path.read_text()) for path in sorted(self.job.gate.glob("process-*.pid"))]
 
-    def _members(self) -> list[WorkerView]:
-        members = [one for one in self.job.client.workers(self.job.id) if one.rank is not None]
-        return sorted(members, key=lambda one: one.rank or 0)
+    def _ranked(self) -> list[WorkerView]:
+        ranked = [one for one in self.job.client.workers(self.job.id) if one.rank is not None]
+        return sorted(ranked, key=lambda one: one.rank or 0)
 
     def _buddy_of(self, pid: int) -> WorkerView:
-        members = self._members()
+        ranked = self._ranked()
         infos = [
             WorkerInfo(
                 worker_id=one.worker_id, node_id=one.node_id, node_ip=one.node_ip, pid=one.pid,
                 store_port=1, device="cpu", snapshot_port=one.pid,
             )
-            for one in members
+            for one in ranked
         ]  # fmt: skip
-        endpoint = next(buddy for buddy, one in zip(buddies(infos), members, strict=True) if one.pid == pid)
+        endpoint = next(buddy for buddy, one in zip(buddies(infos), ranked, strict=True) if one.pid == pid)
         assert endpoint is not None, "the group is on one node"
-        return next(one for one in members if one.pid == endpoint.port)
+        return next(one for one in ranked if one.pid == endpoint.port)
 
-    def _spare(self) -> WorkerView | None:
+    def _standby(self) -> WorkerView | None:
         """A worker that the group does not need."""
         workers = [one for one in self.job.client.workers(self.job.id) if is_alive(one.pid)]
         if sum(one.rank is not None for one in workers) < WORKERS:

@@ -116,21 +116,21 @@ def test_of_two_control_planes_one_owns_the_jobs_and_the_other_takes_over(submit
     assert owner
     if f"-{one.process.pid}-" not in owner:
         one, other = other, one
-    with one.client as owning, other.client as standing_by:
-        assert owning.cluster().owner == standing_by.cluster().owner
+    with one.client as owning, other.client as other_client:
+        assert owning.cluster().owner == other_client.cluster().owner
         epoch = owning.cluster().epoch
 
-        run = submit(to=standing_by, strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}])
+        run = submit(to=other_client, strikes=[{"at": "step", "rank": 0, "n": 5, "do": "hold"}])
         run.wait_at("step-5-0")
         run.wait_for_step(4)
         assert owning.job(run.id).status.step == 4
-        assert owning.workers(run.id) == standing_by.workers(run.id)
+        assert owning.workers(run.id) == other_client.workers(run.id)
         pids = run.pids()
 
         one.kill()
         run.release("step-5-0")
         job = run.finish()
-        assert standing_by.cluster().epoch == epoch + 1
-        assert f"-{other.process.pid}-" in standing_by.cluster().owner
+        assert other_client.cluster().epoch == epoch + 1
+        assert f"-{other.process.pid}-" in other_client.cluster().owner
         assert job.status.attempt == 1 and run.world_sizes() == [2] and pids
         run.assert_undisturbed_losses()

@@ -129,7 +129,7 @@ def run_service() -> Running:
     return running
 
 
-def news(attempt: int, seq: int, **parts: Any) -> SupervisorReports:
+def reports(attempt: int, seq: int, **parts: Any) -> SupervisorReports:
     """What a supervisor of that attempt reports."""
     return SupervisorReports(
         attempt=attempt, seq=seq, status=parts.pop("status", JobStatus(state=JobState.RUNNING)), **parts
@@ -143,7 +143,7 @@ def supervise(service: Service, spec: dict[str, object]) -> Callable[..., str]:
     def run(**parts: Any) -> str:
         job = service.client.submit(spec)
         attempt = service.store.begin_attempt(job.id, workers=2, epoch=service.epoch, now=time.time())
-        service.store.apply(job.id, news(attempt, 1, **parts), epoch=service.epoch, now=time.time())
+        service.store.apply(job.id, reports(attempt, 1, **parts), epoch=service.epoch, now=time.time())
         return job.id
 
     return run

@@ -37,7 +37,7 @@ def test_a_task_of_the_users_has_a_choice_and_no_table(service: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ({}, "exactly one of workers and gpus"),
         ({"workers": 1, "gpus": 1}, "exactly one of workers and gpus"),
@@ -47,10 +47,10 @@ def test_a_task_of_the_users_has_a_choice_and_no_table(service: Any) -> None:
         ({"workers": 1, "spec": {**SPEC, "seeed": 1}}, "unknown key 'seeed'"),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(service: Any, change: dict[str, Any], said: str) -> None:
+def test_a_question_that_makes_no_sense_is_refused(service: Any, change: dict[str, Any], expected: str) -> None:
     answer = service.http.post("/v1/plans", json={"spec": SPEC, **change})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-spec")
-    assert said in answer.text.replace('\\"', '"')
+    assert expected in answer.text.replace('\\"', '"')
 
 
 @pytest.mark.parametrize("body", [[], {"spec": 3, "workers": 1}, {"spec": SPEC, "workers": 0}, {"spec": SPEC, "x": 1}])

@@ -40,7 +40,7 @@ def _shoal(python: Path, folder: Path, *arguments: str) -> tuple[int, Any]:
         timeout=300,
     )
     assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+    return done.returncode, json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("options", [_SHORT, pytest.param(_RELAYOUT, marks=pytest.mark.matrix)], ids="_".join)

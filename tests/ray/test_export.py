@@ -48,8 +48,8 @@ def test_a_jobs_newest_checkpoint_is_exported_by_the_jobs_name(
 
     ran = _export(shoal_server, client, "to-export", tmp_path / "other", "--step=2")
     assert ran.returncode != 0
-    told = " ".join(ran.stderr.split())
-    assert "no committed checkpoint of step 2" in told, told
+    output = " ".join(ran.stderr.split())
+    assert "no committed checkpoint of step 2" in output, output
     assert not (tmp_path / "other").exists()
 
 

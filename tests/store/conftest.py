@@ -120,16 +120,16 @@ class Attempt:
     epoch: int
     seq: int = 0
 
-    def tell(self, state: JobState = JobState.RUNNING, *, now: float = 10.0, **news: Any) -> None:
+    def report(self, state: JobState = JobState.RUNNING, *, now: float = 10.0, **parts: Any) -> None:
         """Something new, with the next number; `status_...` fields go into the status."""
         self.seq += 1
-        self.repeat(state, now=now, **news)
+        self.repeat(state, now=now, **parts)
 
-    def repeat(self, state: JobState = JobState.RUNNING, *, now: float = 10.0, **news: Any) -> None:
-        fields = {key.removeprefix("status_"): news.pop(key) for key in list(news) if key.startswith("status_")}
+    def repeat(self, state: JobState = JobState.RUNNING, *, now: float = 10.0, **parts: Any) -> None:
+        fields = {key.removeprefix("status_"): parts.pop(key) for key in list(parts) if key.startswith("status_")}
         status = JobStatus(state=state, attempt=self.number, **fields)
-        told = SupervisorReports(attempt=self.number, seq=self.seq, status=status, **news)
-        self.store.apply(self.job_id, told, epoch=self.epoch, now=now)
+        reported = SupervisorReports(attempt=self.number, seq=self.seq, status=status, **parts)
+        self.store.apply(self.job_id, reported, epoch=self.epoch, now=now)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ Points = Callable[[dict[int, float]], Any]
 def trained(submit: Submit, begin: Begin, points: Points) -> Callable[..., str]:
     def train(losses: dict[int, float], **changes: Any) -> str:
         attempt = begin(submit(**changes))
-        attempt.tell(series=points(losses))
+        attempt.report(series=points(losses))
         return str(attempt.job_id)
 
     return train
@@ -37,8 +37,8 @@ def test_a_repeated_step_counts_with_its_last_values(
     store: Store, submit: Submit, begin: Begin, trained: Callable[..., str], points: Points
 ) -> None:
     attempt = begin(submit())
-    attempt.tell(series=points({1: 5.0, 2: 9.0}))
-    attempt.tell(series=points({2: 4.0}))
+    attempt.report(series=points({1: 5.0, 2: 9.0}))
+    attempt.report(series=points({2: 4.0}))
     assert store.parity(attempt.job_id, trained({1: 5.0, 2: 4.0})).bit_identical
 
 

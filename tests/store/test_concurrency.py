@@ -185,7 +185,7 @@ def test_readers_see_only_complete_transactions(store: Store, submit: Submit, be
                 world_size=1,
                 generation=1,
             )
-            attempt.tell(status_step=step, series=(point,), events=(PendingEvent(at=1.0, type="step"),))
+            attempt.report(status_step=step, series=(point,), events=(PendingEvent(at=1.0, type="step"),))
         done.set()
 
     with ThreadPoolExecutor(1) as pool:

@@ -96,7 +96,7 @@ class TestAttempts:
         self, store: Store, lease: Lease, submit: Submit, begin: Begin
     ) -> None:
         job_id = submit()
-        begin(job_id).tell(status_step=40, status_workers=1)
+        begin(job_id).report(status_step=40, status_workers=1)
         store.requeue(job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", epoch=lease.epoch, now=9.0)
         status = store.get_job(job_id).status
         assert (status.state, status.step, status.workers, status.desired_workers) == (JobState.QUEUED, 40, 0, 0)

@@ -15,21 +15,21 @@ Submit = Callable[..., str]
 
 def test_subscribers_are_notified_of_commits_of_their_job_until_they_close(store: Store, submit: Submit) -> None:
     one, other = submit(), submit()
-    heard_one: list[str] = []
-    heard_all: list[str] = []
-    with store.subscribe(heard_one.append, one), store.subscribe(heard_all.append):
+    notified_one: list[str] = []
+    notified_all: list[str] = []
+    with store.subscribe(notified_one.append, one), store.subscribe(notified_all.append):
         store.request(one, Desired.PAUSE, now=2.0)
         store.request(one, Desired.PAUSE, now=2.0)  # no change, no notification
         store.request(other, Desired.PAUSE, now=2.0)
     store.request(one, Desired.RUN, now=3.0)
-    assert heard_one == [one]
-    assert heard_all == [one, other]
+    assert notified_one == [one]
+    assert notified_all == [one, other]
 
 
 def test_a_notification_follows_the_commit(store: Store, lease: Lease, submit: Submit) -> None:
     job_id = submit()
     seen: list[int] = []
-    with store.subscribe(lambda told: seen.append(len(store.events(told))), job_id):
+    with store.subscribe(lambda reported: seen.append(len(store.events(reported))), job_id):
         store.record_event(job_id, SupervisorRestarted(found=1, of=1), epoch=lease.epoch, now=2.0)
     assert seen == [2]
 
@@ -49,10 +49,10 @@ def test_a_failing_listener_is_removed_and_the_others_are_notified(caplog: pytes
     loop = asyncio.new_event_loop()
     loop.close()
     hub.subscribe(lambda _: loop.call_soon_threadsafe(print), "job")
-    heard: list[str] = []
-    hub.subscribe(heard.append, "job")
+    notified: list[str] = []
+    hub.subscribe(notified.append, "job")
     hub.publish("job")
-    assert heard == ["job"]
+    assert notified == ["job"]
     assert hub.num_subscriptions == 1
     assert "subscription.failed" in caplog.text
 

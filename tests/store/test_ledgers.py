@@ -22,7 +22,7 @@ def seconds(store: Store, job_id: str) -> dict[str, float]:
     return {name: amount for name, amount in shown.seconds.items() if amount}
 
 
-def told(at: float, max_step: int = 0, **amounts: float) -> Goodput:
+def ledger(at: float, max_step: int = 0, **amounts: float) -> Goodput:
     return Goodput(at=at, max_step=max_step, seconds=amounts, total=sum(amounts.values()))
 
 
@@ -43,10 +43,10 @@ def test_a_change_of_the_desired_workers_counts_from_its_time_on(store: Store, s
 def test_a_supervisor_continues_the_ledger_and_its_end_closes_it(store: Store, submit: Submit, begin: Begin) -> None:
     job_id = submit(now=1.0, elasticity={"max_workers": 2})
     attempt = begin(job_id)
-    attempt.tell(status_goodput=told(9.0, queued=8.0, starting=2.0, productive=6.0))
+    attempt.report(status_goodput=ledger(9.0, queued=8.0, starting=2.0, productive=6.0))
     assert seconds(store, job_id) == {"queued": 8.0, "starting": 2.0, "productive": 6.0}
-    last = told(12.0, queued=8.0, starting=2.0, productive=12.0)
-    attempt.tell(status_goodput=last, end=AttemptEnd(reason=EndReason.FINISHED, message="", step=9), now=12.5)
+    last = ledger(12.0, queued=8.0, starting=2.0, productive=12.0)
+    attempt.report(status_goodput=last, end=AttemptEnd(reason=EndReason.FINISHED, message="", step=9), now=12.5)
     assert seconds(store, job_id) == {"queued": 8.0, "starting": 2.0, "productive": 12.0, "idle": 1.0}
     job = store.get_job(job_id)
     assert job.ended_at is not None and job.status.goodput is not None
@@ -55,9 +55,9 @@ def test_a_supervisor_continues_the_ledger_and_its_end_closes_it(store: Store, s
 
 def test_an_old_report_does_not_reset_the_ledger(store: Store, submit: Submit, begin: Begin) -> None:
     attempt = begin(submit())
-    attempt.tell(status_goodput=told(9.0, productive=6.0))
-    attempt.repeat(status_goodput=told(8.0, productive=5.0))
-    attempt.tell()
+    attempt.report(status_goodput=ledger(9.0, productive=6.0))
+    attempt.repeat(status_goodput=ledger(8.0, productive=5.0))
+    attempt.report()
     assert seconds(store, attempt.job_id) == {"productive": 6.0}
 
 
@@ -65,7 +65,7 @@ def test_a_lost_attempt_keeps_its_reported_seconds_and_the_rest_is_idle(
     store: Store, submit: Submit, begin: Begin, lease: Lease
 ) -> None:
     attempt = begin(submit(now=1.0))
-    attempt.tell(status_goodput=told(9.0, max_step=7, queued=4.0, productive=4.0))
+    attempt.report(status_goodput=ledger(9.0, max_step=7, queued=4.0, productive=4.0))
     lost = {"reason": EndReason.SUPERVISOR_LOST, "message": "", "epoch": lease.epoch}
     store.requeue(attempt.job_id, now=11.0, **lost)
     assert seconds(store, attempt.job_id) == {"queued": 4.0, "productive": 4.0, "idle": 2.0}

@@ -45,7 +45,7 @@ def test_a_running_job_is_shown_and_an_ended_one_vanishes(store: Store, submit: 
         )
         for step, state in ((10, "committed"), (20, "committed"), (30, "damaged"))
     )
-    attempt.tell(
+    attempt.report(
         status_workers=3,
         status_step=30,
         status_loss=1.5,
@@ -81,7 +81,7 @@ def test_a_running_job_is_shown_and_an_ended_one_vanishes(store: Store, submit: 
     assert _value(samples, "shoal_checkpoint_seconds_bucket", le="1.0") == 0
     assert _value(samples, "shoal_checkpoint_seconds_bucket", le="2.5") == 3
 
-    attempt.tell(end=AttemptEnd(reason=EndReason.FINISHED, message="", step=30))
+    attempt.report(end=AttemptEnd(reason=EndReason.FINISHED, message="", step=30))
     after = _scrape(store)
     assert not any(("job_id", job_id) in labels for _, labels in after)
     assert _value(after, "shoal_checkpoint_seconds_count") == 3
@@ -95,7 +95,7 @@ def test_recoveries_are_counted_by_cause_and_phase(store: Store, submit: Submit,
             id=number, cause=cause, witness="w", ranks=(), worker_ids=(), generation=1, at=1.0, from_workers=2, **fields
         )
 
-    attempt.tell(
+    attempt.report(
         incidents=(
             incident(
                 1,
@@ -146,7 +146,7 @@ def test_requests_and_dropped_reports_are_shown(store: Store, submit: Submit, be
     requests = RequestMetrics()
     requests.observe("GET", "/v1/jobs/{job_id}", 200, 0.003)
     attempt = begin(submit())
-    attempt.tell(JobState.SUCCEEDED)
+    attempt.report(JobState.SUCCEEDED)
     samples = _scrape(store, requests=requests)
     route = {"method": "GET", "route": "/v1/jobs/{job_id}"}
     assert _value(samples, "shoal_http_requests_total", **route, status="2xx") == 1

@@ -23,12 +23,12 @@ def test_a_drain_lasts_until_it_is_undone(store: Store) -> None:
 
 
 def test_the_control_loop_is_woken_by_a_drain(store: Store) -> None:
-    told: list[str] = []
-    with store.subscribe(told.append):
+    reported: list[str] = []
+    with store.subscribe(reported.append):
         store.drain_node("n1", reason="r", deadline=None, now=1.0)
         store.undo_drain("n1")
         store.undo_drain("n1")
-    assert len(told) == 2
+    assert len(reported) == 2
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def attempt(submit: Any, begin: Any) -> Any:
 @pytest.fixture
 def suspected(store: Store, attempt: Any) -> Suspicion:
     """A node that a job's supervisor has suspected at 5, stored at 6; health.probation_s is 600."""
-    attempt.tell(now=6.0, suspects=(SuspectedNode(at=5.0, node_id="n1", reason="computes wrong"),))
+    attempt.report(now=6.0, suspects=(SuspectedNode(at=5.0, node_id="n1", reason="computes wrong"),))
     return store.suspicions()["n1"]
 
 
@@ -74,7 +74,7 @@ def test_a_node_that_passes_its_test_is_cleared_with_an_event_of_its_job(
 
 def test_a_test_does_not_clear_a_newer_suspicion(store: Store, suspected: Suspicion, attempt: Any, lease: Any) -> None:
     again = (SuspectedNode(at=50.0, node_id="n1", reason="died again"),)
-    attempt.tell(now=51.0, suspects=again)
+    attempt.report(now=51.0, suspects=again)
     assert not store.clear_suspicion(suspected, epoch=lease.epoch, now=700.0)
     [after] = store.suspicions().values()
     assert (after.reason, after.since, after.next_test_at) == ("died again", 5.0, 651.0)

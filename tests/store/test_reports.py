@@ -76,7 +76,7 @@ class TestExactlyOnce:
             step=3,
         )
         checkpoint = CheckpointView(step=2, url="/c", state="committed", bytes=9, attempt=1, generation=1)
-        attempt.tell(
+        attempt.report(
             events=(PendingEvent(at=2.0, type="group.formed", data={"workers": 1}),),
             incidents=(_incident(),),
             checkpoints=(checkpoint,),
@@ -99,7 +99,7 @@ class TestExactlyOnce:
 
     def test_repeated_reports_only_refresh_status_and_workers(self, store: Store, job_id: str, attempt: Any) -> None:
         items: dict[str, Any] = {"events": (PendingEvent(at=2.0, type="x"),), "logs": (_line("once"),)}
-        attempt.tell(**items, status_step=1)
+        attempt.report(**items, status_step=1)
         attempt.repeat(**items, status_step=2)
         assert [e.type for e in store.events(job_id)].count("x") == 1
         assert len(store.logs(job_id)) == 1
@@ -110,9 +110,9 @@ class TestExactlyOnce:
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
-        attempt.tell(logs=(_line("ghost, queued"),))
+        attempt.report(logs=(_line("ghost, queued"),))
         begin(job_id)
-        attempt.tell(logs=(_line("ghost"),), status_step=99)
+        attempt.report(logs=(_line("ghost"),), status_step=99)
         assert store.logs(job_id) == []
         assert store.get_job(job_id).status.step == 0
         assert store.dropped() == {DropReason.STALE_ATTEMPT: 2}
@@ -121,19 +121,19 @@ class TestExactlyOnce:
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         for _ in range(3):
-            attempt.tell(logs=(_line("first"),))
+            attempt.report(logs=(_line("first"),))
         store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
-        begin(job_id).tell(logs=(_line("second"),))
+        begin(job_id).report(logs=(_line("second"),))
         assert [line.text for line in store.logs(job_id)] == ["first"] * 3 + ["second"]
 
     def test_a_step_that_is_done_again_replaces_itself(self, store: Store, job_id: str, attempt: Any) -> None:
-        attempt.tell(series=(_point(1, 5.0), _point(2, 4.0)))
-        attempt.tell(series=(_point(2, 3.5, generation=2),))
+        attempt.report(series=(_point(1, 5.0), _point(2, 4.0)))
+        attempt.report(series=(_point(2, 3.5, generation=2),))
         assert [(p.step, p.loss, p.generation) for p in store.series(job_id)] == [(1, 5.0, 1), (2, 3.5, 2)]
 
     def test_incidents_and_checkpoints_are_updated_in_place(self, store: Store, job_id: str, attempt: Any) -> None:
-        attempt.tell(incidents=(_incident(),))
-        attempt.tell(incidents=(_incident(closed=True, recovery_s=2.0, steps_lost=3), _incident(2, steps_lost=1)))
+        attempt.report(incidents=(_incident(),))
+        attempt.report(incidents=(_incident(closed=True, recovery_s=2.0, steps_lost=3), _incident(2, steps_lost=1)))
         assert [(i.id, i.closed, i.recovery_s) for i in store.incidents(job_id)] == [(1, True, 2.0), (2, False, None)]
         status = store.get_job(job_id).status
         assert (status.incidents, status.steps_lost) == (2, 4)
@@ -141,11 +141,11 @@ class TestExactlyOnce:
     def test_incidents_of_different_attempts_are_separate_and_their_counts_add_up(
         self, store: Store, lease: Lease, job_id: str, attempt: Any, begin: Begin
     ) -> None:
-        attempt.tell(incidents=(_incident(steps_lost=2),))
+        attempt.report(incidents=(_incident(steps_lost=2),))
         store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
         second = begin(job_id)
-        second.tell(incidents=(_incident(steps_lost=5),))
-        second.tell(status_steps_lost=5, status_incidents=1)
+        second.report(incidents=(_incident(steps_lost=5),))
+        second.report(status_steps_lost=5, status_incidents=1)
         assert [(i.attempt, i.id) for i in store.incidents(job_id)] == [(1, 1), (2, 1)]
         status = store.get_job(job_id).status
         assert (status.incidents, status.steps_lost) == (2, 7)
@@ -154,7 +154,7 @@ class TestExactlyOnce:
 class TestStates:
     def test_each_change_is_one_event(self, store: Store, job_id: str, attempt: Any) -> None:
         for state in (JobState.RUNNING, JobState.RUNNING, JobState.RECOVERING, JobState.RUNNING):
-            attempt.tell(state)
+            attempt.report(state)
         moves = [(e.data["from"], e.data["to"]) for e in store.events(job_id) if e.type == "job.state"]
         assert moves == [
             ("QUEUED", "STARTING"),
@@ -164,9 +164,9 @@ class TestStates:
         ]
 
     def test_a_report_that_crosses_a_cancel_does_not_undo_it(self, store: Store, job_id: str, attempt: Any) -> None:
-        attempt.tell(status_message="trains")
+        attempt.report(status_message="trains")
         store.request(job_id, Desired.CANCEL, now=6.0)
-        attempt.tell(status_step=5, status_message="still trains")
+        attempt.report(status_step=5, status_message="still trains")
         status = store.get_job(job_id).status
         assert (status.state, status.step) == (JobState.CANCELLING, 5)
         assert status.message == "Cancelled on request."
@@ -176,8 +176,8 @@ class TestStates:
     def test_a_state_that_makes_no_sense_is_refused_and_counted(
         self, store: Store, job_id: str, attempt: Any, state: JobState
     ) -> None:
-        attempt.tell(JobState.RUNNING)
-        attempt.tell(state, status_step=7)
+        attempt.report(JobState.RUNNING)
+        attempt.report(state, status_step=7)
         status = store.get_job(job_id).status
         assert (status.state, status.step) == (JobState.RUNNING, 7)
         assert store.dropped() == {DropReason.REFUSED_STATE: 1}
@@ -185,15 +185,15 @@ class TestStates:
     def test_the_grant_is_set_by_the_scheduler_not_by_the_supervisor(
         self, store: Store, job_id: str, attempt: Any
     ) -> None:
-        attempt.tell(status_desired_workers=9)
+        attempt.report(status_desired_workers=9)
         assert store.get_job(job_id).status.desired_workers == 1
 
     def test_waiting_shows_its_deadline_and_running_again_removes_it(
         self, store: Store, job_id: str, attempt: Any
     ) -> None:
-        attempt.tell(JobState.WAITING, status_deadline=99.0, status_reason="capacity")
+        attempt.report(JobState.WAITING, status_deadline=99.0, status_reason="capacity")
         assert store.get_job(job_id).status.deadline == 99.0
-        attempt.tell(JobState.RUNNING)
+        attempt.report(JobState.RUNNING)
         assert store.get_job(job_id).status.deadline is None
 
 
@@ -201,7 +201,7 @@ class TestEnds:
     def test_a_finished_job_keeps_its_figures_and_releases_its_workers(
         self, store: Store, job_id: str, attempt: Any
     ) -> None:
-        attempt.tell(status_step=100, status_loss=0.5, status_workers=1, end=_end(EndReason.FINISHED, 100), now=50.0)
+        attempt.report(status_step=100, status_loss=0.5, status_workers=1, end=_end(EndReason.FINISHED, 100), now=50.0)
         job = store.get_job(job_id)
         assert (job.status.state, job.status.reason, job.ended_at) == (JobState.SUCCEEDED, "finished", 50.0)
         assert (job.status.step, job.status.loss) == (100, 0.5)
@@ -210,7 +210,7 @@ class TestEnds:
         assert store.jobs_to_drive() == []
 
     def test_an_end_within_repeated_reports_counts(self, store: Store, job_id: str, attempt: Any) -> None:
-        attempt.tell()
+        attempt.report()
         attempt.repeat(end=_end(EndReason.FINISHED, 100))
         attempt.repeat(end=_end(EndReason.INTERNAL, 100))
         assert store.get_job(job_id).status.state is JobState.SUCCEEDED
@@ -220,7 +220,7 @@ class TestEnds:
         self, store: Store, job_id: str, attempt: Any, step: int
     ) -> None:
         failure = UserFailure(type="E", message="m", traceback="t", phase="building", ranks=(0, 1), step=step)
-        attempt.tell(end=_end(EndReason.USER_ERROR, step, failure))
+        attempt.report(end=_end(EndReason.USER_ERROR, step, failure))
         status = store.get_job(job_id).status
         assert (status.state, status.reason, status.failure) == (JobState.FAILED, "user_error", failure)
         assert "said" in status.message and "no step was completed" in status.message
@@ -228,15 +228,15 @@ class TestEnds:
     def test_an_error_later_is_tried_again_until_it_comes_back_at_the_same_step(
         self, store: Store, job_id: str, attempt: Any, begin: Begin
     ) -> None:
-        attempt.tell(end=_end(EndReason.USER_ERROR, 49))
+        attempt.report(end=_end(EndReason.USER_ERROR, 49))
         assert store.get_job(job_id).status.state is JobState.QUEUED
-        begin(job_id).tell(end=_end(EndReason.USER_ERROR, 49))
+        begin(job_id).report(end=_end(EndReason.USER_ERROR, 49))
         assert store.get_job(job_id).status.state is JobState.FAILED
 
     def test_the_budget_of_failures_ends(self, store: Store, job_id: str, attempt: Any, begin: Begin) -> None:
-        attempt.tell(end=_end(EndReason.INTERNAL, 10))
-        begin(job_id).tell(end=_end(EndReason.NON_FINITE, 20))
-        begin(job_id).tell(end=_end(EndReason.INTERNAL, 30))
+        attempt.report(end=_end(EndReason.INTERNAL, 10))
+        begin(job_id).report(end=_end(EndReason.NON_FINITE, 20))
+        begin(job_id).report(end=_end(EndReason.INTERNAL, 30))
         status = store.get_job(job_id).status
         assert status.state is JobState.FAILED
         assert "retry.max_failures 2" in status.message
@@ -244,9 +244,9 @@ class TestEnds:
     def test_a_pause_ends_the_attempt_and_a_resume_begins_another(
         self, store: Store, job_id: str, attempt: Any, begin: Begin
     ) -> None:
-        attempt.tell()
+        attempt.report()
         assert store.request(job_id, Desired.PAUSE, now=6.0).status.state is JobState.PAUSING
-        attempt.tell(JobState.PAUSING, status_step=8, end=_end(EndReason.PAUSED, 8))
+        attempt.report(JobState.PAUSING, status_step=8, end=_end(EndReason.PAUSED, 8))
         assert store.get_job(job_id).status.state is JobState.PAUSED
         store.request(job_id, Desired.RUN, now=8.0)
         assert begin(job_id).number == 2
@@ -255,26 +255,28 @@ class TestEnds:
     def test_a_job_that_fails_while_it_is_cancelled_is_not_tried_again(
         self, store: Store, job_id: str, attempt: Any
     ) -> None:
-        attempt.tell()
+        attempt.report()
         store.request(job_id, Desired.CANCEL, now=6.0)
-        attempt.tell(JobState.CANCELLING, end=_end(EndReason.USER_ERROR, 50))
+        attempt.report(JobState.CANCELLING, end=_end(EndReason.USER_ERROR, 50))
         assert store.get_job(job_id).status.state is JobState.CANCELLED
 
     def test_a_success_after_a_retry_forgets_the_failure(
         self, store: Store, job_id: str, attempt: Any, begin: Begin
     ) -> None:
         failure = UserFailure(type="E", message="m", traceback="t" * 100_000, phase="forward", ranks=(0,), step=5)
-        attempt.tell(end=_end(EndReason.USER_ERROR, 5, failure))
+        attempt.report(end=_end(EndReason.USER_ERROR, 5, failure))
         stored = store.get_job(job_id).status.failure
         assert stored is not None and len(stored.traceback) == outboxes.MAX_TRACEBACK_CHARS
-        begin(job_id).tell(end=_end(EndReason.FINISHED, 100))
+        begin(job_id).report(end=_end(EndReason.FINISHED, 100))
         assert store.get_job(job_id).status.failure is None
 
 
 class TestHostileValues:
     def test_losses_that_are_not_finite_are_kept(self, store: Store, job_id: str, attempt: Any) -> None:
         points = (_point(1, math.nan, grad_norm=math.nan, val_loss=math.nan), _point(2, math.inf))
-        attempt.tell(series=points, status_loss=math.nan, events=(PendingEvent(at=1, type="x", data={"a": math.nan}),))
+        attempt.report(
+            series=points, status_loss=math.nan, events=(PendingEvent(at=1, type="x", data={"a": math.nan}),)
+        )
         first, second = store.series(job_id)
         assert math.isnan(first.loss) and math.isnan(first.grad_norm) and first.val_loss is None
         assert second.loss == math.inf
@@ -283,20 +285,20 @@ class TestHostileValues:
 
     def test_log_lines_are_made_storable(self, store: Store, job_id: str, attempt: Any) -> None:
         long = "x" * 100_000
-        attempt.tell(logs=(_line("a\x00b"), _line(long)))
+        attempt.report(logs=(_line("a\x00b"), _line(long)))
         first, second = store.logs(job_id)
         assert first.text == "a\N{REPLACEMENT CHARACTER}b"
         assert len(second.text) == outboxes.MAX_LOG_LINE_CHARS
 
     def test_an_event_may_hold_anything(self, store: Store, job_id: str, attempt: Any) -> None:
         data = {"bad": "\udc80", "nul": "\x00", "deep": {"x": [1, None]}}
-        attempt.tell(events=(PendingEvent(at=1.0, type="user", data=data),))
+        attempt.report(events=(PendingEvent(at=1.0, type="user", data=data),))
         assert store.events(job_id)[2].type == "user"
 
 
 class TestHistory:
     def test_logs_can_be_followed_tailed_and_filtered_by_rank(self, store: Store, job_id: str, attempt: Any) -> None:
-        attempt.tell(logs=tuple(_line(str(i), rank=i % 3 if i < 9 else None) for i in range(10)))
+        attempt.report(logs=tuple(_line(str(i), rank=i % 3 if i < 9 else None) for i in range(10)))
 
         def texts(**query: Any) -> list[str]:
             return [line.text for line in store.logs(job_id, **query)]
@@ -310,19 +312,19 @@ class TestHistory:
 
     def test_only_the_newest_lines_are_kept(self, store: Store, job_id: str, attempt: Any) -> None:
         most = outboxes.MAX_LOG_LINES
-        attempt.tell(logs=tuple(_line(str(i)) for i in range(most)))
-        attempt.tell(logs=tuple(_line(str(most + i)) for i in range(10)))
+        attempt.report(logs=tuple(_line(str(i)) for i in range(most)))
+        attempt.report(logs=tuple(_line(str(most + i)) for i in range(10)))
         assert store.logs(job_id, limit=1)[0].text == "10"
         assert store.logs(job_id, tail=1)[0].seq == most + 10
-        attempt.tell(logs=tuple(_line(str(i)) for i in range(most + 5)))
+        attempt.report(logs=tuple(_line(str(i)) for i in range(most + 5)))
         assert [line.text for line in store.logs(job_id, limit=1)] == ["5"]
 
     def test_events_are_paged_by_number(self, store: Store, job_id: str, attempt: Any) -> None:
-        attempt.tell(events=tuple(PendingEvent(at=1.0, type=f"e{i}") for i in range(5)))
+        attempt.report(events=tuple(PendingEvent(at=1.0, type=f"e{i}") for i in range(5)))
         assert [e.seq for e in store.events(job_id, after=3, limit=2)] == [4, 5]
 
     def test_a_long_series_is_sampled_down_to_its_means(self, store: Store, job_id: str, attempt: Any) -> None:
-        attempt.tell(series=tuple(_point(i, float(i)) for i in range(1, 101)))
+        attempt.report(series=tuple(_point(i, float(i)) for i in range(1, 101)))
         points = store.series(job_id, max_points=10)
         assert [(p.step, p.loss) for p in points] == [(10 * i, 10 * i - 4.5) for i in range(1, 11)]
         assert len(store.series(job_id, max_points=100)) == 100

@@ -34,7 +34,7 @@ def _state() -> dict[str, torch.Tensor]:
 def directory(tmp_path: Path) -> Path:
     """A committed checkpoint of two ranks: rank 0 holds everything, rank 1 (a later pipeline stage) something more."""
     path = tmp_path / str(CheckpointName(3, 1, 1))
-    told: list[SavedPart | SaveFailed] = []
+    reported: list[SavedPart | SaveFailed] = []
     for rank, state in enumerate([_state(), {"other": torch.arange(9)}]):
         writer = CheckpointWriter()
         writer.save(
@@ -45,11 +45,11 @@ def directory(tmp_path: Path) -> Path:
             generation=1,
             step=3,
             extra={"rank": rank},
-            on_done=told.append,
+            on_done=reported.append,
             owns_replicated=True,
         )
         writer.close()
-    parts = [part for part in told if isinstance(part, SavedPart)]
+    parts = [part for part in reported if isinstance(part, SavedPart)]
     write_marker(str(path), marker_of(parts, job_id="job", attempt=1, now=0.0))
     return path
 
@@ -166,13 +166,13 @@ def test_storage_that_does_not_answer_is_an_os_error(tmp_path: Path) -> None:
 
 
 def test_state_that_the_checkpoint_lacks_is_named(directory: Path) -> None:
-    state = {"weight": torch.zeros(37, 12), "half": torch.zeros(5), "unheard_of": torch.zeros(1)}
+    state = {"weight": torch.zeros(37, 12), "half": torch.zeros(5), "unknown": torch.zeros(1)}
     with pytest.raises(StateMismatch) as caught:
         load(state, directory=str(directory))
     assert caught.value.problems == (
         "weight is torch.float32 (37, 11) in it, torch.float32 (37, 12) here",
         "half is torch.bfloat16 (5,) in it, torch.float32 (5,) here",
-        "it has no unheard_of",
+        "it has no unknown",
     )
 
 

@@ -54,7 +54,7 @@ def catalog(root: str) -> CheckpointCatalog:
 
 
 def _save(catalog: CheckpointCatalog, step: int, values: torch.Tensor) -> list[SavedPart | SaveFailed]:
-    told: list[SavedPart | SaveFailed] = []
+    reported: list[SavedPart | SaveFailed] = []
     for rank in range(2):
         writer = CheckpointWriter()
         writer.save(
@@ -65,11 +65,11 @@ def _save(catalog: CheckpointCatalog, step: int, values: torch.Tensor) -> list[S
             generation=1,
             step=step,
             extra={"step": step},
-            on_done=told.append,
+            on_done=reported.append,
             owns_replicated=True,
         )
         writer.close()
-    return told
+    return reported
 
 
 def _commit(catalog: CheckpointCatalog, step: int, values: torch.Tensor) -> CheckpointName:
@@ -139,8 +139,8 @@ def test_missing_bucket_is_unusable(root: str) -> None:
 
 
 def test_missing_bucket_fails_the_part_not_the_training(root: str) -> None:
-    told = _save(CheckpointCatalog("s3://no-such-bucket/job"), 1, torch.randn(10))
-    assert [type(outcome) for outcome in told] == [SaveFailed, SaveFailed]
+    reported = _save(CheckpointCatalog("s3://no-such-bucket/job"), 1, torch.randn(10))
+    assert [type(outcome) for outcome in reported] == [SaveFailed, SaveFailed]
 
 
 def test_store_that_does_not_answer_is_an_os_error(

@@ -29,11 +29,11 @@ class Outcomes:
     """Records the arguments of `on_done` and the calling thread."""
 
     def __init__(self) -> None:
-        self.told: list[SavedPart | SaveFailed] = []
+        self.reported: list[SavedPart | SaveFailed] = []
         self.threads: list[str] = []
 
     def __call__(self, outcome: SavedPart | SaveFailed) -> None:
-        self.told.append(outcome)
+        self.reported.append(outcome)
         self.threads.append(threading.current_thread().name)
 
 
@@ -67,7 +67,7 @@ def test_state_may_change_as_soon_as_save_returns(tmp_path: Path) -> None:
     stall_s = _save(writer, state, _at(tmp_path, 1), outcomes)
     state["w"].fill_(4.0)
     writer.wait()
-    (part,) = outcomes.told
+    (part,) = outcomes.reported
     _commit(part)
     load(state, directory=_at(tmp_path, 1))
     assert bool((state["w"] == 3.0).all())
@@ -81,9 +81,9 @@ def test_a_second_save_waits_for_the_first_and_both_are_reported(tmp_path: Path)
     writer, outcomes = CheckpointWriter(), Outcomes()
     for step in (1, 2, 3):
         _save(writer, {"w": torch.full((500_000,), float(step))}, _at(tmp_path, step), outcomes, step)
-        assert len(outcomes.told) >= step - 1
+        assert len(outcomes.reported) >= step - 1
     writer.close()
-    for step, part in enumerate(outcomes.told, start=1):
+    for step, part in enumerate(outcomes.reported, start=1):
         _commit(part)
         loaded = torch.zeros(500_000)
         assert load({"w": loaded}, directory=_at(tmp_path, step)) == {"step": step}
@@ -96,7 +96,7 @@ def test_state_may_change_its_shape_between_saves(tmp_path: Path) -> None:
         state = {"w": torch.arange(size), "b": torch.full((size % 7,), 0.5), "s": torch.tensor(float(step))}
         _save(writer, state, _at(tmp_path, step), outcomes, step)
         writer.wait()
-        _commit(outcomes.told[-1])
+        _commit(outcomes.reported[-1])
         blank = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         load(blank, directory=_at(tmp_path, step))
         assert all(torch.equal(blank[name], state[name]) for name in state)
@@ -129,7 +129,7 @@ def test_plain_tensors_are_written_by_rank_0_only_by_default(tmp_path: Path) -> 
             owns_replicated=owns_replicated,
         )
         writer.close()
-        (part,) = outcomes.told
+        (part,) = outcomes.reported
         assert isinstance(part, SavedPart)
         assert part.files[0].bytes == expected
 
@@ -152,7 +152,7 @@ def test_a_storage_failure_is_reported_and_the_next_save_works(tmp_path: Path, t
     _save(writer, state, bad, outcomes)
     _save(writer, state, _at(tmp_path, 2), outcomes, 2)
     writer.close()
-    failed, part = outcomes.told
+    failed, part = outcomes.reported
     assert isinstance(failed, SaveFailed)
     assert (failed.directory, failed.rank, failed.step) == (bad, 0, 1)
     assert failed.error.startswith(("OSError", "FileNotFoundError", "PermissionError"))
@@ -165,11 +165,11 @@ def test_failing_to_save_again_leaves_the_part_that_is_durable(tmp_path: Path) -
     state = {"w": torch.randn(1000)}
     _save(writer, state, _at(tmp_path, 1), outcomes)
     writer.wait()
-    _commit(outcomes.told[0])
+    _commit(outcomes.reported[0])
     Path(_at(tmp_path, 1), f"{index_name(0)}.writing").symlink_to("/dev/full")
     _save(writer, state, _at(tmp_path, 1), outcomes)
     writer.close()
-    assert isinstance(outcomes.told[1], SaveFailed)
+    assert isinstance(outcomes.reported[1], SaveFailed)
     load({"w": torch.empty(1000)}, directory=_at(tmp_path, 1))
 
 

@@ -225,11 +225,11 @@ def test_an_unresponsive_worker_logs_its_stack(make_job: Any) -> None:
     workers[0].reached()
     for worker in workers:
         worker.call("interrupt", generation)
-    said: list[str] = []
+    lines: list[str] = []
     deadline = time.monotonic() + 20
-    while not any("on_phase" in line for line in said):
-        assert time.monotonic() < deadline, said
-        said += [line.text for line in workers[0].new_logs()]
-    assert "cannot be woken out of generation 1; open connections of the group: " in said[0]
+    while not any("on_phase" in line for line in lines):
+        assert time.monotonic() < deadline, lines
+        lines += [line.text for line in workers[0].new_logs()]
+    assert "cannot be woken out of generation 1; open connections of the group: " in lines[0]
     workers[0].call("go")
     assert [worker.exit().kind for worker in workers] == [ExitKind.INTERRUPTED] * 2

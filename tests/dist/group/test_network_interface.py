@@ -98,13 +98,13 @@ def test_ranks_on_two_hosts_find_each_other(hosts: tuple[str, str]) -> None:
         for rank, host in enumerate(hosts)
     ]
     try:
-        said = [rank.communicate(timeout=90) for rank in ranks]
+        outputs = [rank.communicate(timeout=90) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.communicate()
 
-    assert [out.strip() for out, _ in said] == ["whole", "whole"], said
+    assert [out.strip() for out, _ in outputs] == ["whole", "whole"], outputs
 
 
 def _ip(*arguments: str) -> None:

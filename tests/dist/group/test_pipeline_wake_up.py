@@ -29,18 +29,18 @@ _MORE = {
 def test_survivors_of_a_pipeline_leave_and_continue_training(make_job: Any, text: str, case: str, phase: str) -> None:
     layout, victim_rank = (_CASES | _MORE)[case]
     job = make_job(**spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}))
-    members = job.workers(layout.world_size)
+    group = job.workers(layout.world_size)
     for _ in range(_ROUNDS):
-        victim = members[victim_rank]
+        victim = group[victim_rank]
         victim.strike(phase, 1, "hold", count=3)  # in the midst of the schedule
-        job.start(members, layout=layout, restore_from=None)
+        job.start(group, layout=layout, restore_from=None)
         victim.reached()
         victim.kill()
-        survivors = [worker for worker in members if worker is not victim]
+        survivors = [worker for worker in group if worker is not victim]
         exits = job.interrupt(survivors)
         # a neighbour may have seen the connection break before it was interrupted
         assert {one.kind for one in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
-        members[victim_rank] = job.workers(1)[0]
-    generation = job.start(members, layout=layout, restore_from=None)
-    members[0].call("request_yield", generation, True)
-    assert [worker.exit().kind for worker in members] == [ExitKind.YIELDED] * len(members)
+        group[victim_rank] = job.workers(1)[0]
+    generation = job.start(group, layout=layout, restore_from=None)
+    group[0].call("request_yield", generation, True)
+    assert [worker.exit().kind for worker in group] == [ExitKind.YIELDED] * len(group)

@@ -40,39 +40,39 @@ def test_survivors_keep_their_model_and_the_losses_do_not_change(
     model, layout = (_CASES | _MORE)[name]
     spec = spec_of(model, text, stop={"steps": _STEPS}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
-    members = job.workers(layout.world_size)
-    survivors, models, source = members[:-1], [], None
+    group = job.workers(layout.world_size)
+    survivors, models, source = group[:-1], [], None
     for step in _KILLS:
-        victim = members[-1]
+        victim = group[-1]
         victim.strike(phase, step, "kill")
-        job.start(members, layout=layout, restore_from=None, restore_snapshot=source)
+        job.start(group, layout=layout, restore_from=None, restore_snapshot=source)
         assert victim.gone.wait(60)
         exits = job.interrupt(survivors)
         models.append([worker.call("model_id") for worker in survivors])
-        members = [*survivors, *job.workers(1)]
-        source = job.in_memory(exits, members)
+        group = [*survivors, *job.workers(1)]
+        source = job.in_memory(exits, group)
         assert source.step in (step, step + 1)
-    ends = job.run(members, layout=layout, restore_from=None, restore_snapshot=source)
+    ends = job.run(group, layout=layout, restore_from=None, restore_snapshot=source)
     assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
     models.append([worker.call("model_id") for worker in survivors])
     assert models == [models[0]] * 3
-    assert job.losses(members) == pytest.approx(plain_run(spec).losses, abs=1e-5)
+    assert job.losses(group) == pytest.approx(plain_run(spec).losses, abs=1e-5)
 
 
 @pytest.mark.matrix
 def test_a_hundred_generations_of_one_model_leak_no_memory(make_job: Any, text: str) -> None:
     spec = spec_of("dense", text, stop={"steps": 1000}, validation={"samples": 0}, snapshot={"budget": 1.0})
     job = make_job(memory=True, **spec)
-    members, source, resource_counts, models = job.workers(4), None, {}, set()
+    group, source, resource_counts, models = job.workers(4), None, {}, set()
     for turn in range(100):
-        generation = job.start(members, layout=Layout(pp=2, tp=2), restore_snapshot=source, restore_from=None)
-        members[0].call("request_yield", generation, False)
-        exits = [worker.exit() for worker in members]
+        generation = job.start(group, layout=Layout(pp=2, tp=2), restore_snapshot=source, restore_from=None)
+        group[0].call("request_yield", generation, False)
+        exits = [worker.exit() for worker in group]
         assert [one.kind for one in exits] == [ExitKind.YIELDED] * 4, [one.error for one in exits]
-        source = job.in_memory(exits, members)
-        models.add(tuple(worker.call("model_id") for worker in members))
+        source = job.in_memory(exits, group)
+        models.add(tuple(worker.call("model_id") for worker in group))
         if turn in (19, 99):
-            resource_counts[turn] = [worker.call("resource_counts") for worker in members]
+            resource_counts[turn] = [worker.call("resource_counts") for worker in group]
     assert len(models) == 1
     for (fds, threads), (fds_after, threads_after) in zip(resource_counts[19], resource_counts[99], strict=True):
         assert fds_after <= fds + 2

@@ -47,7 +47,7 @@ def _kept(config: LanguageModelConfig, dtype: torch.dtype, mode: Recompute) -> i
 
 def _bytes_saved(model: Transformer, x: Tensor) -> int:
     rotations = model.rotations[:, : x.shape[1]]
-    known = {tensor.untyped_storage().data_ptr() for tensor in _living()} - {x.untyped_storage().data_ptr()}
+    known = {tensor.untyped_storage().data_ptr() for tensor in _live_tensors()} - {x.untyped_storage().data_ptr()}
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []
 
@@ -59,11 +59,11 @@ def _bytes_saved(model: Transformer, x: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = model.blocks[1](x, rotations)
     known.add(result.untyped_storage().data_ptr())
-    for tensor in _living():  # selective recomputation stores its tensors outside of autograd
+    for tensor in _live_tensors():  # selective recomputation stores its tensors outside of autograd
         pack(tensor)
     return sum(size for place, size in sizes.items() if place not in known)
 
 
-def _living() -> list[Tensor]:
+def _live_tensors() -> list[Tensor]:
     # by type(): isinstance would touch deprecated proxies, which warn
     return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor) and thing.device.type == "cpu"]

@@ -57,7 +57,7 @@ def test_a_killed_process_is_reported_dead(listening: Listening) -> None:
         watching = asyncio.create_task(liveness_probe.until_gone(("127.0.0.1", port), _unknown))
         await asyncio.to_thread(connected)
         process.kill()
-        assert not _told(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
+        assert not _reported(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
         assert await liveness_probe.refuses(("127.0.0.1", port))
 
     asyncio.run(story())
@@ -78,7 +78,7 @@ def test_a_process_that_closes_the_connection_is_alive() -> None:
         last.close()
         (await asyncio.wait_for(connected.get(), _PATIENCE_S)).close()  # the check above opened a connection
         server.close()
-        assert not _told(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
+        assert not _reported(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
 
     asyncio.run(story())
 
@@ -102,7 +102,7 @@ def test_a_broken_connection_to_a_closed_raylet_is_reported_as_its_end() -> None
             at_raylet.get_nowait().close()
         raylet.close()
         second.transport.abort()
-        assert _told(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
+        assert _reported(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
         server.close()
 
     asyncio.run(story())
@@ -119,7 +119,7 @@ def test_a_raylet_that_was_never_reachable_proves_nothing() -> None:
         assert not watching.done()
         server.close()
         last.transport.abort()
-        assert not _told(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
+        assert not _reported(await asyncio.wait_for(watching, _PATIENCE_S)).with_raylet
 
     asyncio.run(story())
 
@@ -142,6 +142,6 @@ def test_a_cancelled_watch_ends(listening: Listening) -> None:
     asyncio.run(story())
 
 
-def _told(gone: Gone | None) -> Gone:
+def _reported(gone: Gone | None) -> Gone:
     assert gone is not None and 0 < time.time() - gone.at < _PATIENCE_S
     return gone

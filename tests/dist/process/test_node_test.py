@@ -24,14 +24,14 @@ def test_a_correct_machine_passes_the_matrix_product() -> None:
 def test_two_correct_processes_pass() -> None:
     port = _free_port()
     first, second = _start("-c", _HALF, port, 0), _start("-c", _HALF, port, 1)
-    assert (_said(first), _said(second)) == ("", "")
+    assert (_output_of(first), _output_of(second)) == ("", "")
 
 
 def test_a_partner_that_sends_a_wrong_bit_is_found() -> None:
     port = _free_port()
     sound, lying = _start("-c", _HALF, port, 0), _start(_LYING, port)
-    assert _said(sound) == "the block from rank 1 arrived with other bits"
-    _said(lying)
+    assert _output_of(sound) == "the block from rank 1 arrived with other bits"
+    _output_of(lying)
 
 
 def _start(*arguments: object) -> subprocess.Popen[str]:
@@ -39,10 +39,10 @@ def _start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
-def _said(process: subprocess.Popen[str]) -> str:
-    said, _ = process.communicate(timeout=60)
+def _output_of(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    return said.strip()
+    return output.strip()
 
 
 def _free_port() -> int:

@@ -62,16 +62,16 @@ class Service:
         self.store.begin_attempt(job.id, workers=workers, epoch=self.epoch, now=AT)
         self._seq[job.id] = 0
 
-    def say(self, job: JobView, status: JobStatus, **news: Any) -> None:
+    def report(self, job: JobView, status: JobStatus, **parts: Any) -> None:
         self._seq[job.id] += 1
-        said = SupervisorReports(attempt=1, seq=self._seq[job.id], status=status, **news)
-        self.store.apply(job.id, said, epoch=self.epoch, now=AT)
+        reports = SupervisorReports(attempt=1, seq=self._seq[job.id], status=status, **parts)
+        self.store.apply(job.id, reports, epoch=self.epoch, now=AT)
 
     def train(self, job: JobView) -> None:
         """Half of a run: a worker was killed and replaced, a checkpoint was committed."""
         self.begin(job)
-        self.say(job, RUNNING, events=(formed(1, 4, 0),))
-        self.say(
+        self.report(job, RUNNING, events=(formed(1, 4, 0),))
+        self.report(
             job,
             RUNNING,
             events=(
@@ -90,7 +90,7 @@ class Service:
         )
 
     def finish(self, job: JobView, reason: EndReason = EndReason.FINISHED, message: str = "done") -> None:
-        self.say(job, RUNNING, end=AttemptEnd(reason=reason, message=message, step=100))
+        self.report(job, RUNNING, end=AttemptEnd(reason=reason, message=message, step=100))
 
 
 RUNNING = JobStatus(

@@ -72,7 +72,7 @@ def trained(service: Any) -> Any:
     def train(*values: float, **changes: Any) -> str:
         job = service.add_job(**changes)
         service.begin(job)
-        service.say(job, status(goodput=GOODPUT), incidents=(CLOSED, incident(2)), series=losses(*values))
+        service.report(job, status(goodput=GOODPUT), incidents=(CLOSED, incident(2)), series=losses(*values))
         return str(job.id)
 
     return train

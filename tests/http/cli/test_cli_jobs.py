@@ -49,8 +49,8 @@ def test_a_job_is_found_by_id_by_its_beginning_and_by_name(shoal: Any, service: 
 
 
 def test_a_name_that_two_jobs_have_is_refused_with_both_ids(shoal: Any, service: Any) -> None:
-    jobs = [service.add_job(name="twin"), service.add_job(name="twin")]
-    ran = shoal("show", "twin")
+    jobs = [service.add_job(name="same-name"), service.add_job(name="same-name")]
+    ran = shoal("show", "same-name")
     assert ran.code == 2
     assert all(job.id in ran.err for job in jobs)
 
@@ -93,7 +93,7 @@ def test_logs_can_be_of_one_rank_and_of_the_last_lines(shoal: Any, service: Any)
 def test_following_events_prints_one_json_line_each_until_the_job_ends(shoal: Any, service: Any) -> None:
     job = service.add_job()
     service.begin(job)
-    writer = threading.Timer(0.3, lambda: (service.say(job, _running()), service.finish(job)))
+    writer = threading.Timer(0.3, lambda: (service.report(job, _running()), service.finish(job)))
     writer.start()
     ran = shoal("events", job.id, "-f", "--json")
     writer.join()

@@ -132,12 +132,12 @@ def _supervise(service: Any, reason: EndReason) -> threading.Thread:
     created = threading.Event()
     job_ids: list[str] = []
 
-    def heard(job_id: str) -> None:
+    def on_commit(job_id: str) -> None:
         job_ids.append(job_id)
         created.set()
 
     def play() -> None:
-        with service.store.subscribe(heard):
+        with service.store.subscribe(on_commit):
             assert created.wait(20)
         job = service.store.get_job(job_ids[0])
         service.begin(job)
@@ -152,7 +152,7 @@ def _supervise(service: Any, reason: EndReason) -> threading.Thread:
             num_parameters=1000,
             layout="fsdp4",
         )
-        service.say(job, RUNNING, events=(PendingEvent.of(event, 1.7e9),))
+        service.report(job, RUNNING, events=(PendingEvent.of(event, 1.7e9),))
         service.finish(job, reason)
 
     thread = threading.Thread(target=play)

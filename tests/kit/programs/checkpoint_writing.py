@@ -18,7 +18,7 @@ from shoal_workers.contract.worker_reports import SavedPart, SaveFailed
 
 
 def save(writer: CheckpointWriter, values: torch.Tensor, directory: Path, step: int) -> list[SavedPart | SaveFailed]:
-    told: list[SavedPart | SaveFailed] = []
+    reported: list[SavedPart | SaveFailed] = []
     writer.save(
         {"w": values},
         directory=str(directory),
@@ -27,9 +27,9 @@ def save(writer: CheckpointWriter, values: torch.Tensor, directory: Path, step: 
         generation=1,
         step=step,
         extra={},
-        on_done=told.append,
+        on_done=reported.append,
     )
-    return told
+    return reported
 
 
 def limited(root: Path) -> None:

@@ -45,8 +45,8 @@ def compare(model_type: str, mesh: DeviceMesh) -> dict[str, float]:
         dist.all_reduce(parameter.grad)
     theirs = dict(cut.named_parameters())
     found = {name: _difference(parameter.grad, theirs[name].grad) for name, parameter in whole.named_parameters()}
-    told = losses[1].to_local() if isinstance(losses[1], DTensor) else losses[1]
-    return {"loss": abs(losses[0].item() - told.item()), "gradient": max(found.values())}
+    reported = losses[1].to_local() if isinstance(losses[1], DTensor) else losses[1]
+    return {"loss": abs(losses[0].item() - reported.item()), "gradient": max(found.values())}
 
 
 def _model(settings: dict[str, Any]) -> CausalLM:

@@ -127,13 +127,13 @@ def train(case: Case, mesh: DeviceMesh) -> dict[str, list[float]]:
         weight = 1.0 if case.axis == "tp" else 1 / degree
         loss = loss_of(model, part) * weight
         loss.backward()
-        told = loss.detach()
+        reported = loss.detach()
         if case.axis != "tp":
-            dist.all_reduce(told)
+            dist.all_reduce(reported)
         if case.axis in list(ContextMethod):
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
-        losses.append(told.item())
+        losses.append(reported.item())
         optimizer.step()
         optimizer.zero_grad()
     return {"losses": losses, "counts": [float(block.seen) for block in model.blocks]}

@@ -31,7 +31,7 @@ def checkpoint(tmp_path: Path) -> Any:
 
     def make(extra: dict[str, Any]) -> str:
         directory = tmp_path / "job" / "step-000000000003-a1-g1"
-        told: list[Any] = []
+        outcomes: list[Any] = []
         writer = CheckpointWriter()
         writer.save(
             STATE,
@@ -42,11 +42,11 @@ def checkpoint(tmp_path: Path) -> Any:
             generation=1,
             step=3,
             extra=extra,
-            on_done=told.append,
+            on_done=outcomes.append,
         )
         writer.close()
-        assert isinstance(told[0], SavedPart), told
-        write_marker(str(directory), marker_of(told, job_id="job", attempt=1, now=0.0))
+        assert isinstance(outcomes[0], SavedPart), outcomes
+        write_marker(str(directory), marker_of(outcomes, job_id="job", attempt=1, now=0.0))
         return str(directory)
 
     return make

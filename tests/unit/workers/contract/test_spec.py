@@ -25,7 +25,7 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (
             {"batch": {"global_size": 10, "micro_size": 4}},
@@ -64,10 +64,10 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ({"task": "no-colon"}, "task 'no-colon' must have the form \"module:Name\""),
     ],
 )
-def test_a_cross_field_error_has_the_arithmetic_and_the_way_out(change: dict[str, Any], said: str) -> None:
+def test_a_cross_field_error_has_the_arithmetic_and_the_way_out(change: dict[str, Any], expected: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec({**LEAST, **change})
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert len(caught.value.problems) == 1
 
 

@@ -180,13 +180,13 @@ def test_a_cache_directory_that_cannot_be_made_is_named(text_dir: Path, tmp_path
 def test_progress_is_reported_as_text(tmp_path: Path, config_of: ConfigOf) -> None:
     for number in range(3):
         (tmp_path / f"{number}.txt").write_bytes(b"a line\n" * (MIB // 7 + 1))
-    told: list[PrepareProgress] = []
-    prepare_corpus(config_of(tmp_path / "*.txt"), told.append)
-    texts = [state.describe() for state in told]
+    reported: list[PrepareProgress] = []
+    prepare_corpus(config_of(tmp_path / "*.txt"), reported.append)
+    texts = [state.describe() for state in reported]
     assert any(text.startswith("tokenising 33 % (1.0 of 3.0 MiB, 1 of 3 files)") for text in texts)
     assert any(text.startswith("tokenising 100 % (3.0 of 3.0 MiB, 3 of 3 files)") for text in texts)
-    assert told[-1].phase is PreparePhase.READY
-    assert len(told) < 10
+    assert reported[-1].phase is PreparePhase.READY
+    assert len(reported) < 10
 
 
 def test_preparation_with_a_bar_prepares_the_corpus(text_dir: Path, config_of: ConfigOf) -> None:

@@ -97,10 +97,10 @@ def test_one_process_of_a_node_works_and_the_others_wait(text_dir: Path, config_
             assert _line(first) == _line(second) == "waiting"
             assert worker.stdin is not None
             worker.stdin.close()
-            told = [_line(process).split() for process in (worker, first, second)]
-    assert [int(num) >= 40 for num, _ in told] == [True, False, False]
-    assert [int(num) for num, _ in told[1:]] == [0, 0]
-    assert len({content_hash for _, content_hash in told}) == 1
+            reported = [_line(process).split() for process in (worker, first, second)]
+    assert [int(num) >= 40 for num, _ in reported] == [True, False, False]
+    assert [int(num) for num, _ in reported[1:]] == [0, 0]
+    assert len({content_hash for _, content_hash in reported}) == 1
 
 
 def test_a_killed_holder_frees_the_lock_and_leaves_its_finished_shards(text_dir: Path, config_of: ConfigOf) -> None:

@@ -40,7 +40,7 @@ def test_the_standard_library_is_python_text_without_packages_and_tests() -> Non
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "expected"),
     [
         ("no/such/*.txt", "matches no file"),
         ("no-such-file.txt", "matches no file"),
@@ -49,10 +49,10 @@ def test_the_standard_library_is_python_text_without_packages_and_tests() -> Non
         ("null\0byte", "data.paths"),
     ],
 )
-def test_a_missing_path_is_named_with_its_setting(entry: str, said: str, config_of: ConfigOf) -> None:
+def test_a_missing_path_is_named_with_its_setting(entry: str, expected: str, config_of: ConfigOf) -> None:
     with pytest.raises(MissingTextError, match=r"data\.paths") as caught:
         find_sources(config_of(entry))
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert repr(entry)[:40] in str(caught.value)
 
 

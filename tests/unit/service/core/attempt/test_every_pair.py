@@ -183,11 +183,11 @@ def events(state: Attempt) -> Iterator[Event]:
                 yield RunReturned(
                     index, WorkerExit(generation=generation, rank=index, kind=kind, step=step, error=exit_error)
                 )
-            for item in _news(generation, step):
+            for item in _reports(generation, step):
                 yield ReportArrived(index, item)
 
 
-def _news(generation: int, step: int) -> list[WorkerReport]:
+def _reports(generation: int, step: int) -> list[WorkerReport]:
     where = f"/checkpoints/j1/step-{step:012d}-a1-g{generation}"
     return [
         GroupFormed(generation=generation, at=0, start_step=step, total_steps=12, form_s=0, build_s=0, restore_s=0,

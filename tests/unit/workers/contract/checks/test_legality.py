@@ -24,7 +24,7 @@ def _violations(layout: dict[str, Any], model: dict[str, Any], **spec: Any) -> t
 
 
 @pytest.mark.parametrize(
-    ("layout", "model", "rule", "said"),
+    ("layout", "model", "rule", "expected"),
     [
         ({"tp": 8}, DENSE, Rule.KV_HEADS_DIVISIBLE, "key and value heads, 4: 4 = 0 x 8 + 4. Use tp 4."),
         ({"tp": 8}, {**DENSE, "num_heads": 12, "num_kv_heads": None, "dim": 96, "hidden_dim": 256},
@@ -46,10 +46,10 @@ def _violations(layout: dict[str, Any], model: dict[str, Any], **spec: Any) -> t
         ({"tp": 2}, {**DENSE, "dropout": 0.1}, Rule.DROPOUT_NEEDS_DATA_AXES, "model.dropout to 0"),
     ],
 )  # fmt: skip
-def test_the_message_of_a_broken_rule_has_its_arithmetic(layout: Any, model: Any, rule: Rule, said: str) -> None:
+def test_the_message_of_a_broken_rule_has_its_arithmetic(layout: Any, model: Any, rule: Rule, expected: str) -> None:
     [violation] = _violations(layout, model)
     assert violation.rule is rule
-    assert said in violation.message
+    assert expected in violation.message
 
 
 def test_a_batch_smaller_than_the_pipeline_needs_is_refused() -> None:

@@ -66,7 +66,7 @@ def test_only_the_branch_that_was_meant_is_reported(parallelism: Any, path: str,
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "expected"),
     [
         ({"data": LEAST["data"]}, 'stop: this key is required, for example stop: {"steps": 1000}.'),
         ({**LEAST, "stop": 5}, "stop: must be an object with the keys steps, tokens, epochs (it is 5)."),
@@ -86,10 +86,10 @@ def test_only_the_branch_that_was_meant_is_reported(parallelism: Any, path: str,
         ({**LEAST, "model": {"x": {1, 2}}}, "model.x: {1, 2} is a set; a spec holds text,"),
     ],
 )
-def test_the_message_reads_well(document: Any, said: str) -> None:
+def test_the_message_reads_well(document: Any, expected: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec(document)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert len(caught.value.problems) == 1
 
 

@@ -86,9 +86,9 @@ def test_an_attempt_without_a_live_process_is_swept(tmp_path: Path, start_proces
 
 def test_an_attempt_with_a_live_process_is_not_swept(tmp_path: Path, start_process: StartWorker) -> None:
     start_process("1:10", node="a").kill()
-    living = start_process("1:10", node="b")
+    live = start_process("1:10", node="b")
     assert sweep_stale(tmp_path) == []
-    living.kill()
+    live.kill()
     assert sweep_stale(tmp_path) == ["job-a1"]
 
 
