@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from kit.processes.served import Server
+from kit.processes.server import Server
 
 TESTS = Path(__file__).parents[1]
 
