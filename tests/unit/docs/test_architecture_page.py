@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -12,15 +11,6 @@ from shoal_service.core.attempt.state.stages import TRANSITIONS, Stage
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS.parent / "tools" / "docs_pages.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_committed_diagram_is_up_to_date(generate: ModuleType) -> None:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
-
-import pytest
 
 from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
 from shoal_workers.contract.spec import JobSpec
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-
-
-@pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shoal_docs_generate", DOCS.parent / "tools" / "docs_pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_committed_page_is_up_to_date(generate: ModuleType) -> None:

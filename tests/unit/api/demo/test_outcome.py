@@ -13,22 +13,7 @@ from shoal_api.demo.outcome import (
 )
 from shoal_service.core.events.base import Severity
 from shoal_service.views import EventView, IncidentView, SeriesPoint
-from shoal_workers.contract.job import IncidentCause, JobState
-
-INCIDENT = IncidentView(
-    id=1,
-    cause=IncidentCause.WORKER_DIED,
-    witness="ray",
-    ranks=(2,),
-    worker_ids=("s2",),
-    generation=1,
-    at=0,
-    from_workers=4,
-    to_workers=3,
-    detect_s=0.03,
-    recovery_s=1.5,
-    steps_lost=1,
-)
+from shoal_workers.contract.job import JobState
 
 
 def point(step: int, loss: float, at: float | None = None) -> SeriesPoint:
@@ -53,14 +38,14 @@ def formed(seq: int, workers: int) -> EventView:
     return event(seq, "generation.formed", {"workers": workers, "generation": seq})
 
 
-def outcome(**changes: object) -> DemoOutcome:
+def outcome(incident: IncidentView, **changes: object) -> DemoOutcome:
     values: dict[str, object] = {
         "state": JobState.SUCCEEDED,
         "steps": 2,
         "world_sizes": (4, 3, 4),
         "layouts": ("pp2 x tp2", "fsdp3", "pp2 x tp2"),
         "survivors": (11, 12, 13),
-        "incidents": (INCIDENT,),
+        "incidents": (incident,),
         "comparison": compare_losses([point(1, 1.0), point(2, 0.5)], [point(1, 1.0), point(2, 0.5)]),
         "val_bits_per_byte": 2.5,
         "tokens_per_s": 100.0,
@@ -83,29 +68,29 @@ def test_the_comparison_finds_the_worst_step() -> None:
     assert (compared.max_abs_diff, compared.worst_step, compared.missing) == (0.25, 2, ())
 
 
-def test_a_step_that_only_one_run_has_fails_the_demo() -> None:
+def test_a_step_that_only_one_run_has_fails_the_demo(incident: IncidentView) -> None:
     compared = compare_losses([point(1, 1.0)], [point(1, 1.0), point(2, 0.5)])
     assert compared.missing == (2,)
-    assert failed_checks(outcome(comparison=compared), workers=4, tolerance=1e-4)
+    assert failed_checks(outcome(incident, comparison=compared), workers=4, tolerance=1e-4)
 
 
-def test_a_loss_that_is_not_finite_cannot_be_compared() -> None:
+def test_a_loss_that_is_not_finite_cannot_be_compared(incident: IncidentView) -> None:
     compared = compare_losses([point(1, math.nan)], [point(1, 1.0)])
     assert compared.max_abs_diff is None
-    assert failed_checks(outcome(comparison=compared), workers=4, tolerance=1e-4)
+    assert failed_checks(outcome(incident, comparison=compared), workers=4, tolerance=1e-4)
 
 
-def test_a_run_that_meets_every_check_passes() -> None:
-    assert failed_checks(outcome(), workers=4, tolerance=1e-4) == ()
+def test_a_run_that_meets_every_check_passes(incident: IncidentView) -> None:
+    assert failed_checks(outcome(incident), workers=4, tolerance=1e-4) == ()
 
 
-def test_each_deviation_fails_one_check() -> None:
+def test_each_deviation_fails_one_check(incident: IncidentView) -> None:
     for change in ({"state": JobState.FAILED}, {"world_sizes": (4,)}, {"incidents": ()}):
-        assert len(failed_checks(outcome(**change), workers=4, tolerance=1e-4)) == 1
+        assert len(failed_checks(outcome(incident, **change), workers=4, tolerance=1e-4)) == 1
 
 
-def test_the_json_document_has_the_documented_keys_on_one_line() -> None:
-    document = outcome().document()
+def test_the_json_document_has_the_documented_keys_on_one_line(incident: IncidentView) -> None:
+    document = outcome(incident).document()
     assert list(document) == [
         "state",
         "steps",

@@ -7,7 +7,7 @@ from rich.console import Console
 from shoal_api.demo.outcome import DemoOutcome, compare_losses
 from shoal_api.demo.report import Run, report, sizes_of
 from shoal_service.views import IncidentView, SeriesPoint
-from shoal_workers.contract.job import IncidentCause, JobState
+from shoal_workers.contract.job import JobState
 
 
 def series(*sizes: int) -> tuple[SeriesPoint, ...]:
@@ -27,23 +27,9 @@ def series(*sizes: int) -> tuple[SeriesPoint, ...]:
     )
 
 
-def shown(broken: tuple[str, ...]) -> str:
+def shown(incident: IncidentView, broken: tuple[str, ...] = ()) -> str:
     disturbed = Run("job-a", series(4, 4, 3, 3, 4), 2.5, 1000.0, 60.0, "/tmp/checkpoints")
     undisturbed = Run("job-b", series(4, 4, 4, 4, 4), 2.5, None, None, "none")
-    incident = IncidentView(
-        id=1,
-        cause=IncidentCause.WORKER_DIED,
-        witness="ray",
-        ranks=(2,),
-        worker_ids=("s2",),
-        generation=1,
-        at=0,
-        from_workers=4,
-        to_workers=3,
-        detect_s=0.03,
-        recovery_s=1.5,
-        steps_lost=1,
-    )
     outcome = DemoOutcome(
         state=JobState.SUCCEEDED,
         steps=5,
@@ -62,8 +48,8 @@ def shown(broken: tuple[str, ...]) -> str:
     return console.file.getvalue()
 
 
-def test_the_report_has_the_incident_the_sizes_and_the_verdict() -> None:
-    text = shown(())
+def test_the_report_has_the_incident_the_sizes_and_the_verdict(incident: IncidentView) -> None:
+    text = shown(incident)
     for words in (
         "4 -> 3 -> 4",
         "worker_died, rank 2",
@@ -75,13 +61,13 @@ def test_the_report_has_the_incident_the_sizes_and_the_verdict() -> None:
         assert words in text
 
 
-def test_the_report_shows_failed_checks() -> None:
-    text = shown(("the losses differ by 0.5",))
+def test_the_report_shows_failed_checks(incident: IncidentView) -> None:
+    text = shown(incident, ("the losses differ by 0.5",))
     assert "✗ the losses differ by 0.5" in text
     assert "the same model" not in text
 
 
-def test_shrinking_and_growing_are_marked() -> None:
+def test_shrinking_and_growing_are_marked(incident: IncidentView) -> None:
     assert sizes_of(series(4, 4, 3, 4)) == (4, 3, 4)
-    axis = next(line for line in shown(()).splitlines() if "└" in line)
+    axis = next(line for line in shown(incident).splitlines() if "└" in line)
     assert axis.index("✗") < axis.index("↑")
