@@ -99,8 +99,13 @@ def test_the_parts_of_a_snapshot_may_be_on_several_nodes(nodes: Any) -> None:
     for rank, store in enumerate(stores):
         store.snapshot(
             {f"w{rank}": torch.full((100,), float(rank))},
-            generation=1, rank=rank, world_size=3, step=4, extra={"of": rank}, owns_replicated=True,
-        )  # fmt: skip
+            generation=1,
+            rank=rank,
+            world_size=3,
+            step=4,
+            extra={"of": rank},
+            owns_replicated=True,
+        )
     state = {f"w{rank}": torch.zeros(100) for rank in range(3)}
     loaded = stores[1].load(state, nodes.source(*stores, step=4), check=_nothing)
     assert (loaded.extra, loaded.local_bytes, loaded.remote_bytes) == ({"of": 0}, 400, 800)

@@ -57,7 +57,7 @@ READ_WHEN_LOADED = (
     "CUDA_HOME",
     "CUDA_MODULE_LOADING",
     "RAY_",
-)  # fmt: skip  (one name per line would fill a page)
+)
 """Variables with these prefixes are read when Python or a library is loaded, so a fork could not have its own values.
 
 The variables of Ray differ between drivers, not between workers; RAY_JOB_ID is one of them.

@@ -26,10 +26,17 @@ def test_names_sort_by_step_then_attempt_then_generation(one: CheckpointName, ot
 @pytest.mark.parametrize(
     "text",
     [
-        "", "step-1-a1-g1", "step-000000000001-a1-g1\n", "step-000000000001-a1-g1.tmp", "x-step-000000000001-a1-g1",
-        "step-000000000001-a01-g1", "step-0000000000001-a1-g1", "step-00000000000١-a1-g1", "COMMIT.json",
+        "",
+        "step-1-a1-g1",
+        "step-000000000001-a1-g1\n",
+        "step-000000000001-a1-g1.tmp",
+        "x-step-000000000001-a1-g1",
+        "step-000000000001-a01-g1",
+        "step-0000000000001-a1-g1",
+        "step-00000000000١-a1-g1",
+        "COMMIT.json",
     ],
-)  # fmt: skip
+)
 def test_no_other_name_is_a_checkpoint(text: str) -> None:
     assert CheckpointName.parse(text) is None
 

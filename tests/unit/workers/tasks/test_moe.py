@@ -57,10 +57,19 @@ def _token_by_token(moe: MixtureOfExperts, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("balance", ["bias", "none"])
-@pytest.mark.parametrize("changes", [
-    {}, {"top_k": 1}, {"top_k": 4}, {"num_shared_experts": 2}, {"num_experts": 7, "top_k": 3, "expert_hidden_dim": 5},
-    {"capacity_factor": 0.5}, {"capacity_factor": 1.0, "num_shared_experts": 1}, {"capacity_factor": 100.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"top_k": 1},
+        {"top_k": 4},
+        {"num_shared_experts": 2},
+        {"num_experts": 7, "top_k": 3, "expert_hidden_dim": 5},
+        {"capacity_factor": 0.5},
+        {"capacity_factor": 1.0, "num_shared_experts": 1},
+        {"capacity_factor": 100.0},
+    ],
+)
 def test_outputs_and_gradients_are_those_of_a_loop_over_tokens(changes: dict[str, Any], balance: str) -> None:
     moe = _mixture(**changes, balance=balance)
     x = torch.randn(3, 8, 16, requires_grad=True)
@@ -141,8 +150,10 @@ def test_the_first_blocks_may_stay_dense_and_names_are_a_contract() -> None:
     torch.manual_seed(0)
     model = Transformer(_config(num_dense_layers=1, num_shared_experts=2), 40)
     assert {name for name, _ in model.blocks[0].feed_forward.named_parameters()} == {
-        "gate.weight", "up.weight", "down.weight",
-    }  # fmt: skip
+        "gate.weight",
+        "up.weight",
+        "down.weight",
+    }
     sparse = model.blocks[1].feed_forward.state_dict()
     assert {name: tuple(tensor.shape) for name, tensor in sparse.items()} == {
         "router.weight": (4, 16),

@@ -21,26 +21,50 @@ LEAST: dict[str, Any] = {"stop": {"steps": 5}, "data": {"corpus": "python-stdlib
 @pytest.mark.parametrize(
     ("change", "path", "said"),
     [
-        ({"parallelism": {"tp": 3}, "elasticity": {"max_workers": 4}, "model": {"hidden_dim": 768, "seq_len": 252}},
-         "parallelism.tp", "tp 3 does not divide the number of attention heads, 8: 8 = 2 x 3 + 2. Use tp 2 or 4."),
-        ({"parallelism": {"tp": 2, "pp": 2}, "elasticity": {"max_workers": 3}}, "parallelism",
-         "needs a multiple of pp 2 x tp 2 = 4 workers, but elasticity allows 1 to 3 workers, "
-         "which contains none. Set max_workers to 4"),
-        ({"parallelism": {"tp": 4}, "elasticity": {"min_workers": 5, "max_workers": 7}}, "parallelism",
-         "Set max_workers to 4 or 8"),
-        ({"parallelism": {"dp_shard": 2}, "elasticity": {"min_workers": 3, "max_workers": 4}}, "parallelism",
-         "dp_shard 2 = 2 workers, but elasticity allows 3 to 4 workers. Set min_workers to 2"),
-        ({"parallelism": {"tp": 2, "otherwise": "idle"}, "elasticity": {"max_workers": 4}}, "parallelism.otherwise",
-         "with 1 worker"),
-        ({"elasticity": {"max_workers": 11}}, "elasticity.max_workers",
-         "1 worker would have nothing to do. Lower max_workers to 10"),
+        (
+            {"parallelism": {"tp": 3}, "elasticity": {"max_workers": 4}, "model": {"hidden_dim": 768, "seq_len": 252}},
+            "parallelism.tp",
+            "tp 3 does not divide the number of attention heads, 8: 8 = 2 x 3 + 2. Use tp 2 or 4.",
+        ),
+        (
+            {"parallelism": {"tp": 2, "pp": 2}, "elasticity": {"max_workers": 3}},
+            "parallelism",
+            "needs a multiple of pp 2 x tp 2 = 4 workers, but elasticity allows 1 to 3 workers, "
+            "which contains none. Set max_workers to 4",
+        ),
+        (
+            {"parallelism": {"tp": 4}, "elasticity": {"min_workers": 5, "max_workers": 7}},
+            "parallelism",
+            "Set max_workers to 4 or 8",
+        ),
+        (
+            {"parallelism": {"dp_shard": 2}, "elasticity": {"min_workers": 3, "max_workers": 4}},
+            "parallelism",
+            "dp_shard 2 = 2 workers, but elasticity allows 3 to 4 workers. Set min_workers to 2",
+        ),
+        (
+            {"parallelism": {"tp": 2, "otherwise": "idle"}, "elasticity": {"max_workers": 4}},
+            "parallelism.otherwise",
+            "with 1 worker",
+        ),
+        (
+            {"elasticity": {"max_workers": 11}},
+            "elasticity.max_workers",
+            "1 worker would have nothing to do. Lower max_workers to 10",
+        ),
         ({"elasticity": {"max_workers": 9}, "deterministic": True}, "elasticity.max_workers", "Lower max_workers to 8"),
-        ({"elasticity": {"max_workers": 9}, "task": "mine:Task", "data": {}}, "elasticity.max_workers",
-         "more than the 8 micro-batches a step"),
-        ({"parallelism": {"tp": 2}, "elasticity": {"max_workers": 2}, "task": "mine:Task", "data": {}},
-         "parallelism.tp", "declares no plan"),
+        (
+            {"elasticity": {"max_workers": 9}, "task": "mine:Task", "data": {}},
+            "elasticity.max_workers",
+            "more than the 8 micro-batches a step",
+        ),
+        (
+            {"parallelism": {"tp": 2}, "elasticity": {"max_workers": 2}, "task": "mine:Task", "data": {}},
+            "parallelism.tp",
+            "declares no plan",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_impossible_parallelism_is_refused(change: dict[str, Any], path: str, said: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_spec({**LEAST, **change})

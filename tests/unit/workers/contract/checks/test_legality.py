@@ -27,25 +27,37 @@ def _violations(layout: dict[str, Any], model: dict[str, Any], **spec: Any) -> t
     ("layout", "model", "rule", "expected"),
     [
         ({"tp": 8}, DENSE, Rule.KV_HEADS_DIVISIBLE, "key and value heads, 4: 4 = 0 x 8 + 4. Use tp 4."),
-        ({"tp": 8}, {**DENSE, "num_heads": 12, "num_kv_heads": None, "dim": 96, "hidden_dim": 256},
-         Rule.HEADS_DIVISIBLE, "tp 8 does not divide the number of attention heads, 12: 12 = 1 x 8 + 4. Use"),
+        (
+            {"tp": 8},
+            {**DENSE, "num_heads": 12, "num_kv_heads": None, "dim": 96, "hidden_dim": 256},
+            Rule.HEADS_DIVISIBLE,
+            "tp 8 does not divide the number of attention heads, 12: 12 = 1 x 8 + 4. Use",
+        ),
         ({"tp": 4}, {**DENSE, "hidden_dim": 90}, Rule.WIDTH_DIVISIBLE, "model.hidden_dim 90: 90 = 22 x 4 + 2. Use"),
         ({"cp": 3}, DENSE, Rule.SEQUENCE_DIVISIBLE, "2 x 3 = 6 pieces, a head and a tail for each rank, but 64 = 10 x"),
         ({"cp": 16, "tp": 4}, {**DENSE, "seq_len": 32}, Rule.SEQUENCE_DIVISIBLE, "2 tokens that each rank has"),
-        ({"cp": 8, "tp": 2, "context": "ulysses"}, DENSE, Rule.ULYSSES_DIVIDES_HEADS,
-         "tp 2 leaves 4 of 8 heads, and 4 = 0 x 8 + 4"),
+        (
+            {"cp": 8, "tp": 2, "context": "ulysses"},
+            DENSE,
+            Rule.ULYSSES_DIVIDES_HEADS,
+            "tp 2 leaves 4 of 8 heads, and 4 = 0 x 8 + 4",
+        ),
         ({"pp": 5}, DENSE, Rule.STAGES_FIT_LAYERS, "5 pipeline stages (pp 5 x 1 on each rank) are more than the 4"),
         ({"pp": 2, "stages": [1, 2]}, DENSE, Rule.STAGES_FIT_LAYERS, "stages [1, 2] hold 3 blocks"),
         ({"pp": 2, "stages": [1, 1, 1, 1]}, DENSE, Rule.STAGES_FIT_SCHEDULE, "4 = 2 x 2 + 0"),
         ({"pp": 2, "schedule": "zbv"}, DENSE, Rule.V_SCHEDULE_NEEDS_TWO_STAGES_PER_RANK, "needs 4 of them, not 2"),
-        ({"dp_replicate": 3, "dp_shard": 3}, DENSE, Rule.MICRO_BATCHES_FILL_RANKS,
-         "dp_replicate 3 x dp_shard 3 = 9 data ranks are more than the 8 micro-batches a step"),
+        (
+            {"dp_replicate": 3, "dp_shard": 3},
+            DENSE,
+            Rule.MICRO_BATCHES_FILL_RANKS,
+            "dp_replicate 3 x dp_shard 3 = 9 data ranks are more than the 8 micro-batches a step",
+        ),
         ({"dp_shard": 2, "ep": 2}, DENSE, Rule.EP_NEEDS_EXPERTS, "no known experts"),
         ({"dp_shard": 4, "ep": 4}, EXPERTS, Rule.EXPERTS_DIVISIBLE, "6 = 1 x 4 + 2. Use ep 3 or 6."),
         ({"dp_shard": 4, "ep": 3}, EXPERTS, Rule.EP_DIVIDES_DP_SHARD, "4 = 1 x 3 + 1. Use ep 2 or 4, or a dp_shard"),
         ({"tp": 2}, {**DENSE, "dropout": 0.1}, Rule.DROPOUT_NEEDS_DATA_AXES, "model.dropout to 0"),
     ],
-)  # fmt: skip
+)
 def test_the_message_of_a_broken_rule_has_its_arithmetic(layout: Any, model: Any, rule: Rule, expected: str) -> None:
     [violation] = _violations(layout, model)
     assert violation.rule is rule
