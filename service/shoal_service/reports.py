@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from shoal_service.core.endings import AttemptEnd as AttemptEnd
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import Frozen

@@ -17,8 +17,7 @@ from shoal_service.core.parity import Parity
 from shoal_service.core.parity import ParityPoint as ParityPoint
 from shoal_service.core.parity import SpecDifference as SpecDifference
 from shoal_workers.contract.base import Frozen
-from shoal_workers.contract.job import IncidentCause, JobState, StateSource
-from shoal_workers.contract.job import UserFailure as UserFailure
+from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.messages import LogStream, Phase
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 

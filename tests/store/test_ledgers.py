@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
-from shoal_service.reports import AttemptEnd
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.store import Lease, Store
 from shoal_service.views import ElasticityPatch, Goodput, JobPatch
 from shoal_workers.contract.job import EndReason, JobState

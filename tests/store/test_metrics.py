@@ -8,7 +8,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal_service.core.desired import Desired
-from shoal_service.reports import AttemptEnd
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.store import Lease, Store
 from shoal_service.telemetry.collector import ShoalCollector, build_registry
 from shoal_service.telemetry.metric_names import ALL

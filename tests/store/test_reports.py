@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from shoal_service.core.desired import Desired
-from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import Lease, Store
 from shoal_service.store import reports as outboxes
 from shoal_service.store.reports import DropReason
-from shoal_service.views import CheckpointView, IncidentView, SeriesPoint, UserFailure, WorkerView
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_service.views import CheckpointView, IncidentView, SeriesPoint, WorkerView
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]

@@ -14,8 +14,8 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import JobStanding
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.tables import job_specs, jobs
-from shoal_service.views import JobStatus, JobSummary, JobView, UserFailure, WorkerView
-from shoal_workers.contract.job import JobState
+from shoal_service.views import JobStatus, JobSummary, JobView, WorkerView
+from shoal_workers.contract.job import JobState, UserFailure
 from shoal_workers.contract.spec import JobSpec
 
 _COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure"}

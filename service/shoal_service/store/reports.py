@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, select
 from sqlalchemy import insert as plain_insert
 
-from shoal_service.core.endings import FailureRecord, decide_retry
+from shoal_service.core.endings import AttemptEnd, FailureRecord, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
-from shoal_service.reports import AttemptEnd, PendingLog, SupervisorReports
+from shoal_service.reports import PendingLog, SupervisorReports
 from shoal_service.store import nodes
 from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit

@@ -28,7 +28,8 @@ from pydantic import TypeAdapter
 
 from shoal_service.cluster.errors import GcsUnavailable
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.reports import AttemptEnd, PendingEvent, SuspectedNode
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import Frozen

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports, SuspectedNode
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.journal import Unacknowledged
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 

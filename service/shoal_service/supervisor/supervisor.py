@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Callable
 
 from shoal_service.clock import Clock
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.planner import plan_ahead
-from shoal_service.reports import AttemptEnd, SupervisorReports
+from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.new_attempt import new_attempt
@@ -21,8 +22,7 @@ from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.protocols import Journal, World
 from shoal_service.supervisor.reporter import Reporter
 from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS, SHORT_RUN_S, is_crash_loop
-from shoal_service.views import UserFailure
-from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.job import EndReason, UserFailure
 
 _log = logging.getLogger(__name__)
 _SEQ_JUMP = 1 << 32

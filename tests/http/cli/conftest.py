@@ -18,10 +18,11 @@ from doubles.fake_cluster_source import FakeClusterSource
 from shoal_api.cli.main import build_app
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.checkpoints import CheckpointCommitted
 from shoal_service.core.events.generations import GenerationFormed
 from shoal_service.core.events.incidents import IncidentOpened
-from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports
+from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
 from shoal_service.store import Store
 from shoal_service.views import (
     CheckpointView,

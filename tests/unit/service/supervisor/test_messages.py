@@ -8,19 +8,12 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.desired import Desired
-from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports, SuspectedNode
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
-from shoal_service.views import (
-    CheckpointView,
-    Condition,
-    IncidentView,
-    JobStatus,
-    SeriesPoint,
-    UserFailure,
-    WorkerView,
-)
-from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_service.views import CheckpointView, Condition, IncidentView, JobStatus, SeriesPoint, WorkerView
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
 SPEC = JobSpec.model_validate({"stop": {"steps": 12}, "task": "m:T", "data": {"paths": ["a", "b"]}})

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from shoal_service.reports import AttemptEnd, PendingEvent, PendingLog, SupervisorReports
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
 from shoal_service.supervisor import outbox as module
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
 from shoal_service.supervisor.outbox import Outbox

@@ -17,9 +17,10 @@ from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
 from shoal_service.core.events.generations import GenerationForming
-from shoal_service.reports import AttemptEnd, SupervisorReports
+from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.reporter import Reporter
