@@ -9,9 +9,17 @@ from shoal_service.views import SeriesPoint
 
 def _point(step: int, loss: float = 1.0, val_loss: float | None = None) -> SeriesPoint:
     return SeriesPoint(
-        step=step, at=float(step), loss=loss, grad_norm=1.0, lr=0.1, tokens_per_s=5.0, step_s=0.1, world_size=2,
-        generation=1, val_loss=val_loss,
-    )  # fmt: skip
+        step=step,
+        at=float(step),
+        loss=loss,
+        grad_norm=1.0,
+        lr=0.1,
+        tokens_per_s=5.0,
+        step_s=0.1,
+        world_size=2,
+        generation=1,
+        val_loss=val_loss,
+    )
 
 
 def test_a_bucket_holds_means_and_the_last_step() -> None:

@@ -107,8 +107,9 @@ def test_a_stall_that_is_part_of_a_discarded_step_is_not_taken_twice() -> None:
 def test_each_step_pays_its_share_of_a_snapshot() -> None:
     ledger = goodput.snapshots_cost(running(), copy_s=0.4, every_steps=4)
     assert seconds(settle(train(ledger, 101.0), 1)) == {
-        "productive": pytest.approx(3.6), "checkpoint_stall": pytest.approx(0.4)
-    }  # fmt: skip
+        "productive": pytest.approx(3.6),
+        "checkpoint_stall": pytest.approx(0.4),
+    }
 
 
 def test_a_verdict_takes_over_what_the_suspicion_has_cost() -> None:

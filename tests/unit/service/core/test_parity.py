@@ -94,8 +94,10 @@ def test_what_decides_about_the_losses_and_differs_is_listed() -> None:
     job = spec(seed=1, optimizer={"lr": 1e-3}, model={"dim": 64})
     found = differences(job, spec(model={"dim": 128}))
     assert {d.path: (d.value, d.against) for d in found} == {
-        "seed": (1, 0), "optimizer.lr": (1e-3, 3e-4), "model.dim": (64, 128)
-    }  # fmt: skip
+        "seed": (1, 0),
+        "optimizer.lr": (1e-3, 3e-4),
+        "model.dim": (64, 128),
+    }
 
 
 def test_workers_names_and_checkpoints_make_no_difference() -> None:

@@ -16,13 +16,26 @@ def _nodes(*cpus: float, gpus: float = 0, memory_gib: float = 64) -> list[NodeCa
 
 
 def _job(
-    name: str, low: int = 1, high: int = 1, *, granted: int = 0, need: WorkerNeed = ONE_CPU, priority: int = 0,
-    at: float = 0.0, leaving: bool = False,
-) -> JobDemand:  # fmt: skip
+    name: str,
+    low: int = 1,
+    high: int = 1,
+    *,
+    granted: int = 0,
+    need: WorkerNeed = ONE_CPU,
+    priority: int = 0,
+    at: float = 0.0,
+    leaving: bool = False,
+) -> JobDemand:
     return JobDemand(
-        job_id=name, priority=priority, created_at=at, min_workers=low, max_workers=high, need=need,
-        granted_workers=granted, leaving=leaving,
-    )  # fmt: skip
+        job_id=name,
+        priority=priority,
+        created_at=at,
+        min_workers=low,
+        max_workers=high,
+        need=need,
+        granted_workers=granted,
+        leaving=leaving,
+    )
 
 
 def _brief(decisions: list[Decision]) -> list[tuple[str, str, int]]:
@@ -131,21 +144,29 @@ def _demands(draw: st.DrawFn) -> list[JobDemand]:
         low = draw(st.integers(1, 5))
         jobs.append(
             _job(
-                f"j{i}", low, low + draw(st.integers(0, 5)), granted=draw(st.sampled_from([0, 0, 1, 3])),
-                need=draw(_NEEDS), priority=draw(st.integers(-1, 1)), at=float(draw(st.integers(0, 3))),
+                f"j{i}",
+                low,
+                low + draw(st.integers(0, 5)),
+                granted=draw(st.sampled_from([0, 0, 1, 3])),
+                need=draw(_NEEDS),
+                priority=draw(st.integers(-1, 1)),
+                at=float(draw(st.integers(0, 3))),
                 leaving=draw(st.booleans()) and draw(st.booleans()),
             )
-        )  # fmt: skip
+        )
     return jobs
 
 
 _CLUSTERS = st.lists(
     st.builds(
-        NodeCapacity, node_id=st.uuids().map(str), cpus=st.sampled_from([1.0, 4.0, 8.0]),
-        gpus=st.sampled_from([0.0, 2.0]), memory_gib=st.just(16.0),
+        NodeCapacity,
+        node_id=st.uuids().map(str),
+        cpus=st.sampled_from([1.0, 4.0, 8.0]),
+        gpus=st.sampled_from([0.0, 2.0]),
+        memory_gib=st.just(16.0),
     ),
     max_size=5,
-)  # fmt: skip
+)
 
 
 @given(_demands(), _CLUSTERS)

@@ -72,9 +72,13 @@ def test_choices_without_effect_are_not_varied() -> None:
 
 def test_fixed_choices_are_kept() -> None:
     fixed = ParallelismSpec(
-        pp=2, tp=2, schedule=Schedule.GPIPE, shard=ShardLevel.FULL, recompute=Recompute.FULL,
+        pp=2,
+        tp=2,
+        schedule=Schedule.GPIPE,
+        shard=ShardLevel.FULL,
+        recompute=Recompute.FULL,
         context=ContextMethod.ULYSSES,
-    )  # fmt: skip
+    )
     found = _all(_spec(), 8, fixed)
     assert len(found) == 1
     layout = found.layout(0)

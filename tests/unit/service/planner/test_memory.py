@@ -18,8 +18,13 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
 
 MODEL: dict[str, Any] = {
-    "dim": 8, "num_heads": 2, "hidden_dim": 32, "num_layers": 3, "seq_len": 16, "vocab_size": 300,
-}  # fmt: skip
+    "dim": 8,
+    "num_heads": 2,
+    "hidden_dim": 32,
+    "num_layers": 3,
+    "seq_len": 16,
+    "vocab_size": 300,
+}
 BLOCK = 4 * 64 + 3 * 8 * 32 + 2 * 8
 TABLE = 300 * 8
 PARAMS = 3 * BLOCK + TABLE

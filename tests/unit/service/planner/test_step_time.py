@@ -16,8 +16,13 @@ from shoal_workers.contract.layout import Recompute, Schedule, ShardLevel
 from shoal_workers.contract.spec import Precision
 
 MODEL: dict[str, Any] = {
-    "dim": 512, "num_heads": 8, "hidden_dim": 2048, "num_layers": 4, "seq_len": 1024, "vocab_size": 1000,
-}  # fmt: skip
+    "dim": 512,
+    "num_heads": 8,
+    "hidden_dim": 2048,
+    "num_layers": 4,
+    "seq_len": 1024,
+    "vocab_size": 1000,
+}
 WORK = Work(micro_size=2, num_micro_batches=4, compute_bytes=4)
 TOKENS = 2 * 1024
 PARAMS = 4 * (4 * 512**2 + 3 * 512 * 2048)
