@@ -113,10 +113,10 @@ _METRICS_INTRODUCTION = """# Metrics
 
 <!-- Made by tools/docs_pages.py from service/shoal_service/telemetry/metric_names.py; run `make docs`. -->
 
-`GET /metrics` is made at scrape time from the store: any control plane shows all of it, nothing is lost when one dies,
-and the series of a job that has ended vanish. Series with `job_id` are those of jobs that have an attempt. Times are
-seconds, sizes bytes. Besides these there are the usual `process_...` metrics of the control plane itself.
-[deploy/](../../deploy) has a configuration for Prometheus and a dashboard for Grafana, which shows nearly all of them.
+`GET /metrics` is computed at scrape time from the store. Every control plane returns all metrics, and none is lost
+when a control plane dies. Series with `job_id` exist for jobs that have an attempt, and vanish when the job has ended.
+Times are in seconds, sizes in bytes. The endpoint also has the usual `process_...` metrics of the control plane itself.
+[deploy/](../../deploy) has a configuration for Prometheus, and a dashboard for Grafana that shows nearly all metrics.
 """
 _LABEL_VALUES: dict[str, list[str]] = {
     "state": [state.value for state in JobState],
@@ -257,12 +257,14 @@ _KINDS = {
 
 
 def _bounds(field: dict[str, Any]) -> str:
-    words = (
-        ("minimum", ">= {:,}"), ("exclusiveMinimum", "> {:,}"),
-        ("maximum", "<= {:,}"), ("exclusiveMaximum", "< {:,}"),
-    )  # fmt: skip
-    bounds = [text.format(field[key]) for key, text in words if key in field and abs(field[key]) < 2**31]
-    return f" ({', '.join(bounds)})" if bounds else ""
+    words = {
+        "minimum": ">= {:,}",
+        "exclusiveMinimum": "> {:,}",
+        "maximum": "<= {:,}",
+        "exclusiveMaximum": "< {:,}",
+    }
+    limits = [text.format(field[key]) for key, text in words.items() if key in field and abs(field[key]) < 2**31]
+    return f" ({', '.join(limits)})" if limits else ""
 
 
 def _meaning(field: dict[str, Any], schema: dict[str, Any]) -> str:
