@@ -1,6 +1,7 @@
-"""The composition root of the control plane: store + control loop + HTTP edge, and a Ray cluster if none was given.
+"""The composition root of the control plane: store, control loop, HTTP edge, and a Ray cluster if none was given.
 
-HTTP answers at once; the cluster comes up behind it, and /readyz says when everything is there.
+HTTP requests are answered from the start; the cluster comes up in the background, and /readyz reports when it is there.
+Called by `shoal serve`. It decides nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ async def _serve(settings: Settings) -> None:
     embedded = None if settings.ray_address else _embedded(settings)
     for name, value in (embedded.environment if embedded is not None else CLUSTER_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
-    # Only now: ray reads its environment when it is imported, and never again.
+    # Not before: ray reads its environment once, when it is imported.
     from shoal_service.control.ray_cluster import RayCluster
 
     store = await asyncio.to_thread(Store.open, settings.database_url)
@@ -90,13 +91,13 @@ async def _serve(settings: Settings) -> None:
             await _connect(settings, cluster, embedded, stop)
             connected.set()
             async with asyncio.TaskGroup() as group:
-                keepers = [group.create_task(_keep_signals(server, connected))]
+                background = [group.create_task(_keep_signals(server, connected))]
                 if embedded is not None:
-                    keepers.append(group.create_task(_keep_alive(embedded)))
+                    background.append(group.create_task(_keep_alive(embedded)))
                 if not stop.is_set():
                     await control.run(stop)
-                for keeper in keepers:
-                    keeper.cancel()
+                for task in background:
+                    task.cancel()
 
         acting = asyncio.create_task(act())
         sys.stderr.write(f"listening on http://{host}:{port}\n")
@@ -112,12 +113,12 @@ async def _serve(settings: Settings) -> None:
                 await asyncio.to_thread(embedded.stop)
             store.close()
             if not acting.done():
-                os._exit(0)  # a thread hangs in Ray, which never gives up on a cluster that does not answer
+                os._exit(0)  # a thread hangs in Ray, which waits without limit for a cluster that does not answer
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:
-    """SIGINT and SIGTERM end the serving, and nothing else: uvicorn's own handlers raise the signal a second time,
-    which would interrupt the stopping of the cluster."""
+    """SIGINT and SIGTERM only end the serving. uvicorn's own handlers raise the signal a second time, which would
+    interrupt the stopping of the cluster."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, setattr, server, "should_exit", True)
@@ -125,7 +126,7 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
 
 
 async def _keep_signals(server: uvicorn.Server, connected: asyncio.Event) -> None:
-    """After each connecting: Ray takes SIGTERM for itself then, would print a stack and abort."""
+    """After each connection to Ray, which installs a SIGTERM handler of its own: it prints a stack and aborts."""
     while True:
         await connected.wait()
         connected.clear()
@@ -133,7 +134,8 @@ async def _keep_signals(server: uvicorn.Server, connected: asyncio.Event) -> Non
 
 
 async def _keep_alive(embedded: EmbeddedCluster) -> None:
-    """Start what has died of the embedded cluster again. Nobody tells of a process that an earlier server started."""
+    """Start dead parts of the embedded cluster again. The death of a process that an earlier server started is not
+    signalled to this one, so it is polled."""
     while True:
         await asyncio.sleep(_HEAL_S)
         try:
@@ -145,7 +147,7 @@ async def _keep_alive(embedded: EmbeddedCluster) -> None:
 async def _connect(
     settings: Settings, cluster: RayCluster, embedded: EmbeddedCluster | None, stop: asyncio.Event
 ) -> None:
-    """Bring the cluster up and become its driver, unless told to stop before."""
+    """Bring the cluster up and become its driver, or return when `stop` is set."""
     while not stop.is_set():
         try:
             if embedded is not None:
@@ -174,14 +176,14 @@ def _warnings(embedded: EmbeddedCluster | None) -> tuple[str, ...]:
     away = embedded.away if embedded is not None else ()
     if not away:
         return ()
-    reason = "A node that has died is not started again; one that never came up is by the next start of `shoal serve`."
+    reason = "A node that died is not started again. A node that never came up is started by the next `shoal serve`."
     return (f"Nodes of the embedded Ray cluster are away: {', '.join(away)}. {reason}",)
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bound before anything else is started, so that a taken port costs nothing."""
-    # With the protocol spelled out: asyncio switches Nagle's algorithm off only then, and with it every answer on a
-    # connection that is kept alive waits 40 ms for a delayed acknowledgement.
+    """Bound before anything else is started, so that a port that is in use fails early."""
+    # The protocol is named because asyncio disables Nagle's algorithm only then. With that algorithm every answer on a
+    # kept-alive connection waits 40 ms for a delayed acknowledgement.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,6 +1,6 @@
-"""Settings of a control plane: SHOAL_... in the environment, or keyword arguments, which win.
+"""Settings of a control plane: from keyword arguments, else from the environment (SHOAL_...), else the defaults.
 
-The only file of the service that reads the environment. Made once by the composition root, then passed.
+The only file of the service that reads the environment. Made once by `shoal serve`, then passed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 
 _MIN_LEASE_TTL_S = 3.0
-"""The control loop looks around every second and renews after a third of the time to live: one pass may be late."""
+"""The control loop makes a pass every second and renews after a third of the time to live, so one pass may be late."""
 
 
 class SettingsError(ValueError):
-    """Settings that cannot work; the message names each one, its value and where it came from."""
+    """Settings that cannot work; the message names each one and its value."""
 
     code = "invalid_settings"
 
@@ -31,13 +31,14 @@ class Settings(BaseSettings):
     )
 
     state_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "state" / "shoal")
-    """Database, checkpoints, code and the embedded cluster's notes live below it, unless other settings say so."""
+    """Directory of the database, the checkpoints, the code and the embedded cluster's note, unless other settings
+    name other places."""
     database_url: str = Field(default_factory=lambda given: f"sqlite:///{_below_state(given, 'shoal.db')}")
     """sqlite:////absolute/path or postgresql://user@host/database. Default: shoal.db in state_dir."""
     host: str = "127.0.0.1"
-    """Address to listen on. The API has no authentication: anything but loopback needs a proxy that has."""
+    """Address to listen on. The API has no authentication: any address but loopback needs a proxy that has."""
     port: int = Field(8470, ge=0, le=65535)
-    """0: a free one."""
+    """0: a free port."""
     log_level: LogLevel = LogLevel.INFO
     """debug, info, warning or error; for the server, and for the supervisors and workers that it starts. At debug the
     server also logs each request."""
@@ -45,24 +46,24 @@ class Settings(BaseSettings):
     """text, for people, or json: one object per line. See docs/logs.md."""
 
     ray_address: str | None = None
-    """host:port of the Ray cluster to join; unset: start one on this machine."""
+    """host:port of the Ray cluster to join. Without it, a cluster is started on this machine."""
     num_cpus: int | None = Field(None, ge=1, le=4096)
-    """CPUs of the embedded cluster, over all its nodes. Default: those of this machine."""
+    """CPUs of the embedded cluster, over all its nodes. Default: the CPUs of this machine."""
     num_gpus: int = Field(0, ge=0, le=1024)
-    """GPUs of the embedded cluster."""
+    """GPUs of the embedded cluster, over all its nodes."""
     nodes: int = Field(1, ge=1, le=64)
-    """Ray nodes that the embedded cluster pretends to have."""
+    """Number of Ray nodes that the embedded cluster simulates on this machine."""
     keep_cluster: bool = False
-    """Leave the embedded cluster running when the server ends; the next one adopts it."""
+    """Leave the embedded cluster running when the server ends. The next server adopts it."""
     fork_workers: bool = True
-    """Fork shards without GPUs from a process of their node that has imported torch, instead of starting an interpreter
-    for each. Turn it off where the nodes of a cluster have their interpreters in different places."""
+    """Fork workers without GPUs from a process of their node that has imported torch, instead of starting an
+    interpreter for each. Set it to false if the nodes of the cluster have their interpreters at different paths."""
 
     checkpoint_url: str = Field(default_factory=lambda given: str(_below_state(given, "checkpoints")))
-    """Where jobs without a checkpoint.url keep theirs. Default: checkpoints/ in state_dir."""
+    """Checkpoint directory of jobs without a checkpoint.url. Default: checkpoints/ in state_dir."""
 
     lease_ttl_s: float = Field(10.0, ge=_MIN_LEASE_TTL_S, le=3600, allow_inf_nan=False)
-    """A lease on the jobs that was not renewed for so long goes to another control plane."""
+    """If the lease on the jobs is not renewed for this long, another control plane can take it."""
 
     @property
     def logs(self) -> LogSettings:
@@ -99,6 +100,6 @@ def load_settings(**given: object) -> Settings:
 
 
 def _below_state(given: dict[str, Any], name: str) -> Path:
-    """`given` are the fields validated so far; state_dir is not among them if it is wrong, and then nothing is made."""
+    """`given` are the fields that are valid so far. Without a valid state_dir the result is not used."""
     state_dir: Path = given.get("state_dir", Path())
     return state_dir / name

@@ -3,14 +3,14 @@
 Its processes lead sessions of their own, so they outlive a control plane that is killed; the next control plane finds
 them by the note in the state directory. A control plane that stops in an orderly way stops them, by session.
 
-    one node        head and workers are one: `ray start --head` with all the CPUs
-    several nodes   a head without CPUs, and so many raylets at 127.0.0.2, 127.0.0.3, ...
+    one node        the head is also the node of the workers: `ray start --head` with all CPUs
+    several nodes   a head without CPUs, and one raylet per node at 127.0.0.2, 127.0.0.3, ...
 
-`start` returns when every node is registered and its raylet runs. One that does not come up is started again, a few
-times; one that stays away is named in the log and in `away`, and the cluster goes on without it.
+`start` returns when every node is registered and its raylet runs. A node that does not come up is started again, up to
+three times; a node that stays away is named in the log and in `away`, and the cluster goes on without it.
 
-`heal` starts the head again when it has died. Its tables (GCS) lie on disk: actors live on while it is away, and it
-finds them again. If only its GCS process has died, only that is started, beside the running rest of the head.
+`heal` starts the head again when it has died. Its tables (GCS) are on disk: actors live on while it is away, and it
+finds them again. If only its GCS process has died, only that process is started again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from shoal_service.cluster.embedded_node import (
     GCS,
@@ -45,23 +43,23 @@ from shoal_service.cluster.process_sessions import (
     end_session,
     free_port,
     listens,
-    session_members,
+    pids_of_session,
 )
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
 _MAX_STARTS = 3
-"""Of one node, before the cluster goes on without it."""
-_LOOK_S = 0.1
+"""Starts of one node before the cluster goes on without it."""
+_CHECK_S = 0.1
 
 
 class EmbeddedClusterFailed(Exception):
-    """Ray did not start; the message holds the end of what it printed."""
+    """Ray did not start; the message contains the end of its output."""
 
 
 class EmbeddedCluster:
-    """`num_cpus` and `num_gpus` are those of all nodes together. Thread-safe: one call waits for another."""
+    """`num_cpus` and `num_gpus` are totals over all nodes. Thread-safe: calls wait for each other."""
 
     def __init__(self, state_dir: Path, *, num_cpus: int, num_gpus: int = 0, num_nodes: int = 1) -> None:
         self._state_dir = state_dir
@@ -74,16 +72,16 @@ class EmbeddedCluster:
         self._note = EmbeddedNote(address="", pids=(), temp_dir="")
         self._lock = threading.Lock()
         self._is_stopped = False
-        """Also read by a start that is under way, which then gives up."""
+        """Also read by a start that is under way, which then ends."""
         self._away: tuple[str, ...] = ()
         self.adopted = False
         """True: the cluster was already running."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a driver's environment must hold *before* it imports ray, which reads it once.
+        """What a driver's environment must contain before it imports ray, which reads it once.
 
-        Token authentication; and loopback, since Ray otherwise replaces 127.0.0.1 by the host's own address.
+        Token authentication, and loopback: Ray otherwise replaces 127.0.0.1 by the host's own address.
         """
         return {
             "RAY_AUTH_MODE": "token",
@@ -94,26 +92,26 @@ class EmbeddedCluster:
 
     @property
     def away(self) -> tuple[str, ...]:
-        """Addresses of the nodes without a living raylet, as `start` and `heal` saw them last. From any thread."""
+        """Addresses of the nodes without a living raylet, at the end of the last `start` or `heal`. From any thread."""
         return self._away
 
     def start(self) -> str:
-        """Adopt the cluster that an earlier control plane left behind, or start one. Returns its address.
+        """Adopt the running cluster of an earlier control plane, or start one. Returns its address.
 
         Raises:
-            EmbeddedClusterFailed: the head, or not a single other node, came up; or `stop` was called meanwhile.
+            EmbeddedClusterFailed: the head did not come up, or none of the other nodes did, or `stop` was called.
         """
         with self._lock:
             self._is_stopped = False
             try:
                 return self._start()
             finally:
-                self._look()
+                self._check_away()
 
     def heal(self) -> bool:
-        """Start the head again if it has died, and the nodes if all of them have; True: something was started.
+        """Start the head again if it has died, and the nodes if all of them have died; True: something was started.
 
-        One dead node of several stays dead, as a machine would. Only after `start`; does nothing after `stop`.
+        One dead node of several stays dead, as a machine would. Call it after `start`; after `stop` it does nothing.
         """
         with self._lock:
             if self._is_stopped:
@@ -121,12 +119,12 @@ class EmbeddedCluster:
             try:
                 return self._heal()
             finally:
-                self._look()
+                self._check_away()
 
     def stop(self) -> None:
-        """End the processes of the note and all that they started, and remove their temporary files.
+        """End all processes of the note's sessions, and remove their temporary files.
 
-        By SIGKILL: nothing here is worth saving, and Ray takes ten seconds and more over a SIGTERM.
+        By SIGKILL: there is nothing to save, and Ray takes ten seconds and more after a SIGTERM.
         """
         self._is_stopped = True
         with self._lock:
@@ -134,7 +132,7 @@ class EmbeddedCluster:
 
     def _start(self) -> str:
         self._state_dir.mkdir(parents=True, exist_ok=True)
-        note = self._read_note()
+        note = EmbeddedNote.read(self._note_path)
         if note is not None and any(node.runs(RAYLET) for node in note.nodes):
             self._note, self.address, self.adopted = note, note.address, True
             self._heal()
@@ -145,7 +143,7 @@ class EmbeddedCluster:
             self.token_path.touch(mode=0o600)
             self.token_path.write_text(secrets.token_hex(32))
         self.address = f"127.0.0.1:{free_port()}"
-        temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")  # short: Ray puts Unix sockets below it
+        temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")  # a short path: Ray puts Unix sockets below it
         nodes = tuple(EmbeddedNode(number=n) for n in range(1 if self._num_nodes == 1 else self._num_nodes + 1))
         self._note = EmbeddedNote(
             address=self.address, pids=(), temp_dir=temp_dir, client_port=free_port(), nodes=nodes
@@ -168,11 +166,11 @@ class EmbeddedCluster:
         return True
 
     def _is_joined_by_others(self) -> bool:
-        """Somebody else has started nodes that belong to this cluster: it can train without those of the note."""
+        """Nodes that are not in the note belong to this cluster: it can train without those of the note."""
         return bool(set(raylets_of(self.address)) - set(self._note.nodes[HEAD].pids_of(RAYLET)))
 
     def _stop(self) -> None:
-        note = self._read_note()
+        note = EmbeddedNote.read(self._note_path)
         if note is None:
             return
         for leader in reversed(note.pids):
@@ -181,18 +179,18 @@ class EmbeddedCluster:
         shutil.rmtree(note.temp_dir, ignore_errors=True)
         self._note_path.unlink(missing_ok=True)
 
-    def _look(self) -> None:
-        """Notice who is away; say so when it changes."""
+    def _check_away(self) -> None:
+        """Update `away`; log it when it changes."""
         away = tuple(node.ip for node in self._note.nodes if not node.runs(RAYLET))
         if away and away != self._away and not self._is_stopped:
             _log.warning("embedded_cluster.nodes_away", extra={"nodes": list(away), "of": len(self._note.nodes)})
         self._away = away
 
     def _start_nodes(self, numbers: Iterable[int]) -> None:
-        """The head before all others, which then start side by side; those that run already are left alone."""
+        """The head first; then all others at the same time. A node that runs is left alone."""
         pending = [number for number in numbers if not self._note.nodes[number].runs(RAYLET)]
         if HEAD in pending:
-            self._start_side_by_side([HEAD])
+            self._start_together([HEAD])
             self._check_up([HEAD])
             gcs = next(self._note.nodes[HEAD].pids_of(GCS))
             self._note = self._note.model_copy(update={"gcs_command": command_of(gcs)})
@@ -200,7 +198,7 @@ class EmbeddedCluster:
             pending.remove(HEAD)
         desired = list(pending)
         for attempt in range(1, _MAX_STARTS + 1):
-            self._start_side_by_side(pending)
+            self._start_together(pending)
             pending = [number for number in desired if not self._note.nodes[number].runs(RAYLET)]
             if not pending or self._is_stopped:
                 break
@@ -209,9 +207,9 @@ class EmbeddedCluster:
         if desired:
             self._check_up(desired)
 
-    def _start_side_by_side(self, numbers: list[int]) -> None:
-        """Until each has come up, or failed to. `ray start` ends well once its node is registered with the head; but
-        it waits for 30 s for a raylet that has died, and is not waited for."""
+    def _start_together(self, numbers: list[int]) -> None:
+        """Until each node has come up or failed. `ray start` succeeds once its node is registered with the head. After
+        the death of a raylet it would wait for 30 s, so it is not waited for."""
         launched = {number: self._launch(number) for number in numbers}
         starting = dict(launched)
         deadline = time.monotonic() + _START_TIMEOUT_S
@@ -222,7 +220,7 @@ class EmbeddedCluster:
                     self._note = self._note.with_node(node.model_copy(update={"has_been_up": True}))
                 if status is not None or node.has_lost(RAYLET):
                     del starting[number]
-            time.sleep(_LOOK_S)  # a process of a process: there is nothing to wait for
+            time.sleep(_CHECK_S)  # a process of a process cannot be waited for
         self._write_note()
         for number, process in launched.items():
             if not self._note.nodes[number].has_been_up:
@@ -233,7 +231,7 @@ class EmbeddedCluster:
         """One `ray start`, the leader of its own session."""
         node = self._note.nodes[number].model_copy(update={"has_been_up": False})
         self._note = self._note.with_node(node)
-        self._end_sessions(node)  # what may be left of its last life
+        self._end_sessions(node)  # what may remain of its last start
         cpus, gpus = (0, 0) if number == HEAD and self._num_nodes > 1 else (self._num_cpus, self._num_gpus)
         command = start_command(self._note, node, num_cpus=cpus, num_gpus=gpus)
         return self._spawn(number, command, start_environment(self._note, node), self._log_path(number))
@@ -254,7 +252,7 @@ class EmbeddedCluster:
         while not listens(self.address):
             if time.monotonic() > deadline:
                 raise EmbeddedClusterFailed(f"the GCS does not listen at {self.address}")
-            time.sleep(0.05)  # another process's socket: there is nothing to wait for
+            time.sleep(0.05)  # another process's socket cannot be waited for
 
     def _spawn(
         self, number: int, command: list[str], environment: dict[str, str], log_path: Path
@@ -265,9 +263,10 @@ class EmbeddedCluster:
                 start_new_session=True, env={**os.environ, **self.environment, **environment},
             )  # fmt: skip
         node = self._note.nodes[number]
-        sessions = (*(session for session in node.sessions if session_members(session)), process.pid)
+        sessions = (*(session for session in node.sessions if pids_of_session(session)), process.pid)
         self._note = self._note.with_node(node.model_copy(update={"sessions": sessions}))
-        self._write_note()  # at once: a control plane that is killed in mid-start leaves nothing unknown behind
+        # now, since the next control plane must know every session, also if this one is killed during a start
+        self._write_note()
         return process
 
     def _end_sessions(self, node: EmbeddedNode) -> None:
@@ -277,21 +276,13 @@ class EmbeddedCluster:
     def _log_path(self, number: int) -> Path:
         return self._state_dir / f"ray-node-{number}.log"
 
-    def _read_note(self) -> EmbeddedNote | None:
-        try:
-            return EmbeddedNote.model_validate_json(self._note_path.read_text())
-        except (FileNotFoundError, ValidationError):
-            return None
-
     def _write_note(self) -> None:
-        temporary = self._note_path.with_suffix(".tmp")
-        temporary.write_text(self._note.model_dump_json())
-        temporary.replace(self._note_path)
+        self._note.write(self._note_path)
 
 
 def _is_ray(leader: int) -> bool:
-    """The number may have been given to somebody else's session since the note was written."""
-    return any("ray" in part for pid in session_members(leader) for part in command_of(pid)[:3])
+    """The session's number may have been reused by another program since the note was written."""
+    return any("ray" in part for pid in pids_of_session(leader) for part in command_of(pid)[:3])
 
 
 def _end(leader: int) -> None:

@@ -1,6 +1,6 @@
-"""The nodes of the embedded cluster: what is noted of each, its `ray start`, and whether its processes run.
+"""The nodes of the embedded cluster: their entry in the note, their `ray start` command, and whether they run.
 
-Pure but for the look at /proc. `EmbeddedCluster` starts and ends them.
+Reads /proc and the note's file, starts nothing; `EmbeddedCluster` starts and ends the nodes.
 """
 
 from __future__ import annotations
@@ -9,14 +9,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal_service.cluster.process_sessions import command_of, died_in_session, session_members
+from pydantic import ValidationError
+
+from pydantic import ValidationError
+
+from shoal_service.cluster.process_sessions import command_of, died_in_session, pids_of_session
 from shoal_workers.contract.base import Frozen
 
 GCS = "/gcs_server"
 RAYLET = "/raylet/raylet"
 HEAD = 0
 _OBJECT_STORE_BYTES = 100 << 20
-"""Small: Shoal moves no tensors through Ray's object store."""
+"""Small, because Shoal moves no tensors through Ray's object store."""
 
 
 class EmbeddedNode(Frozen):
@@ -26,7 +30,7 @@ class EmbeddedNode(Frozen):
     sessions: tuple[int, ...] = ()
     """Every session that was started for it."""
     has_been_up: bool = False
-    """It has belonged to the cluster: from now on it may die as a machine would, and is not started again."""
+    """It has joined the cluster. If it dies later it is not started again, as a machine would not be."""
 
     @property
     def ip(self) -> str:
@@ -36,19 +40,19 @@ class EmbeddedNode(Frozen):
         return next(self.pids_of(program), None) is not None
 
     def has_lost(self, program: str) -> bool:
-        """One died, and the `ray start` that started it still waits for it."""
+        """Such a process has died, and the `ray start` that started it still waits for it."""
         return any(program.endswith(f"/{name}") for session in self.sessions for name in died_in_session(session))
 
     def pids_of(self, program: str) -> Iterator[int]:
-        """Of its processes that run this program."""
+        """Pids of its processes that run this program."""
         for session in self.sessions:
-            for pid in session_members(session):
+            for pid in pids_of_session(session):
                 if command_of(pid)[:1] and command_of(pid)[0].endswith(program):
                     yield pid
 
 
 class EmbeddedNote(Frozen):
-    """What the next control plane must know of the cluster."""
+    """What the next control plane must know of the cluster. A JSON file in the state directory."""
 
     address: str
     pids: tuple[int, ...]
@@ -59,6 +63,32 @@ class EmbeddedNote(Frozen):
     gcs_command: tuple[str, ...] = ()
     """How the head's GCS process was started."""
 
+    @staticmethod
+    def read(path: Path) -> EmbeddedNote | None:
+        """None: there is no note, or not a valid one."""
+        try:
+            return EmbeddedNote.model_validate_json(path.read_text())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def write(self, path: Path) -> None:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(self.model_dump_json())
+        temporary.replace(path)
+
+    @staticmethod
+    def read(path: Path) -> EmbeddedNote | None:
+        """None: there is no note, or not a valid one."""
+        try:
+            return EmbeddedNote.model_validate_json(path.read_text())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def write(self, path: Path) -> None:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(self.model_dump_json())
+        temporary.replace(path)
+
     def with_node(self, changed: EmbeddedNode) -> EmbeddedNote:
         nodes = tuple(changed if node.number == changed.number else node for node in self.nodes)
         pids = tuple(session for node in nodes for session in node.sessions)
@@ -66,8 +96,8 @@ class EmbeddedNote(Frozen):
 
 
 def start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_gpus: int) -> list[str]:
-    """`ray start` of a node. It ends when its node is up; its children stay behind: with `--block` it would end them
-    all when one of them dies, and the GCS could not be started again alone."""
+    """`ray start` of a node. It ends when its node is up, and its child processes stay. With `--block` it would end
+    all of them when one dies, and the GCS could not be started again alone."""
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start"),
         f"--node-ip-address={node.ip}",
@@ -83,7 +113,7 @@ def start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_
 
 
 def raylets_of(address: str) -> list[int]:
-    """Pids of all raylets of the cluster on this machine, whoever started them. Looks at every process."""
+    """Pids of all raylets of the cluster on this machine, also those that others started. Reads every process."""
     port = address.rpartition(":")[2]
     return [
         int(entry.name)
@@ -96,12 +126,12 @@ def raylets_of(address: str) -> list[int]:
 
 
 def start_environment(note: EmbeddedNote, node: EmbeddedNode) -> dict[str, str]:
-    """What a node's processes need besides what every process of the cluster does."""
+    """Environment of a node's processes, besides that of every process of the cluster."""
     return gcs_environment(note) if node.number == HEAD else _JOIN_ENVIRONMENT
 
 
 def gcs_environment(note: EmbeddedNote) -> dict[str, str]:
-    """The head's tables on disk, so that a head that dies alone can come back to living actors."""
+    """Keeps the head's tables on disk, so that a head that dies alone finds its living actors after its restart."""
     return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{note.temp_dir}/gcs"}
 
 
@@ -110,8 +140,8 @@ _JOIN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 
 
 def _temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
-    """A directory of its own for each node. In a shared one Ray names a raylet's socket by the first number that no
-    file has yet, and binds it seconds later: of two nodes that start side by side one died of `Address already in use`.
+    """A directory of its own for each node. In a shared directory Ray names a raylet's socket by the first unused
+    number, and binds it seconds later: of two nodes that started at the same time one died of `Address already in use`.
     """
     return note.temp_dir if node.number == HEAD else f"{note.temp_dir}/{node.number}"
 
@@ -119,12 +149,13 @@ def _temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
 def _head_arguments(note: EmbeddedNote) -> tuple[str, ...]:
     port = note.address.rpartition(":")[2]
     return (
-        # its autoscaler has nothing to scale, and would compete for the processor with the raylet that it starts beside
+        # the autoscaler has nothing to scale, and would take processor time from the raylet while that starts
         *("--head", f"--port={port}", "--include-dashboard=false", "--no-monitor"),
         f"--ray-client-server-port={note.client_port}",
     )
 
 
 def _join_arguments(note: EmbeddedNote) -> tuple[str, ...]:
-    """The head's address as IPv6: Ray replaces the IPv4 one by the host's own, where the head does not listen."""
+    """The head's address as IPv6. Ray replaces an IPv4 loopback address by the host's own address, at which the head
+    does not listen."""
     return (f"--address=[::ffff:127.0.0.1]:{note.address.rpartition(':')[2]}",)

@@ -1,7 +1,7 @@
-"""NodeTestActor: the Ray shell around one half of a node's probation test; two of them test a pair of nodes.
+"""The probation test of a node: an actor on the suspected node, and one on a partner node, compute and communicate.
 
-Called by `cluster.py` for the control loop. The actors reserve nothing (a GPU, where the node has one), are pinned to
-their nodes, and are killed at the end of the test whatever becomes of it.
+Called by `control/ray_cluster.py` for the control loop. The actors are pinned to their nodes, reserve nothing but a GPU
+if the node has one, and are killed at the end of every test.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray
 
 _START_S = 90.0
-"""A fresh process that imports torch on a busy machine."""
+"""The start of a process that imports torch on a busy machine."""
 _TEST_S = 60.0
 
 
 class NodeTestActor:
-    """One process on one node; used for one test."""
+    """One process on one node, for one test."""
 
     def matmul(self, device: str) -> str:
-        """What was wrong; empty: nothing."""
+        """What was wrong; empty: it passed."""
         from shoal_workers import node_test
 
         return node_test.matmul_fault(device)
@@ -52,7 +52,7 @@ async def fault_of_node(suspect: str, partner: str | None, *, has_gpu: bool) -> 
     except TimeoutError:
         return f"the test did not end within {_START_S + _TEST_S:.0f} s"
     except RayError as error:
-        return f"the test's process failed: {str(error).strip().splitlines()[0]}"
+        return f"the process of the test failed: {str(error).strip().splitlines()[0]}"
     finally:
         for actor in actors:
             ray.kill(actor, no_restart=True)
@@ -68,10 +68,11 @@ async def _test(actors: list[Any], device: str) -> str:
         async with asyncio.timeout(_START_S):
             host, port = await actors[order[0]].listen_at.remote()
         async with asyncio.timeout(_TEST_S):
-            faults: list[str] = await asyncio.gather(
-                *(actors[who].pair.remote(rank, host, port, f"suspect-{order}", _TEST_S / 2)
-                  for rank, who in enumerate(order))
-            )  # fmt: skip
+            halves = [
+                actors[number].pair.remote(rank, host, port, f"suspect-{order}", _TEST_S / 2)
+                for rank, number in enumerate(order)
+            ]
+            faults: list[str] = await asyncio.gather(*halves)
         if any(faults):
             return next(filter(None, faults))
     return ""

@@ -1,7 +1,7 @@
-"""Processes by the session that they belong to, as /proc shows them: who is in it, what it runs, and how to end all.
+"""The processes of a session, from /proc: their pids, their programs, and how to end all of them.
 
-A session outlives its leader, and its number is not given to another process while one member lives. Used by the
-embedded cluster only: nothing else here starts processes that it must find again.
+A session outlives its leader, and its number is not reused while one of its processes lives. Used by the embedded
+cluster only, which must find the processes of an earlier control plane.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _STOP_TIMEOUT_S = 20.0
 
 
 class SessionsRemain(Exception):
-    """Processes that cannot be ended."""
+    """Some processes cannot be ended."""
 
 
-def session_members(leader: int) -> list[int]:
-    """DoubleBufferedState processes of the session; zombies have ended."""
+def pids_of_session(leader: int) -> list[int]:
+    """Pids of the session's living processes. A zombie does not count."""
     return [pid for pid in _of_session(leader) if _stat(pid)[1] not in ("Z", "")]
 
 
 def died_in_session(leader: int) -> list[str]:
-    """Names of its programs that have died, and whose parent has not asked yet; cut to 15 letters by the kernel."""
+    """Names of the session's zombies; the kernel cuts a name to 15 letters."""
     return [name for pid in _of_session(leader) for name, state in [_stat(pid)] if state == "Z"]
 
 
 def command_of(pid: int) -> tuple[str, ...]:
-    """Its command line; empty: it is gone."""
+    """The command line of a process; empty: it has ended."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -40,23 +40,23 @@ def command_of(pid: int) -> tuple[str, ...]:
 
 
 def end_session(leader: int) -> None:
-    """Kill every process of the session, also those that moved to groups of their own, until none is left."""
+    """Kill every process of the session, whatever its process group, until there is none."""
     deadline = time.monotonic() + _STOP_TIMEOUT_S
-    while members := session_members(leader):
-        for pid in members:
+    while pids := pids_of_session(leader):
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         _reap(leader)
         if time.monotonic() > deadline:
-            raise SessionsRemain(f"processes {members} of session {leader} cannot be ended")
+            raise SessionsRemain(f"processes {pids} of session {leader} cannot be ended")
         time.sleep(0.02)
     _reap(leader)
 
 
 def listens(address: str) -> bool:
-    """Something accepts connections at host:port."""
+    """A process accepts connections at host:port."""
     host, port = address.rsplit(":", 1)
     try:
         socket.create_connection((host, int(port)), timeout=2.0).close()
@@ -73,17 +73,17 @@ def free_port() -> int:
 
 
 def _of_session(leader: int) -> Iterator[int]:
-    """Asks the kernel by process: to read every one's `stat` took 20 ms a look, once a second for each node."""
+    """With one system call per process. Reading each `stat` file took 20 ms per call, once a second for each node."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and os.getsid(int(entry.name)) == leader:
                 yield int(entry.name)
         except ProcessLookupError:
-            continue  # gone meanwhile
+            continue  # it has ended since
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """Name and state (one letter), as /proc has them; empty: it is gone."""
+    """Name and state (one letter) of a process; empty: it has ended."""
     try:
         head, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")
     except OSError:

@@ -1,8 +1,8 @@
 """Packs a user's directory into a zip archive that is a pure function of its files: same files, same sha256.
 
-Left out: version control, caches and virtual environments. Symbolic links are followed to files inside the directory
-and refused when they lead out of it (they would be somebody else's files). Called by the HTTP edge for a `working_dir`
-on the service's machine, and by the Python client for one on the user's.
+Version control, caches and virtual environments are left out. A symbolic link to a file inside the directory is
+followed; a link that leads out of it is refused, since it may point to another user's files. Called by the HTTP edge
+for a `working_dir` on the service's machine, and by the Python client for one on the user's machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CodeArchive:
 
 
 class CodeArchiveError(ValueError):
-    """A directory that cannot be packed, or an archive that cannot be accepted; the message says why."""
+    """A directory cannot be packed, or an archive cannot be accepted; the message gives the reason."""
 
     code = "code_archive"
 
@@ -41,8 +41,8 @@ def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Code
     """Pack a directory.
 
     Raises:
-        CodeArchiveError: not a directory, a link that leads out of it, too many files, or too large; then the largest
-            files are named.
+        CodeArchiveError: not a directory, a link that leads out of it, too many files, or too large (the largest files
+            are named).
     """
     root = Path(working_dir)
     if not root.is_dir():
@@ -61,10 +61,10 @@ def pack(working_dir: str | Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Code
 
 
 def check(sha256: str, data: bytes) -> None:
-    """Verify an archive that somebody uploads under a name.
+    """Verify an uploaded archive.
 
     Raises:
-        CodeArchiveError: another content than named, not a sound zip, or entries that would land outside of its root.
+        CodeArchiveError: another sha256 than named, a damaged zip, or entries outside of the archive's root.
     """
     actual = hashlib.sha256(data).hexdigest()
     if actual != sha256:
@@ -80,18 +80,20 @@ def check(sha256: str, data: bytes) -> None:
             for entry in entries:
                 parts = entry.filename.replace("\\", "/").split("/")
                 if entry.filename.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
-                    raise CodeArchiveError(f"the entry {entry.filename!r} would land outside of the archive's root.")
+                    raise CodeArchiveError(
+                        f"the entry {entry.filename!r} would be extracted outside of the archive's root."
+                    )
             damaged = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         if isinstance(error, CodeArchiveError):
             raise
-        raise CodeArchiveError(f"the body is not a sound zip archive: {error}.") from None
+        raise CodeArchiveError(f"the body is not a valid zip archive: {error}.") from None
     if damaged is not None:
         raise CodeArchiveError(f"the entry {damaged!r} is damaged.")
 
 
 def _files_of(root: Path) -> dict[str, Path]:
-    """Regular files by their name in the archive, sorted; the order must not depend on the file system."""
+    """Regular files by their name in the archive, sorted: the order must not depend on the file system."""
     inside = root.resolve()
     found: dict[str, Path] = {}
     for folder, subfolders, names in os.walk(root, followlinks=False):

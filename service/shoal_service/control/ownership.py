@@ -1,8 +1,9 @@
-"""Names of control planes, which tell another one on the same machine whether their process is certainly gone.
+"""Names of control planes, from which another one on the same machine can tell that the owner of a lease has ended.
 
-    HOST-PID-PLACE-START     place: the machine's boot and the pid namespace; start: the process's, in clock ticks
+    HOST-PID-SCOPE-START     scope: the machine's boot and the pid namespace; start: of the process, in clock ticks
 
-A lease outlives its owner by up to its time to live. One that was killed and started again need not wait for itself.
+A lease outlives its owner by up to its time to live. A control plane that was killed and started again does not wait
+for its own old lease. Called by the control loop and by `shoal serve`.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ from pathlib import Path
 
 _STATE, _START = 0, 19
 """Fields of /proc/PID/stat after the command's name."""
-_NOWHERE = "nowhere"
+_NO_SCOPE = "none"
 
 
 def own_name() -> str:
-    """Of this process; unique."""
-    return f"{socket.gethostname()}-{os.getpid()}-{_place()}-{_started(os.getpid()) or 0}"
+    """The unique name of this process."""
+    return f"{socket.gethostname()}-{os.getpid()}-{_scope()}-{_started(os.getpid()) or 0}"
 
 
 def is_gone(name: str) -> bool:
-    """True only if a process of that name lived here, and does not any more. Of other machines nobody here can say."""
+    """True only if a process of that name ran on this machine and has ended. False for other machines: unknown."""
     parts = name.rsplit("-", 3)
     if len(parts) != 4 or not parts[1].isdecimal() or not parts[3].isdecimal():
         return False
-    _, pid, place, start = parts
-    return place == _place() != _NOWHERE and _started(int(pid)) != int(start)
+    _, pid, scope, start = parts
+    return scope == _scope() != _NO_SCOPE and _started(int(pid)) != int(start)
 
 
-def _place() -> str:
+def _scope() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         namespace = Path("/proc/self/ns/pid").readlink()
     except OSError:
-        return _NOWHERE
+        return _NO_SCOPE
     return hashlib.sha256(f"{boot}{namespace}".encode()).hexdigest()[:8]
 
 
 def _started(pid: int) -> int | None:
-    """When the living process of that pid began; None: there is none, or it only waits to be asked for its end."""
+    """When the process with that pid started; None: there is none, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""A question to the planner from outside, and its answer: for `POST /v1/plans` and `shoal plan`, which say the same.
+"""A request to the planner from outside, and its answer: for `POST /v1/plans` and `shoal plan`, which answer the same.
 
-The workers asked about are those of the question, not those of the spec's `elasticity`.
+The number of workers comes from the request, not from the spec's `elasticity`.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ class PlanRequest(Frozen):
     spec: dict[str, Any]
     """A job spec."""
     workers: int | None = Field(None, ge=1, le=MAX_RANKS)
-    """So many workers as the spec describes them."""
+    """Number of workers as the spec describes them."""
     gpus: int | None = Field(None, ge=1, le=MAX_RANKS)
-    """So many workers with a GPU each, whatever the spec says."""
+    """Number of workers with one GPU each, whatever the spec's `worker.gpus` is."""
     gpu: str | None = Field(None, max_length=64)
-    """Which GPU: the name of a hardware profile."""
+    """Name of a GPU's hardware profile."""
     top: int = Field(10, ge=1, le=100)
-    """Layouts in the answer."""
+    """Number of layouts in the answer."""
 
 
 class Choice(Frozen):
-    """What a job would run with."""
+    """The layout that a job would run with."""
 
     layout: Layout
     name: str
     num_idle: int
-    """Ranks that the layout leaves out."""
+    """Workers that the layout does not use."""
     reason: str
 
 
 class PlanAnswer(Frozen):
-    """What the planner makes of it."""
+    """The planner's answer."""
 
     name: str
-    """The spec's."""
+    """Name of the spec."""
     tokens_per_step: int
-    """0: the task has no tokens that the planner knows of."""
+    """0: the planner cannot count the task's tokens."""
     num_micro_batches: int
     micro_size: int
     choice: Choice
@@ -63,12 +63,12 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
     """Pure.
 
     Raises:
-        SpecError: the spec or the question is not valid.
+        SpecError: the spec or the request is not valid.
     """
     if (request.workers is None) == (request.gpus is None):
         raise _problem("", "Give exactly one of workers and gpus.")
     if request.gpu is not None and request.gpus is None:
-        raise _problem("gpu", f"gpu {request.gpu!r} needs gpus: how many of them?")
+        raise _problem("gpu", f"gpu {request.gpu!r} needs gpus, the number of them.")
     world_size = request.workers or request.gpus or 1
     spec = _spec(request.spec, world_size)
     if request.gpus is not None:
@@ -94,7 +94,7 @@ def answer(request: PlanRequest, profiles: Mapping[str, HardwareProfile]) -> Pla
 
 
 def _spec(document: dict[str, Any], world_size: int) -> JobSpec:
-    """With so many workers. A world that has no layout is fine here: some of its ranks idle, and the answer says so."""
+    """The spec for that number of workers. If no layout uses all of them, some are idle, and the answer shows it."""
     try:
         return parse_spec({**document, "elasticity": {"min_workers": world_size, "max_workers": world_size}})
     except SpecError as error:
@@ -105,7 +105,7 @@ def _spec(document: dict[str, Any], world_size: int) -> JobSpec:
 
 def _profile(has_gpu: bool, name: str | None, profiles: Mapping[str, HardwareProfile]) -> HardwareProfile:
     desired = name or (DEFAULT_GPU if has_gpu else "cpu")
-    if name is None:  # a measured one of this machine first
+    if name is None:  # a measured profile of this machine is preferred
         measured = measured_profile(profiles.values(), has_gpu=has_gpu)
         desired = measured.name if measured is not None else desired
     if desired not in profiles:

@@ -1,7 +1,7 @@
 """Measured hardware profiles, as JSON files under the state directory: `profiles/<name>.json`.
 
-`shoal profile` writes them; `shoal plan` and the server read them next to the built-in ones, which they may replace.
-Jobs are planned by the measured one.
+`shoal profile` writes them. `shoal plan` and the server read them together with the built-in ones; a stored profile
+replaces the built-in one of the same name. The planner prefers a measured profile.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ class ProfileError(ValueError):
 
 
 def load_profiles(state_dir: Path) -> dict[str, HardwareProfile]:
-    """By name: the built-in ones and those stored here, which win. Raises ProfileError."""
+    """All profiles by name; a stored one replaces the built-in one of its name. Raises ProfileError."""
     found = dict(PROFILES)
     for path in sorted((state_dir / _FOLDER).glob("*.json")):
         try:
             profile = HardwareProfile.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValidationError, UnicodeDecodeError) as error:
             first = str(error).splitlines()[0]
-            raise ProfileError(f"{path} is no hardware profile ({first}). Remove it, or run `shoal profile`.") from None
+            raise ProfileError(
+                f"{path} is not a hardware profile ({first}). Remove it, or run `shoal profile`."
+            ) from None
         found[profile.name] = profile
     return found
 
 
 def measured_profile(profiles: Iterable[HardwareProfile], *, has_gpu: bool) -> HardwareProfile | None:
-    """The first that was measured on a node of that kind."""
+    """The first profile that was measured on a node of that kind."""
     return next((one for one in profiles if one.measured and (one.kind is DeviceKind.GPU) == has_gpu), None)
 
 
 def save_profile(state_dir: Path, profile: HardwareProfile) -> Path:
-    """Replaces one of the same name; returns the file."""
+    """Replaces the stored profile of the same name; returns the file."""
     path = state_dir / _FOLDER / f"{profile.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")

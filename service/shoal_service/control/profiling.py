@@ -1,6 +1,7 @@
 """Makes a hardware profile of this machine from what `python -m shoal_workers.profile` measures in its own processes.
 
-What cannot be measured on one machine (links to others) is taken from the built-in profile that is most like it.
+What cannot be measured on one machine (links to others) is taken from the most similar built-in profile. Called by
+`shoal profile`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ _TIMEOUT_S = 600
 
 
 class ProfilingError(RuntimeError):
-    """The measurement did not end well; the message is its last words."""
+    """The measurement failed; the message is the end of its output."""
 
     code = "profiling_failed"
 
 
 def measure_profile(
-    *, name: str | None, max_processes: int, seconds: float, say: Callable[[str], None]
+    *, name: str | None, max_processes: int, seconds: float, report: Callable[[str], None]
 ) -> HardwareProfile:
     """Takes about a minute. Raises ProfilingError."""
-    say(f"measuring groups of up to {max_processes} processes; keep the machine otherwise idle")
+    report(f"measuring groups of up to {max_processes} processes; keep the machine otherwise idle")
     command = [sys.executable, "-m", "shoal_workers.profile", "--processes", str(max_processes)]
     try:
         done = subprocess.run(
@@ -54,7 +55,7 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
             bandwidth=groups[_uncrowded(groups, measured)]["bytes_per_s"],
             latency_s={size: group["latency_s"] for size, group in groups.items()},
         )
-    # a data sheet's peak where there is one: MFU is counted against it
+    # the data sheet's peak if there is one: MFU is relative to it
     peak = dict(like.peak_flops) if is_gpu else matmul
     base = Precision.BF16 if is_gpu else Precision.FP32
     return like.model_copy(
@@ -77,17 +78,17 @@ def profile_of(measured: dict[str, Any], name: str | None = None) -> HardwarePro
 
 
 def _uncrowded(groups: dict[int, Any], measured: dict[str, Any]) -> int:
-    """The largest group with a processor for each member: the planner itself makes others slower."""
+    """The largest group with a processor for each rank: the planner itself accounts for crowded groups."""
     return max((size for size in groups if size <= int(measured["num_devices"])), default=min(groups))
 
 
 def _share(measured: dict[str, Any]) -> int:
-    """Of a CPU rank, where as many run as there are cores."""
+    """Memory of a CPU rank if one rank runs per core."""
     return int(measured["memory_bytes"]) // max(1, int(measured["num_devices"]))
 
 
 def _most_like(device_name: str) -> HardwareProfile:
-    """The built-in GPU whose name the device's own begins with, word by word: "NVIDIA H200" -> h200."""
+    """The built-in GPU whose name is a word of the device's name: "NVIDIA H200" -> h200."""
     words = device_name.lower().replace("_", "-").replace("-", " ").split()
     fitting = [p for p in PROFILES.values() if p.kind is DeviceKind.GPU and p.name.split("-")[0] in words]
     if len(fitting) > 1:  # one GPU in sizes: a100-40gb, a100-80gb

@@ -1,7 +1,8 @@
-"""From the text of a job spec (YAML or JSON) to a valid one. Text is hostile until it is parsed.
+"""Parses the text of a job spec (YAML or JSON) and validates it. The text may be hostile.
 
-Refused before anything is built from it: more than 1 MiB, aliases (a few lines of YAML can grow without bound), deep
-nesting, a key given twice, and values that JSON does not have. Errors name the line where there is one.
+Refused before any value is built: more than 1 MiB, aliases (a few lines of YAML can grow without bound), deep nesting,
+a duplicate key, and values that JSON does not have. Errors name the line if it is known. Called by the HTTP edge, the
+CLI and the Python client.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ class SpecFormat(StrEnum):
 
     @staticmethod
     def of(hint: str) -> SpecFormat:
-        """From a media type or a file name; YAML where neither says JSON, since JSON is (almost) a part of it."""
+        """From a media type or a file name. Anything but JSON is read as YAML, of which JSON is almost a subset."""
         kind = hint.partition(";")[0].strip().lower()
         return SpecFormat.JSON if kind.endswith("json") else SpecFormat.YAML
 
 
 def parse_text(text: str, spec_format: SpecFormat) -> JobSpec:
-    """Raises SpecError: with every problem that was found, and its line where the document is YAML."""
+    """Raises SpecError with every problem; for YAML also with its line."""
     document, lines = decode(text, spec_format)
     try:
         return parse_spec(document)
@@ -69,7 +70,7 @@ def _decode_json(text: str) -> Any:
 def _decode_yaml(text: str) -> tuple[Any, dict[str, int]]:
     lines: dict[str, int] = {}
     try:
-        _require_tame(text)  # on the flat stream of events: what composes and constructs recurses
+        _require_tame(text)  # on the flat stream of events, since composing and constructing recurse
         loader = yaml.CSafeLoader(text)
         try:
             root = loader.get_single_node()
@@ -103,7 +104,7 @@ def _require_tame(text: str) -> None:
 
 
 def _walk(node: yaml.Node, path: str, lines: dict[str, int]) -> None:
-    """Notes the line of every path; refuses a key that is given twice, of which YAML would silently take the last."""
+    """Collects the line of every path. Refuses a duplicate key, of which YAML would silently use the last one."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -134,7 +135,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any, path: str, depth: int) -> None:
-    """Only what JSON can say and every database can keep."""
+    """Only what JSON can express and every database can store."""
     if depth > MAX_DEPTH:
         raise _too_deep()
     if isinstance(value, dict):
@@ -148,7 +149,7 @@ def _require_plain(value: Any, path: str, depth: int) -> None:
         _require_text(value, path)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise _error(f"{value} is not a number that a spec can hold.", path)
+            raise _error(f"{value} is not a finite number.", path)
     elif isinstance(value, int):
         if value.bit_length() > 1024:
             raise _error("an integer of more than 1024 bits.", path)
@@ -162,7 +163,7 @@ def _require_text(text: str, path: str) -> None:
 
 
 def _with_line(problem: SpecProblem, lines: dict[str, int]) -> SpecProblem:
-    """The line of the key, or of the nearest one around it."""
+    """With the line of the key, or of the nearest enclosing one."""
     path = problem.path
     while path and path not in lines:
         path = path.rpartition(".")[0]

@@ -1,7 +1,7 @@
-"""What happens to a valid spec before the store takes it: its model has to fit somewhere, and its code is made
-immutable. Called by the HTTP edge.
+"""Submission: checks that a valid spec's model fits into some layout, stores its code, and creates the job.
 
-The default of `checkpoint.url` is not filled in here: it holds the job's id, which does not exist yet.
+Called by the HTTP edge. The default of `checkpoint.url` is not filled in here, because it contains the job's id, which
+does not exist yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal_workers.contract.spec import JobSpec
 
 
 class CodeUnknown(ValueError):
-    """The spec names a code archive that nobody has uploaded."""
+    """The spec names a code archive that was not uploaded."""
 
     code = "code_unknown"
 
@@ -28,12 +28,12 @@ class CodeUnknown(ValueError):
 
 
 def submit(store: Store, spec: JobSpec, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
-    """Create a job, or find the one that this key made before; then the second value is False.
+    """Create a job, or find the one that was created with this key; the second value is False then.
 
-    A `code.working_dir` without an archive is a directory of this machine: it is packed and stored now.
+    A `code.working_dir` without an archive is a directory of this machine; it is packed and stored now.
 
     Raises:
-        SpecError: the directory cannot be packed, or the model is too large for every layout.
+        SpecError: the directory cannot be packed, or the model does not fit into any layout.
         CodeUnknown, IdempotencyConflict
     """
     too_large = refusal(spec)

@@ -1,4 +1,4 @@
-"""What a supervisor is born with, and what the control plane tells it later. Pure data."""
+"""What a supervisor gets at its start, and what the control plane sends it later. Pure data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
 
 
 class SupervisorConfig(Frozen):
-    """Arguments of the actor; Ray passes the same ones again when it restarts the worker."""
+    """Arguments of the actor; Ray passes the same ones again when it restarts the actor."""
 
     job_id: str
     attempt: int
@@ -23,28 +23,29 @@ class SupervisorConfig(Frozen):
     checkpoint_root: str
     """URL of this job's checkpoint directory."""
     granted: int
+    """World size that the scheduler allows."""
     epoch: int
     """Lease epoch of the control plane that started it."""
     spec_version: int
     code_uri: str | None = None
-    """`gcs://...zip`, for the runtime environment of the shards."""
+    """`gcs://...zip`, for the runtime environment of the workers."""
     timeouts: Timeouts = Timeouts()
     snapshot_key: str = ""
-    """Shared secret of the attempt's shards; see WorkerConfig."""
+    """Shared secret of the attempt's workers; see WorkerConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
-    """Nodes on which nothing is started; the newest directive says which they are by now."""
+    """Nodes on which nothing is started. Each directive replaces this list."""
     profile: HardwareProfile | None = None
-    """Of the workers' nodes, if it was measured."""
+    """Hardware profile of the workers' nodes; None: it was not measured."""
     fork_workers: bool = True
-    """Shards come from a server on their node that has imported everything; see shoal_workers.forkserver."""
+    """Workers are forked from a process of their node that has imported torch; see shoal_workers.forkserver."""
     logs: LogSettings = LogSettings()
-    """Of the supervisor and its workers."""
+    """How the supervisor and its workers write their logs."""
     goodput: Goodput | None = None
-    """What was booked of the job before this attempt, which goes on with it."""
+    """The job's ledger before this attempt, which continues it."""
 
 
 class Directive(Frozen):
-    """What the control plane wants, whole: level-triggered, so a repeated or late one does no harm."""
+    """All that the control plane wants. Each one is complete, so a repeated or late one does no harm."""
 
     epoch: int
     granted: int
@@ -53,7 +54,7 @@ class Directive(Frozen):
     parallelism: Literal["auto"] | ParallelismSpec
     spec_version: int
     avoid: tuple[AvoidedNode, ...] = ()
-    """Nodes that are drained or on probation, by id."""
+    """Nodes that are drained or on probation."""
 
 
 class StaleEpoch(Exception):

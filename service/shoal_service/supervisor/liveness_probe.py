@@ -1,8 +1,9 @@
-"""LivenessProbe: a connection to a worker, which breaks in the moment in which the worker, or its raylet, ends.
+"""The liveness probe of a worker: a connection that breaks when the worker, or its raylet, ends.
 
-Ray says so of a worker that dies alone after some tens of milliseconds; of one that dies with its raylet only after a
-connection of its own has been given up and tried again, or after its health checks. A port that was open and refuses
-needs no second opinion: the host answers, and nobody listens. A host that says nothing is another matter, and not ours.
+Ray reports the death of a single worker after some tens of milliseconds. It reports the death of a worker together with
+its raylet only after it has lost and retried a connection of its own, or after its health checks. A port that was open
+and now refuses connections is proof: the host answers, and no process listens. A host that does not answer is not
+judged here. Called by the worker clients.
 """
 
 from __future__ import annotations
@@ -17,27 +18,29 @@ Address = tuple[str, int]
 _PAUSE_S = 0.02
 _UNREACHABLE_S = 1.0
 _REFUSAL_S = 0.2
-_SECOND_LOOK_S = 0.3
-"""A raylet that lives tells of a death sooner, and why; one that dies a moment after its workers is gone by then."""
+_RAYLET_CHECK_S = 0.3
+"""A living raylet reports the worker's death, with its cause, within this time. A raylet that dies just after its
+workers has ended by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Nobody listens at the worker's port any more, or very soon."""
+    """No process listens at the worker's port, or soon none will."""
 
     at: float
     """Wall-clock time at which the connection broke."""
     with_raylet: bool
-    """And with it everything that Ray has on that node."""
+    """The node's raylet has ended too, and with it all workers of that node."""
 
 
 async def until_gone(worker: Address, raylet: Callable[[], Address | None]) -> Gone | None:
-    """Returns once a port refuses that was open before. None: the worker's was never open to us.
+    """Returns once a port that was open refuses connections. None: the worker's port was never open to this process.
 
-    A connection may break although the worker lives (a survivor shuts its own to wake up), so the ports are tried.
+    A connection may break although the worker lives (a survivor shuts its own connections to wake up), so each broken
+    connection is tried again.
 
     Args:
-        raylet: where that of its node listens, as far as is known by now.
+        raylet: the address of the raylet of the worker's node; None: unknown.
     """
     was_open = raylet_was_open = False
     at = 0.0
@@ -47,18 +50,18 @@ async def until_gone(worker: Address, raylet: Callable[[], Address | None]) -> G
         except ConnectionRefusedError:
             if not was_open:
                 return None
-            await asyncio.sleep(_SECOND_LOOK_S)
+            await asyncio.sleep(_RAYLET_CHECK_S)
             return Gone(at, raylet_was_open and await refuses(raylet()))
-        except OSError:  # no way to the host: no word about the worker
+        except OSError:  # the host cannot be reached, which says nothing about the worker
             await asyncio.sleep(_UNREACHABLE_S)
             continue
         was_open = True
         try:
             raylet_was_open = raylet_was_open or await accepts(raylet())
             while await reader.read(1):
-                pass  # nothing is said unasked
+                pass  # the worker sends nothing of its own accord
         except OSError:
-            pass  # reset: an end like any other
+            pass  # a reset also ends the connection
         finally:
             writer.close()
         at = time.time()
@@ -68,12 +71,12 @@ async def until_gone(worker: Address, raylet: Callable[[], Address | None]) -> G
 
 
 async def accepts(address: Address | None) -> bool:
-    """Somebody listens there, and can be reached from here."""
+    """A process listens there, and can be reached from here."""
     return address is not None and await _try(address) is None
 
 
 async def refuses(address: Address | None) -> bool:
-    """The host answers at once that nobody listens there."""
+    """The host answers that no process listens there."""
     return address is not None and isinstance(await _try(address), ConnectionRefusedError)
 
 

@@ -34,7 +34,7 @@ _Labels = tuple[str, ...]
 
 
 def build_registry(store: Store, *, owner: str, requests: RequestMetrics) -> CollectorRegistry:
-    """A registry of its own (never the global one) with everything that /metrics shows.
+    """A new registry (never the global one) with everything that /metrics shows.
 
     `owner` is the name under which this control plane takes the lease.
     """
@@ -64,7 +64,7 @@ class ShoalCollector(Collector):
         self._cached_mono = 0.0
 
     def describe(self) -> Iterable[Family]:
-        """All families, empty: registering must not read the store."""
+        """All families, empty, since registering must not read the store."""
         return [_family(metric) for metric in names.ALL]
 
     def collect(self) -> Iterator[Family]:
@@ -101,7 +101,7 @@ class ShoalCollector(Collector):
         yield _histograms(names.HTTP_REQUEST_SECONDS, rows)
 
     def _snapshot(self) -> Snapshot:
-        with self._lock:  # scrapes that come at once wait for one read instead of making their own
+        with self._lock:  # scrapes at the same time wait for one read
             now = self._clock_mono()
             if self._cached is None or now - self._cached_mono > _CACHE_S:
                 self._cached = self._store.snapshot()
@@ -132,7 +132,7 @@ def _values(metric: Metric, values: Mapping[_Labels, float]) -> Family:
 
 
 def _histograms(metric: Metric, rows: Mapping[_Labels, tuple[Sequence[int], int, float]]) -> Family:
-    """Rows: cumulative counts per bound, number of observations, their sum."""
+    """Each row: cumulative counts per bound, number of observations, their sum."""
     family = _family(metric)
     assert isinstance(family, HistogramMetricFamily)
     bounds = [str(float(bound)) for bound in metric.buckets]

@@ -1,6 +1,6 @@
-"""Counts and times HTTP requests. The edge calls `observe` once per finished request; the collector reads.
+"""Counts and times HTTP requests. The edge calls `observe` once per finished request; the collector reads the counts.
 
-Bounded whatever clients send: methods outside the closed set and routes beyond a cap are counted as "other".
+The number of series is bounded: methods outside the closed set and routes beyond a limit are counted as "other".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NUM_BUCKETS = len(HTTP_REQUEST_SECONDS.buckets) + 1
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Requests of one method and route; `counts` are per bucket, the last one is above all bounds."""
+    """Requests of one method and route. `counts` are per bucket; the last bucket is above all bounds."""
 
     counts: tuple[int, ...]
     total_s: float
@@ -36,7 +36,7 @@ class RequestMetrics:
         self._totals: dict[tuple[str, str], float] = {}
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """`route` is the template, never the path; `status` 0: no answer was begun."""
+        """`route` is the template, never the path. `status` 0: no answer was started."""
         method = method if method in _METHODS else _OTHER
         status_class = f"{status // 100}xx" if 100 <= status < 600 else "none"
         with self._lock:

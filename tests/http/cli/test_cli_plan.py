@@ -62,5 +62,5 @@ def test_a_measured_profile_is_used(offline: Any, spec_file: Path, tmp_path: Pat
 def test_a_damaged_profile_is_named(tmp_path: Path) -> None:
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "broken.json").write_text("{}")
-    with pytest.raises(ProfileError, match=r"broken\.json is no hardware profile"):
+    with pytest.raises(ProfileError, match=r"broken\.json is not a hardware profile"):
         load_profiles(tmp_path)

@@ -74,7 +74,7 @@ def profile(
         from shoal_service.control.profile_store import save_profile
         from shoal_service.control.profiling import measure_profile
 
-        measured = measure_profile(name=name, max_processes=processes, seconds=seconds, say=session.output.say)
+        measured = measure_profile(name=name, max_processes=processes, seconds=seconds, report=session.output.say)
         path = save_profile(_state_dir(state_dir), measured)
         session.output.document(measured, lambda: profile_page(measured, str(path)))
 
