@@ -11,8 +11,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pydantic import ValidationError
-
 from shoal_service.cluster.process_sessions import command_of, died_in_session, pids_of_session
 from shoal_workers.contract.base import Frozen
 

@@ -109,8 +109,10 @@ def test_capacity_that_a_finished_job_returns_goes_to_the_next_one(store: Store)
     async def main() -> None:
         bench = Bench(store)
         first = bench.submit(elasticity={"min_workers": 2, "max_workers": 2})
-        second = bench.submit(elasticity={"min_workers": 2, "max_workers": 2})
         async with bench.running():
+            await bench.clock.advance(1.0)
+            second = bench.submit(elasticity={"min_workers": 2, "max_workers": 2})
+            await bench.clock.advance(2.0)
             assert (bench.state(first), bench.state(second)) == (JobState.STARTING, JobState.QUEUED)
             bench.cluster.supervisors[first, 1].end(AttemptEnd(reason=EndReason.FINISHED, message="done", step=4))
             await bench.clock.advance(3.0)
