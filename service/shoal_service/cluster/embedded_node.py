@@ -74,19 +74,6 @@ class EmbeddedNote(Frozen):
         temporary.write_text(self.model_dump_json())
         temporary.replace(path)
 
-    @staticmethod
-    def read(path: Path) -> EmbeddedNote | None:
-        """None: there is no note, or not a valid one."""
-        try:
-            return EmbeddedNote.model_validate_json(path.read_text())
-        except (FileNotFoundError, ValidationError):
-            return None
-
-    def write(self, path: Path) -> None:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(self.model_dump_json())
-        temporary.replace(path)
-
     def with_node(self, changed: EmbeddedNode) -> EmbeddedNote:
         nodes = tuple(changed if node.number == changed.number else node for node in self.nodes)
         pids = tuple(session for node in nodes for session in node.sessions)
