@@ -65,7 +65,7 @@ class CheckpointCoordinator:
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
                 self._reporter.checkpoint(_view(self._catalog, name, parts, state, CheckpointState.FAILED, message))
-                self._post(CommitFailed(name, first.generation, first.step, message))
+                self._post(CommitFailed(name, first.generation, message))
                 return
             view = _view(self._catalog, name, parts, state, CheckpointState.COMMITTED, "")
             self._reporter.checkpoint(view.model_copy(update={"committed_at": marker.committed_at}))

@@ -165,8 +165,8 @@ class WorkerClient:
     async def _run(self, assignment: Assignment) -> None:
         try:
             self._post(RunReturned(self.index, await self._fleet.run(self.index, assignment)))
-        except WorkerUnavailable as error:
-            await self._unreachable(error)
+        except WorkerUnavailable:
+            await self._unreachable()
             await self._join(assignment.generation)
         except WorkerCallError as error:
             self._lost(error, "run call")
@@ -198,8 +198,8 @@ class WorkerClient:
                 acknowledged, _ = stored_after.popleft()
             try:
                 poll = await self._fleet.poll(self.index, self._received_seq, acknowledged, wait_s)
-            except WorkerUnavailable as error:
-                await self._unreachable(error)
+            except WorkerUnavailable:
+                await self._unreachable()
                 continue
             except WorkerCallError as error:
                 self._lost(error, "poll call")  # the `run` call, if there is one, fails too; the first one counts
@@ -250,11 +250,11 @@ class WorkerClient:
         while True:
             try:
                 return await call()
-            except WorkerUnavailable as error:
-                await self._unreachable(error)
+            except WorkerUnavailable:
+                await self._unreachable()
 
-    async def _unreachable(self, error: WorkerUnavailable) -> None:
-        self._post(WorkerUnreachable(self.index, str(error)))
+    async def _unreachable(self) -> None:
+        self._post(WorkerUnreachable(self.index))
         await self._context.clock.sleep(_RETRY_S)
 
     def _failure(self, error: WorkerCallError) -> dict[str, object]:

@@ -84,7 +84,6 @@ class CheckpointCommitted:
 class CommitFailed:
     name: str
     generation: int
-    step: int
     message: str
 
 
@@ -112,7 +111,7 @@ class DesiredChanged:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported:
-    """What a worker's answer to a poll says of its training thread. Also when nothing has changed: it answers."""
+    """A worker has answered a poll. Sent even if the progress has not changed, because the answer itself counts."""
 
     index: int
     progress: Progress
@@ -136,10 +135,9 @@ class SnapshotPartsReported:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUnreachable:
-    """Calls to the worker fail, and it is not known to be dead: its node, or the way to it, is gone."""
+    """Calls to the worker fail, and it is not known to be dead: its node or the network to it may have failed."""
 
     index: int
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class NodesAvoided:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; deadlines are looked at."""
+    """Time has passed; deadlines are checked."""
 
 
 Event = (

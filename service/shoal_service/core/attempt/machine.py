@@ -119,7 +119,7 @@ def _happen(turn: Turn, event: Event) -> None:
             exits.worker_lost(turn, index, cause, witness, message)
         case DeathDated(worker_id, at):
             blame.date_death(turn, worker_id, at)
-        case WorkerUnreachable(index, _):
+        case WorkerUnreachable(index):
             worker_pool.unreachable(turn, index)
         case RunReturned(index, worker_exit):
             worker_pool.answered(turn, index)
@@ -139,7 +139,7 @@ def _happen(turn: Turn, event: Event) -> None:
             reports.arrived(turn, index, item)
         case CheckpointCommitted(name, generation, committed_step):
             reports.committed(turn, name, generation, committed_step)
-        case CommitFailed(name, generation, _, message):
+        case CommitFailed(name, generation, message):
             reports.commit_failed(turn, name, generation, message)
         case GrantChanged(workers):
             turn.target = replace(turn.target, granted=workers)

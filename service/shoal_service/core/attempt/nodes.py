@@ -28,8 +28,8 @@ def is_due(state: Attempt, worker: Worker, now: float) -> bool:
 
 def workers_to_leave(state: Attempt) -> list[Worker]:
     """Workers of the group that must not stay in it, or only while there is no better one."""
-    members = [p for p in state.pool.workers if p.index in state.group.workers]
-    return [p for p in members if p.slow_until is not None or leave_of(state, p) is not None]
+    group = [worker for worker in state.pool.workers if worker.index in state.group.workers]
+    return [worker for worker in group if worker.slow_until is not None or leave_of(state, worker) is not None]
 
 
 def why(state: Attempt, worker: Worker) -> str:

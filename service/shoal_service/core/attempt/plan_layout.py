@@ -1,4 +1,4 @@
-"""What the machine asks of the planner. The supervisor passes `planner.plan`; a test passes it too, or a pure fake."""
+"""What the machine needs of the planner. The supervisor passes `planner.plan`; a test passes it too, or a pure fake."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _start_missing(turn: Turn) -> None:
         index = turn.pool.next_index
         worker_id = worker_name(state.config.job_id, state.config.attempt, index)
         only_on = orphaned_snapshots.next_node(turn.state)
-        worker = Worker(index=index, worker_id=worker_id, started_at=turn.now, avoids=avoided, only_on=only_on)
+        worker = Worker(index=index, worker_id=worker_id, avoids=avoided, only_on=only_on)
         turn.pool = replace(turn.pool, workers=(*turn.pool.workers, worker), next_index=index + 1)
         turn.do(StartWorker(index, worker.worker_id, avoided, only_on))
 

@@ -92,7 +92,7 @@ class World(Commanded):
                 self.committed.setdefault(commit.name, True)
                 self.post("commit", CheckpointCommitted(commit.name, first.generation, first.step))
             else:
-                self.post("commit", CommitFailed(commit.name, first.generation, first.step, "disk full"))
+                self.post("commit", CommitFailed(commit.name, first.generation, "disk full"))
 
     def damage_newest(self) -> None:
         if self.committed:
@@ -120,7 +120,7 @@ class World(Commanded):
         for channel in (f"exit-{index}", f"acknowledged-{index}", f"held-{index}"):
             self.pending.pop(channel, None)
         if unreachable:
-            self.post(f"unreachable-{index}", WorkerUnreachable(index, "connection timed out"))
+            self.post(f"unreachable-{index}", WorkerUnreachable(index))
 
     def beat(
         self, index: int, *, beat: int, step: int | None = None, phase: Phase = Phase.BACKWARD, stalled_s: float = 0.0

@@ -46,7 +46,7 @@ class Case:
         info = {"node_id": "n", "node_ip": "10.0.0.1", "store_port": 1, "device": "cpu"}
         workers = tuple(
             Worker(
-                index=index, worker_id=f"worker-{index}", started_at=0.0, in_run=True,
+                index=index, worker_id=f"worker-{index}", in_run=True,
                 info=WorkerInfo(worker_id=f"worker-{index}", pid=40 + index, **info),
             )
             for index in (3, 5)

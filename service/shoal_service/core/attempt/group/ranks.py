@@ -41,11 +41,11 @@ def is_settled(state: Attempt, now: float) -> bool:
 
 def _in_order(state: Attempt, available: dict[int, Worker]) -> tuple[Worker, ...]:
     size = min(state.target.granted, len(available))
-    members = [index for index in state.group.workers if index in available][:size]
-    spares = sorted(index for index in available if index not in state.group.workers)[: size - len(members)]
+    staying = [index for index in state.group.workers if index in available][:size]
+    spares = sorted(index for index in available if index not in state.group.workers)[: size - len(staying)]
     order = []
     for index in state.group.workers:
-        if index in members:
+        if index in staying:
             order.append(index)
         elif spares and index not in available:
             order.append(spares.pop(0))

@@ -29,7 +29,7 @@ class _Snapshot:
     nodes: tuple[tuple[str, ...], ...]
 
 
-def best_source(state: Attempt, members: Sequence[Worker] = ()) -> SnapshotSource | None:
+def best_source(state: Attempt, next_group: Sequence[Worker] = ()) -> SnapshotSource | None:
     """The snapshot to restore from, served by workers of the next group where possible; None: no snapshot is whole, or
     the newest checkpoint is newer."""
     snapshot = max(_whole(state), key=lambda s: (s.step, s.generation), default=None)
@@ -39,7 +39,9 @@ def best_source(state: Attempt, members: Sequence[Worker] = ()) -> SnapshotSourc
         generation=snapshot.generation,
         world_size=snapshot.world_size,
         step=snapshot.step,
-        parts=_parts(snapshot, _servers(state, members), [p.info.node_id for p in members if p.info]),
+        parts=_parts(
+            snapshot, _servers(state, next_group), [worker.info.node_id for worker in next_group if worker.info]
+        ),
     )
 
 
@@ -84,9 +86,9 @@ def _serving(state: Attempt) -> list[Worker]:
     return [p for p in state.pool.usable if p.info is not None and p.info.snapshot_port != 0]
 
 
-def _servers(state: Attempt, members: Sequence[Worker]) -> dict[str, Worker]:
+def _servers(state: Attempt, next_group: Sequence[Worker]) -> dict[str, Worker]:
     """By node: the worker that serves it, one of the next group if there is one."""
-    chosen = {p.index for p in members}
+    chosen = {worker.index for worker in next_group}
     best = sorted(_serving(state), key=lambda p: (p.index not in chosen, p.index))
     return {p.info.node_id: p for p in reversed(best) if p.info}
 

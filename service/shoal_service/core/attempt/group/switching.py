@@ -1,7 +1,7 @@
 """When a running group stops at the next step boundary: to pause, to shrink, to leave nodes, to grow, to change layout.
 
-`decide` is asked after every event. While nothing calls for a switch it only compares numbers: a layout is planned when
-there are more usable workers than ranks, or when `parallelism` has changed, and once for each such change.
+`decide` is called after every event. While nothing calls for a switch it only compares numbers. A layout is planned
+when there are more usable workers than ranks, or when `parallelism` has changed, and once for each such change.
 """
 
 from __future__ import annotations

@@ -20,4 +20,4 @@ class SnapshotIndex:
     oldest_generation: int = 0
     """Snapshots of earlier generations may hold a wrong state and are not used."""
     unreported_nodes: tuple[str, ...] = ()
-    """Ids of nodes on which workers of the last group died: nobody has reported the snapshots there."""
+    """Ids of nodes on which workers of the last group died before any worker reported the snapshots there."""

@@ -24,7 +24,6 @@ class Worker:
 
     index: int
     worker_id: str
-    started_at: float
     avoids: tuple[str, ...] = ()
     """Ids of the nodes on which it was not to be started."""
     only_on: str = ""

@@ -76,7 +76,7 @@ def test_unreachable_and_a_broken_group_are_enough_together(new_world: NewWorld)
 
 def test_unreachable_after_the_group_broke_is_enough_as_well(new_world: NewWorld) -> None:
     world = broken(new_world)
-    world.feed(WorkerUnreachable(1, "timed out"))
+    world.feed(WorkerUnreachable(1))
     assert killed(world) == [1]
 
 
@@ -96,7 +96,7 @@ def test_a_worker_that_is_unreachable_for_long_is_lost(new_world: NewWorld, runn
 
 def test_one_that_answers_again_is_forgiven(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True).open(then=6)
-    world.feed(WorkerUnreachable(1, "timed out"))
+    world.feed(WorkerUnreachable(1))
     world.pass_time(2.0)
     world.beat(1, beat=3)
     world.pass_time(10.0)
@@ -105,7 +105,7 @@ def test_one_that_answers_again_is_forgiven(new_world: NewWorld) -> None:
 
 def test_a_standby_that_does_not_answer_replaces_no_rank(new_world: NewWorld) -> None:
     world = new_world(workers=2, standby=1, memory=True).open(then=6)
-    world.feed(WorkerUnreachable(2, "timed out"))
+    world.feed(WorkerUnreachable(2))
     world.die(1)
     world.recover()
     assert world.state.group.workers == (0,)

@@ -153,14 +153,14 @@ def events(state: Attempt) -> Iterator[Event]:
         yield ParallelismChanged(ParallelismSpec(tp=tp))
     for generation in (state.group.generation, max(0, state.group.generation - 1)):
         yield CheckpointCommitted(name, generation, step)
-        yield CommitFailed(name, generation, step, "disk full")
+        yield CommitFailed(name, generation, "disk full")
     for worker_id in ("nobody", *(worker.worker_id for worker in state.pool.workers)):
         yield DeathDated(worker_id, 1.0)
     for avoided in ((), ("n0",), ("n0", "n1", "n2", "n3")):
         for deadline in (None, 0.0, 1e9):
             yield NodesAvoided(tuple(AvoidedNode(node_id=n, reason="drain", deadline=deadline) for n in avoided))
     for index in range(5):
-        yield WorkerUnreachable(index, "timed out")
+        yield WorkerUnreachable(index)
         yield SnapshotPartsReported(index, ())
         held = SnapshotPart(
             generation=state.group.generation, rank=0, world_size=1, step=step, num_bytes=1, node_id=f"n{index}"

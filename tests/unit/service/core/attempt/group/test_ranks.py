@@ -31,7 +31,7 @@ def state_of(
 
 def worker(index: int) -> Worker:
     info = WorkerInfo(worker_id=f"s{index}", node_id=f"n{index}", node_ip="", pid=1, store_port=1, device="cpu")
-    return Worker(index=index, worker_id=f"s{index}", started_at=0.0, info=info)
+    return Worker(index=index, worker_id=f"s{index}", info=info)
 
 
 def next_ranks(state: Attempt) -> str:
