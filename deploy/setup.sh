@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build the virtual environment: called by `make setup`, needs only Python 3.11+ with venv. Says what it is doing.
+# Builds the virtual environment and prints each step. Called by `make setup`; needs only Python 3.11+ with venv.
 set -eu
 say() { printf '\033[36m==>\033[0m %s\n' "$*"; }
 
@@ -13,7 +13,7 @@ fi
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
 bar="--progress-bar on"; [ -t 1 ] || bar="--progress-bar off -q"
 
-# torch first: where there is no GPU its CPU build is enough, and several gigabytes smaller.
+# torch first: without a GPU its CPU build suffices, which is several gigabytes smaller.
 if ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
     if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
         say "installing torch (GPU build)"
