@@ -1,4 +1,4 @@
-"""Runs a test's coroutine on an event loop without threads: `asyncio.to_thread` calls its function at once.
+"""Runs a test's coroutine on an event loop without threads: `asyncio.to_thread` calls its function immediately.
 
 So the order of everything in a test is the same in each run, and the loop is idle when nothing is ready.
 """

@@ -1,4 +1,4 @@
-"""FakeClock: time passes when the test says so."""
+"""FakeClock: time passes only when a test advances it."""
 
 from __future__ import annotations
 

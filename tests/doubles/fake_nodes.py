@@ -1,4 +1,4 @@
-"""FakeNodeWatch and FakeProbe: what a supervisor learns of nodes and of ports, when the test says so."""
+"""FakeNodeWatch and FakeProbe: the state of nodes and ports, which a test changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FakeNodeWatch:
 
 
 class FakeProbe:
-    """`until_gone` of the liveness probe: returns when the test says that a port has closed."""
+    """`until_gone` of the liveness probe: returns when the test closes the port."""
 
     def __init__(self) -> None:
         self._watched: dict[Address, list[asyncio.Future[Gone | None]]] = {}

@@ -1,6 +1,6 @@
 """FakeWorkers: the worker actors of a cluster, which outlive the supervisor that started them. Used by FakeFleet.
 
-A worker does what its test says. Without that it becomes warm, runs until it leaves, and obeys interrupts.
+A test decides what a worker reports and when it leaves. It becomes warm and obeys interrupts without the test.
 """
 
 from __future__ import annotations

@@ -17,8 +17,11 @@ def test_the_implementations_over_ray_pass_the_contracts_of_their_protocols(shoa
     ran = subprocess.run(
         [shoal_server.python, "-m", "pytest", TESTS / "kit" / "programs" / "ray_contracts.py", "-q", "-x"],
         env={**inherited, **shoal_server.ray_environment, "SHOAL_TEST_RAY_ADDRESS": shoal_server.note["address"]},
-        cwd=TESTS.parent, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " passed" in ran.stdout or "[100%]" in ran.stdout
     shoal_server.wait_until_free()

@@ -46,7 +46,10 @@ def test_a_worker_that_is_killed_while_ray_creates_it_does_not_remain(shoal_serv
     assert shoal_server.note is not None
     ran = subprocess.run(
         [shoal_server.python, "-c", _GIVE_UP_WHILE_RAY_CREATES_IT, shoal_server.note["address"]],
-        env={**os.environ, **shoal_server.ray_environment}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, **shoal_server.ray_environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.stdout.split() == ["gone"], ran.stdout + ran.stderr
     shoal_server.wait_until_free()

@@ -259,9 +259,13 @@ class EmbeddedCluster:
     ) -> subprocess.Popen[bytes]:
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                start_new_session=True, env={**os.environ, **self.environment, **environment},
-            )  # fmt: skip
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **self.environment, **environment},
+            )
         node = self._note.nodes[number]
         sessions = (*(session for session in node.sessions if pids_of_session(session)), process.pid)
         self._note = self._note.with_node(node.model_copy(update={"sessions": sessions}))

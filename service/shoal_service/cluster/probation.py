@@ -35,7 +35,7 @@ class Probation:
         self._test: asyncio.Task[None] | None = None
 
     async def consider(self, nodes: Sequence[Node], *, epoch: int, now: float) -> None:
-        """Begin the test that is due, if none is under way; returns at once.
+        """Begin the test that is due, if none is under way; returns immediately.
 
         Raises:
             LeaseLost, or any other error of the last test.

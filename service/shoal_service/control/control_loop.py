@@ -34,7 +34,7 @@ from shoal_workers.contract.job import JobState
 
 _log = logging.getLogger(__name__)
 _PASS_S = 1.0
-"""The cluster is read at least this often; a change in the store starts a pass at once."""
+"""The cluster is read at least this often; a change in the store starts a pass immediately."""
 _MIN_PASS_S = 0.2
 """A burst of changes causes one pass, not one pass each."""
 _IDLE_SHARE = 9.0
@@ -121,7 +121,7 @@ class ControlLoop:
             await self._schedule(rows, self._lease)
             await self._probation.consider(self._view.nodes, epoch=self._lease.epoch, now=self._clock.time())
         else:
-            self._drive_all(rows, self._lease)  # supervisors go on, and can be told to pause or to cancel
+            self._drive_all(rows, self._lease)  # supervisors go on, and can be directed to pause or to cancel
         self._forget_ended()
 
     def _acquire_lease(self, now: float) -> Lease | None:

@@ -1,6 +1,6 @@
 """Driver: follows one attempt of one job. Starts or finds its supervisor, stores its reports, sends directives.
 
-One asyncio task of the control loop per attempt. It never decides what a job should do; the store's row says it.
+One asyncio task of the control loop per attempt. It never decides what a job should do; it passes on the store's row.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Executor:
         return worker.worker_id if worker is not None else str(index)
 
     def _client(self, index: int) -> WorkerClient | None:
-        """None: the worker has ended, and the event that says so is in the queue."""
+        """None: the worker has ended, and the event of its loss is in the queue."""
         return self._clients.get(index) if self._fleet.knows(index) else None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -52,7 +52,7 @@ async def until_gone(worker: Address, raylet: Callable[[], Address | None]) -> G
                 return None
             await asyncio.sleep(_RAYLET_CHECK_S)
             return Gone(at, raylet_was_open and await refuses(raylet()))
-        except OSError:  # the host cannot be reached, which says nothing about the worker
+        except OSError:  # the host cannot be reached, so nothing is known about the worker
             await asyncio.sleep(_UNREACHABLE_S)
             continue
         was_open = True

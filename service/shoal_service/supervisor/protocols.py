@@ -106,7 +106,7 @@ class Journal(Protocol):
         """Returns once the head has confirmed that this attempt has no later supervisor. Blocks like `read`."""
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
-        """`wait`: returns when it is written, or after a moment if the head is away. Without: returns at once."""
+        """`wait`: returns when it is written, or after a moment if the head is away. Otherwise: returns immediately."""
 
     def delete(self) -> None: ...
 
@@ -142,7 +142,7 @@ class NodeWatch(Protocol):
         """`report` is called with each new table, on a thread of the watch."""
 
     def stop(self) -> None:
-        """Returns at once; nothing is reported afterwards."""
+        """Returns immediately; nothing is reported afterwards."""
 
     def dead_nodes(self) -> frozenset[str]:
         """Asks the head now; empty if it does not answer."""

@@ -157,7 +157,7 @@ class RayFleet:
         info = self._infos.pop(index, None)
         creating = self._creating.pop(index, None)
         if creating is not None:
-            self._killers.submit(creating.add_done_callback, _kill_created)  # may run at once and wait for the head
+            self._killers.submit(creating.add_done_callback, _kill_created)  # may run immediately and wait for the head
             await asyncio.wait({asyncio.wrap_future(creating)}, timeout=_KILL_S)
         handle = self._handles.pop(index, None)
         if handle is None:

@@ -67,7 +67,7 @@ class SupervisorContext:
 
 
 class WorkerClient:
-    """Called on the executor's loop only. All public methods but `collect_last_reports` return at once."""
+    """Called on the executor's loop only. All public methods but `collect_last_reports` return immediately."""
 
     def __init__(self, index: int, worker_id: str, context: SupervisorContext) -> None:
         self.index = index

@@ -15,9 +15,7 @@ from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.spec import JobSpec
 
 SPEC = JobSpec.model_validate({"stop": {"steps": 4}, "task": "m:T"})
-CONFIG = SupervisorConfig(
-    job_id="j1", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, epoch=1, spec_version=1
-)  # fmt: skip
+CONFIG = SupervisorConfig(job_id="j1", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, epoch=1, spec_version=1)
 
 
 def entry(seq: int) -> JournalEntry:

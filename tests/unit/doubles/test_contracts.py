@@ -1,4 +1,4 @@
-"""Each fake, and each real implementation that needs no cluster, does what its contract says."""
+"""Each fake, and each real implementation that needs no cluster, passes its contract tests."""
 
 from __future__ import annotations
 

@@ -11,11 +11,17 @@ from shoal_service.planner.gpus import PROFILES
 from shoal_workers.contract.spec import Precision
 
 CPU: dict[str, Any] = {
-    "device": "cpu", "name": "cpu", "num_devices": 2, "memory_bytes": 16e9,
-    "matmul_flops": {"fp32": 1e11, "bf16": 5e10, "fp16": 5e10}, "half_width": 12.0, "attention_flops": 3e10,
-    "elementwise_bytes_per_s": 9e9, "host_bytes_per_s": 8e9,
+    "device": "cpu",
+    "name": "cpu",
+    "num_devices": 2,
+    "memory_bytes": 16e9,
+    "matmul_flops": {"fp32": 1e11, "bf16": 5e10, "fp16": 5e10},
+    "half_width": 12.0,
+    "attention_flops": 3e10,
+    "elementwise_bytes_per_s": 9e9,
+    "host_bytes_per_s": 8e9,
     "groups": {"2": {"latency_s": 1e-4, "bytes_per_s": 2e9}, "4": {"latency_s": 3e-4, "bytes_per_s": 1e9}},
-}  # fmt: skip
+}
 
 
 def test_a_cpus_ranks_share_its_cores_and_memory() -> None:

@@ -25,8 +25,11 @@ def _problems(text: str, spec_format: SpecFormat = SpecFormat.YAML) -> str:
 
 def test_yaml_and_json_give_the_same_spec() -> None:
     document = {
-        "name": "fish", "stop": {"steps": 10}, "data": {"corpus": "python-stdlib"}, "optimizer": {"lr": 3e-4},
-    }  # fmt: skip
+        "name": "fish",
+        "stop": {"steps": 10},
+        "data": {"corpus": "python-stdlib"},
+        "optimizer": {"lr": 3e-4},
+    }
     spec = parse_text(GOOD, SpecFormat.YAML)
     assert spec == parse_text(json.dumps(document), SpecFormat.JSON)
     assert spec == parse_text(json.dumps(document), SpecFormat.YAML)
@@ -35,10 +38,13 @@ def test_yaml_and_json_give_the_same_spec() -> None:
 @pytest.mark.parametrize(
     ("hint", "expected"),
     [
-        ("application/json; charset=utf-8", SpecFormat.JSON), ("job.json", SpecFormat.JSON),
-        ("application/yaml", SpecFormat.YAML), ("job.yml", SpecFormat.YAML), ("", SpecFormat.YAML),
+        ("application/json; charset=utf-8", SpecFormat.JSON),
+        ("job.json", SpecFormat.JSON),
+        ("application/yaml", SpecFormat.YAML),
+        ("job.yml", SpecFormat.YAML),
+        ("", SpecFormat.YAML),
     ],
-)  # fmt: skip
+)
 def test_the_format_follows_from_a_media_type_or_a_file_name(hint: str, expected: SpecFormat) -> None:
     assert SpecFormat.of(hint) is expected
 

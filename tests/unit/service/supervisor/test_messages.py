@@ -50,14 +50,31 @@ def test_reports_survive_pickling_and_json() -> None:
         events=(PendingEvent(at=1.0, type="incident.opened", data={"ranks": [1], "cause": "stuck", "to": None}),),
         incidents=(
             IncidentView(
-                id=1, cause=IncidentCause.NODE_DIED, witness="run call", ranks=(1, 2), worker_ids=("a", "b"),
-                node_id="n", generation=3, at=1.0, from_workers=4, to_workers=2, steps_lost=1, closed=True,
+                id=1,
+                cause=IncidentCause.NODE_DIED,
+                witness="run call",
+                ranks=(1, 2),
+                worker_ids=("a", "b"),
+                node_id="n",
+                generation=3,
+                at=1.0,
+                from_workers=4,
+                to_workers=2,
+                steps_lost=1,
+                closed=True,
             ),
         ),
         checkpoints=(CheckpointView(step=8, url="s3://b/c", state="committed", attempt=2, generation=3, bytes=9),),
         series=(
             SeriesPoint(
-                step=8, at=1.0, loss=2.5, grad_norm=1.0, lr=1e-4, tokens_per_s=1e6, step_s=0.1, world_size=4,
+                step=8,
+                at=1.0,
+                loss=2.5,
+                grad_norm=1.0,
+                lr=1e-4,
+                tokens_per_s=1e6,
+                step_s=0.1,
+                world_size=4,
                 generation=3,
             ),
         ),
@@ -68,12 +85,19 @@ def test_reports_survive_pickling_and_json() -> None:
         ),
         workers=(
             WorkerView(
-                worker_id="a", rank=0, state="training", node_id="n", node_ip="10.0.0.1", pid=7, generation=3,
-                phase="forward", step=8,
+                worker_id="a",
+                rank=0,
+                state="training",
+                node_id="n",
+                node_ip="10.0.0.1",
+                pid=7,
+                generation=3,
+                phase="forward",
+                step=8,
             ),
         ),
         end=END,
-    )  # fmt: skip
+    )
     assert pickle.loads(pickle.dumps(reports)) == reports
     assert SupervisorReports.model_validate_json(reports.model_dump_json()) == reports
 

@@ -35,9 +35,16 @@ def point(step: int) -> SeriesPoint:
 
 def incident(id_: int, *, closed: bool = False) -> IncidentView:
     return IncidentView(
-        id=id_, cause=IncidentCause.WORKER_DIED, witness="w", ranks=(1,), worker_ids=("s",), generation=1, at=0.0,
-        from_workers=2, closed=closed,
-    )  # fmt: skip
+        id=id_,
+        cause=IncidentCause.WORKER_DIED,
+        witness="w",
+        ranks=(1,),
+        worker_ids=("s",),
+        generation=1,
+        at=0.0,
+        from_workers=2,
+        closed=closed,
+    )
 
 
 def checkpoint(step: int, state: str) -> CheckpointView:

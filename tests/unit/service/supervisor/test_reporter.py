@@ -32,9 +32,7 @@ from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
 SPEC = JobSpec.model_validate({"stop": {"steps": 12}, "task": "m:T"})
-CONFIG = SupervisorConfig(
-    job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, epoch=1, spec_version=4
-)  # fmt: skip
+CONFIG = SupervisorConfig(job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c", granted=2, epoch=1, spec_version=4)
 
 
 class Case:
@@ -46,11 +44,13 @@ class Case:
         info = {"node_id": "n", "node_ip": "10.0.0.1", "store_port": 1, "device": "cpu"}
         workers = tuple(
             Worker(
-                index=index, worker_id=f"worker-{index}", in_run=True,
+                index=index,
+                worker_id=f"worker-{index}",
+                in_run=True,
                 info=WorkerInfo(worker_id=f"worker-{index}", pid=40 + index, **info),
             )
             for index in (3, 5)
-        )  # fmt: skip
+        )
         self.state = Attempt(
             config=AttemptConfig(job_id="j", attempt=1, checkpoint_root="/c"),
             target=Target(spec=SPEC, granted=2),
@@ -68,9 +68,16 @@ class Case:
 
     def step(self, step: int, *, generation: int = 2, step_s: float = 0.5) -> None:
         report = StepReport(
-            generation=generation, step=step, at=9.0, loss=2.5, grad_norm=1.0, lr=1e-3, tokens=100, step_s=step_s,
+            generation=generation,
+            step=step,
+            at=9.0,
+            loss=2.5,
+            grad_norm=1.0,
+            lr=1e-3,
+            tokens=100,
+            step_s=step_s,
             world_size=2,
-        )  # fmt: skip
+        )
         self.reporter.record_report(report, self.state)
 
     def validate(self, step: int) -> None:
@@ -132,9 +139,12 @@ def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
 def test_log_lines_carry_the_current_rank_of_the_worker() -> None:
     case = Case()
     poll = WorkerPoll(
-        worker_id="worker-5", seq=1, reports=(), logs=(LogLine(at=1.0, stream="stdout", text="hello"),),
+        worker_id="worker-5",
+        seq=1,
+        reports=(),
+        logs=(LogLine(at=1.0, stream="stdout", text="hello"),),
         progress=Progress(generation=2, phase=Phase.BACKWARD, step=4, at=1.0),
-    )  # fmt: skip
+    )
     case.reporter.record_poll(5, poll, case.state)
     reports = case.reports()
     [line] = reports.logs
@@ -148,9 +158,12 @@ def test_log_lines_carry_the_current_rank_of_the_worker() -> None:
 def test_log_lines_of_a_former_worker_keep_its_id() -> None:
     case = Case()
     poll = WorkerPoll(
-        worker_id="worker-1", seq=1, reports=(), logs=(LogLine(at=1.0, stream="stderr", text="bye"),),
+        worker_id="worker-1",
+        seq=1,
+        reports=(),
+        logs=(LogLine(at=1.0, stream="stderr", text="bye"),),
         progress=Progress(generation=1, phase=Phase.IDLE, step=0, at=1.0),
-    )  # fmt: skip
+    )
     case.reporter.record_poll(1, poll, case.state)
     [line] = case.reports().logs
     assert (line.rank, line.worker_id) == (None, "worker-1")

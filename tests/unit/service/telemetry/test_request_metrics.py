@@ -10,9 +10,11 @@ def test_requests_are_counted_by_method_route_and_class_of_status() -> None:
     for status in (200, 201, 404, 500, 0):
         metrics.observe("GET", "/v1/jobs", status, 0.02)
     assert metrics.requests() == {
-        ("GET", "/v1/jobs", "2xx"): 2, ("GET", "/v1/jobs", "4xx"): 1, ("GET", "/v1/jobs", "5xx"): 1,
+        ("GET", "/v1/jobs", "2xx"): 2,
+        ("GET", "/v1/jobs", "4xx"): 1,
+        ("GET", "/v1/jobs", "5xx"): 1,
         ("GET", "/v1/jobs", "none"): 1,
-    }  # fmt: skip
+    }
     latency = metrics.latencies()["GET", "/v1/jobs"]
     assert sum(latency.counts) == 5
     assert abs(latency.total_s - 0.1) < 1e-9
