@@ -1,1 +1,5 @@
-"""Layouts on this machine: what changing them costs, and whether the planner is right. `main.py` is the command."""
+"""What layouts cost on this machine, and how well the planner predicts it. `main.py` is the command.
+
+Called by `make bench-layouts` and `make bench`.
+It never writes documentation: tools/layouts_page.py does so from its JSON.
+"""

@@ -72,11 +72,14 @@ class Watch:
         lines, violations = [], []
         for role in sorted({history.role for history in self._histories.values()}):
             grown = [
-                (history.last.threads - history.settled.threads, history.last.fds - history.settled.fds,
-                 history.last.rss_mib - history.settled.rss_mib)
+                (
+                    history.last.threads - history.settled.threads,
+                    history.last.fds - history.settled.fds,
+                    history.last.rss_mib - history.settled.rss_mib,
+                )
                 for history in self._histories.values()
                 if history.role == role and history.settled is not None and history.last is not None
-            ]  # fmt: skip
+            ]
             if not grown:
                 lines.append(f"{role}: no process lived long enough to measure growth")
                 continue
@@ -108,8 +111,11 @@ def left_in_ray(nodes: Nodes) -> dict[str, list[str]]:
     """Named actors, placement groups, journal entries and objects that Ray still has, by kind."""
     done = subprocess.run(
         [sys.executable, "-c", _LIST_LEFT, nodes.address],
-        env={**os.environ, **nodes.environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, **nodes.environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         return {"errors of the query": [done.stderr[-500:]]}
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])

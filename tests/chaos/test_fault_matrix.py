@@ -276,11 +276,16 @@ class Chain:
         ranked = self._ranked()
         infos = [
             WorkerInfo(
-                worker_id=one.worker_id, node_id=one.node_id, node_ip=one.node_ip, pid=one.pid,
-                store_port=1, device="cpu", snapshot_port=one.pid,
+                worker_id=one.worker_id,
+                node_id=one.node_id,
+                node_ip=one.node_ip,
+                pid=one.pid,
+                store_port=1,
+                device="cpu",
+                snapshot_port=one.pid,
             )
             for one in ranked
-        ]  # fmt: skip
+        ]
         endpoint = next(buddy for buddy, one in zip(buddies(infos), ranked, strict=True) if one.pid == pid)
         assert endpoint is not None, "the group is on one node"
         return next(one for one in ranked if one.pid == endpoint.port)

@@ -33,9 +33,12 @@ def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_ot
     client: Client, arena, submit
 ) -> None:
     run = submit(
-        to=client, workers=3, steps=24, snapshot={"budget": 1.0},
+        to=client,
+        workers=3,
+        steps=24,
+        snapshot={"budget": 1.0},
         strikes=[{**_HOLD, "n": 8}, {**_HOLD, "n": 18}],
-    )  # fmt: skip
+    )
     run.wait_at("step-8-0")
     rank_0, *others = sorted(client.workers(run.id), key=lambda worker: worker.rank)
     victims = [worker for worker in others if worker.node_ip != rank_0.node_ip]
@@ -60,9 +63,7 @@ def test_a_dead_raylet_costs_at_most_one_step_and_its_workers_are_replaced_on_ot
 
 
 def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client, arena, submit) -> None:
-    run = submit(
-        to=client, workers=3, steps=24, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 16}]
-    )  # fmt: skip
+    run = submit(to=client, workers=3, steps=24, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 16}])
     run.wait_at("step-5-0")
     leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
     drained = client.drain(leaver.node_id, reason="new disks", deadline_s=600.0)
@@ -84,9 +85,7 @@ def test_a_drain_moves_the_job_off_the_node_without_losing_a_step(client: Client
 
 @pytest.mark.matrix
 def test_training_continues_while_the_head_is_dead_and_all_processes_reconnect(client: Client, arena, submit) -> None:
-    run = submit(
-        to=client, workers=3, steps=40, step_s=0.05, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}]
-    )  # fmt: skip
+    run = submit(to=client, workers=3, steps=40, step_s=0.05, strikes=[{**_HOLD, "n": 5}, {**_HOLD, "n": 35}])
     run.wait_at("step-5-0")
     before = run.pids()
     killed_at = arena.nodes.kill_head()
@@ -114,9 +113,12 @@ def test_a_worker_requested_from_a_dead_head_holds_no_cpu(client: Client, arena)
     """Ray starts it when there is room, and will never use it: see `forkserver.idle`."""
     nodes, server = arena.nodes, arena.server
     driver = subprocess.Popen(
-        [server.python, "-c", _ASK_TOO_MUCH, nodes.address], env={**os.environ, **server.ray_environment},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [server.python, "-c", _ASK_TOO_MUCH, nodes.address],
+        env={**os.environ, **server.ray_environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with driver:
         assert driver.stdin is not None and driver.stdout is not None
         assert driver.stdout.readline() == "asked\n"

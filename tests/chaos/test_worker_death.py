@@ -53,9 +53,13 @@ def test_a_killed_worker_costs_few_steps_and_the_group_grows_back(submit, client
     assert incident.state_source == "memory"
     assert incident.steps_lost == 0  # killed in step 7: the snapshot of step 6 was complete
     durations = (
-        incident.quiesce_s, incident.plan_s, incident.form_s, incident.restore_s, incident.first_step_s,
+        incident.quiesce_s,
+        incident.plan_s,
+        incident.form_s,
+        incident.restore_s,
+        incident.first_step_s,
         incident.recovery_s,
-    )  # fmt: skip
+    )
     assert all(seconds is not None for seconds in durations), incident
     assert incident.detect_s is not None and incident.detect_s < 5, "from the death itself, not from the last poll"
     assert job.status.incidents == 1

@@ -1,5 +1,7 @@
-"""A job changes its parallel layout while it trains: because a shard died, and because somebody asked. The losses are
-those of one process that nothing happens to, and whoever lives on keeps its process."""
+"""A job changes its parallel layout during training, after a death of a worker and on request.
+
+The losses are those of one process without faults, and surviving workers keep their processes.
+"""
 
 from __future__ import annotations
 

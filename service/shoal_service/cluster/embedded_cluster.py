@@ -92,7 +92,7 @@ class EmbeddedCluster:
 
     @property
     def away(self) -> tuple[str, ...]:
-        """Addresses of the nodes without a living raylet, at the end of the last `start` or `heal`. From any thread."""
+        """Addresses of the nodes without a live raylet, at the end of the last `start` or `heal`. From any thread."""
         return self._away
 
     def start(self) -> str:

@@ -116,7 +116,7 @@ def start_environment(note: EmbeddedNote, node: EmbeddedNode) -> dict[str, str]:
 
 
 def gcs_environment(note: EmbeddedNote) -> dict[str, str]:
-    """Keeps the head's tables on disk, so that a head that dies alone finds its living actors after its restart."""
+    """Keeps the head's tables on disk, so that a head that dies alone finds its live actors after its restart."""
     return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": f"{note.temp_dir}/gcs"}
 
 

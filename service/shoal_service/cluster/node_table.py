@@ -11,4 +11,4 @@ class NodeTable:
     draining: dict[str, float | None] = field(default_factory=dict)
     """By node id: the wall-clock time at which the node goes away; None: unknown."""
     raylets: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Address and port of each living node's raylet, by node id."""
+    """Address and port of each live node's raylet, by node id."""

@@ -21,7 +21,7 @@ class SessionsRemain(Exception):
 
 
 def pids_of_session(leader: int) -> list[int]:
-    """Pids of the session's living processes. A zombie does not count."""
+    """Pids of the session's live processes. A zombie does not count."""
     return [pid for pid in _of_session(leader) if _stat(pid)[1] not in ("Z", "")]
 
 

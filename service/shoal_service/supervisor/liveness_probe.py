@@ -19,7 +19,7 @@ _PAUSE_S = 0.02
 _UNREACHABLE_S = 1.0
 _REFUSAL_S = 0.2
 _RAYLET_CHECK_S = 0.3
-"""A living raylet reports the worker's death, with its cause, within this time. A raylet that dies just after its
+"""A live raylet reports the worker's death, with its cause, within this time. A raylet that dies just after its
 workers has ended by then."""
 
 

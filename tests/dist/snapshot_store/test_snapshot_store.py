@@ -211,10 +211,10 @@ def test_a_new_store_sweeps_attempts_without_a_live_process(nodes: Any) -> None:
     dead = nodes.start(job_id="dead")
     base = dead._registry.path.parent.parent.parent
     shutil.copytree(base / "dead-a1", base / "dead-a2")  # files without a holder of their lock
-    living = nodes.start()
+    live = nodes.start()
     assert sorted(path.name for path in base.iterdir()) == ["dead-a1", "job-a1"]
     assert sweep_stale(nodes.root) == []
-    assert living.snapshot_parts() == ()
+    assert live.snapshot_parts() == ()
 
 
 def test_memory_does_not_grow_over_a_hundred_snapshots_and_loads(nodes: Any) -> None:

@@ -32,9 +32,14 @@ def test_pages_show_the_committed_figures(page: dict[str, Any]) -> None:
 
 def test_a_table_is_replaced_and_the_rest_of_the_page_stays(page: dict[str, Any]) -> None:
     layout = {
-        "name": "tp2", "world_size": 2, "predicted_bytes": 90 << 20, "measured_bytes": 100 << 20,
-        "memory_error": -0.1, "predicted_s": 0.5, "measured_s": 0.25,
-    }  # fmt: skip
+        "name": "tp2",
+        "world_size": 2,
+        "predicted_bytes": 90 << 20,
+        "measured_bytes": 100 << 20,
+        "memory_error": -0.1,
+        "predicted_s": 0.5,
+        "measured_s": 0.25,
+    }
     reality = {"layouts": [layout], "memory_error_largest": 0.1, "memory_error_median": 0.1}
     machine = {"cpu": "2 cores", "memory": "24 GiB", "system": "Linux", "software": "torch"}
     begin = page["_BEGIN"].format(name="reality")

@@ -40,9 +40,15 @@ class FakeWorker:
 
 def part_of(run: Assignment, step: int) -> SavedPart:
     return SavedPart(
-        generation=run.generation, step=step, rank=run.rank, world_size=run.world_size,
-        directory=f"{ROOT}/{CheckpointName(step, run.attempt, run.generation)}", files=(), stall_s=0.1, write_s=0.2,
-    )  # fmt: skip
+        generation=run.generation,
+        step=step,
+        rank=run.rank,
+        world_size=run.world_size,
+        directory=f"{ROOT}/{CheckpointName(step, run.attempt, run.generation)}",
+        files=(),
+        stall_s=0.1,
+        write_s=0.2,
+    )
 
 
 def copy_of(state: Attempt) -> Attempt:
@@ -57,9 +63,16 @@ def from_journal(state: Attempt) -> Attempt:
 
 def step_report(run: Assignment, step: int, at: float) -> StepReport:
     return StepReport(
-        generation=run.generation, step=step, at=at, loss=3.0, grad_norm=1.0, lr=1e-3, tokens=8, step_s=0.5,
+        generation=run.generation,
+        step=step,
+        at=at,
+        loss=3.0,
+        grad_norm=1.0,
+        lr=1e-3,
+        tokens=8,
+        step_s=0.5,
         world_size=run.world_size,
-    )  # fmt: skip
+    )
 
 
 def error_of(type_: str, message: str) -> ErrorReport:

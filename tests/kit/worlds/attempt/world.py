@@ -9,15 +9,12 @@ from kit.worlds.attempt.commanded import Commanded
 from kit.worlds.attempt.parts import (
     MEMORY_PORT,
     ROOT,
-    TIMEOUTS,
-    TOTAL_STEPS,
     FakeWorker,
     error_of,
     name_of,
     part_of,
     step_report,
 )
-from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
     Emit,
     End,
@@ -35,9 +32,7 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Opening, Stage
-from shoal_service.core.attempt.state.target import AttemptConfig, Target
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.supervisor.status import incident_view
 from shoal_service.views import IncidentView
@@ -45,7 +40,6 @@ from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, Progress, WorkerExit, WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotSource
-from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed, SaveFailed, WorkerReport
 
 
@@ -64,10 +58,14 @@ class World(Commanded):
         if worker.alive and not worker.is_warm and worker.node_id:
             worker.is_warm = True
             info = WorkerInfo(
-                worker_id=worker.worker_id, node_id=worker.node_id, node_ip="10.0.0.1", pid=4000 + index,
-                store_port=5000 + index, device="cpu",
+                worker_id=worker.worker_id,
+                node_id=worker.node_id,
+                node_ip="10.0.0.1",
+                pid=4000 + index,
+                store_port=5000 + index,
+                device="cpu",
                 snapshot_port=MEMORY_PORT + index if self.state.target.keeps_snapshots else 0,
-            )  # fmt: skip
+            )
             self.post(f"warm-{index}", WorkerWarm(index, info))
 
     def fail_to_start(self, index: int) -> None:
@@ -129,9 +127,13 @@ class World(Commanded):
         worker = self.workers[index]
         if worker.run is not None:
             progress = Progress(
-                generation=worker.run.generation, phase=phase, step=worker.step if step is None else step,
-                at=self.now, counter=beat, stalled_s=stalled_s,
-            )  # fmt: skip
+                generation=worker.run.generation,
+                phase=phase,
+                step=worker.step if step is None else step,
+                at=self.now,
+                counter=beat,
+                stalled_s=stalled_s,
+            )
             self.feed(ProgressReported(index, progress))
 
     def report(self, *compute_s: float) -> None:
@@ -160,14 +162,16 @@ class World(Commanded):
             places = [worker.node_id, *([run.buddy.node_id] if run.buddy else [])]
             for node_id in places:
                 part = SnapshotPart(
-                    generation=run.generation, rank=run.rank, world_size=run.world_size, step=worker.step,
-                    num_bytes=10, node_id=node_id,
-                )  # fmt: skip
+                    generation=run.generation,
+                    rank=run.rank,
+                    world_size=run.world_size,
+                    step=worker.step,
+                    num_bytes=10,
+                    node_id=node_id,
+                )
                 held = self.memory.setdefault(node_id, [])
                 own = [entry for entry in held if entry[0] == worker.index]
-                self.memory[node_id] = [
-                    *(e for e in held if e[0] != worker.index), *own[-1:], (worker.index, part)
-                ]  # fmt: skip
+                self.memory[node_id] = [*(e for e in held if e[0] != worker.index), *own[-1:], (worker.index, part)]
 
     def group(self) -> list[FakeWorker]:
         """The live ranks that are in `run` of the current generation, ordered by rank."""
@@ -183,10 +187,15 @@ class World(Commanded):
     def leave(self, worker: FakeWorker, kind: ExitKind, error: ErrorReport | None = None) -> None:
         assert worker.run is not None
         worker_exit = WorkerExit(
-            generation=worker.run.generation, rank=worker.run.rank, kind=kind, step=worker.step, error=error,
-            snapshot_parts=self.held_on(worker.node_id), at=self.now,
+            generation=worker.run.generation,
+            rank=worker.run.rank,
+            kind=kind,
+            step=worker.step,
+            error=error,
+            snapshot_parts=self.held_on(worker.node_id),
+            at=self.now,
             is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and worker.yields is True),
-        )  # fmt: skip
+        )
         worker.run = None
         self.post(f"exit-{worker.index}", RunReturned(worker.index, worker_exit))
 
@@ -212,19 +221,29 @@ class World(Commanded):
         self.send(
             group[0],
             GroupFormed(
-                generation=group[0].run.generation, at=self.now, start_step=start, total_steps=self.total_steps,
-                form_s=0.1, build_s=0.2, restore_s=0.3, num_parameters=10, restored_bytes=40,
+                generation=group[0].run.generation,
+                at=self.now,
+                start_step=start,
+                total_steps=self.total_steps,
+                form_s=0.1,
+                build_s=0.2,
+                restore_s=0.3,
+                num_parameters=10,
+                restored_bytes=40,
             ),
-        )  # fmt: skip
+        )
 
     def _can_be_read(self, source: SnapshotSource) -> bool:
         servers = [self.workers[endpoint.port - MEMORY_PORT] for endpoint in source.parts]
         there = all(
-            server.alive and not server.is_stopped
-            and any((h.generation, h.rank, h.step) == (source.generation, rank, source.step)
-                    for h in self.held_on(server.node_id))
+            server.alive
+            and not server.is_stopped
+            and any(
+                (h.generation, h.rank, h.step) == (source.generation, rank, source.step)
+                for h in self.held_on(server.node_id)
+            )
             for rank, server in enumerate(servers)
-        )  # fmt: skip
+        )
         return there and (source.generation, source.step) not in self.lost_memory
 
     def train(self, steps: int = 1, *, save_every: int = 4, late: int | None = None) -> None:
@@ -359,29 +378,3 @@ class World(Commanded):
                 return
             self.cooperate()
         raise AssertionError(f"still {self.state.stage} after {rounds} rounds")
-
-
-def make_world(
-    workers: int = 3,
-    *,
-    min_workers: int = 1,
-    standby: int = 0,
-    wait_s: float = 30.0,
-    memory: bool = False,
-    nodes: int | None = None,
-    **spec: Any,
-) -> World:
-    elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
-    document = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}, **spec}
-    document.setdefault("health", {"hang_floor_s": 3600.0})  # tests of other things may let time pass
-    document["snapshot"] = {"enabled": memory}
-    world = World(
-        Attempt(
-            config=AttemptConfig(job_id="j1", attempt=1, checkpoint_root=ROOT, timeouts=TIMEOUTS),
-            target=Target(spec=JobSpec.model_validate(document), granted=workers).with_elasticity(elasticity),
-            current=Opening(since=1000.0),
-        ),
-        num_nodes=nodes,
-    )
-    world.perform(machine.open_attempt())
-    return world

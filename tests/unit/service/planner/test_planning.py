@@ -26,7 +26,7 @@ def test_a_cpu_job_stays_fully_on_the_sharded_axis(job: Any, world: int) -> None
     assert "data_axes_on_cpu" in reason
 
 
-def test_filler_is_counted(job: Any) -> None:
+def test_padding_is_counted(job: Any) -> None:
     assert "3 each, 1 of them zero-weight padding" in plan(job(elasticity={"max_workers": 8}), 3).reason
 
 

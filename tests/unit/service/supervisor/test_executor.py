@@ -264,7 +264,7 @@ def test_a_supervisor_with_a_successor_commits_nothing() -> None:
 
 
 class TestRestart:
-    def test_living_workers_are_found_and_train_on(self) -> None:
+    def test_live_workers_are_found_and_continue_training(self) -> None:
         async def main() -> None:
             bench = SupervisorBench()
             await bench.start_and_train()

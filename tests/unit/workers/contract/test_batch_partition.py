@@ -20,7 +20,7 @@ def test_every_micro_batch_counts_exactly_once_over_all_ranks(num: int, world: i
 
 
 @given(MICRO_BATCHES, WORLDS)
-def test_all_ranks_run_as_many_passes_and_fillers_come_last(num: int, world: int) -> None:
+def test_all_ranks_run_as_many_passes_and_padding_comes_last(num: int, world: int) -> None:
     for rank in range(world):
         weights = [m.weight for m in micro_batches_of_rank(num, rank, world)]
         assert len(weights) == -(-num // world)
@@ -29,7 +29,7 @@ def test_all_ranks_run_as_many_passes_and_fillers_come_last(num: int, world: int
 
 
 @given(MICRO_BATCHES, WORLDS)
-def test_a_rank_reads_a_contiguous_slice_and_its_filler_is_a_valid_index(num: int, world: int) -> None:
+def test_a_rank_reads_a_contiguous_slice_and_its_padding_is_a_valid_index(num: int, world: int) -> None:
     for rank in range(world):
         mine = micro_batches_of_rank(num, rank, world)
         real = [m.index for m in mine if m.weight]

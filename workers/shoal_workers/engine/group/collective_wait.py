@@ -3,7 +3,7 @@
 torch's Python collectives end in `Work.wait`, which is replaced here, once per worker.
 
 - Each wait is timed: the rest of a step is compute time, which tells a slow rank from one that waits for others. On a
-  GPU `wait` only orders streams and takes no time, so the two cannot be told apart there this way.
+  GPU `wait` only orders streams and takes no time, so it cannot distinguish the two there.
 - On gloo a wait is cut into slices. The collective itself runs in a thread of the process group, so the training thread
   can leave at the end of any slice. About one time in 30 it must: gloo then keeps waiting to send on a socket that is
   already closed, until the group's timeout. The `leave` function decides who may leave, and when (see

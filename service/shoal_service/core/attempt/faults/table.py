@@ -4,7 +4,7 @@
 docs/elastic.md prints it. It detects nothing. A new cause is a member of `IncidentCause`, a row here, and the code
 that detects it.
 
-Causes are told apart as far as the action differs, and no further: isolate fast rather than diagnose precisely.
+Causes are distinguished only as far as their actions differ: isolate fast rather than diagnose precisely.
 """
 
 from __future__ import annotations

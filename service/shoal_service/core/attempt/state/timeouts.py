@@ -35,7 +35,7 @@ class Timeouts(Frozen):
     """The least time that a collective waits for a rank. Hangs are found by progress stamps; this deadline applies if
     no supervisor reads them, and must never end a group whose slowest rank still makes progress."""
     orphans_s: float = 15.0
-    """For a worker on a node whose memory may hold snapshots that no living worker serves; see
+    """For a worker on a node whose memory may hold snapshots that no live worker serves; see
     group/orphaned_snapshots.py."""
     commit_s: float = 120.0
     """For a commit marker, and for the storage to list its checkpoints."""

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kit.worlds.attempt.world import World, make_world
+from kit.worlds.attempt.new_world import make_world
+from kit.worlds.attempt.world import World
 
 
 @pytest.fixture

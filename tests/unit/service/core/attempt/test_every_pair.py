@@ -190,20 +190,38 @@ def events(state: Attempt) -> Iterator[Event]:
 def _reports(generation: int, step: int) -> list[WorkerReport]:
     where = f"/checkpoints/j1/step-{step:012d}-a1-g{generation}"
     return [
-        GroupFormed(generation=generation, at=0, start_step=step, total_steps=12, form_s=0, build_s=0, restore_s=0,
-               num_parameters=1),
-        StepReport(generation=generation, step=step + 1, at=0, loss=1, grad_norm=1, lr=1, tokens=1, step_s=1,
-                   world_size=3),
+        GroupFormed(
+            generation=generation,
+            at=0,
+            start_step=step,
+            total_steps=12,
+            form_s=0,
+            build_s=0,
+            restore_s=0,
+            num_parameters=1,
+        ),
+        StepReport(
+            generation=generation, step=step + 1, at=0, loss=1, grad_norm=1, lr=1, tokens=1, step_s=1, world_size=3
+        ),
         ValidationReport(generation=generation, step=step, at=0, loss=1, bits_per_byte=None, samples=1),
-        SavedPart(generation=generation, step=step, rank=0, world_size=1, directory=where, files=(), stall_s=0,
-                  write_s=0),
+        SavedPart(
+            generation=generation, step=step, rank=0, world_size=1, directory=where, files=(), stall_s=0, write_s=0
+        ),
         SaveFailed(generation=generation, step=step, rank=0, directory=where, error="disk full"),
         StepSkipped(generation=generation, step=step + 1, at=0, loss=None, grad_norm=None),
         PreemptionNotice(generation=generation, at=0, grace_s=1, reason="SIGTERM"),
-        SnapshotCost(generation=generation, step=step, every_steps=1, buddy_every_steps=1, copy_s=0, buddy_s=0, share=0,
-                     num_bytes=1),
+        SnapshotCost(
+            generation=generation,
+            step=step,
+            every_steps=1,
+            buddy_every_steps=1,
+            copy_s=0,
+            buddy_s=0,
+            share=0,
+            num_bytes=1,
+        ),
         *(ReplayMismatch(generation=generation, step=step, at=0, rank=rank, message="m") for rank in (0, 7)),
-    ]  # fmt: skip
+    ]
 
 
 def test_every_stage_is_among_the_worlds(new_world: NewWorld) -> None:

@@ -46,8 +46,10 @@ def test_a_drained_node_is_left_once_a_replacement_is_warm(new_world: NewWorld) 
     world.start_all()
     assert world.state.stage is Stage.SWITCHING
     assert world.events("generation.switching")[0] == {
-        "generation": 1, "reason": "drain n1: requested", "durable": False,
-    }  # fmt: skip
+        "generation": 1,
+        "reason": "drain n1: requested",
+        "durable": False,
+    }
     switch(world)
     assert world.state.group.workers == (0, 3, 2) and world.state.progress.step == 7
     assert world.state.history.steps_lost == 0 and world.incidents() == []

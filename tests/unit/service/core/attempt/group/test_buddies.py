@@ -14,11 +14,16 @@ from shoal_workers.contract.messages import WorkerInfo
 def infos(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
     return [
         WorkerInfo(
-            worker_id=f"s{rank}", node_id=node, node_ip=f"ip-{node}", pid=1, store_port=1, device="cpu",
+            worker_id=f"s{rank}",
+            node_id=node,
+            node_ip=f"ip-{node}",
+            pid=1,
+            store_port=1,
+            device="cpu",
             snapshot_port=ports[rank] if ports else 100 + rank,
         )
         for rank, node in enumerate(nodes)
-    ]  # fmt: skip
+    ]
 
 
 def ranks_of(*nodes: str) -> list[int | None]:

@@ -1,0 +1,43 @@
+"""Opens an attempt in a simulated world; the fixture `new_world` is this function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.worlds.attempt.parts import (
+    ROOT,
+    TIMEOUTS,
+    TOTAL_STEPS,
+)
+from kit.worlds.attempt.world import World
+from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Opening
+from shoal_service.core.attempt.state.target import AttemptConfig, Target
+from shoal_workers.contract.spec import ElasticitySpec, JobSpec
+
+
+def make_world(
+    workers: int = 3,
+    *,
+    min_workers: int = 1,
+    standby: int = 0,
+    wait_s: float = 30.0,
+    memory: bool = False,
+    nodes: int | None = None,
+    **spec: Any,
+) -> World:
+    elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
+    document = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}, **spec}
+    document.setdefault("health", {"hang_floor_s": 3600.0})  # tests of other things may let time pass
+    document["snapshot"] = {"enabled": memory}
+    world = World(
+        Attempt(
+            config=AttemptConfig(job_id="j1", attempt=1, checkpoint_root=ROOT, timeouts=TIMEOUTS),
+            target=Target(spec=JobSpec.model_validate(document), granted=workers).with_elasticity(elasticity),
+            current=Opening(since=1000.0),
+        ),
+        num_nodes=nodes,
+    )
+    world.perform(machine.open_attempt())
+    return world
