@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt.state.attempt import ATTEMPT_JSON, Attempt
 from shoal_service.core.attempt.state.timeouts import Timeouts
@@ -52,8 +51,20 @@ def part_of(run: Assignment, step: int) -> SavedPart:
 
 
 def copy_of(state: Attempt) -> Attempt:
-    """A copy that shares nothing mutable with `state`: dicts are copied, all other parts are frozen."""
-    return copy.deepcopy(state)
+    """Shares only what cannot be changed: every dict is another one."""
+    parts = {name: dict(by_rank) for name, by_rank in state.checkpoints.parts.items()}
+    requested, reported = dict(state.snapshots.requested), dict(state.snapshots.reported)
+    stamps, answered_at = dict(state.progress.stamps), dict(state.progress.answered_at)
+    slow_steps = dict(state.progress.slow_steps)
+    return replace(
+        state,
+        group=replace(state.group, exits=dict(state.group.exits)),
+        snapshots=replace(state.snapshots, requested=requested, reported=reported),
+        checkpoints=replace(state.checkpoints, parts=parts),
+        health=replace(state.health, suspected=dict(state.health.suspected)),
+        progress=replace(state.progress, stamps=stamps, answered_at=answered_at, slow_steps=slow_steps),
+        ledger=replace(state.ledger, booked=dict(state.ledger.booked)),
+    )
 
 
 def from_journal(state: Attempt) -> Attempt:

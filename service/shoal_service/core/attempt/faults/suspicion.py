@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from shoal_service.core.attempt.commands import SuspectNode
+from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults.table import FAULTS, Probation
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.health import NodeLoss
@@ -34,14 +35,19 @@ def worker_was_lost(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
         return
     recent = tuple(loss for loss in turn.health.losses if turn.now - loss.at < WINDOW_S)
     turn.health = replace(turn.health, losses=(*recent, NodeLoss(node_id=node_id, at=turn.now)))
-    match fault.probation:
-        case Probation.ALWAYS:
-            suspect(turn, node_id, fault.words)
-        case Probation.ALONE if is_alone(turn.state, node_id):
-            suspect(turn, node_id, f"{fault.words}; no other worker answers from there")
-        case _ if _loses_too_many(turn.state, node_id):
-            reason = f"{REPEATED} workers lost within {WINDOW_S / 60:.0f} minutes, and other nodes hardly lost any"
-            suspect(turn, node_id, reason)
+    decision = decide(turn.state, node_id, cause)
+    if decision:
+        suspect(turn, node_id, decision.reason)
+
+
+def decide(state: Attempt, node_id: str, cause: IncidentCause) -> Decision:
+    """Whether the node is suspected now that it has lost a worker for this cause."""
+    fault = FAULTS[cause]
+    if fault.probation is Probation.ALWAYS:
+        return Decision(True, fault.words)
+    if fault.probation is Probation.ALONE and is_alone(state, node_id):
+        return Decision(True, f"{fault.words}; no other worker answers from there")
+    return _loses_too_many(state, node_id)
 
 
 def suspect(turn: Turn, node_id: str, reason: str) -> None:
@@ -55,13 +61,18 @@ def suspect(turn: Turn, node_id: str, reason: str) -> None:
         turn.do(SuspectNode(node_id, reason))
 
 
-def is_alone(state: Attempt, node_id: str, *, besides: int | None = None) -> bool:
-    """No worker answers from that node (`besides` one), and there is another node that one does answer from."""
-    nodes = [p.info.node_id for p in state.pool.usable if p.info is not None and p.index != besides]
-    return node_id not in nodes and bool(nodes)
+def is_alone(state: Attempt, node_id: str, *, besides: int | None = None) -> Decision:
+    """Whether no worker (`besides` this one) answers from the node while one answers from another node."""
+    nodes = {p.info.node_id for p in state.pool.usable if p.info is not None and p.index != besides}
+    if node_id in nodes:
+        return Decision(False, "another worker answers from the node")
+    return Decision(bool(nodes), f"no other worker answers from the node; workers answer from {len(nodes)} other nodes")
 
 
-def _loses_too_many(state: Attempt, node_id: str) -> bool:
+def _loses_too_many(state: Attempt, node_id: str) -> Decision:
     lost = Counter(loss.node_id for loss in state.health.losses)
     elsewhere = {p.info.node_id for p in state.pool.usable if p.info is not None} - {node_id}
-    return bool(elsewhere) and lost[node_id] >= REPEATED and 3 * max(lost[n] for n in elsewhere) <= lost[node_id]
+    most = max((lost[node] for node in elsewhere), default=0)
+    is_repeated = bool(elsewhere) and lost[node_id] >= REPEATED and 3 * most <= lost[node_id]
+    reason = f"{lost[node_id]} workers lost within {WINDOW_S / 60:.0f} minutes, and at most {most} on any other node"
+    return Decision(is_repeated, reason)

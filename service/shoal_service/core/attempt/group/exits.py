@@ -64,7 +64,7 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
     turn.pool = turn.pool.with_worker(replace(worker, in_run=False))
     turn.group = replace(turn.group, exits={**turn.group.exits, index: worker_exit})
     turn.progress = replace(turn.progress, step=max(turn.progress.step, worker_exit.step))
-    if worker_exit.kind in outcome.PLANNED:
+    if outcome.is_planned(worker_exit):
         if turn.stage in (Stage.FORMING, Stage.RUNNING):
             # not requested: the others are about to leave as well, or exceed the deadline
             turn.enter(Switching(since=turn.now, durable=not turn.target.keeps_snapshots))

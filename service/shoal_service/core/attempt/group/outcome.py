@@ -5,7 +5,9 @@ Called by `exits`, `reports` and `deadlines`. It never interrupts or kills a wor
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import assert_never
 
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged
 from shoal_service.core.attempt.faults.blame import blame
@@ -22,41 +24,96 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
 from shoal_workers.contract.spec import NonFinitePolicy
 
-PLANNED = (ExitKind.FINISHED, ExitKind.YIELDED)
 _FRUITLESS_LIMIT = 6
+_FRUITLESS_STORAGE_LIMIT = 3
 _LAST_SAVES = 5
 """Tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a short outage of the storage must
 not cost a whole training run."""
 
 
-def follow_when_all_left(turn: Turn) -> None:
-    """Decides from the exits, once no worker is in `run` any more."""
-    state = turn.state
+class Outcome(StrEnum):
+    """How a group has ended."""
+
+    USER_ERROR = "user_error"
+    NON_FINITE = "non_finite"
+    DAMAGED_CHECKPOINT = "damaged_checkpoint"
+    AS_PLANNED = "as_planned"
+    RESULT_NOT_SAVED = "result_not_saved"
+    """All steps are done, and the storage failed."""
+    STORAGE_FAILED = "storage_failed"
+    """Several groups in a row completed no step, and the storage failed."""
+    SNAPSHOTS_UNKNOWN = "snapshots_unknown"
+    """The group is lost, and other workers may still report a newer snapshot."""
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeDecision:
+    outcome: Outcome
+    reason: str
+    exits: tuple[WorkerExit, ...]
+    """The exits that decided it."""
+
+
+def decide(state: Attempt, now: float) -> OutcomeDecision | None:
+    """From the exits of the group; None while one of its workers is in `run`."""
     if not state.group_active or state.in_run:
+        return None
+    exits = tuple(state.group.exits.values())
+    by_kind = {kind: tuple(e for e in exits if e.kind is kind) for kind in ExitKind}
+    storage = by_kind[ExitKind.STORAGE_FAILED]
+    if errors := by_kind[ExitKind.USER_ERROR]:
+        return OutcomeDecision(Outcome.USER_ERROR, f"{len(errors)} ranks raised an error", errors)
+    if bad := by_kind[ExitKind.NON_FINITE]:
+        return OutcomeDecision(Outcome.NON_FINITE, f"step {bad[0].step + 1} is not finite", bad)
+    if (damaged := by_kind[ExitKind.DAMAGED_CHECKPOINT]) and state.group.restored is not None:
+        return OutcomeDecision(Outcome.DAMAGED_CHECKPOINT, f"{state.group.restored} is damaged", damaged)
+    if len(exits) == len(state.group.workers) and len({(e.kind, e.step) for e in exits}) == 1 and is_planned(exits[0]):
+        return OutcomeDecision(Outcome.AS_PLANNED, f"all ranks have {exits[0].kind} at step {exits[0].step}", exits)
+    if storage and storage[0].step == state.history.total_steps:
+        return OutcomeDecision(Outcome.RESULT_NOT_SAVED, _message_of(storage[0]), storage)
+    if storage and state.budgets.fruitless >= _FRUITLESS_STORAGE_LIMIT:
+        return OutcomeDecision(Outcome.STORAGE_FAILED, _message_of(storage[0]), storage)
+    awaited = snapshot_reports.are_awaited(state, now)
+    if awaited:
+        return OutcomeDecision(Outcome.SNAPSHOTS_UNKNOWN, awaited.reason, exits)
+    return OutcomeDecision(Outcome.LOST, "the group is lost, and what its survivors hold is known", exits)
+
+
+def follow_when_all_left(turn: Turn) -> None:
+    """Once no worker is in `run` any more."""
+    decision = decide(turn.state, turn.now)
+    if decision is None:
         return
-    exits = list(state.group.exits.values())
-    by_kind = {kind: [e for e in exits if e.kind is kind] for kind in ExitKind}
-    if by_kind[ExitKind.USER_ERROR]:
-        failure = _most_frequent(by_kind[ExitKind.USER_ERROR])
-        turn.end(EndReason.USER_ERROR, f"{failure.type}: {failure.message}", failure)
-    elif by_kind[ExitKind.NON_FINITE]:
-        _not_finite(turn, by_kind[ExitKind.NON_FINITE][0])
-    elif by_kind[ExitKind.DAMAGED_CHECKPOINT] and state.group.restored is not None:
-        _fall_back(turn, state.group.restored, by_kind[ExitKind.DAMAGED_CHECKPOINT][0])
-    elif (
-        len(exits) == len(state.group.workers)
-        and len({(e.kind, e.step) for e in exits}) == 1
-        and exits[0].kind in PLANNED
-    ):
-        _left_as_planned(turn, exits)
-    elif by_kind[ExitKind.STORAGE_FAILED] and by_kind[ExitKind.STORAGE_FAILED][0].step == state.history.total_steps:
-        _save_again(turn, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
-    elif by_kind[ExitKind.STORAGE_FAILED] and state.budgets.fruitless >= 3:
-        turn.end(EndReason.STORAGE_FAILED, _message_of(by_kind[ExitKind.STORAGE_FAILED][0]))
-    elif not snapshot_reports.are_awaited(state, turn.now):
-        if by_kind[ExitKind.SNAPSHOT_LOST]:
-            _exclude_source(turn)
-        _re_form(turn)
+    first = decision.exits[0] if decision.exits else None
+    match decision.outcome:
+        case Outcome.USER_ERROR:
+            failure = _most_frequent(decision.exits)
+            turn.end(EndReason.USER_ERROR, f"{failure.type}: {failure.message}", failure)
+        case Outcome.NON_FINITE:
+            assert first is not None
+            _not_finite(turn, first)
+        case Outcome.DAMAGED_CHECKPOINT:
+            assert first is not None and turn.group.restored is not None
+            _fall_back(turn, turn.group.restored, first)
+        case Outcome.AS_PLANNED:
+            _left_as_planned(turn, decision.exits)
+        case Outcome.RESULT_NOT_SAVED:
+            _save_again(turn, decision.reason)
+        case Outcome.STORAGE_FAILED:
+            turn.end(EndReason.STORAGE_FAILED, decision.reason)
+        case Outcome.SNAPSHOTS_UNKNOWN:
+            pass  # decided again with each report, and by `deadlines`
+        case Outcome.LOST:
+            if any(e.kind is ExitKind.SNAPSHOT_LOST for e in decision.exits):
+                _exclude_source(turn)
+            _re_form(turn)
+        case _:
+            assert_never(decision.outcome)
+
+
+def is_planned(worker_exit: WorkerExit) -> bool:
+    return worker_exit.kind in (ExitKind.FINISHED, ExitKind.YIELDED)
 
 
 def after_commit(turn: Turn) -> None:
@@ -87,7 +144,7 @@ def go_on_without_commit(turn: Turn, message: str) -> None:
 def part_is_unreported(state: Attempt, index: int) -> bool:
     """This worker has left as planned, but has not reported its part of that step's checkpoint."""
     worker_exit = state.group.exits.get(index)
-    if worker_exit is None or worker_exit.kind not in PLANNED:
+    if worker_exit is None or not is_planned(worker_exit):
         return False
     if not state.group_active and state.stage is not Stage.COMMITTING:
         return False
@@ -133,7 +190,7 @@ def _not_finite(turn: Turn, worker_exit: WorkerExit) -> None:
         _re_form(turn)
 
 
-def _left_as_planned(turn: Turn, exits: list[WorkerExit]) -> None:
+def _left_as_planned(turn: Turn, exits: tuple[WorkerExit, ...]) -> None:
     last = exits[0]
     if last.kind is ExitKind.FINISHED or _was_durable(turn) or all(e.is_durable for e in exits):
         turn.enter(Committing(since=turn.now))
@@ -239,7 +296,7 @@ def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
     turn.do(ForgetDamaged(bad, message), FindCheckpoint(excluding=damaged))
 
 
-def _most_frequent(exits: list[WorkerExit]) -> UserFailure:
+def _most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:
     """The error that most ranks raised, with those ranks."""
     groups: dict[tuple[str, str], list[WorkerExit]] = {}
     for worker_exit in exits:
