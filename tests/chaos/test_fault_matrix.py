@@ -1,8 +1,8 @@
-"""Every fault at every moment: the job ends, its losses are those of an undisturbed run, and nothing stays behind.
+"""Every fault at every moment: the job ends, its losses are those of an undisturbed run, and no process is left.
 
 `fault_matrix.yaml` defines the cells. Processes take long to start, so `make test` runs a fixed sample in chains: a job
-that lives through one cell after the other. `make test-all` (pytest -m "") also runs every cell in a job of its own.
-Moments are addressed by (rank, step, phase): the process that is to be there is held there while the fault happens.
+that goes through one cell after the other. `make test-all` (pytest -m "") also runs every cell in a job of its own.
+Moments are addressed by (rank, step, phase): the worker is held at that point while the fault happens.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ class Chain:
             self.job.release(later.name)
 
     def _is_at_full_strength(self) -> bool:
-        """All are in the group, or are warm and it is about to switch. Those that live: while a supervisor is away, the
-        service repeats what it said last."""
+        """All live workers are in the group, or are warm and the group is about to switch. While a supervisor is dead,
+        the service returns its last report."""
         workers = [one for one in self.job.client.workers(self.job.id) if is_alive(one.pid)]
         if sum(one.state in ("warm", "training") for one in workers) < WORKERS:
             return False

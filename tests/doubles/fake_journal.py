@@ -1,4 +1,4 @@
-"""FakeJournal: the journal of one supervisor, in a dict that its successor gets too."""
+"""FakeJournal: the journal of one supervisor, in a dict that its successor also receives."""
 
 from __future__ import annotations
 

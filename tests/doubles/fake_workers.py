@@ -51,11 +51,11 @@ class FakeWorker:
     acknowledged: int = 0
     parts: tuple[SnapshotPart, ...] = ()
     num_forgotten: int = 0
-    """How often it was asked to remove the snapshots of its node."""
+    """Number of requests to remove the snapshots of its node."""
     died_at: float | None = None
     progress: Progress = field(default_factory=lambda: Progress(generation=0, phase=Phase.IDLE, step=0, at=0.0))
     polls: list[float] = field(default_factory=list)
-    """The waiting time that each poll asked for, seconds."""
+    """The requested waiting time of each poll, seconds."""
     _error: WorkerCallError | None = None
     _fenced: int = 0
     _exits: dict[int, WorkerExit] = field(default_factory=dict)
@@ -115,12 +115,12 @@ class FakeWorker:
         )
 
     def die(self, cause: IncidentCause = IncidentCause.WORKER_DIED) -> None:
-        """Every call fails, those in flight too."""
+        """Every call fails, also those in flight."""
         self.died_at = self.clock.time()
         self._break(WorkerDied(f"{self.info.worker_id} was killed", cause))
 
     def cut_off(self) -> None:
-        """Calls fail, and the worker goes on."""
+        """Calls fail, and the worker continues."""
         self._break(WorkerUnavailable(f"{self.info.worker_id} cannot be reached"))
 
     def reconnect(self) -> None:

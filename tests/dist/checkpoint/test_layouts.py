@@ -60,7 +60,7 @@ def test_a_shard_may_be_empty(differing: dict[str, list[str]], root: Path) -> No
 
 
 def _elements_written(directory: Path) -> tuple[dict[str, int], dict[str, int]]:
-    """Per tensor: elements in all ranks' files, and elements of the whole."""
+    """Per tensor: elements in all ranks' files, and elements of the global tensor."""
     written: dict[str, int] = {}
     desired: dict[str, int] = {}
     for path in sorted(directory.glob("*/shard-*.json")):

@@ -33,7 +33,7 @@ def _index(rank: int, *items: IndexItem) -> ShardIndex:
     return ShardIndex(rank=rank, world_size=3, generation=1, step=1, items=items, extra={})
 
 
-def test_slices_of_all_ranks_fill_a_whole_tensor() -> None:
+def test_slices_of_all_ranks_fill_a_complete_tensor() -> None:
     indexes = [_index(0, _item(0, 1)), _index(1, _item(1, 3)), _index(2, _item(4, 2))]
     reads = plan_load({"w": torch.zeros(6, 2)}, indexes, directory="d")
     assert [(read.file, read.fills[0].lengths) for read in reads] == [

@@ -1,4 +1,5 @@
-"""Where the layout stays, survivors go on with the very model they had, whatever it was cut by; twice in a row."""
+"""If the layout does not change, survivors reuse their model object under every kind of sharding, also twice in a
+row."""
 
 from __future__ import annotations
 

@@ -20,6 +20,6 @@ def differences(answer_of: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model_type", sorted(TIED_BY_DEFAULT))
-def test_halves_of_a_model_compute_what_the_whole_computes(differences: dict[str, Any], model_type: str) -> None:
+def test_two_halves_of_a_model_compute_the_same_as_the_full_model(differences: dict[str, Any], model_type: str) -> None:
     assert differences[model_type]["loss"] < 1e-5
     assert differences[model_type]["gradient"] < 1e-4

@@ -58,7 +58,7 @@ class ClockContract:
 
         run(main())
 
-    def test_waiting_for_too_long_is_a_timeout_and_cancels_what_is_waited_for(self) -> None:
+    def test_a_wait_beyond_its_timeout_raises_and_cancels_the_awaited_call(self) -> None:
         async def main() -> None:
             clock, forever = self.make(), asyncio.create_task(asyncio.Event().wait())
             waiting = asyncio.create_task(clock.wait_for(forever, 0.1))

@@ -142,7 +142,7 @@ class FleetContract:
 
         self.run(main)
 
-    def test_a_forgotten_worker_goes_on(self) -> None:
+    def test_a_forgotten_worker_continues(self) -> None:
         async def main() -> None:
             fleet = self.make()
             info = await self.started(fleet)

@@ -247,8 +247,8 @@ class World(Commanded):
         return there and (source.generation, source.step) not in self.lost_memory
 
     def train(self, steps: int = 1, *, save_every: int = 4, late: int | None = None) -> None:
-        """So many steps of a formed group. It stops where it was asked to, or at the end, with a part of that step.
-        The rank `late` has not taken its snapshots yet."""
+        """Train this many steps of a formed group. It stops at a requested yield or at the end, with a part of that
+        step. The rank `late` has not taken its snapshots yet."""
         for _ in range(steps):
             group = self.group()
             if not self.is_whole:

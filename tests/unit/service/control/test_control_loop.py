@@ -193,7 +193,7 @@ def test_an_unreachable_head_keeps_the_last_view_and_supervisors_get_directives(
     run(main())
 
 
-def test_a_stale_connection_is_made_anew_after_the_drivers_have_ended(store: Store) -> None:
+def test_a_stale_connection_is_renewed_after_the_drivers_have_ended(store: Store) -> None:
     async def main() -> None:
         bench = Bench(store)
         job_id = bench.submit()

@@ -108,7 +108,7 @@ def test_the_job_s_own_checkpoint_url_wins_and_its_code_is_uploaded(store: Store
     run(main())
 
 
-def test_a_supervisor_that_lives_is_found_and_not_started_again(store: Store) -> None:
+def test_a_live_supervisor_is_found_and_not_started_again(store: Store) -> None:
     async def main() -> None:
         bench = Bench(store)
         supervisor = await bench.started()
@@ -139,7 +139,7 @@ def test_reports_are_pulled_and_stored_once_and_acknowledged_by_the_next_pull(st
     run(main())
 
 
-def test_a_driver_that_is_started_anew_goes_on_after_what_is_stored(store: Store) -> None:
+def test_a_restarted_driver_continues_after_the_stored_reports(store: Store) -> None:
     async def main() -> None:
         bench = Bench(store)
         supervisor = await bench.started()

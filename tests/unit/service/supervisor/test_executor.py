@@ -236,7 +236,7 @@ def test_directives_after_the_end_are_ignored() -> None:
     run(main())
 
 
-def test_a_failed_commit_is_reported_and_training_goes_on() -> None:
+def test_a_failed_commit_is_reported_and_training_continues() -> None:
     async def main() -> None:
         bench = SupervisorBench()
         await bench.start_and_train()
@@ -279,7 +279,7 @@ class TestRestart:
 
         run(main())
 
-    def test_workers_that_are_gone_are_lost_and_replaced(self) -> None:
+    def test_dead_workers_are_lost_and_replaced(self) -> None:
         async def main() -> None:
             bench = SupervisorBench()
             await bench.start_and_train()
@@ -296,7 +296,7 @@ class TestRestart:
 
         run(main())
 
-    def test_workers_that_are_gone_with_their_node_are_lost_by_the_death_of_the_node(self) -> None:
+    def test_workers_that_died_with_their_node_are_lost_by_the_death_of_the_node(self) -> None:
         async def main() -> None:
             bench = SupervisorBench()
             await bench.start_and_train()

@@ -190,7 +190,7 @@ def test_a_port_that_closed_with_the_raylet_is_a_dead_node() -> None:
     run(main())
 
 
-def test_a_port_that_cannot_be_reached_says_nothing() -> None:
+def test_a_port_that_cannot_be_reached_proves_nothing() -> None:
     async def main() -> None:
         bench = Bench()
         worker = await bench.start()

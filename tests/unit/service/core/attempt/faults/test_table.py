@@ -1,4 +1,4 @@
-"""The table of faults has a row for every cause, and what follows from a cause is what its row says."""
+"""The table of faults has a row for every cause, and the consequences of a cause are those of its row."""
 
 from __future__ import annotations
 
