@@ -27,4 +27,4 @@ def test_every_exit_code_has_a_meaning() -> None:
 
 def test_the_pages_name_the_step_and_the_rank_of_the_kill() -> None:
     assert f"kills the worker of rank {KILL_RANK} with SIGKILL after the job has reported step {KILL_AT_STEP}" in PAGE
-    assert f"killed at step {KILL_AT_STEP}" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"killed after step {KILL_AT_STEP}" in (ROOT / "README.md").read_text(encoding="utf-8")
