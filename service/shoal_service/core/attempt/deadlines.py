@@ -11,7 +11,7 @@ from typing import assert_never
 
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs, stragglers
-from shoal_service.core.attempt.group import exits, orphaned_snapshots, outcome
+from shoal_service.core.attempt.group import exits, follow_up, orphaned_snapshots
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import (
     Committing,
@@ -57,7 +57,7 @@ def apply(turn: Turn) -> None:
         _act(turn, found)
     elif turn.stage is Stage.QUIESCING:
         exits.evict_unresponsive(turn)
-        outcome.follow_when_all_left(turn)  # the time to report snapshots may have passed
+        follow_up.follow_when_all_left(turn)  # the time to report snapshots may have passed
     for worker in turn.pool.workers:
         if turn.stage is Stage.ENDED:
             return
@@ -164,6 +164,6 @@ def _act(turn: Turn, found: Overdue) -> None:
         case Deadline.USER_ERRORS:
             exits.interrupt_rest(turn)
         case Deadline.COMMIT:
-            outcome.go_on_without_commit(turn, found.reason)
+            follow_up.go_on_without_commit(turn, found.reason)
         case _:
             assert_never(found.deadline)

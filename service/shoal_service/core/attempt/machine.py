@@ -50,7 +50,7 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.faults import blame, hangs
-from shoal_service.core.attempt.group import exits, forming, outcome, snapshot_reports, switching
+from shoal_service.core.attempt.group import exits, follow_up, forming, snapshot_reports, switching
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiescing, Stage, Starting, Switching
@@ -130,7 +130,7 @@ def _happen(turn: Turn, event: Event) -> None:
         case SnapshotPartsReported(index, held):
             worker_pool.answered(turn, index)
             snapshot_reports.reported(turn, index, held)
-            outcome.follow_when_all_left(turn)
+            follow_up.follow_when_all_left(turn)
         case ProgressReported(index, progress):
             worker_pool.answered(turn, index)
             hangs.progress_reported(turn, index, progress)

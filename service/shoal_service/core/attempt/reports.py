@@ -12,7 +12,7 @@ from shoal_service.core.attempt import worker_pool
 from shoal_service.core.attempt.commands import Commit
 from shoal_service.core.attempt.faults import blame, stragglers, wrong_results
 from shoal_service.core.attempt.faults.hangs import MEDIAN_OF
-from shoal_service.core.attempt.group import outcome
+from shoal_service.core.attempt.group import follow_up
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
@@ -64,14 +64,14 @@ def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     if turn.history.skip_steps and step >= max(turn.history.skip_steps):
         turn.budgets = replace(turn.budgets, rollbacks=0)
     turn.emit(CheckpointCommitted(name=name, step=step, generation=generation))
-    outcome.after_commit(turn)
+    follow_up.after_commit(turn)
 
 
 def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
     _answered(turn, name)
     turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
     turn.emit(CheckpointFailed(name=name, generation=generation, message=message))
-    outcome.after_commit(turn)
+    follow_up.after_commit(turn)
 
 
 def remember_newest(turn: Turn, name: str | None) -> None:
@@ -172,4 +172,4 @@ def _save_failed(turn: Turn, item: SaveFailed) -> None:
         turn.emit(
             CheckpointFailed(name=name, generation=item.generation, rank=item.rank, step=item.step, message=item.error)
         )
-    outcome.after_commit(turn)
+    follow_up.after_commit(turn)

@@ -1,4 +1,4 @@
-"""Opens, changes and closes the incident. `group/exits`, `group/outcome`, `reports` and `machine` call this.
+"""Opens, changes and closes the incident. `group/exits`, `group/follow_up`, `reports` and `machine` call this.
 
 It decides nothing about the group; what a cause means is in the table of faults.
 """

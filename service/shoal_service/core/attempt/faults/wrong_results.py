@@ -1,6 +1,6 @@
 """Steps that are not finite, and ranks that compute wrong results. `reports` calls this.
 
-loss or gradient norm is not finite   health.non_finite decides: stop (`group/outcome`), skip the step (the engine),
+loss or gradient norm is not finite   health.non_finite decides: stop (`group/follow_up`), skip the step (the engine),
                                       or roll back to the newest durable checkpoint and leave the step out
 a replayed micro-batch differs        the worker is killed, its node is suspected, and the group goes back to the
                                       newest durable checkpoint: the snapshots in memory are of a later time than

@@ -1,7 +1,7 @@
 """Workers of the group leave `run`, as planned or because of a fault. After a fault the others are interrupted, and
 those that do not react are killed.
 
-Called by `machine` for each exit and each lost worker, and by `deadlines`. It never decides what follows: `outcome`
+Called by `machine` for each exit and each lost worker, and by `deadlines`. It never decides what follows: `follow_up`
 does, when no worker is in `run` any more.
 """
 
@@ -14,7 +14,7 @@ from shoal_service.core.attempt.commands import Interrupt, KillWorker
 from shoal_service.core.attempt.faults import hangs, suspicion
 from shoal_service.core.attempt.faults.blame import blame, distrust_memory
 from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS
-from shoal_service.core.attempt.group import orphaned_snapshots, outcome, snapshot_reports
+from shoal_service.core.attempt.group import follow_up, orphaned_snapshots, outcome, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import Worker
@@ -41,12 +41,12 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
     elif worker.in_run and turn.state.group_active:
         orphaned_snapshots.note_lost_worker(turn, worker, cause)
         _lose(turn, cause, witness, message, worker)
-        outcome.follow_when_all_left(turn)
+        follow_up.follow_when_all_left(turn)
     elif outcome.part_is_unreported(turn.state, index):
         blame(turn, cause, witness, message, worker)
-        outcome.after_commit(turn)
+        follow_up.after_commit(turn)
     elif turn.stage is Stage.QUIESCING:
-        outcome.follow_when_all_left(turn)  # it may have been the last one that was asked for its snapshots
+        follow_up.follow_when_all_left(turn)  # it may have been the last one that was asked for its snapshots
 
 
 def evict(turn: Turn, index: int, cause: IncidentCause, witness: str, message: str) -> None:
@@ -81,13 +81,13 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
                 _await_same_error(turn)
             else:
                 _quiesce(turn)
-    outcome.follow_when_all_left(turn)
+    follow_up.follow_when_all_left(turn)
 
 
 def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> None:
     """The group is given up although none of its workers is known to be gone."""
     _lose(turn, cause, witness, message, None)
-    outcome.follow_when_all_left(turn)
+    follow_up.follow_when_all_left(turn)
 
 
 def interrupt_acknowledged(turn: Turn, index: int, generation: int) -> None:

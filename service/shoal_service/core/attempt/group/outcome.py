@@ -1,34 +1,17 @@
-"""What follows when all workers have left `run`: a commit, the next group, a back-off, an older state, or the end.
-
-Called by `exits`, `reports` and `deadlines`. It never interrupts or kills a worker.
-"""
+"""How a group has ended, from the exits of its workers. Pure; `follow_up` acts on it, `exits` asks about one worker."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
 
-from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged
-from shoal_service.core.attempt.faults.blame import blame
-from shoal_service.core.attempt.group import forming, snapshot_reports, source
+from shoal_service.core.attempt.group import snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import Committing, FallingBack, Quiescing, Stage, Switching
-from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.desired import Desired
-from shoal_service.core.events.checkpoints import CheckpointDamaged, CheckpointRetried
-from shoal_service.core.events.generations import NonFiniteStepRolledBack, SwitchLossy
-from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
-from shoal_workers.contract.spec import NonFinitePolicy
 
-_FRUITLESS_LIMIT = 6
 _FRUITLESS_STORAGE_LIMIT = 3
-_LAST_SAVES = 5
-"""Tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a short outage of the storage must
-not cost a whole training run."""
 
 
 class Outcome(StrEnum):
@@ -71,74 +54,17 @@ def decide(state: Attempt, now: float) -> OutcomeDecision | None:
     if len(exits) == len(state.group.workers) and len({(e.kind, e.step) for e in exits}) == 1 and is_planned(exits[0]):
         return OutcomeDecision(Outcome.AS_PLANNED, f"all ranks have {exits[0].kind} at step {exits[0].step}", exits)
     if storage and storage[0].step == state.history.total_steps:
-        return OutcomeDecision(Outcome.RESULT_NOT_SAVED, _message_of(storage[0]), storage)
+        return OutcomeDecision(Outcome.RESULT_NOT_SAVED, message_of(storage[0]), storage)
     if storage and state.budgets.fruitless >= _FRUITLESS_STORAGE_LIMIT:
-        return OutcomeDecision(Outcome.STORAGE_FAILED, _message_of(storage[0]), storage)
+        return OutcomeDecision(Outcome.STORAGE_FAILED, message_of(storage[0]), storage)
     awaited = snapshot_reports.are_awaited(state, now)
     if awaited:
         return OutcomeDecision(Outcome.SNAPSHOTS_UNKNOWN, awaited.reason, exits)
     return OutcomeDecision(Outcome.LOST, "the group is lost, and what its survivors hold is known", exits)
 
 
-def follow_when_all_left(turn: Turn) -> None:
-    """Once no worker is in `run` any more."""
-    decision = decide(turn.state, turn.now)
-    if decision is None:
-        return
-    first = decision.exits[0] if decision.exits else None
-    match decision.outcome:
-        case Outcome.USER_ERROR:
-            failure = _most_frequent(decision.exits)
-            turn.end(EndReason.USER_ERROR, f"{failure.type}: {failure.message}", failure)
-        case Outcome.NON_FINITE:
-            assert first is not None
-            _not_finite(turn, first)
-        case Outcome.DAMAGED_CHECKPOINT:
-            assert first is not None and turn.group.restored is not None
-            _fall_back(turn, turn.group.restored, first)
-        case Outcome.AS_PLANNED:
-            _left_as_planned(turn, decision.exits)
-        case Outcome.RESULT_NOT_SAVED:
-            _save_again(turn, decision.reason)
-        case Outcome.STORAGE_FAILED:
-            turn.end(EndReason.STORAGE_FAILED, decision.reason)
-        case Outcome.SNAPSHOTS_UNKNOWN:
-            pass  # decided again with each report, and by `deadlines`
-        case Outcome.LOST:
-            if any(e.kind is ExitKind.SNAPSHOT_LOST for e in decision.exits):
-                _exclude_source(turn)
-            _re_form(turn)
-        case _:
-            assert_never(decision.outcome)
-
-
 def is_planned(worker_exit: WorkerExit) -> bool:
     return worker_exit.kind in (ExitKind.FINISHED, ExitKind.YIELDED)
-
-
-def after_commit(turn: Turn) -> None:
-    """In COMMITTING: continue once the checkpoint of the last step is committed, or has failed."""
-    state = turn.state
-    if state.stage is not Stage.COMMITTING:
-        return
-    last = next(iter(state.group.exits.values()))
-    name = str(CheckpointName(last.step, state.config.attempt, state.group.generation))
-    if _is_durable(state, last.step):
-        _go_on(turn, last.kind)
-    elif name in state.checkpoints.failed:
-        go_on_without_commit(turn, "the checkpoint of the last step could not be saved")
-    elif any(state.pool.worker(index) is None and part_is_unreported(state, index) for index in state.group.workers):
-        _re_form(turn)
-
-
-def go_on_without_commit(turn: Turn, message: str) -> None:
-    """The state of the last step did not become durable. To finish would lose the model; to switch may lose steps."""
-    last = next(iter(turn.group.exits.values()))
-    if last.kind is ExitKind.FINISHED:
-        _save_again(turn, message)
-        return
-    turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
-    _switch_from_best_source(turn, last, message)
 
 
 def part_is_unreported(state: Attempt, index: int) -> bool:
@@ -149,167 +75,12 @@ def part_is_unreported(state: Attempt, index: int) -> bool:
     if not state.group_active and state.stage is not Stage.COMMITTING:
         return False
     name = str(CheckpointName(worker_exit.step, state.config.attempt, state.group.generation))
-    return worker_exit.rank not in state.checkpoints.parts.get(name, {}) and not _is_durable(state, worker_exit.step)
+    return worker_exit.rank not in state.checkpoints.parts.get(name, {}) and not is_durable(state, worker_exit.step)
 
 
-def _save_again(turn: Turn, message: str) -> None:
-    """All steps are done, but the result is not durable: a group forms once more to save it."""
-    tries = turn.budgets.last_saves + 1
-    if tries >= _LAST_SAVES or turn.target.desired is not Desired.RUN:
-        turn.end(EndReason.STORAGE_FAILED, f"training finished, but its result is not durable: {message}")
-        return
-    back_off_s = 2.0 ** (tries - 1)
-    turn.budgets = replace(turn.budgets, last_saves=tries, form_not_before=turn.now + back_off_s)
-    turn.emit(CheckpointRetried(message=message, number=tries, of=_LAST_SAVES - 1, after_s=back_off_s))
-    forming.plan_next(turn)
-
-
-def _message_of(failed: WorkerExit) -> str:
-    return failed.error.message if failed.error else "storage failed"
-
-
-def _not_finite(turn: Turn, worker_exit: WorkerExit) -> None:
-    """Roll back and leave the step out if health.non_finite says so; end otherwise, or after too many rollbacks."""
-    state, health = turn.state, turn.target.spec.health
-    bad = worker_exit.step + 1
-    detail = worker_exit.error.message if worker_exit.error else "loss or gradient norm is not finite"
-    message = f"step {bad}: {detail}"
-    if health.non_finite is not NonFinitePolicy.ROLL_BACK:
-        turn.end(EndReason.NON_FINITE, message)
-    elif state.budgets.rollbacks >= health.max_non_finite:
-        turn.end(
-            EndReason.NON_FINITE,
-            f"{message}; rolled back {state.budgets.rollbacks} times already "
-            f"(health.max_non_finite {health.max_non_finite})",
-        )
-    else:
-        blame(turn, IncidentCause.NON_FINITE, f"rank {worker_exit.rank}", message, None)
-        turn.budgets = replace(turn.budgets, rollbacks=turn.budgets.rollbacks + 1)
-        turn.history = replace(turn.history, skip_steps=(*(s for s in turn.history.skip_steps if s != bad), bad))
-        turn.emit(NonFiniteStepRolledBack(step=bad, to=state.checkpoints.durable_step, message=detail))
-        _re_form(turn)
-
-
-def _left_as_planned(turn: Turn, exits: tuple[WorkerExit, ...]) -> None:
-    last = exits[0]
-    if last.kind is ExitKind.FINISHED or _was_durable(turn) or all(e.is_durable for e in exits):
-        turn.enter(Committing(since=turn.now))
-        after_commit(turn)
-    else:
-        _switch_from_best_source(turn, last, f"the snapshot of step {last.step} is not whole in memory")
-
-
-def _was_durable(turn: Turn) -> bool:
-    """Whether the group was asked for a durable checkpoint of the step at which it stopped."""
-    return isinstance(turn.current, (Switching, Quiescing)) and turn.current.durable
-
-
-def _switch_from_best_source(turn: Turn, last: WorkerExit, message: str) -> None:
-    """From a snapshot of this step nothing is lost. Otherwise steps are done again, and an event reports it."""
-    best = source.best_source(turn.state)
-    newest = best.step if best is not None else turn.checkpoints.durable_step
-    if newest < last.step:
-        turn.emit(SwitchLossy(message=message, restore=turn.checkpoints.newest, step=newest))
-    forming.plan_next(turn)
-
-
-def _exclude_source(turn: Turn) -> None:
-    """A snapshot that could not be read although all its servers are alive is not chosen again. If a server was lost,
-    the snapshot may still be whole with other servers; it is excluded after a second failure."""
-    state = turn.state
-    if state.group.source is None:
-        return
-    this = (state.group.source.generation, state.group.source.step)
-    if source.is_served(state, state.group.source) or this in state.snapshots.doubtful:
-        turn.snapshots = replace(turn.snapshots, unreadable=(*turn.snapshots.unreadable, this))
-    else:
-        turn.snapshots = replace(turn.snapshots, doubtful=(*turn.snapshots.doubtful, this))
-
-
-def _replace_worker_that_hangs_again(turn: Turn) -> None:
-    """All workers reacted to the interrupt, as they did in the last hang at this step: the one that stood still first
-    is replaced. It serves its snapshots until the next group runs."""
-    state, hang = turn.state, turn.health.hang
-    worker = state.pool.worker(hang.index) if hang is not None and hang.is_repeated else None
-    if state.incident is None or state.incident.cause is not IncidentCause.HUNG or state.incident.ranks:
-        return
-    if worker is not None and worker.info is not None:
-        rank = state.group.rank_of(worker.index)
-        message = f"the group hung at step {state.progress.step} again, and rank {rank} stood still first"
-        leave = AvoidedNode(node_id=worker.info.node_id, reason=message, deadline=turn.now)
-        turn.pool = turn.pool.with_worker(replace(worker, leave=leave))
-        blame(turn, IncidentCause.HUNG, "progress stamps", message, worker)
-
-
-def _is_durable(state: Attempt, step: int) -> bool:
+def is_durable(state: Attempt, step: int) -> bool:
     return state.checkpoints.newest is not None and state.checkpoints.durable_step >= step
 
 
-def _go_on(turn: Turn, kind: ExitKind) -> None:
-    if kind is ExitKind.FINISHED:
-        turn.end(EndReason.FINISHED, f"finished after {turn.progress.step} steps")
-    else:
-        forming.plan_next(turn)
-
-
-def _re_form(turn: Turn) -> None:
-    """All survivors have left `run`: form the next group, unless a budget is exceeded."""
-    _replace_worker_that_hangs_again(turn)
-    state = turn.state
-    recoveries, fruitless = state.budgets.recoveries + 1, state.budgets.fruitless + 1
-    back_off_s = 0.0 if fruitless <= 2 else min(30.0, 0.5 * 2 ** (fruitless - 2))
-    turn.budgets = replace(
-        turn.budgets, recoveries=recoveries, fruitless=fruitless, form_not_before=turn.now + back_off_s
-    )
-    if state.incident is not None:
-        before = replace(state.incident.before, step=max(state.incident.before.step, state.progress.step))
-        turn.incident = replace(state.incident, quiesced_at=turn.now, before=before)
-    last = state.incident.message if state.incident else "unknown"
-    limit = state.target.spec.retry.max_recoveries
-    if recoveries > limit:
-        turn.end(
-            EndReason.RECOVERY_BUDGET,
-            f"recovered {state.budgets.recoveries} times, and retry.max_recoveries is {limit}; last: {last}",
-        )
-    elif fruitless > _FRUITLESS_LIMIT:
-        turn.end(
-            EndReason.RECOVERY_BUDGET,
-            f"{_FRUITLESS_LIMIT} re-formations in a row completed no step; last: {last}",
-        )
-    else:
-        forming.plan_next(turn)
-
-
-def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
-    state = turn.state
-    message = worker_exit.error.message if worker_exit.error else "verification failed"
-    damaged = (*state.checkpoints.damaged, bad)
-    newest = None if turn.checkpoints.newest == bad else turn.checkpoints.newest
-    turn.checkpoints = replace(turn.checkpoints, damaged=damaged, newest=newest)
-    turn.emit(CheckpointDamaged(name=bad, message=message))
-    if state.incident is not None:
-        turn.incident = replace(state.incident, quiesced_at=turn.now)
-    if state.target.desired is Desired.PAUSE:
-        turn.end(EndReason.PAUSED, "paused on request")
-        return
-    turn.enter(FallingBack(since=turn.now))
-    turn.do(ForgetDamaged(bad, message), FindCheckpoint(excluding=damaged))
-
-
-def _most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:
-    """The error that most ranks raised, with those ranks."""
-    groups: dict[tuple[str, str], list[WorkerExit]] = {}
-    for worker_exit in exits:
-        if worker_exit.error is not None:
-            groups.setdefault((worker_exit.error.type, worker_exit.error.message), []).append(worker_exit)
-    largest = max(groups.values(), key=len)
-    error = largest[0].error
-    assert error is not None
-    return UserFailure(
-        type=error.type,
-        message=error.message,
-        traceback=error.traceback,
-        phase=error.phase,
-        ranks=tuple(sorted(e.rank for e in largest)),
-        step=largest[0].step,
-    )
+def message_of(failed: WorkerExit) -> str:
+    return failed.error.message if failed.error else "storage failed"

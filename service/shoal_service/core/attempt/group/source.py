@@ -1,4 +1,4 @@
-"""Where the state of the next group comes from: the cheapest whole source. Pure; called by `forming` and `outcome`.
+"""Where the state of the next group comes from: the cheapest whole source. Pure; called by `forming` and `follow_up`.
 
     newest whole snapshot in memory     lost: nothing, or the one step that was not complete
     newest durable checkpoint           if it is newer, or no snapshot is whole
