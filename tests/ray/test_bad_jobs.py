@@ -80,7 +80,7 @@ def test_an_error_in_build_model_is_grouped_over_the_ranks(bad) -> None:
 def test_an_error_in_step_1_is_not_tried_again(bad) -> None:
     job = _failed(bad("step 1"), "ValueError", "forward", (0, 1))
     assert (job.status.step, job.status.failure.step) == (0, 0)
-    assert "no step was made" in job.status.message
+    assert "no step was completed" in job.status.message
 
 
 @pytest.mark.matrix
