@@ -12,7 +12,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
-from shoal_service.supervisor.outbox import Outbox
+from shoal_service.supervisor.reporting.outbox import Outbox
 
 
 @dataclass

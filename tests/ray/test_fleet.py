@@ -10,7 +10,7 @@ from kit.processes.server import Server
 _GIVE_UP_WHILE_RAY_CREATES_IT = """
 import asyncio, sys, time, ray
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.ray_fleet import RayFleet
+from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.checks.spec_errors import parse_spec
 

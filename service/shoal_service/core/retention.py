@@ -1,6 +1,6 @@
 """Which checkpoints may be deleted: names in, names with reasons out.
 
-`supervisor/checkpoint_catalog.py` calls this and deletes; this module never touches the storage.
+`supervisor/checkpoints/catalog.py` calls this and deletes; this module never touches the storage.
 
     keep = 2      step-30 (torn, newest writer)   stays: it may still be committed
                   step-20  good                   stays

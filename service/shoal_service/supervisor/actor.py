@@ -11,13 +11,13 @@ from shoal_service.clock import SystemClock
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.reports import SupervisorReports
-from shoal_service.supervisor import liveness_probe
-from shoal_service.supervisor.checkpoint_catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_service.supervisor.protocols import World
-from shoal_service.supervisor.ray_fleet import RayFleet
 from shoal_service.supervisor.supervisor import Supervisor
+from shoal_service.supervisor.workers import liveness_probe
+from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import exit_with_raylet
 

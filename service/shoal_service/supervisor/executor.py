@@ -39,15 +39,15 @@ from shoal_service.core.attempt.state.attempt import Attempt, essential
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.planner import plan
-from shoal_service.supervisor.checkpoint_coordinator import CheckpointCoordinator
+from shoal_service.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.directives import avoided_nodes, changes
 from shoal_service.supervisor.journal import JournalEntry
-from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.release import release_workers
-from shoal_service.supervisor.reporter import Reporter
-from shoal_service.supervisor.worker_client import SupervisorContext, WorkerClient
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.worker_reports import ValidationReport
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from shoal_service.clock import Clock
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.supervisor.journal import JournalEntry
-from shoal_service.supervisor.liveness_probe import Address, Gone
+from shoal_service.supervisor.workers.liveness_probe import Address, Gone
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
 from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll

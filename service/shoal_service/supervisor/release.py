@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from shoal_service.clock import Clock
 from shoal_service.supervisor.protocols import Fleet, WorkerCallError
-from shoal_service.supervisor.worker_client import WorkerClient
+from shoal_service.supervisor.workers.worker_client import WorkerClient
 
 _FORGET_S = 2.0
 

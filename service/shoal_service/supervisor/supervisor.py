@@ -18,9 +18,9 @@ from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.executor import Executor
 from shoal_service.supervisor.new_attempt import new_attempt
-from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.protocols import Journal, World
-from shoal_service.supervisor.reporter import Reporter
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS, SHORT_RUN_S, is_crash_loop
 from shoal_workers.contract.job import EndReason, UserFailure
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from shoal_service.supervisor import liveness_probe
-from shoal_service.supervisor.liveness_probe import Gone
+from shoal_service.supervisor.workers import liveness_probe
+from shoal_service.supervisor.workers.liveness_probe import Gone
 
 _PATIENCE_S = 30.0
 Listening = tuple[subprocess.Popen[str], int, Callable[[], str]]

@@ -21,7 +21,7 @@ from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import GcsJournal
 from shoal_service.supervisor.protocols import Fleet, Journal
-from shoal_service.supervisor.ray_fleet import RayFleet
+from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.messages import WorkerInfo
 

@@ -20,7 +20,7 @@ from kit.contracts.clock import ClockContract
 from kit.contracts.fleet import FleetContract
 from kit.contracts.journal import JournalContract
 from shoal_service.clock import Clock, SystemClock
-from shoal_service.supervisor.checkpoint_catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.supervisor.journal import GcsJournal
 from shoal_service.supervisor.protocols import Catalog, Fleet, Journal
 from shoal_workers.contract.marker import CheckpointName

@@ -11,7 +11,7 @@ from shoal_service.core.attempt.commands import Commit, KillWorker, RequestYield
 from shoal_service.core.attempt.events import DesiredChanged, GrantChanged
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
-from shoal_service.supervisor.status import job_state
+from shoal_service.supervisor.reporting.status import job_state
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 NewWorld = Callable[..., Any]

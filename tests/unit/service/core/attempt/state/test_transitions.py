@@ -13,7 +13,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Running, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.planner import plan
-from shoal_service.supervisor.status import job_state
+from shoal_service.supervisor.reporting.status import job_state
 from shoal_workers.contract.job import JobState
 
 NewWorld = Callable[..., Any]

@@ -22,9 +22,9 @@ from shoal_service.core.events.checkpoints import CheckpointCommitted, Checkpoin
 from shoal_service.core.events.generations import GenerationForming
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.outbox import Outbox
-from shoal_service.supervisor.reporter import Reporter
-from shoal_service.supervisor.status import incident_view
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.reporting.status import incident_view
 from shoal_service.views import CheckpointView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
 from shoal_workers.contract.messages import LogLine, Phase, Progress, WorkerInfo, WorkerPoll

@@ -9,9 +9,9 @@ import pytest
 
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports
-from shoal_service.supervisor import outbox as module
 from shoal_service.supervisor.journal import JournalEntry, Unacknowledged
-from shoal_service.supervisor.outbox import Outbox
+from shoal_service.supervisor.reporting import outbox as module
+from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 

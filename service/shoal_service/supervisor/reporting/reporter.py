@@ -17,8 +17,8 @@ from shoal_service.core.events.generations import GenerationForming, Validated
 from shoal_service.core.events.service import NodeSuspected
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.outbox import Outbox
-from shoal_service.supervisor.status import Readings, incident_view, status_of, workers_of
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, workers_of
 from shoal_service.views import CheckpointView, SeriesPoint
 from shoal_workers.contract.messages import WorkerPoll
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport

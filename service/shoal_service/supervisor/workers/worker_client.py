@@ -29,9 +29,9 @@ from shoal_service.core.attempt.events import (
     WorkerWarm,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.supervisor.outbox import Outbox
 from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError, WorkerDied, WorkerUnavailable
-from shoal_service.supervisor.reporter import Reporter
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress, WorkerInfo, WorkerPoll
 

@@ -20,7 +20,7 @@ from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.events.checkpoints import CheckpointRetentionFailed
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.protocols import Catalog, World
-from shoal_service.supervisor.reporter import Reporter
+from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedPart

@@ -28,9 +28,9 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.new_attempt import new_attempt
-from shoal_service.supervisor.outbox import Outbox
-from shoal_service.supervisor.reporter import Reporter
-from shoal_service.supervisor.worker_client import SupervisorContext, WorkerClient
+from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase, Progress
 from shoal_workers.contract.worker_reports import PreemptionNotice
