@@ -191,7 +191,7 @@ class Chain:
         )
         for actor in ("WorkerActor", "SupervisorActor"):
             _until(lambda actor=actor: not self._arena.nodes.pids_of(actor), f"no {actor} is left")
-        _until(self._is_every_cpu_free, "no process holds a CPU for nobody")
+        _until(self._is_every_cpu_free, "every CPU is free again")
         names = [path.name for path in self._checkpoints.rglob("*")]
         assert [name for name in names if name.endswith(".writing") or name.startswith("write-probe")] == []
         memory = list(Path("/dev/shm").glob(f"shoal-*/{self.job.id}-*"))
@@ -216,7 +216,7 @@ class Chain:
                 yield
             case "buddy":
                 # until the next report, the list of workers may still name a worker that the last cell killed
-                _until(lambda: all(is_alive(one.pid) for one in self._ranked()), "the members are those that live")
+                _until(lambda: all(is_alive(one.pid) for one in self._ranked()), "every worker of the group is alive")
                 os.kill(self._buddy_of(held.pid).pid, signal.SIGKILL)
                 yield
             case "node":

@@ -52,7 +52,7 @@ def test_a_full_disk_stops_checkpoints_but_not_training(submit, small_disk: Path
     job = run.finish()
     assert _checkpoint_healthy(job).status
     assert job.status.checkpoint_step == 20
-    assert run.world_sizes() == [2], "a save that fails disturbs nobody"
+    assert run.world_sizes() == [2], "a save that fails does not disturb the group"
     run.assert_undisturbed_losses()
 
 

@@ -54,12 +54,12 @@ def test_survivors_keep_their_model_when_a_standby_replaces_the_dead_rank(make_j
     assert victim.gone.wait(30)
     exits = job.interrupt(survivors)
     before = [worker.call("model_id") for worker in survivors]
-    members = [workers[0], spare, workers[2]]
-    ends = job.run(members, restore_snapshot=job.in_memory(exits, members))
+    group = [workers[0], spare, workers[2]]
+    ends = job.run(group, restore_snapshot=job.in_memory(exits, group))
     assert [e.kind for e in ends] == [ExitKind.FINISHED] * 3
     assert [worker.call("model_id") for worker in survivors] == before
-    assert job.reported(members, GroupFormed)[-1].start_step == 4
-    assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+    assert job.reported(group, GroupFormed)[-1].start_step == 4
+    assert job.losses(group) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
 def test_a_switch_at_a_step_boundary_needs_no_storage_and_loses_no_step(make_job: Any, reference: Any) -> None:
@@ -124,12 +124,12 @@ def test_a_hundred_re_formations_leak_no_threads_and_no_descriptors(make_job: An
     workers = job.workers(3)
     source, resource_counts, slots = None, {}, {}
     for round_ in range(100):
-        members = workers[: 2 + round_ % 4 // 2]
-        generation = job.start(members, restore_snapshot=source)
+        group = workers[: 2 + round_ % 4 // 2]
+        generation = job.start(group, restore_snapshot=source)
         workers[0].call("request_yield", generation, False)
-        exits = [worker.exit() for worker in members]
-        assert [e.kind for e in exits] == [ExitKind.YIELDED] * len(members), exits
-        source = job.in_memory(exits, members)
+        exits = [worker.exit() for worker in group]
+        assert [e.kind for e in exits] == [ExitKind.YIELDED] * len(group), exits
+        source = job.in_memory(exits, group)
         assert source.step == round_ + 1
         if round_ in (19, 99):
             resource_counts[round_] = [worker.call("resource_counts") for worker in workers]

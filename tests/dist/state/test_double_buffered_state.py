@@ -77,19 +77,19 @@ def test_survivors_read_nothing_if_the_layout_does_not_change(make_job: Any, ref
     assert workers[1].gone.wait(30)
     _assert_nothing_was_copied(tmp_path)
     exits = job.interrupt([workers[0], workers[2]])
-    members = [workers[0], spare, workers[2]]
-    source = job.in_memory(exits, members)
+    group = [workers[0], spare, workers[2]]
+    source = job.in_memory(exits, group)
     workers[0].strike("restoring", 0, "dump")
     workers[0].strike("forward", 4, "dump")
-    assert [e.kind for e in job.run(members, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
+    assert [e.kind for e in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * 3
     before, after = workers[0].dumped(), workers[0].dumped()
     for name, (_, _, values) in before.items():
         assert (values == after[name][2]).all(), name
-    (formed,) = [item for item in job.reported(members, GroupFormed) if item.generation == job.generation]
+    (formed,) = [item for item in job.reported(group, GroupFormed) if item.generation == job.generation]
     whole = sum(values.nbytes for _, _, values in before.values())
     assert formed.start_step == 4
     assert 0 < formed.restored_bytes < 2 * whole, "the spare's part, and what every rank has a copy of"
-    assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+    assert job.losses(group) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
 @pytest.mark.parametrize("action", ["stop", "kill within"])
@@ -134,12 +134,12 @@ def test_a_survivor_that_is_ahead_returns_to_its_other_buffer_without_reading(ma
     assert workers[1].gone.wait(30)
     workers[0].call("interrupt", generation)
     workers[0].call("go")
-    members = [workers[0], spare]
-    source = job.in_memory([workers[0].exit()], members)
-    assert [e.kind for e in job.run(members, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
-    (formed,) = [item for item in job.reported(members, GroupFormed) if item.generation == job.generation]
+    group = [workers[0], spare]
+    source = job.in_memory([workers[0].exit()], group)
+    assert [e.kind for e in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    (formed,) = [item for item in job.reported(group, GroupFormed) if item.generation == job.generation]
     assert formed.start_step == 5
-    assert job.losses(members) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
+    assert job.losses(group) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)
 
 
 def test_the_state_of_a_tasks_own_optimizer_is_not_moved(make_job: Any, reference: Any, tmp_path: Path) -> None:

@@ -43,51 +43,51 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
     spec = spec_of(case.model, text, **_CHANGES)
     plain = plain_run(spec)
     job = make_job(memory=True, **spec)
-    members = job.workers(case.old.world_size)
-    for worker in members:
+    group = job.workers(case.old.world_size)
+    for worker in group:
         worker.strike("snapshot", SWITCH, "dump")
-    survivors, exits = _die(case, job, members) if case.is_kill else _yield(case, job, members)
-    before = _whole([worker.dumped() for worker in members])
+    survivors, exits = _die(case, job, group) if case.is_kill else _yield(case, job, group)
+    before = _whole([worker.dumped() for worker in group])
     (directory,) = job.committed
     source = job.in_memory(exits, survivors)
     assert source.step == SWITCH
-    next_members = survivors[: case.new.world_size]
-    next_members += job.workers(case.new.world_size - len(next_members))
+    next_group = survivors[: case.new.world_size]
+    next_group += job.workers(case.new.world_size - len(next_group))
     for restore in ({"restore_snapshot": source, "restore_from": None}, {"restore_from": directory}):
-        for worker in next_members:
+        for worker in next_group:
             worker.strike("forward", SWITCH, "dump")
-        ends = job.run(next_members, layout=case.new, **restore)
+        ends = job.run(next_group, layout=case.new, **restore)
         assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
-        _assert_same_bits(before, _whole([worker.dumped() for worker in next_members]))
-        losses = {r.step: r.loss for r in job.reports(next_members[0])}
+        _assert_same_bits(before, _whole([worker.dumped() for worker in next_group]))
+        losses = {r.step: r.loss for r in job.reports(next_group[0])}
         expected = {step: loss for step, loss in plain.losses.items() if step > SWITCH}
         assert losses == pytest.approx(expected, abs=1e-5)
-    assert {**plain.losses} == pytest.approx(job.losses(list({*members, *next_members})), abs=1e-5)
+    assert {**plain.losses} == pytest.approx(job.losses(list({*group, *next_group})), abs=1e-5)
 
 
-def _yield(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
+def _yield(case: Any, job: Any, group: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
     """The yield is requested while rank 0 is held in step 2: the group stops after that step."""
-    first = members[0]
+    first = group[0]
     first.strike("forward", SWITCH - 1, "hold")
-    generation = job.start(members, layout=case.old, restore_from=None)
+    generation = job.start(group, layout=case.old, restore_from=None)
     first.reached()
     first.call("request_yield", generation, True)
     first.call("go")
-    exits = [worker.exit() for worker in members]
+    exits = [worker.exit() for worker in group]
     assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(exits), [one.error for one in exits]
-    job.commit(members)
-    return members, exits
+    job.commit(group)
+    return group, exits
 
 
-def _die(case: Any, job: Any, members: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
+def _die(case: Any, job: Any, group: list[Any]) -> tuple[list[Any], list[WorkerExit]]:
     """One rank is killed in step 3, before any update."""
-    victim = members[case.victim]
+    victim = group[case.victim]
     victim.strike(case.phase, SWITCH, "hold")
-    job.start(members, layout=case.old, restore_from=None)
+    job.start(group, layout=case.old, restore_from=None)
     victim.reached()
-    job.wait_until_committed(members, SWITCH)
+    job.wait_until_committed(group, SWITCH)
     victim.kill()
-    survivors = [worker for worker in members if worker is not victim]
+    survivors = [worker for worker in group if worker is not victim]
     exits = job.interrupt(survivors)
     return survivors, exits
 
@@ -142,12 +142,12 @@ def test_twenty_layout_changes_leak_nothing(make_job: Any, text: str) -> None:
     source, resource_counts = None, {}
     for turn in range(20):
         layout = Layout(pp=2, tp=2) if turn % 2 == 0 else Layout(dp_shard=3)
-        members = workers[: layout.world_size]
-        generation = job.start(members, layout=layout, restore_snapshot=source, restore_from=None)
+        group = workers[: layout.world_size]
+        generation = job.start(group, layout=layout, restore_snapshot=source, restore_from=None)
         workers[0].call("request_yield", generation, False)
-        exits = [worker.exit() for worker in members]
-        assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(members), [one.error for one in exits]
-        source = job.in_memory(exits, members)
+        exits = [worker.exit() for worker in group]
+        assert [one.kind for one in exits] == [ExitKind.YIELDED] * len(group), [one.error for one in exits]
+        source = job.in_memory(exits, group)
         assert source.step == turn + 1
         if turn in (9, 19):
             resource_counts[turn] = [(*worker.call("resource_counts"), _resident_mib(worker.pid)) for worker in workers]

@@ -36,20 +36,20 @@ class WorkerPool:
         """From the seed to the last step."""
         missing = layout.world_size - len(self._workers)
         self._workers += self._job.workers(missing) if missing > 0 else []
-        members = self._workers[: layout.world_size]
+        group = self._workers[: layout.world_size]
         try:
-            self._job.start(members, layout=layout, restore_from=None, store_timeout_s=90.0)
-            exits = [worker.exit(timeout_s=150.0) for worker in members]  # eight processes on two busy cores are slow
-            self._job.commit(members)
+            self._job.start(group, layout=layout, restore_from=None, store_timeout_s=90.0)
+            exits = [worker.exit(timeout_s=150.0) for worker in group]  # eight processes on two busy cores are slow
+            self._job.commit(group)
             faults = {worker_exit.error.traceback for worker_exit in exits if worker_exit.error}
-            assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(members), "\n".join(sorted(faults))
+            assert [one.kind for one in exits] == [ExitKind.FINISHED] * len(group), "\n".join(sorted(faults))
         except BaseException:  # a worker that may still hang must not reach the next test
             self._fleet.kill_all()
             self._workers.clear()
             raise
         shutil.rmtree(self._job.root)
         generation = self._job.generation
-        reports = [item for item in members[0].poll() if getattr(item, "generation", None) == generation]
+        reports = [item for item in group[0].poll() if getattr(item, "generation", None) == generation]
         steps = [item for item in reports if isinstance(item, StepReport)]
         (validation,) = [item.loss for item in reports if isinstance(item, ValidationReport)]
         return Plain({r.step: r.loss for r in steps}, {r.step: r.grad_norm for r in steps}, validation)
