@@ -27,7 +27,9 @@ PAGES_OF_ALL = 48 << 20 >> 12
 
 
 def test_freed_memory_is_reused() -> None:
-    assert _pages_touched("for _ in range(3): make()") < PAGES_OF_ALL / 20
+    """A small allocation between freed blocks can cost one or two new blocks of the six; without the settings all six
+    are new."""
+    assert _pages_touched("for _ in range(3): make()") < PAGES_OF_ALL / 2
 
 
 def test_touched_memory_is_used_by_the_first_allocation() -> None:
