@@ -99,7 +99,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Cell:
-    """One fault at one moment, so many steps into the job."""
+    """One fault at one moment of one step of the job."""
 
     fault: str
     moment: str

@@ -261,7 +261,7 @@ class FakeWorkers:
         )
 
     def train(self, num_steps: int = 1) -> None:
-        """Rank 0 reports so many steps."""
+        """Rank 0 reports this number of completed steps."""
         for _ in range(num_steps):
             for worker in self.group:
                 worker.step += 1

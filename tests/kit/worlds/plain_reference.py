@@ -24,7 +24,7 @@ def losses(spec_data, steps):
 
 
 def validation_loss(spec_data, steps):
-    """Mean over the first samples of the validation split, after so many steps; losses by step as well."""
+    """Mean over the first samples of the validation split after that number of steps, and the losses by step."""
     seen, spec, task, model = train(spec_data, steps)
     data = task.build_dataset("validation")
     samples = [data[index] for index in range(min(len(data), spec.validation.samples))]

@@ -198,5 +198,5 @@ def _remove_files(part: _Part) -> None:
         place = open_directory(part.directory)
         for name in (payload_name(part.rank), index_name(part.rank)):
             place.remove(name)
-    except Exception:  # the storage may be unable to delete, too; retention deletes it later
+    except Exception:  # storage that cannot write may not delete either; retention does it later
         _log.info("checkpoint.part_not_removed", extra={"directory": part.directory, "rank": part.rank}, exc_info=True)

@@ -74,7 +74,7 @@ class Commanded:
     states: set[tuple[int, int]] = field(default_factory=set)
     """(generation, step) that a group has reached."""
     num_nodes: int | None = None
-    """Workers are spread over so many; None: each has one of its own."""
+    """Workers are spread over this number of nodes; None: one node per worker."""
     deaths: dict[str, int] = field(default_factory=dict)
     """Of nodes."""
     memory: dict[str, list[tuple[int, SnapshotPart]]] = field(default_factory=dict)

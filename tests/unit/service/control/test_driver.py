@@ -54,6 +54,10 @@ class Bench:
         self.task = asyncio.create_task(self.driver.run())
         return self.task
 
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
     async def started(self) -> FakeSupervisor:
         """The supervisor, once the driver follows it and it has a status."""
         self.start()
@@ -112,8 +116,7 @@ def test_a_live_supervisor_is_found_and_not_started_again(store: Store) -> None:
     async def main() -> None:
         bench = Bench(store)
         supervisor = await bench.started()
-        bench.task.cancel()
-        await asyncio.gather(bench.task, return_exceptions=True)
+        await bench.stop()
         bench.driver = bench.make_driver()
         bench.start()
         supervisor.report(event(1))
@@ -145,8 +148,7 @@ def test_a_restarted_driver_continues_after_the_stored_reports(store: Store) -> 
         supervisor = await bench.started()
         supervisor.report(event(1))
         await until(lambda: bench.events() == [1])
-        bench.task.cancel()
-        await asyncio.gather(bench.task, return_exceptions=True)
+        await bench.stop()
         stored = bench.row.pulled_seq
         bench.driver = bench.make_driver()
         bench.start()
@@ -224,8 +226,7 @@ def test_a_supervisor_that_is_missing_after_it_has_reported_is_not_started_again
         supervisor = await bench.started()
         supervisor.report(event(1))
         await until(lambda: bench.events() == [1])
-        bench.task.cancel()
-        await asyncio.gather(bench.task, return_exceptions=True)
+        await bench.stop()
         bench.cluster.supervisors.clear()
         bench.driver = bench.make_driver()
         await bench.start()
