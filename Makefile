@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-data bench-determinism bench-snapshots bench-planner bench-recovery bench-layouts bench-gpu docs picture clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-gpu docs picture clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -37,7 +37,7 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy strict
 	@$(BIN)/mypy
 
-bench: bench-overhead bench-api bench-start bench-data bench-determinism bench-snapshots bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
 
@@ -50,6 +50,12 @@ bench-api: setup ## control plane: requests per second, latency of lists, memory
 bench-start: setup ## seconds until workers are ready: forked by the fork server, and as new interpreters
 	@$(BIN)/python bench/start.py
 
+bench-busy-host: setup ## false node deaths and suspicions while 20 busy processes compete with a job (3 minutes)
+	@$(BIN)/python bench/busy_host.py
+
+bench-forming: setup ## seconds to form a group of 4, 16 and 32 processes, with Shoal's store and with torch's TCPStore
+	@$(BIN)/python bench/forming.py
+
 bench-data: setup ## megabytes of text per second that one core tokenises
 	@$(BIN)/python bench/data.py
 
@@ -59,10 +65,14 @@ bench-determinism: setup ## what deterministic mode costs, by world size
 bench-snapshots: setup ## the snapshot store against memcpy
 	@$(BIN)/python bench/snapshots.py
 
+bench-gradient-log: setup ## the gradient log: bytes on the wire, share of the step time, time of a replay (five minutes)
+	@$(BIN)/python bench/gradient_log.py
+
 bench-planner: setup ## seconds to rank the layouts of 1,024 and 16,384 GPUs
 	@$(BIN)/python bench/planner.py
 
-bench-recovery: setup ## what failures cost: Shoal, Ray Train V2 elastic and torchrun side by side (45 minutes)
+bench-recovery: setup ## what failures cost: Shoal, Ray Train V2, torchrun and torchft side by side (two hours; continues)
+	@$(BIN)/python -c "import torchft" 2>/dev/null || $(BIN)/pip install -q -c constraints.txt "torchft>=0.2,<0.3" || true
 	@mkdir -p build && $(BIN)/python bench/recovery/main.py --out build/recovery.jsonl
 
 bench-layouts: setup ## what a change of layout costs, and the planner against this machine (ten minutes)
@@ -72,6 +82,7 @@ bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a
 	@$(BIN)/python bench/gpu.py
 
 docs: setup      ## regenerate the generated pages
+	@$(BIN)/python tools/golden.py
 	@$(BIN)/python tools/docs_pages.py
 	@$(BIN)/python tools/cli_page.py
 	@$(BIN)/python tools/openapi.py

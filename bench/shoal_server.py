@@ -28,7 +28,9 @@ class ShoalServer(Server):
 
     def __init__(self, state_dir: Path, options: Sequence[str], environment: dict[str, str] | None = None) -> None:
         sources = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
-        super().__init__(Path(sys.executable), state_dir, list(options), {**sources, **(environment or {})})
+        thrown_away = {"SHOAL_STOP_S": "0"}
+        environment = {**thrown_away, **sources, **(environment or {})}
+        super().__init__(Path(sys.executable), state_dir, list(options), environment)
         self.nodes = Nodes(state_dir)
         """The nodes of its embedded cluster."""
         self.started_at = 0.0
@@ -74,6 +76,7 @@ class ShoalServer(Server):
         finally:
             for session in [*sessions, self.process.pid]:
                 end_session(session)
+            self.sweep()
             if scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)
 

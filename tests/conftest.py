@@ -6,6 +6,7 @@ A check at the end asserts that nothing it started is left.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -56,7 +57,11 @@ def points() -> Callable[[dict[int, float]], tuple[SeriesPoint, ...]]:
 
 @pytest.fixture(scope="session")
 def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python of a virtual environment with the built wheel in it; the dependencies are those of this one."""
+    """Python of a virtual environment with the built wheel in it; the dependencies are those of this one.
+
+    A test that runs pytest itself passes its own (SHOALTEST_WHEEL_PYTHON)."""
+    if given := os.environ.get("SHOALTEST_WHEEL_PYTHON"):
+        return Path(given)
     place = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(place), str(ROOT)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Writes the trials of `make bench-recovery` and the fault matrix into docs/measured/recovery.md, and draws the phases.
+"""Writes the trials of `make bench-recovery` and the fault matrix into docs/recovery.md, and draws the phases.
 
     python tools/recovery_page.py build/recovery.jsonl   copies new trials to docs/measured/recovery.jsonl first
     python tools/recovery_page.py                        generates page and picture from docs/measured/recovery.jsonl
@@ -19,12 +19,12 @@ from xml.sax.saxutils import escape
 
 import yaml
 
-from measurements.recovery_tables import NAMES, TITLES, ratios, table
+from measurements.recovery_tables import NAMES, TITLES, node_losses, ratios, table
 from measurements.trial import Event, System, Trial, read_trials
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TRIALS = DOCS / "measured" / "recovery.jsonl"
-PAGE = DOCS / "measured" / "recovery.md"
+PAGE = DOCS / "recovery.md"
 MATRIX = DOCS.parent / "tests" / "chaos" / "fault_matrix.yaml"
 PICTURE = DOCS / "images" / "recovery.svg"
 _BEGIN = "<!-- results: made by tools/recovery_page.py from docs/measured/recovery.jsonl -->"
@@ -68,7 +68,7 @@ def with_results(page: str, trials: Sequence[Trial], where: dict[str, str]) -> s
         "",
         table(trials),
         "",
-        *(f"- {line}" for line in ratios(trials)),
+        *(f"- {line}" for line in [*ratios(trials), *node_losses(trials)]),
         "",
         "Where the time goes, medians in milliseconds, from Shoal's incident records:",
         "",

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import uvicorn
 
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
@@ -28,12 +30,14 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
 from shoal_service.control.profile_store import load_profiles
+from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.settings import Settings
 from shoal_service.store.store import Store
 from shoal_service.telemetry.collector import build_registry
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_workers.contract.log_settings import LogLevel
 from shoal_workers.logs import set_up_logs
+from shoal_workers.snapshot_store.slots.registry import remove_attempts
 
 if TYPE_CHECKING:
     from shoal_service.control.ray_cluster import RayCluster
@@ -44,7 +48,8 @@ _log = logging.getLogger(__name__)
 
 
 def run_server(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM. Prints one line `listening on URL` to stderr once requests are accepted."""
+    """Serve until SIGINT or SIGTERM; see `stopping.py`. Prints one line `listening on URL` to stderr once requests are
+    accepted."""
     set_up_logs(settings.logs)
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     asyncio.run(_serve(settings))
@@ -64,8 +69,10 @@ async def _serve(settings: Settings) -> None:
         owner=own_name(),
         lease_ttl_s=settings.lease_ttl_s,
         checkpoint_url=settings.checkpoint_url,
+        max_probation=settings.max_probation,
         profiles=tuple(profiles.values()),
         fork_workers=settings.fork_workers,
+        snapshot_scope=settings.snapshot_scope,
         logs=settings.logs,
     )
     connected = asyncio.Event()
@@ -79,58 +86,87 @@ async def _serve(settings: Settings) -> None:
         version=version("shoal"),
         observe=requests.observe,
         profiles=profiles,
-        warnings=lambda: _warnings(embedded),
+        warnings=lambda: _warnings(embedded, settings),
     )
-    stop = asyncio.Event()
+    ends_cluster = embedded is not None and not settings.keep_cluster
+    progress = SavingProgress(store, _say, time.monotonic)
+    stop = StopRequest(
+        saves=ends_cluster and settings.stop_s > 0,
+        begin=lambda: control.save_and_end(progress.show) if ends_cluster else None,
+    )
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         server = make_server(app, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
-        _stop_on_signals(server)
+        _stop_on_signals(server, stop)
 
         async def act() -> None:
-            await _connect(settings, cluster, embedded, stop)
+            await _connect(settings, cluster, embedded, stop.requested)
             connected.set()
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(_keep_signals(server, connected))]
+                background = [group.create_task(_keep_signals(server, stop, connected))]
                 if embedded is not None:
                     background.append(group.create_task(_keep_alive(embedded)))
-                if not stop.is_set():
-                    await control.run(stop)
+                if not stop.requested.is_set() or (embedded is not None and embedded.adopted):
+                    await control.run(stop.now)
                 for task in background:
                     task.cancel()
 
         acting = asyncio.create_task(act())
-        sys.stderr.write(f"listening on http://{host}:{port}\n")
-        sys.stderr.flush()
+        stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
+        _say(f"listening on http://{host}:{port}")
         try:
             await server.serve(sockets=[listener])
         finally:
-            stop.set()
-            await asyncio.wait([acting], timeout=_STOP_S)
+            stop.signal()
+            stop.now.set()
+            await asyncio.wait([acting, stopping], timeout=_STOP_S)
+            if ends_cluster:
+                progress.close([job_id for job_id, _ in control.given_up])
             if acting.done():
                 await asyncio.to_thread(cluster.disconnect)
             if embedded is not None and not settings.keep_cluster:
                 await asyncio.to_thread(embedded.stop)
+                remove_attempts(control.given_up)
             store.close()
             if not acting.done():
                 os._exit(0)  # a thread hangs in Ray, which waits without limit for a cluster that does not answer
 
 
-def _stop_on_signals(server: uvicorn.Server) -> None:
-    """SIGINT and SIGTERM only end the serving. uvicorn's own handlers raise the signal a second time, which would
-    interrupt the stopping of the cluster."""
+async def _stop(server: uvicorn.Server, stop: StopRequest, acting: asyncio.Task[None], saving_s: float) -> None:
+    """Once a stop is requested: wait for the jobs to be saved, for `saving_s` at most, then end the serving. Requests
+    are answered until then, so that those who watch a job see what happens to it."""
+    await stop.requested.wait()
+    if not stop.now.is_set():
+        hurried = asyncio.create_task(stop.now.wait())
+        done, _ = await asyncio.wait([acting, hurried], timeout=saving_s, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not done:
+            _say(f"Not saved within {saving_s:g} s (SHOAL_STOP_S): stopping now.")
+        stop.now.set()
+        await asyncio.wait([acting], timeout=_STOP_S)
+    server.should_exit = True
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _stop_on_signals(server: uvicorn.Server, stop: StopRequest) -> None:
+    """SIGINT and SIGTERM ask for a stop. uvicorn's own handlers raise the signal a second time, which would interrupt
+    the stopping of the cluster."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, setattr, server, "should_exit", True)
+        loop.add_signal_handler(number, stop.signal)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 
 
-async def _keep_signals(server: uvicorn.Server, connected: asyncio.Event) -> None:
+async def _keep_signals(server: uvicorn.Server, stop: StopRequest, connected: asyncio.Event) -> None:
     """After each connection to Ray, which installs a SIGTERM handler of its own: it prints a stack and aborts."""
     while True:
         await connected.wait()
         connected.clear()
-        _stop_on_signals(server)
+        _stop_on_signals(server, stop)
 
 
 async def _keep_alive(embedded: EmbeddedCluster) -> None:
@@ -169,14 +205,18 @@ def _embedded(settings: Settings) -> EmbeddedCluster:
         num_cpus=settings.num_cpus or os.cpu_count() or 1,
         num_gpus=settings.num_gpus,
         num_nodes=settings.nodes,
+        leave_dead_nodes=settings.leave_dead_nodes,
     )
 
 
-def _warnings(embedded: EmbeddedCluster | None) -> tuple[str, ...]:
+def _warnings(embedded: EmbeddedCluster | None, settings: Settings) -> tuple[str, ...]:
     away = embedded.away if embedded is not None else ()
     if not away:
         return ()
-    reason = "A node that died is not started again. A node that never came up is started by the next `shoal serve`."
+    if settings.leave_dead_nodes:
+        reason = "A node that died is not started again (--leave-dead-nodes)."
+    else:
+        reason = f"Each is started again after a pause, {FIRST_PAUSE_S:g} s at first and {LONGEST_PAUSE_S:g} s at most."
     return (f"Nodes of the embedded Ray cluster are away: {', '.join(away)}. {reason}",)
 
 

@@ -21,6 +21,7 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase
 from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 
 _COUNTED_STEP = 2
@@ -64,6 +65,7 @@ class _Rank:
             parse_spec(spec),
             checkpoint_root=root,
             outbox=self._outbox,
+            store=StoreServer("127.0.0.1", root),
             on_phase=self._enter,
         )
         self._engine.prepare()

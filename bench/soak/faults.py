@@ -1,7 +1,10 @@
-"""The faults of the matrix as operations on a running cluster. main.py decides which fault happens when.
+"""The faults of the matrix, and hangs, drains and network cuts, as operations on a running cluster.
 
-Each operation undoes its fault (a killed server runs again, a removed node is back) and then returns the text for the
-timeline. Whether training continues is checked afterwards.
+main.py decides which fault happens when. Each operation undoes its fault (a killed server runs again, a removed node is
+back, a link is up) and then returns the text for the timeline. Whether training continues is checked afterwards.
+
+    embedded cluster   all faults of the matrix, hang, drain
+    hosts              network namespaces with a node each: those that need no embedded cluster, and cut
 """
 
 from __future__ import annotations
@@ -15,25 +18,49 @@ from pathlib import Path
 
 import yaml
 
-from kit.processes.os_processes import send
+from kit.processes.hosts import Hosts
+from kit.processes.os_processes import is_alive, send
 from kit.processes.ray_nodes import HEAD
 from shoal_server import ShoalServer
 from shoal_service.views import WorkerView
 
+_HANG_PATIENCE_S = 60.0
 _MATRIX = Path(__file__).parents[2] / "tests" / "chaos" / "fault_matrix.yaml"
+_ALSO = ("hang", "drain")
+_MATRIX_ONLY = ("storage_hangs",)
+"""It needs the name of the next checkpoint of a held group."""
+_CUT = "cut"
+_EMBEDDED_ONLY = ("node", "head")
+_BOUNDS = {"hang": 1, "drain": 0, _CUT: 1}
 
 
-def fault_names() -> list[str]:
-    return list(yaml.safe_load(_MATRIX.read_text())["faults"])
+def fault_names(*, on_hosts: bool = False) -> list[str]:
+    """The faults that a kind of cluster permits."""
+    faults = yaml.safe_load(_MATRIX.read_text())["faults"]
+    found = [*(name for name in faults if name not in _MATRIX_ONLY), *_ALSO]
+    return [name for name in found if name not in _EMBEDDED_ONLY] + [_CUT] if on_hosts else found
+
+
+def steps_bound(fault: str) -> int:
+    """Completed steps that one such fault costs at most, from the matrix."""
+    faults = yaml.safe_load(_MATRIX.read_text())["faults"]
+    return int(faults[fault]["steps_lost"]) if fault in faults else _BOUNDS[fault]
 
 
 class Strikes:
     """`state_dir`: the control plane's directory, with its database and checkpoints."""
 
     def __init__(
-        self, server: ShoalServer, state_dir: Path, job_ids: list[str], chance: random.Random, num_cpus: int
+        self,
+        server: ShoalServer,
+        state_dir: Path,
+        job_ids: list[str],
+        chance: random.Random,
+        num_cpus: int,
+        hosts: Hosts | None = None,
     ) -> None:
-        """`num_cpus`: CPUs of each node."""
+        """`num_cpus`: CPUs of each node. `hosts`: the cluster, if it is not the embedded one."""
+        self._hosts = hosts
         self._num_cpus = num_cpus
         self._nodes = server.nodes
         self._server = server
@@ -51,6 +78,9 @@ class Strikes:
             "standby": self._standby,
             "storage": self._storage,
             "database": self._database,
+            "hang": self._hang,
+            "drain": self._drain,
+            _CUT: self._cut,
         }
 
     def do(self, fault: str) -> str:
@@ -90,8 +120,60 @@ class Strikes:
             time.sleep(0.1)
         return f"all processes of the head; it ran again after {time.time() - killed_at:.1f} s"
 
+    def supervisors(self) -> list[int]:
+        """Their pids."""
+        if self._hosts is not None:
+            return list(self._hosts.pids_of("SupervisorActor"))
+        return self._nodes.pids_of("SupervisorActor")
+
+    def _hang(self) -> str:
+        """The supervisor kills the stopped process. It is continued afterwards in case it was spared."""
+        found = self._ranked()
+        if not found:
+            return "no worker trains at the moment"
+        worker = self._chance.choice(found)
+        send(worker.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + _HANG_PATIENCE_S
+        while is_alive(worker.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        text = f"rank {worker.rank} of {worker.worker_id} (pid {worker.pid}) stopped"
+        if not is_alive(worker.pid):
+            return f"{text}; it was replaced"
+        send(worker.pid, signal.SIGCONT)
+        return f"{text} for {_HANG_PATIENCE_S:.0f} s, and continued"
+
+    def _drain(self) -> str:
+        found = self._ranked()
+        if not found:
+            return "no worker trains at the moment"
+        worker = self._chance.choice(found)
+        drained_s = self._chance.uniform(3, 8)
+        with self._server.client as client:
+            client.drain(worker.node_id, reason="soak")
+            try:
+                time.sleep(drained_s)
+            finally:
+                client.undo_drain(worker.node_id)
+        return f"{worker.node_ip} for {drained_s:.1f} s"
+
+    def _cut(self) -> str:
+        """The link of a host without a supervisor goes down; after it is up again, a new node starts there."""
+        assert self._hosts is not None
+        supervisors = set(self._hosts.pids_of("SupervisorActor").values())
+        found = sorted({one.node_ip for one in self._ranked()} - supervisors)
+        if not found:
+            return "every worker is beside a supervisor"
+        ip = self._chance.choice(found)
+        self._hosts.cut(ip)
+        cut_s = self._chance.uniform(5, 15)
+        time.sleep(cut_s)
+        self._hosts.heal(ip)
+        time.sleep(self._chance.uniform(0, 5))
+        self._hosts.launch(ip)
+        return f"link of {ip} down for {cut_s:.1f} s; then a new node there"
+
     def _supervisor(self) -> str:
-        pids = self._nodes.pids_of("SupervisorActor")
+        pids = self.supervisors()
         if not pids:
             return "there is none at the moment"
         pid = self._chance.choice(pids)

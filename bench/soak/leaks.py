@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.processes.os_processes import is_alive
-from kit.processes.ray_nodes import Nodes
 
 _SETTLED_S = 30.0
 MOST_THREADS = 8
@@ -107,11 +106,11 @@ def size_of(pid: int) -> Size | None:
     return Size(int(fields["Threads"]), fds, int(fields["VmRSS"].split()[0]) / 1024)
 
 
-def left_in_ray(nodes: Nodes) -> dict[str, list[str]]:
+def left_in_ray(address: str, environment: dict[str, str]) -> dict[str, list[str]]:
     """Named actors, placement groups, journal entries and objects that Ray still has, by kind."""
     done = subprocess.run(
-        [sys.executable, "-c", _LIST_LEFT, nodes.address],
-        env={**os.environ, **nodes.environment},
+        [sys.executable, "-c", _LIST_LEFT, address],
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,

@@ -1,9 +1,13 @@
-"""Random faults for minutes on a cluster of four raylets, then checks of losses, ledgers and leftovers.
+"""Random faults for minutes on a cluster of four nodes, then checks of losses, ledgers and leftovers.
 
-    python bench/soak/main.py [--minutes 10] [--seed 1] [--mean-s 8] [--faults worker,node,...] [--not-deterministic]
+    python bench/soak/main.py [--minutes 10] [--seed 1] [--mean-s 8] [--hosts] [--faults worker,node,...]
+                              [--not-deterministic] [--log build/soak-seed-1.log]
 
-Two jobs train through the faults. The checks at the end: losses against those of undisturbed runs, the sum of the
-goodput ledger, growth of processes, and leftovers. The exit status is 1 on any violation. `make soak` runs it.
+Two jobs train through the faults. The same seed gives the same order of faults. After each fault that is alone, its
+incidents must keep to the bound on lost steps. The checks at the end: losses against those of undisturbed runs, the sum
+of the goodput ledger, growth of processes, and leftovers. The exit status is 1 on any violation; the log and those of
+the server are then kept. With --hosts the nodes are network namespaces whose links can be cut (needs root).
+`make soak` runs it.
 """
 
 from __future__ import annotations
@@ -11,16 +15,20 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Started as a script from any directory: the shared modules are found beside this folder.
 sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tests", "tools"))
 
 from choices import some_of
+from kit.processes.hosts import Hosts, why_not
 from kit.processes.os_processes import adopt_orphans, end_all, is_alive
 from measurements.machine import describe
 from shoal_api.client import ApiError, Client, Disconnected
@@ -42,22 +50,56 @@ def main() -> None:
     arguments = _arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM cleans up like Ctrl-C
     adopt_orphans()
-    timeline = Timeline()
+    timeline = Timeline(arguments.log)
     machine = describe()
     timeline.say("machine", f"{machine['cpu']}, {machine['memory']}; seed {arguments.seed}")
+    is_clean = False
     with tempfile.TemporaryDirectory(prefix="shoal-soak-", ignore_cleanup_errors=True) as folder:
-        options = [f"--num-cpus={_NUM_NODES * _CPUS_PER_NODE}", f"--nodes={_NUM_NODES}"]
-        server = ShoalServer(Path(folder) / "state", options)
+        state_dir = Path(folder) / "state"
+        try:
+            with _cluster(arguments, Path(folder), state_dir) as (server, cluster):
+                Soak(arguments, timeline, server, state_dir, cluster).run()
+            is_clean = not timeline.violations
+        finally:
+            end_all()
+            if not is_clean:
+                kept = arguments.log.with_suffix("")
+                shutil.copytree(state_dir, kept, dirs_exist_ok=True, ignore=_all_but_logs)
+                timeline.say("kept", f"{arguments.log}, and the logs of the server in {kept}")
+    print(f"\n{len(timeline.violations)} violations" + "".join(f"\n  {text}" for text in timeline.violations))
+    sys.exit(1 if timeline.violations else 0)
+
+
+@contextmanager
+def _cluster(
+    arguments: argparse.Namespace, folder: Path, state_dir: Path
+) -> Iterator[tuple[ShoalServer, Hosts | None]]:
+    """A server with its embedded cluster, or one on a cluster of hosts."""
+    if not arguments.hosts:
+        options = [f"--num-cpus={_NUM_NODES * _CPUS_PER_NODE}", f"--nodes={_NUM_NODES}", "--leave-dead-nodes"]
+        server = ShoalServer(state_dir, options)
         try:
             server.start()
-            server.wait_for_cpus(_NUM_NODES * _CPUS_PER_NODE)
-            Soak(arguments, timeline, server, Path(folder) / "state").run()
+            yield server, None
         finally:
             server.nodes.end_added()
             server.end()
-            end_all()
-    print(f"\n{len(timeline.violations)} violations" + "".join(f"\n  {text}" for text in timeline.violations))
-    sys.exit(1 if timeline.violations else 0)
+        return
+    cluster = Hosts(folder / "hosts", num_hosts=_NUM_NODES, cpus_per_host=_CPUS_PER_NODE)
+    try:
+        cluster.start()
+        server = ShoalServer(state_dir, [f"--ray-address={cluster.address}"], cluster.environment)
+        try:
+            server.start()
+            yield server, cluster
+        finally:
+            server.end()
+    finally:
+        cluster.end()
+
+
+def _all_but_logs(directory: str, names: list[str]) -> list[str]:
+    return [name for name in names if not name.endswith(".log") and not (Path(directory) / name).is_dir()]
 
 
 class Soak:
@@ -67,18 +109,26 @@ class Soak:
         timeline: Timeline,
         server: ShoalServer,
         state_dir: Path,
+        hosts: Hosts | None,
     ) -> None:
+        """`hosts`: the cluster, if it is not the server's embedded one."""
+        self._hosts = hosts
         self._arguments = arguments
         self._timeline = timeline
         self._server = server
         self._state_dir = state_dir
+        self._plan = random.Random(arguments.seed)
+        """Which faults, and when: it depends on nothing but the seed."""
         self._chance = random.Random(arguments.seed)
+        """Victims and durations, which depend on what is alive."""
+        self._supervisors: Callable[[], list[int]] = list
         self._watch = leaks.Watch()
         self._job_ids: dict[str, str] = {}
         self._pids: set[int] = set()
 
     def run(self) -> None:
         deterministic = not self._arguments.not_deterministic
+        self._server.wait_for_cpus(_NUM_NODES * _CPUS_PER_NODE)
         with self._server.client as client:
             submitted = jobs.submit_disturbed(client, deterministic=deterministic)
             self._job_ids = {name: job.id for name, job in submitted.items()}
@@ -90,21 +140,27 @@ class Soak:
             self._compare(client, reached, deterministic=deterministic)
 
     def _strike(self, client: Client) -> None:
-        faults = self._arguments.faults
+        job_ids = list(self._job_ids.values())
         strikes = Strikes(
-            self._server, self._state_dir, list(self._job_ids.values()), self._chance, num_cpus=_CPUS_PER_NODE
+            self._server, self._state_dir, job_ids, self._chance, num_cpus=_CPUS_PER_NODE, hosts=self._hosts
         )
+        self._supervisors = strikes.supervisors
+        since_progress: list[str] = []
         end_s = self._timeline.elapsed_s + 60 * self._arguments.minutes
         while self._timeline.elapsed_s < end_s:
-            time.sleep(self._chance.expovariate(1 / self._arguments.mean_s))
+            time.sleep(self._plan.expovariate(1 / self._arguments.mean_s))
+            fault = self._plan.choice(self._arguments.faults)
+            is_cascade = self._plan.random() < _CASCADE
             self._sample(client)
             before = self._steps(client)
-            fault = self._chance.choice(faults)
+            since_progress.append(fault)
             self._timeline.say(fault, strikes.do(fault))
-            if self._chance.random() >= _CASCADE:
+            if not is_cascade:
                 self._wait_for_progress(client, {job_id: step + 2 for job_id, step in before.items()})
-                self._timeline.show_incidents(client, self._job_ids)
+                alone = fault if len(since_progress) == 1 else None
+                self._timeline.show_incidents(client, self._job_ids, alone)
                 self._timeline.show_jobs(client, self._job_ids)
+                since_progress = []
 
     def _wait_for_progress(self, client: Client, goals: dict[str, int]) -> None:
         """Wait until every job reaches its goal. A job that does not is a violation and ends the soak."""
@@ -164,7 +220,8 @@ class Soak:
             time.sleep(0.2)
         if alive:
             self._timeline.violation(f"processes are still alive: {alive}")
-        while (left := leaks.left_in_ray(self._server.nodes)) and time.monotonic() < deadline:
+        nodes = self._server.nodes if self._hosts is None else self._hosts
+        while (left := leaks.left_in_ray(nodes.address, nodes.environment)) and time.monotonic() < deadline:
             time.sleep(1.0)
         for kind, names in left.items():
             self._timeline.violation(f"{kind} are left in Ray: {', '.join(names)}")
@@ -206,7 +263,7 @@ class Soak:
         self._pids.update(one.pid for one in workers)
         now_s = self._timeline.elapsed_s
         self._watch.sample("workers", [one.pid for one in workers], now_s)
-        self._watch.sample("supervisors", self._server.nodes.pids_of("SupervisorActor"), now_s)
+        self._watch.sample("supervisors", self._supervisors(), now_s)
         self._watch.sample("control plane", [self._server.pid], now_s)
 
     def _steps(self, client: Client) -> dict[str, int]:
@@ -235,9 +292,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="minutes of faults; the reference runs follow")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mean-s", type=float, default=8.0, help="mean seconds between faults")
-    parser.add_argument("--faults", type=some_of(fault_names()), default=fault_names(), metavar="A,B")
+    parser.add_argument("--hosts", action="store_true", help="nodes in network namespaces, with the fault `cut`")
+    every = sorted({*fault_names(), *fault_names(on_hosts=True)})
+    parser.add_argument("--faults", type=some_of(every), metavar="A,B", help=f"of {', '.join(every)} (all possible)")
     parser.add_argument("--not-deterministic", action="store_true", help="do not require bit-identical losses")
-    return parser.parse_args()
+    parser.add_argument("--log", type=Path, help="default build/soak-seed-SEED.log")
+    arguments = parser.parse_args()
+    possible = fault_names(on_hosts=arguments.hosts)
+    arguments.faults = arguments.faults or possible
+    if impossible := [name for name in arguments.faults if name not in possible]:
+        where = "with" if arguments.hosts else "without"
+        parser.error(f"{', '.join(impossible)}: not possible {where} --hosts; possible are {', '.join(possible)}")
+    if arguments.hosts and (reason := why_not()) is not None:
+        parser.error(f"--hosts: {reason}")
+    arguments.log = arguments.log or Path("build") / f"soak-seed-{arguments.seed}.log"
+    return arguments
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+_SMALLEST_JUMP_S = 1.0
 
 
 class Clock(Protocol):
@@ -27,6 +28,34 @@ class Clock(Protocol):
 
     async def wait_for(self, awaitable: Awaitable[T], timeout_s: float) -> T:
         """The awaitable's result. TimeoutError after `timeout_s` seconds; the awaitable is cancelled then."""
+
+
+class WallClockWatch:
+    """Notices that the wall clock was set, or that the machine was suspended: monotonic time does not move then."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_s = self._read()
+
+    def jump_s(self) -> float:
+        """How far it has jumped since the last call; 0: it has not, or this thread was held up while it looked."""
+        ahead_s = self._read()
+        if ahead_s is None:
+            return 0.0
+        if self._ahead_s is None:
+            self._ahead_s = ahead_s
+        jump_s = ahead_s - self._ahead_s
+        if abs(jump_s) < _SMALLEST_JUMP_S:
+            return 0.0  # it is being slewed; the small steps add up
+        self._ahead_s = ahead_s
+        return jump_s
+
+    def _read(self) -> float | None:
+        """Wall-clock minus monotonic time; None: the two were not read at the same time."""
+        before = self._clock.monotonic()
+        wall = self._clock.time()
+        after = self._clock.monotonic()
+        return wall - after if after - before < _SMALLEST_JUMP_S / 2 else None
 
 
 class SystemClock:

@@ -51,6 +51,8 @@ class SupervisorReports(Frozen):
     """
 
     attempt: int
+    version: int = 1
+    """Of the wire: that of the supervisor's release; see WIRE_VERSION."""
     seq: int
     """Number of the last item; it is stored with the items, so that each is stored exactly once."""
     events: tuple[PendingEvent, ...] = ()

@@ -11,7 +11,10 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
+from shoal_workers.contract.checks.checkpoint_url import absolute
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
+from shoal_workers.contract.snapshots import SnapshotScope
 
 _MIN_LEASE_TTL_S = 3.0
 """The control loop makes a pass every second and renews after a third of the time to live, so one pass may be late."""
@@ -55,9 +58,19 @@ class Settings(BaseSettings):
     """Number of Ray nodes that the embedded cluster simulates on this machine."""
     keep_cluster: bool = False
     """Leave the embedded cluster running when the server ends. The next server adopts it."""
+    leave_dead_nodes: bool = False
+    """Do not start a dead node of the embedded cluster again, for experiments. A dead head is always started again."""
+    stop_s: float = Field(120.0, ge=0, le=86400, allow_inf_nan=False)
+    """A server that ends its embedded cluster first lets every job save its state, for this long at most. A second
+    Ctrl-C ends the wait. 0: jobs are not saved, and continue from their newest checkpoint."""
     fork_workers: bool = True
     """Fork workers without GPUs from a process of their node that has imported torch, instead of starting an
     interpreter for each. Set it to false if the nodes of the cluster have their interpreters at different paths."""
+
+    snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
+    """machine: snapshots in shared memory are read by the workers of all Ray nodes on their machine, and copies go to
+    other machines. node: only by workers of their own Ray node, as if each node were a machine; for experiments with
+    several nodes on one machine."""
 
     checkpoint_url: str = Field(default_factory=lambda given: str(_below_state(given, "checkpoints")))
     """Checkpoint directory of jobs without a checkpoint.url. Default: checkpoints/ in state_dir."""
@@ -65,14 +78,29 @@ class Settings(BaseSettings):
     lease_ttl_s: float = Field(10.0, ge=_MIN_LEASE_TTL_S, le=3600, allow_inf_nan=False)
     """If the lease on the jobs is not renewed for this long, another control plane can take it."""
 
+    max_probation: str = DEFAULT_PROBATION_LIMIT
+    """At most this many nodes are on probation at a time: a number (2), or a share of the nodes (25%; at least one)."""
+
     @property
     def logs(self) -> LogSettings:
         return LogSettings(level=self.log_level, format=self.log_format)
+
+    @field_validator("max_probation")
+    @classmethod
+    def _limit(cls, limit: str) -> str:
+        probation_limit(limit, 1)
+        return limit
 
     @field_validator("state_dir")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
+
+    @field_validator("checkpoint_url")
+    @classmethod
+    def _one_place(cls, url: str) -> str:
+        """The workers have other working directories than the server."""
+        return absolute(url, Path.cwd())
 
     @model_validator(mode="after")
     def _one_cluster(self) -> Self:

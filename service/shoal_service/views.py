@@ -12,6 +12,8 @@ from pydantic import Field
 from shoal_service.core.downsampling import SeriesPoint as SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput as Goodput
+from shoal_service.core.lost_attempt import LostAttempt
+from shoal_service.core.node_loss import NodeLossBound
 from shoal_service.core.nodes import Drain, Node
 from shoal_service.core.parity import Parity
 from shoal_service.core.parity import ParityPoint as ParityPoint
@@ -27,6 +29,10 @@ T = TypeVar("T")
 class ConditionType(StrEnum):
     WORKERS_READY = "WorkersReady"
     """The group has all workers that the scheduler has granted."""
+    PROGRESSING = "Progressing"
+    """The ranks make progress. False while they stand still for unusually long; they may count as hung soon."""
+    SNAPSHOTS_HEALTHY = "SnapshotsHealthy"
+    """Every rank has memory for its snapshots; false: a death costs the steps since the last checkpoint."""
     CHECKPOINT_HEALTHY = "CheckpointHealthy"
     """The last checkpoint could be saved."""
 
@@ -86,7 +92,8 @@ class JobStatus(Frozen):
     message: str = ""
     """For people."""
     deadline: float | None = None
-    """Wall-clock time at which a job that waits fails; null: it does not wait."""
+    """Wall-clock time until which the attempt waits for what `note` says; progress of that moves it on. null: it waits
+    for nothing, or without a limit."""
     observed_generation: int = 0
     """The version of the spec that the supervisor works with."""
     attempt: int = 0
@@ -108,17 +115,27 @@ class JobStatus(Frozen):
     incidents: int = 0
     checkpoint_step: int | None = None
     """Step of the newest committed checkpoint."""
+    verified_step: int | None = None
+    """Newest step after which all ranks were found to hold the same state; null: they were not compared. After a
+    difference only checkpoints of this step and earlier ones are restored."""
     num_parameters: int | None = None
     eta_s: float | None = None
     note: str = ""
-    """What a job that starts is doing, for people."""
+    """For people: what the attempt waits for, and how far that is; while it trains, that its ranks stand still, or why
+    it has fewer workers than granted."""
     failure: UserFailure | None = None
     conditions: tuple[Condition, ...] = ()
     goodput: Goodput | None = None
+    refused_calls: int = 0
+    """Calls of a replaced supervisor that this attempt's workers have refused."""
     snapshot_every_steps: float | None = None
     """Steps between two snapshots in memory; null: not known yet, or snapshots are off."""
     snapshot_share: float | None = None
     """Share of the step time that snapshots in memory take."""
+    node_loss: NodeLossBound | None = None
+    """What the loss of one node would cost; null: no group has formed yet."""
+    lost: LostAttempt | None = None
+    """The last attempt, if it was lost with its Ray cluster; null once a step was completed since."""
 
 
 class JobView(Frozen):
@@ -211,6 +228,8 @@ class IncidentView(Frozen):
     """How Shoal recovered; see docs/elastic.md."""
     closed: bool = False
     message: str = ""
+    node_loss: NodeLossBound | None = None
+    """A node was lost: what that cost at most, by the bound that was in force."""
 
 
 class CheckpointView(Frozen):
@@ -258,10 +277,12 @@ class NodeView(Node):
     """A node of the cluster, as the API shows it."""
 
     drain: DrainView | None = None
+    num_workers: int = 0
+    """Workers of all jobs on it now. A drained node is drained once there is none, and draining before."""
 
     @classmethod
-    def of(cls, node: Node) -> NodeView:
-        return cls.model_validate(node.model_dump())
+    def of(cls, node: Node, num_workers: int = 0) -> NodeView:
+        return cls.model_validate({**node.model_dump(), "num_workers": num_workers})
 
 
 class ClusterView(Frozen):

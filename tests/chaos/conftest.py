@@ -45,8 +45,9 @@ class Arena:
 
 @pytest.fixture(scope="session")
 def arena(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
-    options = [f"--num-cpus={_CPUS_PER_NODE * len(_NODE_IPS)}", f"--nodes={len(_NODE_IPS)}"]
-    server = type(shoal_server)(shoal_server.python, tmp_path_factory.mktemp("arena"), options)
+    options = [f"--num-cpus={_CPUS_PER_NODE * len(_NODE_IPS)}", f"--nodes={len(_NODE_IPS)}", "--leave-dead-nodes"]
+    environment = {"SHOAL_SNAPSHOT_SCOPE": "node"}  # each node stands for a machine, which dies with its memory
+    server = type(shoal_server)(shoal_server.python, tmp_path_factory.mktemp("arena"), options, environment)
     arena = Arena(server)
     scratch = None
     try:

@@ -48,6 +48,7 @@ def test_a_killed_worker_costs_few_steps_and_the_group_grows_back(submit, client
     assert run.world_sizes() == [3, 2, 3]
     [incident] = client.incidents(run.id)
     assert incident.cause is IncidentCause.WORKER_DIED and incident.closed
+    assert incident.message.endswith("was killed by signal 9 (SIGKILL)"), 'not Ray\'s "died unexpectedly"'
     assert incident.ranks == (1,) and len(incident.worker_ids) == 1 and incident.node_id
     assert (incident.from_workers, incident.to_workers) == (3, 2)
     assert incident.state_source == "memory"

@@ -41,11 +41,22 @@ async def until(condition: Callable[[], Any], what: str = "the condition") -> No
     raise AssertionError(f"{what} does not come true without time passing")
 
 
+class Hangs(BaseException):
+    """Raised by a double in the place of a blocking call that does not return before `answer`."""
+
+    future: Future[Any]
+
+    def answer(self, error: Exception) -> None:
+        self.future.set_exception(error)
+
+
 class _InlineExecutor(ThreadPoolExecutor):
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         try:
             future.set_result(function(*args, **kwargs))
+        except Hangs as hang:
+            hang.future = future
         except BaseException as error:
             future.set_exception(error)
         return future

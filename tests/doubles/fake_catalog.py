@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from doubles.event_loop import Hangs
 from shoal_service.core.retention import choose_deletions
+from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
 from shoal_workers.checkpoint.commit import marker_of
-from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
+from shoal_workers.checkpoint.errors import CommitConflict, DamagedCheckpoint, StorageUnusable
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
 from shoal_workers.contract.worker_reports import SavedPart
 
@@ -19,8 +21,13 @@ class FakeCatalog:
         self.files: dict[CheckpointName, dict[str, int]] = {}
         """Lengths by file name, for each directory. A directory is known once a part was written into it."""
         self.markers: dict[CheckpointName, CommitMarker] = {}
+        self.damaged: set[CheckpointName] = set()
+        """Those whose marker is damaged."""
         self.is_unusable = False
         self.is_away = False
+        self.hangs = False
+        """Commits do not return."""
+        self.hanging: list[Hangs] = []
         self.trusts_parts = False
         """Take every part for written, as tests of the executor need it."""
 
@@ -33,8 +40,15 @@ class FakeCatalog:
 
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
         self._require_storage()
+        if self.hangs:
+            self.hanging.append(Hangs())
+            raise self.hanging[-1]
         marker = marker_of(parts, job_id=job_id, attempt=attempt, now=now)
         name = CheckpointName(marker.step, marker.attempt, marker.generation)
+        if name in self.markers:
+            if self.markers[name].files != marker.files:
+                raise CommitConflict(self.url(name))
+            return self.markers[name]
         if self.trusts_parts:
             self.files[name] = {file.name: file.bytes for file in marker.files}
         for file in marker.files:
@@ -50,17 +64,29 @@ class FakeCatalog:
         fitting = [n for n in self.markers if n not in excluding and (before is None or n < before)]
         return max(fitting, default=None)
 
+    def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
+        newest = self.newest(excluding=[*excluding, *self.damaged])
+        newer = [n for n in self.damaged if n not in excluding and (newest is None or n > newest)]
+        errors = [DamagedCheckpoint(self.url(n), "COMMIT.json", "is damaged") for n in newer]
+        return Found(newest, tuple(zip(newer, errors, strict=True)))
+
     def retain(
-        self, keep: int, *, damaged: Collection[CheckpointName], in_flight: Collection[CheckpointName]
+        self,
+        keep: int,
+        *,
+        damaged: Collection[CheckpointName],
+        in_flight: Collection[CheckpointName],
+        by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         self._require_storage()
         torn = [name for name in self.files if name not in self.markers]
         deletions = choose_deletions(list(self.markers), torn, keep=keep, damaged=damaged, in_flight=in_flight)
-        return self._delete([deletion.name for deletion in deletions])
+        return self._delete([deletion.name for deletion in deletions if by.may_delete(deletion.name)])
 
-    def remove_torn(self, *, in_flight: Collection[CheckpointName]) -> list[CheckpointName]:
+    def remove_torn(self, *, in_flight: Collection[CheckpointName], by: Deleter = ANYBODY) -> list[CheckpointName]:
         self._require_storage()
-        return self._delete([n for n in self.files if n not in self.markers and n not in in_flight])
+        torn = [n for n in self.files if n not in self.markers and n not in in_flight]
+        return self._delete([n for n in torn if by.may_delete(n)])
 
     def _delete(self, names: list[CheckpointName]) -> list[CheckpointName]:
         for name in names:

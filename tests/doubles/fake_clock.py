@@ -14,15 +14,20 @@ T = TypeVar("T")
 
 
 class FakeClock:
-    """A `shoal_service.clock.Clock`. Wall-clock and monotonic time are the same."""
+    """A `shoal_service.clock.Clock`. Wall-clock and monotonic time are the same until the wall clock jumps."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self._now = now
+        self._ahead_s = 0.0
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = count()
 
     def time(self) -> float:
-        return self._now
+        return self._now + self._ahead_s
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock is set, or the machine was suspended; no time passes for its processes."""
+        self._ahead_s += seconds
 
     def monotonic(self) -> float:
         return self._now

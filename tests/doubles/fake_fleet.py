@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from doubles.fake_workers import FakeWorker, FakeWorkers
 from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll
 from shoal_workers.contract.snapshots import SnapshotPart
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -17,14 +22,28 @@ class Start:
     worker_id: str
     avoid_nodes: tuple[str, ...]
     only_on: str
+    touches_memory: bool = True
 
 
 class FakeFleet:
     """A `protocols.Fleet`. Each worker gets a node of its own, unless `node_of` names one."""
 
-    def __init__(self, workers: FakeWorkers, log: list[str] | None = None) -> None:
-        """`log`: the name of every call that the executor makes is appended, for tests of the order."""
+    def __init__(
+        self,
+        workers: FakeWorkers,
+        log: list[str] | None = None,
+        *,
+        life: int = 1,
+        on_replaced: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            log: the name of every call that the executor makes is appended, for tests of the order.
+            on_replaced: a worker has refused a call. The real one ends the process, so the call never returns.
+        """
         self.workers = workers
+        self.life = life
+        self._on_replaced = on_replaced
         self.starts: list[Start] = []
         self.node_of: dict[int, str] = {}
         self.killed: list[int] = []
@@ -32,11 +51,15 @@ class FakeFleet:
         self._infos: dict[int, WorkerInfo] = {}
         self._log = log if log is not None else []
 
-    async def start(self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> None:
+    async def start(
+        self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool = True
+    ) -> None:
         self._log.append("start")
-        self.starts.append(Start(index, worker_id, avoid_nodes, only_on))
+        self.starts.append(Start(index, worker_id, avoid_nodes, only_on, touches_memory))
         node_id = only_on or self.node_of.get(index, f"node-{index}")
-        self._handles[index] = self.workers.create(worker_id, node_id=node_id)
+        known = self.workers.by_name.get(worker_id)
+        is_there = known is not None and known.is_alive
+        self._handles[index] = known if is_there and known else self.workers.create(worker_id, node_id=node_id)
 
     def find(self, index: int, worker_id: str, info: WorkerInfo | None) -> bool:
         worker = self.workers.by_name.get(worker_id)
@@ -47,47 +70,53 @@ class FakeFleet:
             self._infos[index] = info
         return True
 
+    async def adopt(self, index: int, generation: int) -> None:
+        self._log.append("adopt")
+        await self._call(index, lambda worker: worker.adopt(generation))
+
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport:
-        worker = self._handles[index]
-        answer = await worker.call(worker.prepare())
+        answer = await self._call(index, lambda worker: worker.prepare())
         if isinstance(answer, WorkerInfo):
             self._infos[index] = answer
         return answer
 
     async def run(self, index: int, assignment: Assignment) -> WorkerExit:
         self._log.append("run")
-        worker = self._handles[index]
-        return await worker.call(worker.run(assignment))
+        return await self._call(index, lambda worker: worker.run(assignment))
 
     async def join(self, index: int, generation: int) -> WorkerExit:
-        worker = self._handles[index]
-        return await worker.call(worker.join(generation))
+        return await self._call(index, lambda worker: worker.join(generation))
 
     async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
-        worker = self._handles[index]
-        return await worker.call(worker.poll(after, acknowledged, wait_s))
+        return await self._call(index, lambda worker: worker.poll(after, acknowledged, wait_s))
 
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]:
-        worker = self._handles[index]
-
-        async def answer() -> tuple[SnapshotPart, ...]:
-            return worker.parts
-
-        return await worker.call(answer())
+        return await self._call(index, lambda worker: worker.held())
 
     async def interrupt(self, index: int, generation: int) -> None:
         self._log.append("interrupt")
-        worker = self._handles[index]
-        await worker.call(worker.interrupt(generation))
+        await self._call(index, lambda worker: worker.interrupt(generation))
 
     async def request_yield(self, index: int, generation: int, durable: bool) -> None:
-        worker = self._handles[index]
-        await worker.call(worker.request_yield(durable))
+        await self._call(index, lambda worker: worker.request_yield(durable))
+
+    async def note_commit(self, index: int, generation: int, step: int, error: str) -> None:
+        await self._call(index, lambda worker: worker.note_commit(generation, step, error))
 
     async def forget_memory(self, index: int) -> None:
         self._log.append("forget_memory")
+        await self._call(index, lambda worker: worker.forget_snapshots())
+
+    async def _call(self, index: int, work: Callable[[FakeWorker], Coroutine[Any, Any, T]]) -> T:
         worker = self._handles[index]
-        await worker.call(worker.forget_snapshots())
+
+        async def unless_refused() -> T:
+            if worker.refuses(self.life):
+                self._on_replaced()
+                await asyncio.get_running_loop().create_future()  # the process has ended
+            return await work(worker)
+
+        return await worker.call(unless_refused())
 
     def knows(self, index: int) -> bool:
         return index in self._handles
@@ -102,7 +131,9 @@ class FakeFleet:
     async def kill(self, index: int) -> None:
         self._infos.pop(index, None)
         worker = self._handles.pop(index, None)
-        if worker is not None:
+        if worker is not None and worker.refuses(self.life):
+            self._on_replaced()
+        elif worker is not None:
             self._log.append("kill")
             self.killed.append(index)
             worker.die()
@@ -115,6 +146,9 @@ class FakeFleet:
     def actor_id(self, index: int) -> str | None:
         worker = self._handles.get(index)
         return None if worker is None else worker.info.worker_id
+
+    async def exit_words(self, info: WorkerInfo) -> str | None:
+        return next((worker.exit_words for worker in self.workers.created if worker.info == info), None)
 
     async def died_at(self, actor_id: str) -> float | None:
         worker = self.workers.by_name.get(actor_id)

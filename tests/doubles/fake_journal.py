@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shoal_service.supervisor.journal import JournalEntry
+from shoal_service.supervisor.journal import Beginning, JournalEntry, parse_entry
 
 
 class Replaced(Exception):
@@ -15,8 +15,16 @@ class Replaced(Exception):
 class JournalStorage:
     """What outlives the supervisor."""
 
-    entry: str | None = None
+    entries: dict[int, str] = field(default_factory=dict)
+    """The newest entry of each life."""
     starts: list[float] = field(default_factory=list)
+    """When each life began."""
+    epoch: int = 0
+
+    @property
+    def entry(self) -> str | None:
+        """The one that the next supervisor reads."""
+        return self.entries[max(self.entries)] if self.entries else None
 
 
 class FakeJournal:
@@ -24,28 +32,35 @@ class FakeJournal:
 
     def __init__(self, storage: JournalStorage, log: list[str] | None = None) -> None:
         self._storage = storage
-        self._started_at = 0.0
+        self._life = 0
         self._log = log if log is not None else []
         self.written: list[JournalEntry] = []
+        self.is_away = False
+        """The head cannot be reached: nothing is written."""
 
     def read(self) -> JournalEntry | None:
         raw = self._storage.entry
-        return None if raw is None else JournalEntry.model_validate_json(raw)
+        return None if raw is None else parse_entry(raw)
 
-    def record_start(self, now: float) -> list[float]:
+    def begin(self, now: float) -> Beginning:
         self._storage.starts = [*self._storage.starts, now]
-        self._started_at = now
-        return list(self._storage.starts)
+        self._life = len(self._storage.starts)
+        return Beginning(self._life, list(self._storage.starts), self.read(), self._storage.epoch)
 
     def require_current(self) -> None:
-        if not self._storage.starts or self._storage.starts[-1] != self._started_at:
+        if len(self._storage.starts) != self._life:
             raise Replaced
+
+    def obey(self, epoch: int) -> None:
+        self._storage.epoch = epoch
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
         self._log.append("journal")
         self.written.append(entry)
-        self._storage.entry = entry.model_dump_json()
+        if not self.is_away:
+            self._storage.entries[self._life] = entry.model_dump_json()
 
     def delete(self) -> None:
-        self._storage.entry = None
+        self._storage.entries = {}
         self._storage.starts = []
+        self._storage.epoch = 0

@@ -24,6 +24,21 @@ class FakeKeyValueStore:
         self._require_head()
         self.values[key] = value
 
+    def add(self, key: bytes, value: bytes) -> bool:
+        self._require_head()
+        if key in self.values:
+            return False
+        self.values[key] = value
+        return True
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        self._require_head()
+        return [key for key in self.values if key.startswith(prefix)]
+
+    def delete_all(self, prefix: bytes) -> None:
+        for key in self.keys(prefix):
+            del self.values[key]
+
     def delete(self, key: bytes) -> None:
         self._require_head()
         self.values.pop(key, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.supervisor.workers.liveness_probe import Address, Gone
@@ -34,6 +34,34 @@ class FakeNodeWatch:
         self.table = table
         if self._report is not None:
             self._report(table)
+
+
+class FakeHostWatch:
+    """A `protocols.HostWatch`."""
+
+    def __init__(self) -> None:
+        self.watched: dict[str, Address] = {}
+        self.head = ""
+        self.silent_at_start: frozenset[str] = frozenset()
+        self._report: Callable[[dict[str, str]], None] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self._report is not None
+
+    def start(self, report: Callable[[dict[str, str]], None], silent: frozenset[str] = frozenset()) -> None:
+        self._report, self.silent_at_start = report, silent
+
+    def watch(self, nodes: Mapping[str, Address], head: str) -> None:
+        self.watched, self.head = dict(nodes), head
+
+    def stop(self) -> None:
+        self._report = None
+
+    def show(self, silent: dict[str, str]) -> None:
+        """These nodes are silent now."""
+        if self._report is not None:
+            self._report(silent)
 
 
 class FakeProbe:

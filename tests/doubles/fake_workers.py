@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from shoal_service.clock import Clock
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
+from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import (
@@ -44,15 +45,25 @@ class FakeWorker:
     """What `prepare` answers."""
     assignment: Assignment | None = None
     """Of the `run` that it is in."""
+    is_formed: bool = False
+    """For tests: rank 0 has reported that this worker's group is up."""
     step: int = 0
     interrupts: list[int] = field(default_factory=list)
     yields: list[bool] = field(default_factory=list)
     """Requests to stop at the next step boundary; True: with a durable checkpoint."""
+    life: int = 0
+    """Of the newest supervisor that has called it."""
+    num_refused: int = 0
+    """Calls of older supervisors."""
+    commits: list[tuple[int, int, str]] = field(default_factory=list)
+    """Notes about the commit of the last checkpoint that it received."""
     acknowledged: int = 0
     parts: tuple[SnapshotPart, ...] = ()
     num_forgotten: int = 0
     """Number of requests to remove the snapshots of its node."""
     died_at: float | None = None
+    exit_words: str | None = None
+    """What the operating system has reported of its end."""
     progress: Progress = field(default_factory=lambda: Progress(generation=0, phase=Phase.IDLE, step=0, at=0.0))
     polls: list[float] = field(default_factory=list)
     """The requested waiting time of each poll, seconds."""
@@ -117,6 +128,7 @@ class FakeWorker:
     def die(self, cause: IncidentCause = IncidentCause.WORKER_DIED) -> None:
         """Every call fails, also those in flight."""
         self.died_at = self.clock.time()
+        self.exit_words = "was killed by signal 9 (SIGKILL)"
         self._break(WorkerDied(f"{self.info.worker_id} was killed", cause))
 
     def cut_off(self) -> None:
@@ -142,14 +154,28 @@ class FakeWorker:
             if broken.done():
                 broken.exception()  # retrieved, also if the call was cancelled
 
+    def refuses(self, life: int) -> bool:
+        """The caller has a successor, which has called this worker."""
+        if life < self.life:
+            self.num_refused += 1
+            return True
+        self.life = life
+        return False
+
+    async def adopt(self, generation: int) -> None:
+        if self.assignment is not None and self.assignment.generation > generation:
+            await self.interrupt(self.assignment.generation)
+
     async def prepare(self) -> WorkerInfo | ErrorReport:
         return self.start_error or self.info
 
     async def run(self, assignment: Assignment) -> WorkerExit:
-        if assignment.generation <= self._fenced:
+        if assignment.generation in self._exits or self.assignment is not None:
+            pass  # repeated
+        elif assignment.generation <= self._fenced:
             self._exits = {assignment.generation: self._stale(assignment.generation, assignment.rank)}
         else:
-            self.assignment = assignment
+            self.assignment, self.is_formed = assignment, False
         return await self.join(assignment.generation)
 
     async def join(self, generation: int) -> WorkerExit:
@@ -171,6 +197,7 @@ class FakeWorker:
             reports=tuple(item for item in newer if not isinstance(item, LogLine)),
             logs=tuple(item for item in newer if isinstance(item, LogLine)),
             progress=self.progress,
+            num_refused=self.num_refused,
         )
 
     async def interrupt(self, generation: int) -> None:
@@ -181,6 +208,12 @@ class FakeWorker:
 
     async def request_yield(self, durable: bool) -> None:
         self.yields.append(durable)
+
+    async def held(self) -> tuple[SnapshotPart, ...]:
+        return self.parts
+
+    async def note_commit(self, generation: int, step: int, error: str) -> None:
+        self.commits.append((generation, step, error))
 
     async def forget_snapshots(self) -> None:
         self.num_forgotten += 1
@@ -215,12 +248,14 @@ class FakeWorkers:
         self.clock = clock
         self.total_steps = total_steps
         self.by_name: dict[str, FakeWorker] = {}
+        self.created: list[FakeWorker] = []
         self.start_error: ErrorReport | None = None
         """Of every worker that is created from now on."""
 
     def create(self, name: str, *, node_id: str) -> FakeWorker:
         number = len(self.by_name)
         info = WorkerInfo(
+            version=WIRE_VERSION,
             worker_id=name,
             node_id=node_id,
             node_ip="10.0.0.1",
@@ -231,6 +266,7 @@ class FakeWorkers:
         )
         worker = FakeWorker(info, self.clock, start_error=self.start_error)
         self.by_name[name] = worker
+        self.created.append(worker)
         return worker
 
     @property

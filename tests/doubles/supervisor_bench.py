@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from doubles.event_loop import settle, until
@@ -11,9 +13,10 @@ from doubles.fake_catalog import FakeCatalog
 from doubles.fake_clock import FakeClock
 from doubles.fake_fleet import FakeFleet
 from doubles.fake_journal import FakeJournal, JournalStorage
-from doubles.fake_nodes import FakeNodeWatch, FakeProbe
+from doubles.fake_nodes import FakeHostWatch, FakeNodeWatch, FakeProbe
 from doubles.fake_workers import FakeWorker, FakeWorkers
 from shoal_service.cluster.node_table import NodeTable
+from shoal_service.core.attempt.commands import Command
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
@@ -57,15 +60,22 @@ class SupervisorBench:
             spec_version=1,
         )
         self.outbox = Outbox(1)
+        self.node_of: dict[int, str] = {}
+        self.before_command: Callable[[Command], None] = lambda command: None
+        self.is_replaced = False
+        """It has learnt that it has a successor; the real process ends."""
         self._open()
 
     def _open(self) -> None:
-        self.fleet = FakeFleet(self.workers, self.log)
+        self.fleet = FakeFleet(self.workers, self.log, on_replaced=self._replaced)
+        self.fleet.node_of = self.node_of
         self.journal = FakeJournal(self.storage, self.log)
         self.nodes = FakeNodeWatch()
+        self.hosts = FakeHostWatch()
         self.probe = FakeProbe()
-        entry = self.journal.read()
-        self.journal.record_start(self.clock.time())
+        beginning = self.journal.begin(self.clock.time())
+        entry = beginning.entry
+        self.fleet.life = beginning.life
         if entry is not None:
             self.outbox = Outbox(1, seq=entry.seq + 1000, unacknowledged=entry.unacknowledged)
         world = World(
@@ -73,14 +83,28 @@ class SupervisorBench:
             journal=self.journal,
             catalog=self.catalog,
             node_watch=self.nodes,
+            host_watch=self.hosts,
             clock=self.clock,
             until_gone=self.probe.until_gone,
+            before_command=lambda command: self.before_command(command),
         )
         state = entry.state if entry is not None else new_attempt(self.config, self.clock.time())
+        state = replace(state, life=beginning.life)
         self.executor = Executor(self.config, state, entry, self.outbox, world)
 
+    def successor(self) -> SupervisorBench:
+        """Another supervisor of the same attempt, while this one goes on: it was only believed dead."""
+        other = copy(self)
+        other.outbox = Outbox(1)
+        other._open()
+        return other
+
+    def _replaced(self) -> None:
+        self.is_replaced = True
+        self.running.cancel()
+
     def start(self) -> None:
-        self._running = asyncio.create_task(self.executor.run())
+        self.running = asyncio.create_task(self.executor.run())
 
     async def start_and_train(self) -> None:
         """Until the group of the granted workers has trained one step."""
@@ -111,8 +135,8 @@ class SupervisorBench:
 
     async def end(self) -> AttemptEnd:
         """Wait for the attempt's end; time passes as it is needed."""
-        await self.advance_until(self._running.done)
-        self._running.result()
+        await self.advance_until(self.running.done)
+        self.running.result()
         end = self.reports.end
         assert end is not None
         return end

@@ -1,4 +1,4 @@
-"""An embedded cluster of which a node dies while it starts: started again, or named as away; never left out."""
+"""An embedded cluster of which a node dies: started again, or named as away; never left out."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from kit.processes.ray_nodes import Nodes
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.embedded_node import RAYLET, EmbeddedNote
+from shoal_service.core.node_restarts import FIRST_PAUSE_S
 
 _VICTIM = 2
 _LOOK_S = 0.02
@@ -30,7 +31,7 @@ print("alive:", *sorted(node["NodeManagerAddress"] for node in ray.nodes() if no
 def test_a_node_that_dies_while_it_starts_is_started_again_and_one_that_dies_later_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2)
+    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, leave_dead_nodes=True)
     try:
         with _raylets_killed(tmp_path, at_most=1) as killed:
             cluster.start()
@@ -40,7 +41,7 @@ def test_a_node_that_dies_while_it_starts_is_started_again_and_one_that_dies_lat
         assert _alive(cluster) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 
         os.kill(next(_pids(tmp_path)), signal.SIGKILL)
-        assert not cluster.heal(), "a node that was up stays dead, as a machine would"
+        assert not cluster.heal(), "it is left dead"
         assert cluster.away == ("127.0.0.3",)
         assert ("embedded_cluster.nodes_away", ["127.0.0.3"]) in _events(caplog)
     finally:
@@ -49,7 +50,7 @@ def test_a_node_that_dies_while_it_starts_is_started_again_and_one_that_dies_lat
 
 @pytest.mark.matrix
 def test_a_node_that_never_comes_up_is_left_out_until_the_next_start(tmp_path: Path) -> None:
-    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2)
+    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, leave_dead_nodes=True)
     try:
         with _raylets_killed(tmp_path) as killed:
             address = cluster.start()
@@ -57,7 +58,7 @@ def test_a_node_that_never_comes_up_is_left_out_until_the_next_start(tmp_path: P
         assert cluster.away == ("127.0.0.3",)
         assert not cluster.heal(), "it is not tried for ever"
 
-        cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2)
+        cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, leave_dead_nodes=True)
         assert cluster.start() == address and cluster.adopted
         assert cluster.away == ()
     finally:
@@ -67,7 +68,7 @@ def test_a_node_that_never_comes_up_is_left_out_until_the_next_start(tmp_path: P
 @pytest.mark.matrix
 def test_a_cluster_that_has_lost_all_its_nodes_starts_them_again_unless_others_have_joined(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
-    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2)
+    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, leave_dead_nodes=True)
     try:
         cluster.start()
         nodes.add("127.0.0.9", num_cpus=1)
@@ -80,6 +81,22 @@ def test_a_cluster_that_has_lost_all_its_nodes_starts_them_again_unless_others_h
     finally:
         cluster.stop()
         nodes.end_added()
+
+
+@pytest.mark.matrix
+def test_a_dead_node_is_started_again_after_its_pause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    cluster = EmbeddedCluster(tmp_path, num_cpus=2, num_nodes=2, monotonic=lambda: now[0])
+    try:
+        cluster.start()
+        os.kill(next(_pids(tmp_path)), signal.SIGKILL)
+        assert not cluster.heal() and cluster.away == ("127.0.0.3",)
+        now[0] += FIRST_PAUSE_S
+        assert cluster.heal() and cluster.away == ()
+        assert ("embedded_cluster.nodes_restarted", ["127.0.0.3"]) in _events(caplog)
+        assert _alive(cluster) == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    finally:
+        cluster.stop()
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.store import Lease, LeaseLost, RequestConflict, Store
 from shoal_service.views import JobPatch
@@ -114,6 +116,38 @@ class TestAttempts:
         store.request(job_id, desired, now=6.0)
         store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=9.0)
         assert store.get_job(job_id).status.state is state
+
+    def test_what_a_lost_attempt_had_is_kept_until_the_job_trains_again(
+        self, store: Store, lease: Lease, submit: Submit, begin: Begin, points: Callable[..., Any]
+    ) -> None:
+        job_id = submit()
+        lose = partial(store.requeue, job_id, reason=EndReason.SUPERVISOR_LOST, message="gone", epoch=lease.epoch)
+        fields = {"generation": 3, "workers": 2, "layout": "fsdp2", "step": 40, "checkpoint_step": 30}
+        begin(job_id).report(**{f"status_{key}": value for key, value in fields.items()})
+        lose(now=20.0)
+        lost = store.get_job(job_id).status.lost
+        assert lost is not None
+        assert (lost.attempt, lost.generation, lost.workers, lost.layout, lost.step) == (1, 3, 2, "fsdp2", 40)
+        assert (lost.at, lost.message) == (20.0, "gone")
+
+        begin(job_id).report(status_step=0)
+        lose(now=30.0)
+        again = store.get_job(job_id).status.lost
+        assert again is not None and (again.attempt, again.step) == (2, 40), "the second one had not come so far"
+
+        begin(job_id).report(status_step=31, series=points({31: 0.5}))
+        assert store.get_job(job_id).status.lost is None
+
+    @pytest.mark.parametrize(("saved", "is_lost"), [(40, False), (30, True)])
+    def test_an_attempt_that_the_server_ended_has_lost_what_is_not_saved(
+        self, store: Store, lease: Lease, submit: Submit, begin: Begin, saved: int, is_lost: bool
+    ) -> None:
+        job_id = submit()
+        end = AttemptEnd(reason=EndReason.SERVER_STOPPED, message="", step=40)
+        begin(job_id).report(status_step=40, status_checkpoint_step=saved, end=end)
+        status = store.get_job(job_id).status
+        assert (status.state, status.reason) == (JobState.QUEUED, "server_stopped")
+        assert (status.lost is not None) == is_lost
 
     def test_requeueing_a_job_without_an_attempt_does_nothing(self, store: Store, lease: Lease, submit: Submit) -> None:
         job_id = submit()

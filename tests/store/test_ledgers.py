@@ -9,7 +9,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.store import Lease, Store
 from shoal_service.views import ElasticityPatch, Goodput, JobPatch
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -61,20 +61,22 @@ def test_an_old_report_does_not_reset_the_ledger(store: Store, submit: Submit, b
     assert seconds(store, attempt.job_id) == {"productive": 6.0}
 
 
-def test_a_lost_attempt_keeps_its_reported_seconds_and_the_rest_is_idle(
+def test_a_lost_attempt_keeps_its_reported_seconds_and_the_rest_is_the_loss_of_the_cluster(
     store: Store, submit: Submit, begin: Begin, lease: Lease
 ) -> None:
     attempt = begin(submit(now=1.0))
-    attempt.report(status_goodput=ledger(9.0, max_step=7, queued=4.0, productive=4.0))
+    reported = ledger(9.0, max_step=7, queued=4.0, productive=5.0)
+    attempt.report(status_goodput=reported.model_copy(update={"unsettled": 1.0}))  # of a step that is not completed
     lost = {"reason": EndReason.SUPERVISOR_LOST, "message": "", "epoch": lease.epoch}
     store.requeue(attempt.job_id, now=11.0, **lost)
-    assert seconds(store, attempt.job_id) == {"queued": 4.0, "productive": 4.0, "idle": 2.0}
+    assert seconds(store, attempt.job_id) == {"queued": 4.0, "productive": 4.0, "recovering": 3.0}
     store.begin_attempt(attempt.job_id, workers=1, epoch=lease.epoch, now=14.0)
-    assert seconds(store, attempt.job_id) == {"queued": 7.0, "productive": 4.0, "idle": 2.0}
+    assert seconds(store, attempt.job_id) == {"queued": 7.0, "productive": 4.0, "recovering": 3.0}
     store.requeue(attempt.job_id, now=15.0, **lost)
-    assert seconds(store, attempt.job_id) == {"queued": 7.0, "productive": 4.0, "idle": 2.0, "starting": 1.0}
+    assert seconds(store, attempt.job_id) == {"queued": 7.0, "productive": 4.0, "recovering": 4.0}
     shown = store.get_job(attempt.job_id).status.goodput
     assert shown is not None and shown.max_step == 7
+    assert shown.recovering == {IncidentCause.CLUSTER_LOST: 4.0}
 
 
 def test_a_paused_job_has_no_desired_workers(store: Store, submit: Submit, begin: Begin) -> None:

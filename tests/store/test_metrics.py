@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.node_loss import NodeLossBound, Protection
 from shoal_service.store import Lease, Store
 from shoal_service.telemetry.collector import ShoalCollector, build_registry
 from shoal_service.telemetry.metric_names import ALL
@@ -54,6 +55,9 @@ def test_a_running_job_is_shown_and_an_ended_one_vanishes(store: Store, submit: 
         checkpoints=checkpoints,
         status_snapshot_share=0.004,
         status_snapshot_every_steps=2,
+        status_node_loss=NodeLossBound(
+            protection=Protection.GRADIENT_LOG, at_most=1, now=0, log_lag_steps=0, log_share=0.01
+        ),
         status_goodput=Goodput(at=9.0, seconds={"productive": 30.0, "queued": 10.0}, total=40.0, ratio=0.75),
     )
     samples = _scrape(store)
@@ -71,6 +75,10 @@ def test_a_running_job_is_shown_and_an_ended_one_vanishes(store: Store, submit: 
         "shoal_job_goodput_ratio": 0.75,
         "shoal_job_snapshot_share": 0.004,
         "shoal_job_snapshot_every_steps": 2,
+        "shoal_job_node_loss_steps": 0,
+        "shoal_job_node_loss_max_steps": 1,
+        "shoal_job_gradient_log_lag_steps": 0,
+        "shoal_job_gradient_log_share": 0.01,
     }
     assert _value(samples, "shoal_job_goodput_seconds", job_id=job_id, category="productive") == 30
     assert _value(samples, "shoal_job_goodput_seconds", job_id=job_id, category="queued") == 10

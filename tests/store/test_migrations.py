@@ -153,7 +153,7 @@ def test_rows_of_schema_0003_are_read_in_the_words_of_today(store_url: str, spec
         (
             "snapshot.recovering",
             Severity.WARNING,
-            "workers are started on 1 node to read the snapshots in memory there, which save 5 steps",
+            "workers are started on 1 node to read the snapshots in memory there, which may save 5 steps",
         ),
         ("node.cleared", Severity.SUCCESS, "node n1 has passed its test after 5.0 s"),
         ("moon.risen", Severity.INFO, "moon.risen phase=full"),

@@ -37,6 +37,11 @@ def attempt(submit: Any, begin: Any) -> Any:
 
 
 @pytest.fixture
+def another(submit: Any, begin: Any) -> Any:
+    return begin(submit())
+
+
+@pytest.fixture
 def suspected(store: Store, attempt: Any) -> Suspicion:
     """A node that a job's supervisor has suspected at 5, stored at 6; health.probation_s is 600."""
     attempt.report(now=6.0, suspects=(SuspectedNode(at=5.0, node_id="n1", reason="computes wrong"),))
@@ -51,9 +56,26 @@ def test_a_suspicion_begins_a_probation_of_the_jobs_own_length(suspected: Suspic
         job_id=attempt.job_id,
         attempt=1,
         probation_s=600.0,
-        next_test_at=606.0,
+        next_test_at=36.0,
         num_tests=0,
+        job_ids=(attempt.job_id,),
+        avoided_until=606.0,
     )
+
+
+def test_the_evidence_of_each_job_is_kept_once(store: Store, suspected: Suspicion, attempt: Any, another: Any) -> None:
+    attempt.report(now=20.0, suspects=(SuspectedNode(at=20.0, node_id="n1", reason="again"),))
+    assert store.suspicions()["n1"].job_ids == (attempt.job_id,)
+    another.report(now=30.0, suspects=(SuspectedNode(at=30.0, node_id="n1", reason="a GPU failed"),))
+    after = store.suspicions()["n1"]
+    assert after.job_ids == (attempt.job_id, another.job_id)
+    assert (after.reason, after.since, after.avoided_until) == ("a GPU failed", 5.0, 630.0)
+
+
+def test_a_test_that_passes_early_is_repeated(store: Store, suspected: Suspicion, attempt: Any, lease: Any) -> None:
+    store.repeat_node_test(suspected, next_test_at=606.0, epoch=lease.epoch)
+    after = store.suspicions()["n1"]
+    assert (after.next_test_at, after.num_tests, after.job_ids) == (606.0, 0, (attempt.job_id,))
 
 
 def test_a_test_that_fails_is_counted_and_repeated_later(store: Store, suspected: Suspicion, lease: Any) -> None:
@@ -77,7 +99,7 @@ def test_a_test_does_not_clear_a_newer_suspicion(store: Store, suspected: Suspic
     attempt.report(now=51.0, suspects=again)
     assert not store.clear_suspicion(suspected, epoch=lease.epoch, now=700.0)
     [after] = store.suspicions().values()
-    assert (after.reason, after.since, after.next_test_at) == ("died again", 5.0, 651.0)
+    assert (after.reason, after.since, after.next_test_at) == ("died again", 5.0, 81.0)
 
 
 def test_without_the_lease_no_node_is_cleared(store: Store, suspected: Suspicion, lease: Any) -> None:

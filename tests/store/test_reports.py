@@ -97,6 +97,7 @@ class TestExactlyOnce:
         assert store.series(job_id) == [_point(1), _point(2)]
         assert [(line.seq, line.text) for line in store.logs(job_id)] == [(1, "hello")]
         assert store.workers(job_id) == [worker]
+        assert store.workers_by_node() == {"n": 1}
 
     def test_repeated_reports_only_refresh_status_and_workers(self, store: Store, job_id: str, attempt: Any) -> None:
         items: dict[str, Any] = {"events": (PendingEvent(at=2.0, type="x"),), "logs": (_line("once"),)}

@@ -3,7 +3,11 @@
          signal                 end of the next completed step        first step beyond the one reached
 step 16 ---|--x                  11   12   13   14   15   16   17
            |<------ pause + one step ->|                            here regain ends with step 17
+           |<------ next step -------->|
            |<-------------------------------- regain --------------->|
+
+`Aftermath` looks at a fixed window after the signal, which is the same for every system: how long until the group has
+its old size again, and how much was trained. `control` looks at windows of the same length without a fault.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ _STEADY_STEPS = 6
 class Disturbance:
     pause_s: float
     """From the signal to the end of the next group's first step, minus one median step at the new size."""
+    next_step_s: float
+    """From the signal to the end of the next group's first step; nothing is subtracted."""
     regain_s: float
     """From the signal to the end of the first step beyond the last one that was complete before the signal."""
     steps_lost: int
@@ -50,6 +56,7 @@ def measure(steps: Sequence[StepEnd], signal_at: float, quiet_step_s: Mapping[in
     step_s = (quiet_step_s or {}).get(first.world_size) or steady_step_s(steps, first)
     return Disturbance(
         pause_s=first.at - signal_at - step_s,
+        next_step_s=first.at - signal_at,
         regain_s=passed.at - signal_at,
         steps_lost=max(0, reached - first.step + 1),
         step_s=step_s,
@@ -71,11 +78,62 @@ def measure_switch(steps: Sequence[StepEnd], requested_at: float, to_world_size:
     step_s = steady_step_s(steps, first)
     return Disturbance(
         pause_s=first.at - before[-1].at - step_s,
+        next_step_s=first.at - before[-1].at,
         regain_s=first.at - requested_at,
         steps_lost=max(0, max(one.step for one in before) - first.step + 1),
         step_s=step_s,
         from_world_size=before[-1].world_size,
         to_world_size=to_world_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """The `window_s` seconds after a signal."""
+
+    window_s: float
+    full_strength_s: float | None
+    """From the signal to the end of the first step of a later group of the old size; None: not within the window."""
+    new_sizes: tuple[int, ...]
+    """World size of each step completed in the window beyond the last one that was complete before the signal; a
+    repeated step adds nothing."""
+
+
+def aftermath(steps: Sequence[StepEnd], signal_at: float, window_s: float) -> Aftermath:
+    """`steps` are ordered by time and reach to the end of the window, or training has stopped."""
+    before = [one for one in steps if one.at <= signal_at]
+    _, later = _parted(steps, signal_at)
+    size = before[-1].world_size if before else 0
+    within = [one for one in steps if signal_at < one.at <= signal_at + window_s]
+    reached = max((one.step for one in before), default=0)
+    back = next((one for one in later if one.world_size >= size and one.at <= signal_at + window_s), None)
+    return Aftermath(
+        window_s=window_s,
+        full_strength_s=None if back is None else back.at - signal_at,
+        new_sizes=tuple({one.step: one.world_size for one in within if one.step > reached}.values()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """An undisturbed window."""
+
+    longest_gap_s: float
+    """The longest time without the end of a step, which is the length of the slowest step."""
+    step_s: float
+    """Median step."""
+    new_steps: int
+
+
+def control(steps: Sequence[StepEnd], since: float, window_s: float) -> Control:
+    """`steps` reach to the end of the window. It begins with the last end of a step before `since`."""
+    begun = [one for one in steps if one.at <= since][-1]
+    within = [one for one in steps if begun.at <= one.at <= since + window_s]
+    durations = _durations(within)
+    return Control(
+        longest_gap_s=longest_gap_s(within, begun.at, max(within[-1].at, begun.at + 1e-9)),
+        step_s=statistics.median(durations) if durations else 0.0,
+        new_steps=within[-1].step - begun.step,
     )
 
 

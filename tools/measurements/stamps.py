@@ -50,8 +50,12 @@ class StampWriter:
         if self._rank == 0:
             self._write(step=step)
 
+    def completed(self, step: int, *, world_size: int, life: str) -> None:
+        """As `step_ended`, for a group whose size changes while its processes live on."""
+        self._write(step=step, world_size=world_size, life=life)
+
     def _write(self, **fields: Any) -> None:
-        self._file.write(json.dumps({"at": time.time(), **fields, **self._fields}) + "\n")
+        self._file.write(json.dumps({"at": time.time(), **self._fields, **fields}) + "\n")
 
 
 def read_stamps(folder: Path) -> tuple[list[StepEnd], list[WorkerStart]]:

@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import ray
+from shoal_workers import exit_status
+from shoal_workers.contract.base import WIRE_VERSION
+from shoal_workers.contract.errors.classes import ErrorClass, Link, Origin, error_class_of
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
@@ -27,12 +30,13 @@ from shoal_workers.contract.messages import (
     LogStream,
     Phase,
     Progress,
+    Refused,
     WorkerConfig,
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
 )
-from shoal_workers.contract.snapshots import SnapshotPart
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.outbox import Outbox
@@ -49,7 +53,7 @@ CONCURRENCY_GROUPS = {"train": 1, "control": 8}
 
 
 class WorkerActor:
-    """One worker. Every call that concerns a generation names it."""
+    """One worker. Every call names the life of its supervisor, and the generation that it concerns."""
 
     def __init__(self, spec: JobSpec, config: WorkerConfig) -> None:
         self._spec = spec
@@ -60,6 +64,9 @@ class WorkerActor:
         self._engine: Engine | None = None
         self._snapshot_store: SnapshotStore | None = None
         self._fenced = 0
+        self._life = 0
+        self._num_refused = 0
+        self._life_lock = threading.Lock()
         self._assignment: Assignment | None = None
         self._exits: dict[int, WorkerExit] = {}
         self._exited = threading.Condition()
@@ -71,22 +78,18 @@ class WorkerActor:
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
 
     @ray.method(concurrency_group="train")
-    def prepare(self) -> WorkerInfo | ErrorReport:
+    def prepare(self, life: int) -> WorkerInfo | ErrorReport | Refused:
         """Warm up: imports, task class, data, rendezvous store. Idempotent; returns the errors of the user's code."""
+        if refused := self._refused(life):
+            return refused
         try:
             engine = self._load_engine()
             engine.prepare(self._config.expected_bytes)
         except Exception as error:
             report = getattr(error, "report", None)
-            if isinstance(report, ErrorReport):
-                return report
-            return ErrorReport(
-                type=type(error).__name__,
-                message=str(error),
-                traceback=traceback.format_exc(),
-                phase=Phase.PREPARING,
-            )
+            return report if isinstance(report, ErrorReport) else _engine_error(error, Phase.PREPARING)
         return WorkerInfo(
+            version=WIRE_VERSION,
             worker_id=self._config.worker_id,
             node_id=self._node_id,
             node_ip=self._node_ip,
@@ -94,12 +97,21 @@ class WorkerActor:
             store_port=engine.store_port,
             device="cuda" if self._spec.worker.gpus else "cpu",
             snapshot_port=self._snapshot_store.port if self._snapshot_store is not None else 0,
+            machine_id=self._snapshot_store.memory_id if self._snapshot_store is not None else "",
         )
 
     @ray.method(concurrency_group="train")
-    def run(self, assignment: Assignment) -> WorkerExit:
-        """Train one generation. If the worker dies, this call fails, and the supervisor learns of it."""
-        if assignment.generation <= self._fenced:
+    def run(self, assignment: Assignment, life: int) -> WorkerExit | Refused:
+        """Train one generation. If the worker dies, this call fails, and the supervisor learns of it.
+
+        A repeated call for a generation that it has left returns the same answer. `life`: of the caller, which may
+        repeat an assignment that its predecessor made.
+        """
+        if refused := self._refused(life, assignment):
+            return refused
+        if found := self._exits.get(assignment.generation):
+            return found
+        if assignment.generation <= self._fenced or assignment is not self._assignment:
             worker_exit = WorkerExit(
                 generation=assignment.generation, rank=assignment.rank, kind=ExitKind.STALE, step=0
             )
@@ -111,63 +123,133 @@ class WorkerActor:
         return worker_exit
 
     @ray.method(concurrency_group="control")
-    def join(self, generation: int) -> WorkerExit:
+    def adopt(self, life: int, generation: int) -> Refused | None:
+        """A restarted supervisor begins: calls of its predecessors are refused from now on. A predecessor may have
+        begun generations later than `generation` that it did not write into the journal: the worker leaves them."""
+        if refused := self._refused(life):
+            return refused
+        with self._life_lock:
+            current = self._assignment
+        if current is not None and current.generation > generation:
+            self._interrupt(current.generation)
+        return None
+
+    @ray.method(concurrency_group="control")
+    def join(self, generation: int, life: int) -> WorkerExit | Refused:
         """The result of `run(generation)`, for a restarted supervisor that lost the original call."""
+        if refused := self._refused(life):
+            return refused
         with self._exited:
             self._exited.wait_for(lambda: any(g >= generation for g in self._exits))
             found = self._exits.get(generation)
         return found or WorkerExit(generation=generation, rank=0, kind=ExitKind.STALE, step=0)
 
     @ray.method(concurrency_group="control")
-    def interrupt(self, generation: int) -> None:
+    def interrupt(self, generation: int, life: int) -> Refused | None:
         """Fence every generation up to this one, and wake the training thread out of its collective."""
+        if refused := self._refused(life):
+            return refused
+        self._interrupt(generation)
+        return None
+
+    def _interrupt(self, generation: int) -> None:
         self._fenced = max(self._fenced, generation)
         if self._engine is not None:
             self._engine.interrupt(generation)
 
     @ray.method(concurrency_group="control")
-    def request_yield(self, generation: int, durable: bool) -> None:
+    def request_yield(self, generation: int, durable: bool, life: int) -> Refused | None:
         """Stop after the step that the next vote agrees on, with a durable checkpoint of it or only a snapshot."""
+        if refused := self._refused(life):
+            return refused
         if self._engine is not None:
             self._engine.request_yield(generation, durable=durable)
+        return None
 
     @ray.method(concurrency_group="control")
-    def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
+    def note_commit(self, generation: int, step: int, error: str, life: int) -> Refused | None:
+        """The checkpoint of the last step is committed, or could not be: the final validation waits for this."""
+        if refused := self._refused(life):
+            return refused
+        if self._engine is not None:
+            self._engine.note_commit(generation, step, error)
+        return None
+
+    @ray.method(concurrency_group="control")
+    def snapshot_parts(self, life: int) -> tuple[SnapshotPart, ...] | Refused:
         """The snapshot parts in the memory of this worker's node."""
+        if refused := self._refused(life):
+            return refused
         return self._snapshot_store.snapshot_parts() if self._snapshot_store is not None else ()
 
     @ray.method(concurrency_group="control")
-    def forget_snapshots(self) -> None:
-        """Remove the attempt's snapshots from this node, once the attempt is over."""
+    def forget_snapshots(self, life: int | None = None) -> Refused | None:
+        """Remove the attempt's snapshots from this node, once the attempt is over. Without `life`: the control plane
+        calls, after the supervisor's end."""
+        if life is not None and (refused := self._refused(life)):
+            return refused
         if self._snapshot_store is not None:
             self._snapshot_store.remove_attempt()
+        return None
 
     @ray.method(concurrency_group="control")
-    def retire(self, within_s: float) -> None:
+    def retire(self, within_s: float, life: int) -> Refused | None:
         """Exit after `within_s` seconds if the worker has not been killed by then: the attempt does not use it any
         more."""
-        timer = threading.Timer(within_s, os._exit, args=(0,))
+        if refused := self._refused(life):
+            return refused
+        timer = threading.Timer(within_s, self._exit_unless_replaced, args=(life,))
         timer.daemon = True
         timer.start()
+        return None
 
     @ray.method(concurrency_group="control")
-    def terminate(self, pid: int) -> bool:
+    def terminate(self, pid: int, life: int) -> bool | Refused:
         """SIGKILL a worker of this node that Ray cannot end because it is stopped. False: it is gone already.
 
         Ray titles an actor's process by its class, so a pid that was reused by another process is not killed.
         """
+        if refused := self._refused(life):
+            return refused
         if not is_worker_process(pid):
             return False
         os.kill(pid, signal.SIGKILL)
         return True
 
     @ray.method(concurrency_group="control")
-    def poll(self, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
+    def exit_words(self, pid: int) -> str:
+        """How another worker of this node ended; empty: not known."""
+        found = exit_status.read(exit_status.raylet_socket(), pid)
+        return found.words() if found is not None else ""
+
+    @ray.method(concurrency_group="control")
+    def poll(self, after: int, acknowledged: int, wait_s: float, life: int) -> WorkerPoll | Refused:
         """All reports and log lines since sequence number `after`; waits up to `wait_s` seconds for the first one.
 
         Unacknowledged reports are kept: a restarted supervisor polls for them again.
         """
-        return self._outbox.poll(after, wait_s, self._progress, acknowledged=acknowledged)
+        if refused := self._refused(life):
+            return refused
+        poll = self._outbox.poll(after, wait_s, self._progress, acknowledged=acknowledged)
+        return poll.model_copy(update={"num_refused": self._num_refused}) if self._num_refused else poll
+
+    def _refused(self, life: int, assignment: Assignment | None = None) -> Refused | None:
+        """None: the caller is the newest supervisor so far. Its `assignment` then becomes the current one, unless it is
+        older than that."""
+        with self._life_lock:
+            if life < self._life:
+                self._num_refused += 1
+                return Refused(life=self._life)
+            self._life = life
+            last = self._assignment.generation if self._assignment is not None else 0
+            if assignment is not None and assignment.generation > last:
+                self._assignment = assignment
+            return None
+
+    def _exit_unless_replaced(self, life: int) -> None:
+        """A successor of the supervisor that retired this worker may have adopted it since."""
+        if life == self._life:
+            os._exit(0)
 
     def _give_notice(self) -> None:
         """On SIGTERM: report it, and train on until the group continues without this worker. A second SIGTERM ends
@@ -183,20 +265,14 @@ class WorkerActor:
 
     def _run(self, assignment: Assignment) -> WorkerExit:
         """The only catch-all of the worker: a bug of the engine becomes an exit with its traceback."""
-        self._assignment = assignment
         try:
             return self._load_engine().run(assignment)
         except Exception as error:
-            report = ErrorReport(
-                type=type(error).__name__,
-                message=f"the engine failed: {error}",
-                traceback=traceback.format_exc(),
-                phase=self._progress().phase,
-            )
+            report = _engine_error(error, self._progress().phase)
             return WorkerExit(
                 generation=assignment.generation,
                 rank=assignment.rank,
-                kind=ExitKind.USER_ERROR,
+                kind=ExitKind.ENGINE_ERROR if report.error_class is ErrorClass.PLAIN else ExitKind.WORKER_FAULT,
                 step=self._progress().step,
                 error=report,
             )
@@ -219,6 +295,7 @@ class WorkerActor:
             import torch  # here, not at the top: the supervisor imports this module, and does not need torch
 
             from shoal_workers.engine.engine import Engine
+            from shoal_workers.engine.group.store.server import StoreServer
 
             torch.set_num_threads(max(1, int(self._spec.worker.cpus)))
             self._snapshot_store = self._open_snapshot_store()
@@ -226,7 +303,9 @@ class WorkerActor:
                 self._spec,
                 checkpoint_root=self._config.checkpoint_root,
                 outbox=self._outbox,
+                store=StoreServer(self._node_ip, self._config.snapshot_key),
                 snapshot_store=self._snapshot_store,
+                node_directory=self._snapshot_store.node_directory if self._snapshot_store is not None else None,
             )
             if self._fenced:
                 self._engine.interrupt(self._fenced)
@@ -237,6 +316,7 @@ class WorkerActor:
         consequence."""
         if not self._spec.snapshot.enabled:
             return None
+        from shoal_workers.snapshot_store.machine import machine_id
         from shoal_workers.snapshot_store.store import SnapshotStore
 
         config = self._config
@@ -248,6 +328,7 @@ class WorkerActor:
                 node_id=self._node_id,
                 key=config.snapshot_key,
                 host=self._node_ip,
+                memory_id=self._node_id if config.snapshot_scope is SnapshotScope.NODE else machine_id(),
             )
         except OSError as error:
             text = (
@@ -255,6 +336,19 @@ class WorkerActor:
             )
             self._outbox.log_text(text)
             return None
+
+
+def _engine_error(error: Exception, phase: Phase) -> ErrorReport:
+    """An exception that was raised outside every call into the task. Torch may be what could not be imported."""
+    number = error.errno if isinstance(error, OSError) else None
+    return ErrorReport(
+        type=type(error).__name__,
+        message=f"the engine failed: {error}",
+        traceback=traceback.format_exc(),
+        phase=phase,
+        error_class=error_class_of([Link(type(error).__name__, str(error), number)]),
+        origin=Origin.ENGINE,
+    )
 
 
 def is_worker_process(pid: int) -> bool:

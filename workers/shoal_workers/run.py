@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import statistics
 import sys
 import threading
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
 from shoal_workers.checkpoint.storage import open_directory
@@ -35,19 +36,25 @@ from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,
     ReplayMismatch,
+    ReplicaMismatch,
+    ReplicasEqual,
     SavedPart,
     SaveFailed,
     SnapshotCost,
+    SnapshotsStopped,
     StepReport,
     StepSkipped,
     ValidationReport,
     WorkerReport,
 )
 from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.group.network_interface import address_towards
+from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.state.part_collector import PartCollector
 
 _GENERATION = 1
+_COMMIT_S = 120.0
 _POLL_S = 1.0
 
 
@@ -72,6 +79,17 @@ class TorchrunEnvironment:
             port=int(port) if port else None,
             restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
+
+    def shared_store(self, job: str) -> Store:
+        """What the ranks exchange before they form a group: torchrun's store, or without torchrun one of our own."""
+        if self.port is None:
+            return HashStore()
+        store = TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300))
+        return PrefixStore(f"{job}/{self.restart}/run", store)
+
+    def own_address(self) -> str:
+        """This host's address on the route to torchrun's store."""
+        return address_towards(self.host, self.port or 1) or "127.0.0.1"
 
 
 @dataclass(slots=True)
@@ -109,28 +127,36 @@ def main() -> int:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     root = arguments.checkpoint_dir or spec.checkpoint.url or f"{spec.name}-checkpoints"
     outbox = Outbox(f"rank-{environment.rank}")
-    engine = Engine(spec, checkpoint_root=str(root), outbox=outbox)
-    port = environment.port or engine.store_port
-    store = PrefixStore(
-        f"{spec.name}/{environment.restart}/run",
-        TCPStore(environment.host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=300)),
-    )
+    shared = environment.shared_store(spec.name)
     if environment.rank == 0:
-        store.set("attempt", str(_next_attempt(str(root))))
-        store.set("restore_from", newest_committed(str(root)) or "")
-    attempt = int(store.get("attempt"))
+        shared.set("attempt", str(_next_attempt(str(root))))
+        shared.set("restore_from", newest_committed(str(root)) or "")
+        shared.set("key", secrets.token_hex(16))
+    store = StoreServer(environment.own_address(), shared.get("key").decode())
+    if environment.rank == 0:
+        shared.set("address", json.dumps([store.host, store.port]))
+    host, port = json.loads(shared.get("address"))
+    engine = Engine(spec, checkpoint_root=str(root), outbox=outbox, store=store)
+    attempt = int(shared.get("attempt"))
     assignment = Assignment(
         job_id=spec.name,
         attempt=attempt,
         generation=_GENERATION,
         rank=environment.rank,
         layout=layout,
-        store_host=environment.host,
+        store_host=host,
         store_port=port,
-        restore_from=store.get("restore_from").decode() or None,
+        restore_from=shared.get("restore_from").decode() or None,
+        commit_timeout_s=0.0 if environment.rank else _COMMIT_S,  # the others wait for rank 0 to validate
     )
     summary = Summary()
-    parts = PartCollector(spec.name, attempt, environment.rank, store)
+    parts = PartCollector(
+        spec.name,
+        attempt,
+        environment.rank,
+        shared,
+        on_commit=lambda step, error: engine.note_commit(_GENERATION, step, error),
+    )
     reader = threading.Thread(target=_read_reports, args=(engine, outbox, summary, parts), name="shoal-reports")
     reader.start()
     try:
@@ -205,7 +231,9 @@ def _show(item: WorkerReport, summary: Summary) -> None:
             _print(f"step {item.step} skipped: loss {item.loss}, norm {item.grad_norm}")
         case ReplayMismatch():
             _print(f"rank {item.rank} computes wrong: {item.message}")
-        case SavedPart() | PreemptionNotice() | SnapshotCost():
+        case ReplicaMismatch():
+            _print(item.message)
+        case ReplicasEqual() | SavedPart() | PreemptionNotice() | SnapshotCost() | SnapshotsStopped():
             pass
 
 

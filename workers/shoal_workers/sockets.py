@@ -1,7 +1,7 @@
 """All TCP sockets of this process, including those of torch and Ray.
 
 Every descriptor is duplicated before it is inspected. Otherwise another thread could close its number and reuse it in
-between, and the wrong socket would be shut down. Called by `GlooSockets` and by raylet.py.
+between, and the wrong socket would be shut down. Called by `GlooSockets`, the rendezvous store and raylet.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 60_000))
+"""Seconds; the last one is in milliseconds."""
 
 
 def own_sockets() -> Iterator[socket.socket]:
@@ -45,3 +48,12 @@ def shut_down_connections() -> None:
             connection.shutdown(socket.SHUT_RDWR)
         except OSError:  # a listening socket, for which gloo would abort, or closed already
             continue
+
+
+def set_up_connection(connection: socket.socket) -> None:
+    """For a connection that lives long and carries small messages: no delay, and it ends if the peer's host is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE:
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from shoal_api.cli.render.progress import Screen
 from shoal_api.client import Disconnected, ServerError
 from shoal_service.views import EventView, JobView
+from shoal_workers.contract.job import EndReason
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
@@ -81,6 +82,7 @@ def _show(
     on_tick: Callable[[JobView], None] | None,
 ) -> None:
     losses: Sequence[float] = ()
+    job: JobView | None = None
     next_series = next_status = time.monotonic()
     is_away = False
     while True:
@@ -110,14 +112,21 @@ def _show(
                 screen.event(item)
             case _Lost(error):
                 if not is_away:
-                    screen.notice(
-                        f"the server does not answer ({error}); the job continues without it. Trying again ...", "warn"
-                    )
+                    screen.notice(f"the server does not answer ({error}); {meanwhile(job)}. Trying again ...", "warn")
                 is_away = True
             case _End(error):
                 if error is not None:
                     raise error
                 return
+
+
+def meanwhile(job: JobView | None) -> str:
+    """What a job does while the server is away, from its last known status."""
+    if job is None or (job.status.state.holds_workers and job.status.reason != EndReason.SERVER_STOPPED):
+        return "the job continues as long as its Ray cluster runs"
+    if job.status.reason == EndReason.SERVER_STOPPED:
+        return "it has stopped in order, and the next server continues the job from its last step"
+    return f"the job is {job.status.state}"
 
 
 def _pump(

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.answers import SpecCheck
+from shoal_api.client.checkpoint_url import with_absolute_checkpoint
 from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.histories import Histories
@@ -67,7 +68,8 @@ class Client(Histories, Operations):
         self._transport.close()
 
     def submit(self, spec: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None) -> JobView:
-        """Submit a spec, or a YAML or JSON file that holds one. A local `code.working_dir` is packed and uploaded.
+        """Submit a spec, or a YAML or JSON file that holds one. A local `code.working_dir` is packed and uploaded. A
+        relative `checkpoint.url` starts at the working directory, if the service runs on this machine.
 
         Without a key a new one is generated. A retry after a network error therefore never creates a second job.
 
@@ -77,6 +79,7 @@ class Client(Histories, Operations):
             CodeArchiveError: the working directory cannot be packed.
         """
         document, base = _document_of(spec)
+        document = with_absolute_checkpoint(document, self.base_url, Path.cwd())
         body = json.dumps(self._with_archive(document, base)).encode()
         headers = JSON_CONTENT | {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         response = self._transport.send("POST", "/v1/jobs", headers=headers, content=body)
@@ -84,7 +87,8 @@ class Client(Histories, Operations):
 
     def validate(self, spec: JobSpec | Mapping[str, Any] | str | Path) -> SpecCheck:
         """Check a spec; nothing is submitted or uploaded."""
-        body = json.dumps(_document_of(spec)[0]).encode()
+        document = with_absolute_checkpoint(_document_of(spec)[0], self.base_url, Path.cwd())
+        body = json.dumps(document).encode()
         response = self._transport.send("POST", "/v1/specs/validate", headers=JSON_CONTENT, content=body)
         return SpecCheck.model_validate_json(response.content)
 

@@ -51,7 +51,7 @@ def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: boo
         try:
             url = f"http://127.0.0.1:{free_port()}"
             _print(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
-            server = ServerProcess(_serve_command(url, folder), _environment(), folder / "serve.log", outlive=keep)
+            server = ServerProcess(_serve_command(url, folder), _environment(keep), folder / "serve.log", outlive=keep)
             await_ready(server, url, output)
             passed = _show(output, server, url, script_of(scenario, os.cpu_count() or 1, steps))
             kept = keep
@@ -197,10 +197,11 @@ def _serve_command(url: str, folder: Path) -> list[str]:
     ]
 
 
-def _environment() -> dict[str, str]:
-    """The environment without the user's settings for server and cluster, so that the demo is always the same."""
+def _environment(keep: bool) -> dict[str, str]:
+    """The environment without the user's settings for server and cluster, so that the demo is always the same. Unless
+    the server is kept, its jobs are thrown away with it, so it does not save them when it stops."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_") and key != "RAY_ADDRESS"}
-    return {**kept, "PYTHONUNBUFFERED": "1"}
+    return {**kept, "PYTHONUNBUFFERED": "1", **({} if keep else {"SHOAL_STOP_S": "0"})}
 
 
 def free_port() -> int:

@@ -15,40 +15,42 @@ from pathlib import Path
 from kit.processes.os_processes import session_members
 from kit.processes.ray_nodes import HEAD, Nodes
 from measurements.stamps import WorkerStart
-from measurements.trial import Emit, Event, System, strike_all
-from recovery.peers.run import PeerRun, kill_raylet, start_peer, strike_in_turn, wait_for_growth
+from measurements.trial import Emit, Event, Size, System, Victim, strike_all
+from recovery.cells import Cells
+from recovery.peers.run import PeerRun, emit_watched, kill_raylet, start_peer, strike_in_turn, wait_for_growth
 from recovery.workload import WORKERS
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 
-EVENTS = (Event.WORKER_KILL, Event.WORKER_STOP, Event.RAYLET_KILL, Event.CAPACITY)
+EVENTS = (Event.CONTROL, Event.WORKER_KILL, Event.WORKER_STOP, Event.RAYLET_KILL, Event.CAPACITY)
+_HEALTH_CHECK_S = "0.1"
+"""Ray Train's controller polls its workers this often; its default is 2 s."""
 _NODE_EVENTS = {Event.RAYLET_KILL, Event.CAPACITY}
-_MOST_RAYLET_KILLS = 1
 
 
-def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
+def run_events(events: set[Event], folder: Path, cells: Cells, emit: Emit) -> None:
     """Run on the kind of cluster that Shoal embeds, so that Ray is the same for both. Node events get a node per
     worker."""
-    chance = random.Random(seed)
+    chance = random.Random(cells.seed)
 
     def strike_workers(remaining: list[Event]) -> None:
-        with _running(folder / f"one-node-{remaining[0]}", num_nodes=1) as run:
-            strike_in_turn(run, remaining, kills, chance, emit)
+        with _running(folder / f"one-node-{remaining[0]}", cells.params, num_nodes=1) as run:
+            strike_in_turn(run, remaining, cells, chance, emit)
 
     def strike_nodes(remaining: list[Event]) -> None:
         place = folder / f"nodes-{remaining[0]}"
-        with _running(place, num_nodes=WORKERS) as run:
-            _strike_nodes(run, Nodes(place), set(remaining), kills, chance, emit)
+        with _running(place, cells.params, num_nodes=WORKERS) as run:
+            _strike_nodes(run, Nodes(place), cells, chance, emit)
 
     strike_all(System.RAY_TRAIN, [event for event in EVENTS if event in events - _NODE_EVENTS], emit, strike_workers)
     strike_all(System.RAY_TRAIN, [event for event in EVENTS if event in events & _NODE_EVENTS], emit, strike_nodes)
 
 
 @contextmanager
-def _running(folder: Path, *, num_nodes: int) -> Iterator[PeerRun]:
+def _running(folder: Path, params: Size, *, num_nodes: int) -> Iterator[PeerRun]:
     cluster = EmbeddedCluster(folder, num_cpus=WORKERS, num_nodes=num_nodes)
     try:
         cluster.start()
-        run = _start(folder)
+        run = _start(folder, params)
         try:
             yield run
         finally:
@@ -57,31 +59,27 @@ def _running(folder: Path, *, num_nodes: int) -> Iterator[PeerRun]:
         cluster.stop()
 
 
-def _start(folder: Path) -> PeerRun:
+def _start(folder: Path, params: Size) -> PeerRun:
     nodes = Nodes(folder)
-    environment = {**os.environ, **nodes.environment}
+    environment = {**os.environ, **nodes.environment, "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": _HEALTH_CHECK_S}
     command = [sys.executable, str(Path(__file__).parent / "ray_train_driver.py"), str(folder), nodes.address]
-    return start_peer(System.RAY_TRAIN, folder, command, environment)
+    return start_peer(System.RAY_TRAIN, folder, params, command, environment)
 
 
-def _strike_nodes(
-    run: PeerRun, nodes: Nodes, events: set[Event], kills: int, chance: random.Random, emit: Emit
-) -> None:
+def _strike_nodes(run: PeerRun, nodes: Nodes, cells: Cells, chance: random.Random, emit: Emit) -> None:
     """Kill the raylet of a node with a worker but without head and controller; then add a node and measure the growth.
 
-    `kills` is bounded: before each further kill the node must be back, which takes more than a minute.
+    A kill takes about three minutes: before the next one the node must be back.
     """
     try:
-        for _ in range(min(kills, _MOST_RAYLET_KILLS)):
+        for _ in range(cells.left(System.RAY_TRAIN, Event.RAYLET_KILL, Victim.AWAY)):
             run.wait_for_random_moment(chance)
             ip, victim = chance.choice(_victims(run, nodes))
-            kill_raylet(run, nodes, ip, victim, emit)
+            trial, at = kill_raylet(run, nodes, ip, victim)
             nodes.remove(ip)
-            if Event.CAPACITY in events:
-                joined_at = nodes.add(ip, num_cpus=1)
-                wait_for_growth(run, joined_at, WORKERS, emit)
-            else:
-                break  # 3 workers are left, and Ray Train would wait a minute before it grew
+            joined_at = nodes.add(ip, num_cpus=1)
+            wait_for_growth(run, joined_at, WORKERS, emit)
+            emit_watched(run, trial, at, cells.window_s, emit)
     finally:
         nodes.end_added()
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,28 @@ import yaml
 
 from kit.processes.os_processes import died_after_s, end_tree, is_alive, send
 from kit.processes.ray_nodes import Nodes
-from measurements.disturbance import is_over, measure, measure_switch, steady_step_s
+from measurements.disturbance import aftermath, control, is_over, measure, measure_switch, steady_step_s
 from measurements.stamps import StepEnd, WorkerStart, read_stamps
-from measurements.trial import Emit, Event, EventFailed, System, Trial, trial_of
-from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
+from measurements.trial import (
+    Emit,
+    Event,
+    EventFailed,
+    Size,
+    System,
+    Trial,
+    Victim,
+    control_trial,
+    trial_of,
+    with_aftermath,
+)
+from recovery.cells import Cells
+from recovery.workload import CHECKPOINT_EVERY_STEPS, GLOBAL_BATCH, workload
 
 _STEPS = 1_000_000
 """More than any run reaches: the benchmark ends the run."""
 _LOOK_S = 0.05
 _PATIENCE_S = 240.0
+_CONTROL_WINDOW_S = 60.0
 _HANG_PATIENCE_S = 40.0
 """Neither peer detects a hang before the collective's timeout of half an hour."""
 
@@ -76,9 +89,9 @@ class PeerRun:
         end_tree(self.process.pid)
 
 
-def start_peer(system: System, folder: Path, command: list[str], environment: dict[str, str]) -> PeerRun:
+def start_peer(system: System, folder: Path, params: Size, command: list[str], environment: dict[str, str]) -> PeerRun:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spec.yaml").write_text(yaml.safe_dump(workload(steps=_STEPS)))
+    (folder / "spec.yaml").write_text(yaml.safe_dump(workload(steps=_STEPS, params=params)))
     with (folder / "driver.log").open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
@@ -86,40 +99,65 @@ def start_peer(system: System, folder: Path, command: list[str], environment: di
     return PeerRun(system, folder, process)
 
 
-def strike_in_turn(run: PeerRun, remaining: list[Event], kills: int, chance: random.Random, emit: Emit) -> None:
+def strike_in_turn(run: PeerRun, remaining: list[Event], cells: Cells, chance: random.Random, emit: Emit) -> None:
     """Cause the events that hit processes; each is removed from `remaining` when it is done."""
     while remaining:
+        num_trials = cells.left(run.system, remaining[0])
         match remaining[0]:
+            case Event.CONTROL:
+                watch_undisturbed(run, num_trials, cells.window_s, chance, emit)
             case Event.WORKER_KILL:
-                kill_workers(run, kills, chance, emit)
+                kill_workers(run, num_trials, cells.window_s, chance, emit)
             case Event.WORKER_STOP:
-                stop_worker(run, chance, emit)
+                stop_workers(run, num_trials, chance, emit)
             case event:
                 raise AssertionError(f"{event} does not hit a process")
         remaining.pop(0)
 
 
-def kill_workers(run: PeerRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    for _ in range(kills):
+def watch_undisturbed(run: PeerRun, num_trials: int, window_s: float, chance: random.Random, emit: Emit) -> None:
+    """The control: windows of the same length without a fault."""
+    window_s = window_s or _CONTROL_WINDOW_S
+    for _ in range(num_trials):
+        run.wait_for_random_moment(chance)
+        since = time.time()
+        run.wait(lambda: time.time() >= since + window_s, "the end of the window", 2 * window_s)  # noqa: B023
+        emit(control_trial(run.system, control(run.steps(), since, window_s), window_s, GLOBAL_BATCH))
+
+
+def kill_workers(run: PeerRun, num_trials: int, window_s: float, chance: random.Random, emit: Emit) -> None:
+    for _ in range(num_trials):
         run.wait_for_random_moment(chance)
         victim = chance.choice(run.group())
-        emit(_observe(run, Event.WORKER_KILL, send(victim.pid, signal.SIGKILL)))
+        at = send(victim.pid, signal.SIGKILL)
+        emit_watched(run, _observe(run, Event.WORKER_KILL, at), at, window_s, emit)
 
 
-def stop_worker(run: PeerRun, chance: random.Random, emit: Emit) -> None:
-    """Once: wait for a recovery for _HANG_PATIENCE_S, then continue the process so that the run can go on."""
-    run.wait_for_random_moment(chance)
-    victim = chance.choice(run.group())
-    at = send(victim.pid, signal.SIGSTOP)
-    trial = _observe(run, Event.WORKER_STOP, at, _HANG_PATIENCE_S)
-    send(victim.pid, signal.SIGCONT)
-    emit(trial)
+def stop_workers(run: PeerRun, num_trials: int, chance: random.Random, emit: Emit) -> None:
+    """Wait for a recovery for _HANG_PATIENCE_S, then continue the process so that the run can go on."""
+    for _ in range(num_trials):
+        run.wait_for_random_moment(chance)
+        victim = chance.choice(run.group())
+        at = send(victim.pid, signal.SIGSTOP)
+        trial = _observe(run, Event.WORKER_STOP, at, _HANG_PATIENCE_S)
+        send(victim.pid, signal.SIGCONT)
+        emit(trial)
 
 
-def kill_raylet(run: PeerRun, nodes: Nodes, ip: str, victim: WorkerStart, emit: Emit) -> None:
+def kill_raylet(run: PeerRun, nodes: Nodes, ip: str, victim: WorkerStart) -> tuple[Trial, float]:
+    """The trial, and the time of the signal."""
     at = nodes.kill_raylet(ip)
     died_s = died_after_s(victim.pid, at, _PATIENCE_S)
-    emit(_observe(run, Event.RAYLET_KILL, at, figures={"processes_died_s": died_s}))
+    trial = _observe(run, Event.RAYLET_KILL, at, figures={"processes_died_s": died_s})
+    return replace(trial, victim=Victim.AWAY), at
+
+
+def emit_watched(run: PeerRun, trial: Trial, at: float, window_s: float, emit: Emit) -> None:
+    """Emit the trial with what the window after its signal shows, once the window is over."""
+    if window_s:
+        run.wait(lambda: time.time() >= at + window_s, "the end of the window", window_s + _PATIENCE_S)
+        trial = with_aftermath(trial, aftermath(run.steps(), at, window_s), GLOBAL_BATCH)
+    emit(trial)
 
 
 def wait_for_growth(run: PeerRun, joined_at: float, workers: int, emit: Emit) -> None:

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 
 from measurements.trial import Emit, Event, System, strike_all
+from recovery.cells import Cells
 from recovery.peers.run import start_peer, strike_in_turn
 from recovery.workload import WORKERS
 
-EVENTS = (Event.WORKER_KILL, Event.WORKER_STOP)
+EVENTS = (Event.CONTROL, Event.WORKER_KILL, Event.WORKER_STOP)
 
 
-def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit: Emit) -> None:
+def run_events(events: set[Event], folder: Path, cells: Cells, emit: Emit) -> None:
     """One run per call of `strike_all`: start, cause the events, end."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"),
@@ -32,13 +33,13 @@ def run_events(events: set[Event], folder: Path, *, kills: int, seed: int, emit:
         # restart then fails to connect or waits for half an hour. With one store per restart it works.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    chance = random.Random(seed)
+    chance = random.Random(cells.seed)
 
     def strike(remaining: list[Event]) -> None:
         place = folder / remaining[0]
-        run = start_peer(System.TORCHRUN, place, [*command, str(place)], environment)
+        run = start_peer(System.TORCHRUN, place, cells.params, [*command, str(place)], environment)
         try:
-            strike_in_turn(run, remaining, kills, chance, emit)
+            strike_in_turn(run, remaining, cells, chance, emit)
         finally:
             run.end()
 

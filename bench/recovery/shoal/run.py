@@ -12,7 +12,7 @@ from typing import Any
 
 from measurements.disturbance import steady_step_s
 from measurements.stamps import StepEnd
-from measurements.trial import EventFailed
+from measurements.trial import EventFailed, Size
 from recovery.workload import CHECKPOINT_EVERY_STEPS, workload
 from shoal_api.client import Client, Disconnected
 from shoal_service.views import IncidentView, WorkerView
@@ -29,9 +29,9 @@ _OVERLAP_STEPS = 60
 class ShoalRun:
     """`settings` are sections of the spec that override the common workload."""
 
-    def __init__(self, client: Client, **settings: Any) -> None:
+    def __init__(self, client: Client, params: Size, **settings: Any) -> None:
         self.client = client
-        spec = workload(steps=_STEPS)
+        spec = workload(steps=_STEPS, params=params)
         for section, values in settings.items():
             spec[section] = spec.get(section, {}) | values if isinstance(values, dict) else values
         self.id = client.submit(spec).id
@@ -83,6 +83,15 @@ class ShoalRun:
         self.must(lambda: self.steps()[-1].step >= target, f"step {target}")
         steps = self.steps()
         time.sleep(chance.random() * steady_step_s(steps, steps[-1]))
+
+    def watch_until(self, at: float) -> None:
+        """Return when this wall-clock time has passed and the steps until then have been read."""
+
+        def is_past() -> bool:
+            self.steps()
+            return time.time() >= at
+
+        self.wait(is_past, "the end of the window", max(0.0, at - time.time()) + _PATIENCE_S)
 
     def workers(self) -> list[WorkerView]:
         """The workers of the group, ordered by rank."""

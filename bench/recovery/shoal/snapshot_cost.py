@@ -10,7 +10,7 @@ import statistics
 from enum import StrEnum
 from itertools import permutations
 
-from measurements.trial import Emit, Event, System, Trial
+from measurements.trial import Emit, Event, Size, System, Trial
 from recovery.shoal.run import ShoalRun
 from recovery.workload import WORKERS
 from shoal_server import ShoalServer
@@ -31,7 +31,7 @@ _ORDERS = tuple(permutations(Kind))
 """All orders in turn, so that no kind always runs first."""
 
 
-def compare_snapshots(server: ShoalServer, emit: Emit) -> None:
+def compare_snapshots(server: ShoalServer, params: Size, emit: Emit) -> None:
     with server.client as client:
         runs: dict[Kind, ShoalRun] = {}
         for turn in range(_TURNS):
@@ -42,7 +42,8 @@ def compare_snapshots(server: ShoalServer, emit: Emit) -> None:
                     client.resume(runs[kind].id)
                 else:
                     enabled = kind is Kind.WITH
-                    runs[kind] = ShoalRun(client, snapshot={"enabled": enabled}, checkpoint={"every_steps": 100_000})
+                    without_saves = {"every_steps": 100_000}
+                    runs[kind] = ShoalRun(client, params, snapshot={"enabled": enabled}, checkpoint=without_saves)
                 run = runs[kind]
                 step_s[kind] = _train_a_turn(run)
                 status = client.job(run.id).status

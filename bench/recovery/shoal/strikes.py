@@ -5,87 +5,152 @@ from __future__ import annotations
 import random
 import signal
 import time
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from kit.processes.hosts import Hosts
 from kit.processes.os_processes import died_after_s, is_alive, send
 from kit.processes.ray_nodes import HEAD, Nodes
-from measurements.disturbance import is_over, longest_gap_s, measure, measure_switch, steady_step_s
-from measurements.trial import Emit, Event, System, Trial, trial_of
-from recovery.shoal.hosts import Hosts
+from measurements.disturbance import (
+    aftermath,
+    control,
+    is_over,
+    longest_gap_s,
+    measure,
+    measure_switch,
+    steady_step_s,
+)
+from measurements.trial import (
+    Emit,
+    Event,
+    EventFailed,
+    System,
+    Trial,
+    Victim,
+    control_trial,
+    trial_of,
+    with_aftermath,
+)
+from recovery.cells import Cells
 from recovery.shoal.run import ShoalRun
-from recovery.workload import WORKERS
+from recovery.workload import GLOBAL_BATCH, WORKERS
 from shoal_server import ShoalServer
 from shoal_service.views import IncidentView, WorkerView
 
 _RECOVERY_PATIENCE_S = 120.0
 _CONTROL_PLANE_DOWN_S = 2.0
+_CONTROL_WINDOW_S = 60.0
 _QUIET_S = 3.0
 """Seconds to watch for a gap in training after a fault that should not disturb it."""
 _PHASES = ("detect_s", "quiesce_s", "plan_s", "form_s", "restore_s", "first_step_s", "recovery_s")
 
 
-def kill_workers(run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, standbys: int = 0) -> None:
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A running job, and what is to be done to it."""
+
+    server: ShoalServer
+    run: ShoalRun
+    cells: Cells
+    chance: random.Random
+    emit: Emit
+
+    def turns(self, event: Event, victim: Victim | None = None) -> range:
+        return range(self.cells.left(System.SHOAL, event, victim))
+
+    def emit_watched(self, trial: Trial, at: float) -> None:
+        """Emit the trial with what the window after its signal shows, once the window is over."""
+        window_s = self.cells.window_s
+        if window_s and not trial.failed:
+            self.run.watch_until(at + window_s)
+            trial = with_aftermath(trial, aftermath(self.run.steps(), at, window_s), GLOBAL_BATCH)
+        self.emit(trial)
+
+
+def watch_undisturbed(arena: Arena) -> None:
+    """The control: windows of the same length without a fault."""
+    window_s = arena.cells.window_s or _CONTROL_WINDOW_S
+    for _ in arena.turns(Event.CONTROL):
+        arena.run.wait_for_random_moment(arena.chance, WORKERS)
+        since = time.time()
+        arena.run.watch_until(since + window_s)
+        found = control(arena.run.steps(), since, window_s)
+        arena.emit(control_trial(System.SHOAL, found, window_s, GLOBAL_BATCH))
+
+
+def kill_workers(arena: Arena, *, standbys: int = 0) -> None:
     event = Event.WORKER_KILL_STANDBY if standbys else Event.WORKER_KILL
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS, standbys)
-        victim = chance.choice(run.workers())
-        emit(_observe(run, event, send(victim.pid, signal.SIGKILL)))
+    for _ in arena.turns(event):
+        arena.run.wait_for_random_moment(arena.chance, WORKERS, standbys)
+        victim = arena.chance.choice(arena.run.workers())
+        at = send(victim.pid, signal.SIGKILL)
+        arena.emit_watched(_observe(arena.run, event, at), at)
 
 
-def stop_workers(
-    run: ShoalRun, kills: int, chance: random.Random, emit: Emit, *, factor: float, floor_s: float
-) -> None:
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS)
+def stop_workers(arena: Arena, *, factor: float, floor_s: float) -> None:
+    run = arena.run
+    for _ in arena.turns(Event.WORKER_STOP):
+        run.wait_for_random_moment(arena.chance, WORKERS)
         steps = run.steps()
         threshold_s = max(factor * steady_step_s(steps, steps[-1]), floor_s)
-        victim = chance.choice(run.workers())
+        victim = arena.chance.choice(run.workers())
         at = send(victim.pid, signal.SIGSTOP)
         trial = _observe(run, Event.WORKER_STOP, at, {"threshold_s": round(threshold_s, 2)})
         if is_alive(victim.pid):
             trial.figures["stopped_worker_alive"] = True
             send(victim.pid, signal.SIGKILL)
-        emit(trial)
+        arena.emit_watched(trial, at)
 
 
-def kill_raylets(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    """After each kill a new node starts at the same address, which is the event `capacity`."""
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS)
-        victim = _worker_away_from_supervisor(nodes, run, chance)
-        at = nodes.kill_raylet(victim.node_ip)
-        died_s = died_after_s(victim.pid, at, _RECOVERY_PATIENCE_S)
-        emit(_observe(run, Event.RAYLET_KILL, at, {"processes_died_s": died_s}))
-        nodes.remove(victim.node_ip)
-        joined_at = nodes.add(victim.node_ip, num_cpus=1)
-        emit(_observe_switch(run, Event.CAPACITY, joined_at, WORKERS))
+def kill_raylets(arena: Arena) -> None:
+    """After each kill a new node starts at the same address, which is the event `capacity`; the control plane starts a
+    killed head again."""
+    nodes, run = arena.server.nodes, arena.run
+    for place in arena.cells.victims:
+        for _ in arena.turns(Event.RAYLET_KILL, place):
+            run.wait_for_random_moment(arena.chance, WORKERS)
+            victim = _worker_at(place, nodes, run, arena.chance)
+            at = nodes.kill_raylet(victim.node_ip)
+            died_s = died_after_s(victim.pid, at, _RECOVERY_PATIENCE_S)
+            trial = replace(_observe(run, Event.RAYLET_KILL, at, {"processes_died_s": died_s}), victim=place)
+            if victim.node_ip == HEAD:
+                run.must(nodes.is_head_alive, "the head runs again")
+                arena.emit_watched(trial, at)
+                continue
+            nodes.remove(victim.node_ip)
+            joined_at = nodes.add(victim.node_ip, num_cpus=1)
+            grown = _observe_switch(run, Event.CAPACITY, joined_at, WORKERS)
+            arena.emit_watched(trial, at)
+            arena.emit(grown)
 
 
-def shrink(run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS)
+def shrink(arena: Arena) -> None:
+    for _ in arena.turns(Event.SHRINK):
+        arena.run.wait_for_random_moment(arena.chance, WORKERS)
         asked_at = time.time()
-        run.client.scale(run.id, max_workers=WORKERS - 1)
-        emit(_observe_switch(run, Event.SHRINK, asked_at, WORKERS - 1))
-        run.client.scale(run.id, max_workers=WORKERS)
+        arena.run.client.scale(arena.run.id, max_workers=WORKERS - 1)
+        arena.emit(_observe_switch(arena.run, Event.SHRINK, asked_at, WORKERS - 1))
+        arena.run.client.scale(arena.run.id, max_workers=WORKERS)
 
 
-def drain_nodes(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+def drain_nodes(arena: Arena) -> None:
     """No other node has a free CPU, so the group shrinks. Then the drain is undone, and the group grows."""
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS)
-        victim = chance.choice(run.workers())
+    run = arena.run
+    for _ in arena.turns(Event.DRAIN):
+        run.wait_for_random_moment(arena.chance, WORKERS)
+        victim = arena.chance.choice(run.workers())
         asked_at = time.time()
         run.client.drain(victim.node_id, reason="recovery benchmark")
-        emit(_observe_switch(run, Event.DRAIN, asked_at, WORKERS - 1))
+        arena.emit(_observe_switch(run, Event.DRAIN, asked_at, WORKERS - 1))
         run.client.undo_drain(victim.node_id)
 
 
-def kill_head(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
+def kill_head(arena: Arena) -> None:
     """The control plane restarts the head."""
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS)
+    nodes, run = arena.server.nodes, arena.run
+    for _ in arena.turns(Event.HEAD_KILL):
+        run.wait_for_random_moment(arena.chance, WORKERS)
         before = [one.pid for one in run.workers()]
         at = nodes.kill_head()
         run.must(nodes.is_head_alive, "the head runs again")
@@ -94,39 +159,44 @@ def kill_head(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, em
         run.must(lambda: _has_steps_since(run, back_at), "new steps are reported")  # noqa: B023
         trial = _undisturbed(run, Event.HEAD_KILL, at, before)
         trial.figures["head_back_s"] = round(back_at - at, 3)
-        emit(trial)
+        arena.emit(trial)
 
 
-def cut_hosts(hosts: Hosts, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    """The host's processes keep running without a network; they are examined once its link is up again."""
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS)
-        excluded = set(hosts.pids_of("SupervisorActor").values())
-        victim = chance.choice([one for one in run.workers() if one.node_ip not in excluded])
-        at = hosts.cut(victim.node_ip)
-        trial = _observe(run, Event.HOST_CUT, at)
-        trial.figures["isolated_worker_alive"] = is_alive(victim.pid)
-        hosts.heal(victim.node_ip)
-        died_s = died_after_s(victim.pid, time.time(), 60.0)
-        trial.figures["isolated_worker_gone_s"] = None if died_s is None else round(died_s, 2)
-        emit(trial)
-        hosts.launch(victim.node_ip)
+def cut_hosts(hosts: Hosts, arena: Arena) -> None:
+    """The host's processes keep running without a network; they are examined once its link is up again. The head has
+    its own host without workers, so `head` is not a place for a victim."""
+    run = arena.run
+    for place in arena.cells.victims:
+        for _ in arena.turns(Event.HOST_CUT, place) if place is not Victim.HEAD else ():
+            run.wait_for_random_moment(arena.chance, WORKERS)
+            supervisors = set(hosts.pids_of("SupervisorActor").values())
+            victim = arena.chance.choice(_placed(run.workers(), place, supervisors, set()))
+            at = hosts.cut(victim.node_ip)
+            trial = replace(_observe(run, Event.HOST_CUT, at), victim=place)
+            trial.figures["isolated_worker_alive"] = is_alive(victim.pid)
+            hosts.heal(victim.node_ip)
+            died_s = died_after_s(victim.pid, time.time(), 60.0)
+            trial.figures["isolated_worker_gone_s"] = None if died_s is None else round(died_s, 2)
+            arena.emit_watched(trial, at)
+            hosts.launch(victim.node_ip)
 
 
-def kill_supervisor(nodes: Nodes, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS)
+def kill_supervisor(arena: Arena) -> None:
+    nodes, run = arena.server.nodes, arena.run
+    for _ in arena.turns(Event.SUPERVISOR_KILL):
+        run.wait_for_random_moment(arena.chance, WORKERS)
         before = [one.pid for one in run.workers()]
         [supervisor] = nodes.pids_of("SupervisorActor")
         at = send(supervisor, signal.SIGKILL)
         time.sleep(_QUIET_S)
         run.must(lambda: _has_steps_since(run, at + _QUIET_S), "the supervisor reports again")  # noqa: B023
-        emit(_undisturbed(run, Event.SUPERVISOR_KILL, at, before))
+        arena.emit(_undisturbed(run, Event.SUPERVISOR_KILL, at, before))
 
 
-def kill_control_plane(server: ShoalServer, run: ShoalRun, kills: int, chance: random.Random, emit: Emit) -> None:
-    for _ in range(kills):
-        run.wait_for_random_moment(chance, WORKERS)
+def kill_control_plane(arena: Arena) -> None:
+    server, run = arena.server, arena.run
+    for _ in arena.turns(Event.CONTROL_PLANE_KILL):
+        run.wait_for_random_moment(arena.chance, WORKERS)
         before = [one.pid for one in run.workers()]
         at = server.kill()
         time.sleep(_CONTROL_PLANE_DOWN_S)
@@ -136,7 +206,7 @@ def kill_control_plane(server: ShoalServer, run: ShoalRun, kills: int, chance: r
         trial = _undisturbed(run, Event.CONTROL_PLANE_KILL, at, before)
         trial.figures["reattached_s"] = round(reported_at - server.listening_at, 3)
         trial.figures["started_and_reattached_s"] = round(reported_at - server.started_at, 3)
-        emit(trial)
+        arena.emit(trial)
 
 
 def _observe(run: ShoalRun, event: Event, at: float, figures: dict[str, Any] | None = None) -> Trial:
@@ -166,10 +236,12 @@ def _undisturbed(run: ShoalRun, event: Event, at: float, pids: list[int]) -> Tri
     before = [one for one in steps if one.at <= at]
     since = [before[-1], *(one for one in steps if one.at > at)]
     step_s = steady_step_s(steps, before[-1])
+    longest_s = longest_gap_s(steps, before[-1].at, steps[-1].at)
     return Trial(
         System.SHOAL,
         event,
-        pause_s=max(0.0, longest_gap_s(steps, before[-1].at, steps[-1].at) - step_s),
+        next_step_s=longest_s,
+        pause_s=max(0.0, longest_s - step_s),
         steps_lost=sum(b.step <= a.step for a, b in pairwise(since)),
         from_workers=before[-1].world_size,
         to_workers=steps[-1].world_size,
@@ -197,7 +269,17 @@ def _has_steps_since(run: ShoalRun, at: float) -> bool:
     return bool(steps) and steps[-1].at > at
 
 
-def _worker_away_from_supervisor(nodes: Nodes, run: ShoalRun, chance: random.Random) -> WorkerView:
-    """A random worker on a node that runs neither the head nor the job's supervisor."""
-    excluded = {HEAD} | {ip for pid in nodes.pids_of("SupervisorActor") if (ip := nodes.ip_of(pid))}
-    return chance.choice([one for one in run.workers() if one.node_ip not in excluded])
+def _worker_at(place: Victim, nodes: Nodes, run: ShoalRun, chance: random.Random) -> WorkerView:
+    supervisors = {ip for pid in nodes.pids_of("SupervisorActor") if (ip := nodes.ip_of(pid))}
+    return chance.choice(_placed(run.workers(), place, supervisors, {HEAD}))
+
+
+def _placed(workers: list[WorkerView], place: Victim, supervisors: set[str], heads: set[str]) -> list[WorkerView]:
+    """The workers whose node is the supervisor's, the head's, or neither."""
+    if place is Victim.AWAY:
+        found = [one for one in workers if one.node_ip not in supervisors | heads]
+    else:
+        found = [one for one in workers if one.node_ip in (supervisors if place is Victim.SUPERVISOR else heads)]
+    if not found:
+        raise EventFailed(f"no worker runs on a node for the victim {place}: {[one.node_ip for one in workers]}")
+    return found

@@ -10,7 +10,8 @@ them by the note in the state directory. A control plane that stops in an orderl
 three times; a node that stays away is named in the log and in `away`, and the cluster goes on without it.
 
 `heal` starts the head again when it has died. Its tables (GCS) are on disk: actors live on while it is away, and it
-finds them again. If only its GCS process has died, only that process is started again.
+finds them again. If only its GCS process has died, only that process is started again. Another dead node is started
+again after a pause (core/node_restarts.py), unless `leave_dead_nodes`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from shoal_service.cluster.embedded_node import (
@@ -46,11 +47,14 @@ from shoal_service.cluster.process_sessions import (
     pids_of_session,
 )
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.core.node_restarts import NodeLife, seen, started, starts_at
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
 _MAX_STARTS = 3
 """Starts of one node before the cluster goes on without it."""
+_RESTART_TIMEOUT_S = 30.0
+"""Of one node beside a running cluster. Meanwhile `heal` cannot look after the head."""
 _CHECK_S = 0.1
 
 
@@ -61,13 +65,27 @@ class EmbeddedClusterFailed(Exception):
 class EmbeddedCluster:
     """`num_cpus` and `num_gpus` are totals over all nodes. Thread-safe: calls wait for each other."""
 
-    def __init__(self, state_dir: Path, *, num_cpus: int, num_gpus: int = 0, num_nodes: int = 1) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        num_cpus: int,
+        num_gpus: int = 0,
+        num_nodes: int = 1,
+        leave_dead_nodes: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`leave_dead_nodes`: for experiments, in which a dead node stays away like a dead machine."""
         self._state_dir = state_dir
         self._note_path = state_dir / "embedded-cluster.json"
         self.token_path = state_dir / "ray-token"
         self._num_cpus = num_cpus // num_nodes
         self._num_gpus = num_gpus // num_nodes
         self._num_nodes = num_nodes
+        self._leave_dead_nodes = leave_dead_nodes
+        self._monotonic = monotonic
+        self._lives: dict[int, NodeLife] = {}
+        """By number; not of the head."""
         self.address = ""
         self._note = EmbeddedNote(address="", pids=(), temp_dir="")
         self._lock = threading.Lock()
@@ -109,10 +127,8 @@ class EmbeddedCluster:
                 self._check_away()
 
     def heal(self) -> bool:
-        """Start the head again if it has died, and the nodes if all of them have died; True: something was started.
-
-        One dead node of several stays dead, as a machine would. Call it after `start`; after `stop` it does nothing.
-        """
+        """Start the head again if it has died, the nodes if all of them have died, and a dead node of several after its
+        pause; True: something was started. Call it after `start`; after `stop` it does nothing."""
         with self._lock:
             if self._is_stopped:
                 return False
@@ -158,11 +174,28 @@ class EmbeddedCluster:
         revived = [number for number in dead if number == HEAD or not has_workers]
         is_headless = not nodes[HEAD].runs(GCS)
         if not revived and not is_headless:
-            return False
+            return self._start_due_nodes()
         _log.warning("embedded_cluster.healed", extra={"nodes": revived, "is_headless": is_headless})
         if is_headless and HEAD not in revived:
             self._start_gcs()
         self._start_nodes(revived)
+        return True
+
+    def _start_due_nodes(self) -> bool:
+        """The dead nodes of a cluster whose head runs, each once its pause is over."""
+        now, due = self._monotonic(), []
+        for node in self._note.nodes[1:]:
+            life = self._lives[node.number] = seen(self._lives.get(node.number, NodeLife()), node.runs(RAYLET), now)
+            at = starts_at(life)
+            if at is not None and now >= at and not self._leave_dead_nodes:
+                due.append(node.number)
+        if not due:
+            return False
+        _log.warning("embedded_cluster.nodes_restarted", extra={"nodes": [self._note.nodes[n].ip for n in due]})
+        self._start_together(due, timeout_s=_RESTART_TIMEOUT_S)
+        now = self._monotonic()
+        for number in due:
+            self._lives[number] = started(self._lives[number], now)
         return True
 
     def _is_joined_by_others(self) -> bool:
@@ -207,12 +240,12 @@ class EmbeddedCluster:
         if desired:
             self._check_up(desired)
 
-    def _start_together(self, numbers: list[int]) -> None:
+    def _start_together(self, numbers: list[int], timeout_s: float = _START_TIMEOUT_S) -> None:
         """Until each node has come up or failed. `ray start` succeeds once its node is registered with the head. After
         the death of a raylet it would wait for 30 s, so it is not waited for."""
         launched = {number: self._launch(number) for number in numbers}
         starting = dict(launched)
-        deadline = time.monotonic() + _START_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while starting and not self._is_stopped and time.monotonic() < deadline:
             for number, process in list(starting.items()):
                 node, status = self._note.nodes[number], process.poll()

@@ -28,7 +28,7 @@ class EmbeddedNode(Frozen):
     sessions: tuple[int, ...] = ()
     """Every session that was started for it."""
     has_been_up: bool = False
-    """It has joined the cluster. If it dies later it is not started again, as a machine would not be."""
+    """It has joined the cluster since its last start."""
 
     @property
     def ip(self) -> str:

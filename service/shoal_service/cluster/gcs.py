@@ -72,8 +72,18 @@ class GcsKeyValueStore:
     def put(self, key: bytes, value: bytes) -> None:
         _call("internal_kv_put", key, value, True, self._namespace)
 
+    def add(self, key: bytes, value: bytes) -> bool:
+        """Puts only if the key is absent; False: it is there. The head decides, so of two callers one gets True."""
+        return bool(_call("internal_kv_put", key, value, False, self._namespace))
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        return list(_call("internal_kv_keys", prefix, self._namespace))
+
     def delete(self, key: bytes) -> None:
         _call("internal_kv_del", key, False, self._namespace)
+
+    def delete_all(self, prefix: bytes) -> None:
+        _call("internal_kv_del", prefix, True, self._namespace)
 
 
 def _call(method: str, *arguments: Any, timeout: float = _TIMEOUT_S) -> Any:

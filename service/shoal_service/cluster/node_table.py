@@ -12,3 +12,5 @@ class NodeTable:
     """By node id: the wall-clock time at which the node goes away; None: unknown."""
     raylets: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Address and port of each live node's raylet, by node id."""
+    head: str = ""
+    """The node of Ray's head; empty: not known."""

@@ -60,5 +60,6 @@ def _table() -> NodeTable:
     return NodeTable(
         dead=frozenset(node.node_id for node in nodes if not node.is_alive),
         draining=gcs.draining(),
+        head=next((node.node_id for node in nodes if node.is_head and node.is_alive), ""),
         raylets={node.node_id: (node.ip, node.raylet_port) for node in nodes if node.is_alive},
     )

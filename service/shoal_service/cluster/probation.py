@@ -1,6 +1,9 @@
 """Probation: tests nodes that a supervisor suspected, one at a time, and clears those that pass.
 
-The first test of a node comes `health.probation_s` after the suspicion; the pause doubles after each failed test.
+The first test of a node comes soon after the suspicion, since others may be using it. If it passes, the job that
+suspects the node still avoids it for its `health.probation_s`, and a second test clears it. The pause doubles after
+each failed test.
+
 Called by the control loop in each pass. It never decides which nodes may be used; `core/nodes.py` does.
 """
 
@@ -70,6 +73,11 @@ class Probation:
         details = {"node_id": node.node_id, "partner": partner, "fault": fault}
         if not fault:
             _log.info("node_test.passed", extra=details)
+            if now < suspicion.avoided_until and not suspicion.num_tests:
+                await asyncio.to_thread(
+                    self._store.repeat_node_test, suspicion, next_test_at=suspicion.avoided_until, epoch=epoch
+                )
+                return
             await asyncio.to_thread(self._store.clear_suspicion, suspicion, epoch=epoch, now=now)
             return
         _log.warning("node_test.failed", extra=details)

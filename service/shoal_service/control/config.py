@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT
 from shoal_service.planner import HardwareProfile
 from shoal_workers.contract.log_settings import LogSettings
+from shoal_workers.contract.snapshots import SnapshotScope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,9 +17,12 @@ class ControlConfig:
     lease_ttl_s: float
     checkpoint_url: str
     """Checkpoint directory of jobs without a `checkpoint.url`."""
+    max_probation: str = DEFAULT_PROBATION_LIMIT
+    """See `core.nodes.probation_limit`."""
     profiles: tuple[HardwareProfile, ...] = ()
     """The planner uses those that were measured on nodes of this cluster."""
     fork_workers: bool = True
     """See SupervisorConfig."""
+    snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
     logs: LogSettings = field(default_factory=LogSettings)
     """Of the supervisors and workers that are started."""

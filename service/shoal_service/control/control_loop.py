@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
@@ -24,13 +24,23 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.nodes import Node, NodeSuspicion
-from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide
+from shoal_service.core.scheduling import (
+    Decision,
+    Grant,
+    JobDemand,
+    NodeCapacity,
+    Start,
+    Wait,
+    WorkerNeed,
+    decide,
+    without_room,
+)
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost, RequestConflict
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.views import ClusterView, NodeView
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import EndReason, JobState
 
 _log = logging.getLogger(__name__)
 _PASS_S = 1.0
@@ -48,7 +58,7 @@ also that of the others."""
 
 
 class ControlLoop:
-    """`run` returns after `stop` is set. `snapshot` may be called from any thread."""
+    """`run` returns after `stop` is set, or after `save_and_end`. `snapshot` may be called from any thread."""
 
     def __init__(
         self,
@@ -65,11 +75,19 @@ class ControlLoop:
         self._clock = clock
         self._config = config
         self._lease: Lease | None = None
+        self._renewed_mono = 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._notes: dict[str, str] = {}
+        self._quarantined: frozenset[str] = frozenset()
         self._probation = Probation(store, cluster, clock)
         self._reconnected = reconnected
         self._snapshot_task: asyncio.Task[ClusterSnapshot] | None = None
+        self._woken = asyncio.Event()
+        self._show_saving: Callable[[Sequence[DriveRow]], None] | None = None
+        """Not None: the server stops, and every attempt saves and ends."""
+        self._is_saved = False
+        self.given_up: tuple[tuple[str, int], ...] = ()
+        """Job and number of each attempt that was not saved when the server ended the cluster."""
         self._view = ClusterView(
             connected=False,
             address=cluster.address,
@@ -86,11 +104,20 @@ class ControlLoop:
         """The cluster at the time of the last pass."""
         return self._view
 
+    def save_and_end(self, show: Callable[[Sequence[DriveRow]], None]) -> None:
+        """The server stops, and the cluster with it: no attempt begins any more, each one saves and ends, and its job
+        returns to the queue. `run` returns once none is left. From the loop's thread.
+
+        Args:
+            show: called after each pass with the jobs that still have an attempt.
+        """
+        self._show_saving = show
+        self._woken.set()
+
     async def run(self, stop: asyncio.Event) -> None:
-        woken = asyncio.Event()
         loop = asyncio.get_running_loop()
-        with self._store.subscribe(lambda _: loop.call_soon_threadsafe(woken.set)):
-            while not stop.is_set():
+        with self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._woken.set)):
+            while not stop.is_set() and not self._is_saved:
                 began_mono = self._clock.monotonic()
                 try:
                     await self._pass()
@@ -103,21 +130,33 @@ class ControlLoop:
                     _log.exception("control.pass_failed")  # the next pass starts afresh
                 pause_s = max(_MIN_PASS_S, _IDLE_SHARE * (self._clock.monotonic() - began_mono))
                 await self._wait_for_any(stop, timeout_s=min(pause_s, _MAX_PAUSE_S))
-                await self._wait_for_any(stop, woken, timeout_s=_PASS_S)
-                woken.clear()
+                await self._wait_for_any(stop, self._woken, timeout_s=_PASS_S)
+                self._woken.clear()
+        lease = self._lease
         await self._stop_driving()
+        if self._show_saving is not None and not self._is_saved and lease is not None:
+            await asyncio.to_thread(self._give_up, lease)
         await asyncio.to_thread(self._store.release_lease, self._config.owner)  # nothing happens without the lease
 
     async def _pass(self) -> None:
         now = self._clock.time()
-        if self._lease is None or now > self._lease.expires_at - 2 * self._config.lease_ttl_s / 3:
+        mono = self._clock.monotonic()  # not the wall clock, which may have been set back
+        if self._lease is None or mono - self._renewed_mono > self._config.lease_ttl_s / 3:
             self._lease = await asyncio.to_thread(self._acquire_lease, now)
+            self._renewed_mono = mono
         reachable = await self._read_cluster()
         if self._lease is None:
             await self._stop_driving()
+            self._is_saved = self._show_saving is not None  # by the control plane that holds the lease
             return
-        rows = await asyncio.to_thread(self._store.jobs_to_drive)
-        if reachable:
+        rows = await self._readable_jobs(self._lease)
+        if self._show_saving is not None:
+            self._drive_all(rows, self._lease)
+            with_attempt = [row for row in rows if row.state is not JobState.QUEUED]
+            self._show_saving(with_attempt)
+            self._forget_ended()
+            self._is_saved = not with_attempt and not self._drivers
+        elif reachable:
             await self._schedule(rows, self._lease)
             await self._probation.consider(self._view.nodes, epoch=self._lease.epoch, now=self._clock.time())
         else:
@@ -181,12 +220,16 @@ class ControlLoop:
         gone = {n.node_id for n in snapshot.nodes if not n.alive} & {*drains, *suspicions}
         if gone and self._lease is not None:
             self._store.forget_nodes(frozenset(gone), epoch=self._lease.epoch)
-        suspected = {s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at) for s in suspicions.values()}
-        return node_rules.described(snapshot.nodes, drains, suspected)
+        suspected = {
+            s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
+            for s in suspicions.values()
+        }
+        return node_rules.described(snapshot.nodes, drains, suspected, self._config.max_probation)
 
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
         by_id = {row.id: row for row in rows}
-        decisions = decide([_demand(row) for row in rows], self._capacity())
+        capacity = self._capacity([row.id for row in rows])
+        decisions = decide([_demand(row) for row in rows], capacity)
         waits = [d for d in decisions if isinstance(d, Wait)][:_MAX_NOTES]
         changes = [d for d in decisions if not isinstance(d, Wait)]
         for decision in (*changes, *waits):
@@ -194,9 +237,12 @@ class ControlLoop:
         self._drive_all(await asyncio.to_thread(self._store.jobs_to_drive) if changes else rows, lease)
 
     def _drive_all(self, rows: list[DriveRow], lease: Lease) -> None:
-        avoid = node_rules.avoided(self._view.nodes)
+        cramped = without_room([_demand(row) for row in rows], self._capacity([row.id for row in rows]))
         for row in rows:
             if row.state is not JobState.QUEUED:
+                avoid = node_rules.avoided(self._view.nodes, row.id)
+                if row.id in cramped:
+                    avoid = tuple(node.model_copy(update={"is_replaceable": False}) for node in avoid)
                 self._drive(row, lease, avoid)
 
     async def _carry_out(self, decision: Decision, row: DriveRow, lease: Lease) -> None:
@@ -219,10 +265,10 @@ class ControlLoop:
                     self._notes[job_id] = reason
                     await asyncio.to_thread(self._store.set_queue_note, job_id, reason, epoch=lease.epoch, now=now)
 
-    def _capacity(self) -> list[NodeCapacity]:
+    def _capacity(self, job_ids: list[str]) -> list[NodeCapacity]:
         return [
             NodeCapacity(node_id=n.node_id, cpus=n.cpus, gpus=n.gpus, memory_gib=n.memory_gib)
-            for n in node_rules.usable(self._view.nodes)
+            for n in node_rules.usable(self._view.nodes, job_ids)
         ]
 
     def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...]) -> None:
@@ -230,10 +276,10 @@ class ControlLoop:
         key = (row.id, row.attempt)
         if key not in self._drivers:
             driver = Driver(self._store, self._cluster, self._clock, self._config, row, epoch=lease.epoch)
-            driver.update(row, avoid)
+            driver.update(row, avoid, server_stops=self._show_saving is not None)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")
             self._drivers[key] = (driver, task)
-        self._drivers[key][0].update(row, avoid)
+        self._drivers[key][0].update(row, avoid, server_stops=self._show_saving is not None)
 
     def _forget_ended(self) -> None:
         for key, (_, task) in list(self._drivers.items()):
@@ -245,6 +291,33 @@ class ControlLoop:
                 if error is not None:
                     fields = {"job": key[0], "attempt": key[1]}
                     _log.error("driver.failed", exc_info=error, extra=fields)  # the next pass starts another
+
+    def _give_up(self, lease: Lease) -> None:
+        """The cluster ends before these attempts are saved: their jobs return to the queue with what they have lost."""
+        for row in self._store.jobs_to_drive(max_queued=0):
+            try:
+                self._store.requeue(
+                    row.id,
+                    reason=EndReason.CLUSTER_LOST,
+                    message=f"the server ended the Ray cluster before attempt {row.attempt} was saved",
+                    epoch=lease.epoch,
+                    now=self._clock.time(),
+                )
+            except LeaseLost as error:
+                _log.warning("lease.lost", extra={"error": str(error)})
+                return
+            self.given_up = (*self.given_up, (row.id, row.attempt))
+
+    async def _readable_jobs(self, lease: Lease) -> list[DriveRow]:
+        """Jobs that cannot be read go into quarantine, and the others go on."""
+        unreadable: dict[str, str] = {}
+        rows = await asyncio.to_thread(self._store.jobs_to_drive, unreadable=unreadable)
+        if unreadable.keys() - self._quarantined:
+            for job_id in sorted(unreadable.keys() - self._quarantined):
+                _log.error("control.job_unreadable", extra={"job": job_id, "reason": unreadable[job_id]})
+            await asyncio.to_thread(self._store.quarantine, unreadable, epoch=lease.epoch, now=self._clock.time())
+        self._quarantined = frozenset(unreadable)
+        return rows
 
     async def _stop_driving(self) -> None:
         """Without the lease nothing is driven; supervisors go on alone."""

@@ -17,6 +17,7 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, SupervisorConfig
+from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import EndReason
 
 _PULL_WAIT_S = 1.0
@@ -38,13 +39,14 @@ class Driver:
         self._row = row
         self._epoch = epoch
         self._avoid: tuple[AvoidedNode, ...] = ()
+        self._server_stops = False
         self._sent: Directive | None = None
         """The last directive that the supervisor received."""
         self._changed = asyncio.Event()
 
-    def update(self, row: DriveRow, avoid: tuple[AvoidedNode, ...]) -> None:
-        """The newest row of the store, and the nodes that must not be used."""
-        self._avoid = avoid
+    def update(self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False) -> None:
+        """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end."""
+        self._avoid, self._server_stops = avoid, server_stops
         if self._directive(row) != self._sent:
             self._row = row
             self._changed.set()
@@ -118,12 +120,14 @@ class Driver:
     def _directive(self, row: DriveRow) -> Directive:
         return Directive(
             epoch=self._epoch,
+            version=WIRE_VERSION,
             granted=row.granted_workers,
             desired=row.desired,
             elasticity=row.spec.elasticity,
             parallelism=row.spec.parallelism,
             spec_version=row.spec_version,
             avoid=self._avoid,
+            server_stops=self._server_stops,
         )
 
     def _supervisor_config(self) -> SupervisorConfig:
@@ -138,6 +142,7 @@ class Driver:
         return SupervisorConfig(
             job_id=row.id,
             attempt=row.attempt,
+            version=WIRE_VERSION,
             spec=row.spec,
             checkpoint_root=f"{root}/{row.id}",
             granted=row.granted_workers,
@@ -145,9 +150,11 @@ class Driver:
             spec_version=row.spec_version,
             code_uri=code_uri,
             goodput=row.status.goodput,
+            lost=row.status.lost,
             snapshot_key=secrets.token_hex(16),
             profile=measured_profile(self._config.profiles, has_gpu=row.spec.worker.gpus > 0),
             fork_workers=self._config.fork_workers,
+            snapshot_scope=self._config.snapshot_scope,
             logs=self._config.logs,
             avoid=self._avoid,
         )

@@ -10,6 +10,7 @@ from shoal_service.control.code_archive import CodeArchiveError, pack
 from shoal_service.planner import refusal
 from shoal_service.store import Store
 from shoal_service.views import JobView
+from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.spec import JobSpec
 
@@ -33,9 +34,10 @@ def submit(store: Store, spec: JobSpec, idempotency_key: str | None, now: float)
     A `code.working_dir` without an archive is a directory of this machine; it is packed and stored now.
 
     Raises:
-        SpecError: the directory cannot be packed, or the model does not fit into any layout.
+        SpecError: checkpoint.url is relative, the directory cannot be packed, or the model fits into no layout.
         CodeUnknown, IdempotencyConflict
     """
+    check_checkpoint_url(spec)
     too_large = refusal(spec)
     if too_large:
         raise SpecError((SpecProblem(path="model", message=too_large),))

@@ -54,7 +54,22 @@ ENDINGS: dict[EndReason, Ending] = {
         JobState.FAILED, Retry.NEVER, "The group was re-formed more often than retry.max_recoveries allows."
     ),
     EndReason.STORAGE_FAILED: Ending(JobState.FAILED, Retry.NEVER, "checkpoint.url could not be read or written."),
+    EndReason.VALIDATION_FAILED: Ending(
+        JobState.FAILED,
+        Retry.NEVER,
+        "All steps are done and the last checkpoint is committed, but the final validation did not complete.",
+    ),
+    EndReason.DAMAGED_CHECKPOINT: Ending(
+        JobState.FAILED, Retry.NEVER, "Every checkpoint is damaged, and checkpoint.all_damaged is stop."
+    ),
     EndReason.START_FAILED: Ending(JobState.FAILED, Retry.NEVER, "The workers could not be started."),
+    EndReason.WORKERS_FAILED: Ending(
+        JobState.FAILED,
+        Retry.BUDGET,
+        "Memory, device or operating system failed outside the task's code, on every worker or again after one was "
+        "replaced.",
+    ),
+    EndReason.SERVER_STOPPED: Ending(JobState.FAILED, Retry.FREE, "The server that runs the Ray cluster was stopped."),
     EndReason.CLUSTER_LOST: Ending(JobState.FAILED, Retry.FREE, "The Ray cluster was lost."),
     EndReason.SUPERVISOR_LOST: Ending(JobState.FAILED, Retry.FREE, "The job's supervisor was lost."),
     EndReason.INTERNAL: Ending(JobState.FAILED, Retry.BUDGET, "A fault inside Shoal; please report it."),

@@ -98,6 +98,8 @@ class Goodput(Frozen):
     """Booked up to this wall-clock time."""
     max_step: int = 0
     """Largest step that was ever completed. A repetition of it, or of a smaller one, is `recomputed`."""
+    unsettled: float = 0.0
+    """The part of `productive` that belongs to the step under way, which may never be completed."""
 
 
 def resume(shown: Goodput | None, *, at: float) -> Ledger:
@@ -106,7 +108,7 @@ def resume(shown: Goodput | None, *, at: float) -> Ledger:
         return Ledger(at=at)
     causes = {recovering(cause): amount for cause, amount in shown.recovering.items()}
     others = {str(name): amount for name, amount in shown.seconds.items() if name is not Category.RECOVERING}
-    return Ledger(at=shown.at, booked=others | causes, max_step=shown.max_step)
+    return Ledger(at=shown.at, booked=others | causes, max_step=shown.max_step, unsettled=shown.unsettled)
 
 
 def show(ledger: Ledger) -> Goodput:
@@ -120,7 +122,15 @@ def show(ledger: Ledger) -> Goodput:
             causes[IncidentCause(cause)] = amount
     total = sum(seconds.values())
     ratio = seconds[Category.PRODUCTIVE] / total if total > 0 else None
-    return Goodput(seconds=seconds, recovering=causes, total=total, ratio=ratio, at=ledger.at, max_step=ledger.max_step)
+    return Goodput(
+        seconds=seconds,
+        recovering=causes,
+        total=total,
+        ratio=ratio,
+        at=ledger.at,
+        max_step=ledger.max_step,
+        unsettled=ledger.unsettled if ledger.unsettled_under == Category.PRODUCTIVE else 0.0,
+    )
 
 
 def account(ledger: Ledger, under: str, *, requested: int, in_group: int = 0, now: float) -> Ledger:

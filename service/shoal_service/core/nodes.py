@@ -1,4 +1,10 @@
-"""Which nodes may be used, given drains that were requested, drains that Ray announces, and probation.
+"""Which nodes may be used, given drains that were requested, drains that Ray announces, suspicions and probation.
+
+    one job suspects the node          that job avoids it; others use it, and a test of it runs soon
+    two jobs suspect it,               it is on probation: no job uses it until a test passes
+    or a test of it failed
+
+An operator limits how many nodes are on probation at a time: a fault of every node is a fault of something else.
 
 The control loop calls this once per pass. The scheduler gets the result as capacity, and every supervisor gets it in
 its directive: it places no worker on an avoided node, and moves away from those that it already uses. This module
@@ -7,6 +13,7 @@ starts no test of a node; `cluster/probation.py` does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +22,11 @@ from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_workers.contract.base import Frozen
 
 MAX_TEST_DELAY_S = 6 * 3600.0
+FIRST_TEST_S = 30.0
+"""From the suspicion of a single job to the first test: by then the group has re-formed, and is not disturbed."""
+NUM_JOBS = 2
+"""Jobs that must suspect a node before it is on probation without a test."""
+DEFAULT_PROBATION_LIMIT = "25%"
 
 
 class DrainSource(StrEnum):
@@ -48,7 +60,11 @@ class Node(Frozen):
     """Why the node is on probation; empty: it is not."""
     suspected_since: float | None = None
     next_test_at: float | None = None
-    """When its probation test runs next. Until a test passes, no new worker is placed there."""
+    """When a test of it runs next."""
+    suspected_by: tuple[str, ...] = ()
+    """Ids of the jobs that suspect it; they place no new worker there until a test passes."""
+    on_probation: bool = False
+    """Two jobs suspect it, or it failed a test: no job places a new worker there until a test passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +74,76 @@ class NodeSuspicion:
     reason: str
     since: float
     next_test_at: float
+    job_ids: tuple[str, ...] = ()
+    """The jobs that suspect the node."""
+    num_tests: int = 0
+    """Tests that it failed."""
+
+    @property
+    def is_probation(self) -> bool:
+        """There is evidence from two jobs, or from a test. The code of a single job may be the reason."""
+        return self.num_tests > 0 or len(self.job_ids) >= NUM_JOBS
 
 
 def described(
-    nodes: Sequence[Node], drains: Mapping[str, Drain], suspicions: Mapping[str, NodeSuspicion]
+    nodes: Sequence[Node],
+    drains: Mapping[str, Drain],
+    suspicions: Mapping[str, NodeSuspicion],
+    limit: str = DEFAULT_PROBATION_LIMIT,
 ) -> tuple[Node, ...]:
-    """The nodes that Ray reports, with drains and suspicions filled in."""
+    """The nodes that Ray reports, with drains and suspicions filled in.
+
+    Args:
+        limit: how many nodes may be on probation, see `probation_limit`.
+    """
     shown = list(with_drains(nodes, drains))
+    num_computing = sum(node.alive and _computes(node) for node in shown)
+    on_probation = chosen_for_probation(
+        [n for n in shown if n.alive], suspicions, probation_limit(limit, num_computing)
+    )
     for position, node in enumerate(shown):
         found = suspicions.get(node.node_id)
         if found is not None:
-            update = {"suspected": found.reason, "suspected_since": found.since, "next_test_at": found.next_test_at}
+            is_on_probation, reason = node.node_id in on_probation, found.reason
+            if found.is_probation and not is_on_probation and node.alive:
+                reason = f"{reason} (not on probation: max_probation {limit} of {num_computing} nodes is reached)"
+            update = {
+                "suspected": reason,
+                "suspected_since": found.since,
+                "next_test_at": found.next_test_at,
+                "suspected_by": found.job_ids,
+                "on_probation": is_on_probation,
+            }
             shown[position] = node.model_copy(update=update)
-    if not any(_is_sound(node) for node in shown):
+    if not any(_is_usable(node) for node in shown):
         shown = [_used_although_suspected(node) for node in shown]
     return tuple(shown)
+
+
+def probation_limit(limit: str, num_nodes: int) -> int:
+    """How many of `num_nodes` may be on probation: a number ("2"), or a share ("25%"), which allows at least one.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if limit.endswith("%"):
+        share = float(limit[:-1])
+        if not 0 <= share <= 100:
+            raise ValueError(f"max_probation {limit!r} is not a share between 0% and 100%")
+        return max(1, math.floor(num_nodes * share / 100)) if share else 0
+    if not limit.isdecimal():
+        raise ValueError(f"max_probation {limit!r} is neither a number of nodes (2) nor a share of them (25%)")
+    return int(limit)
+
+
+def chosen_for_probation(
+    nodes: Sequence[Node], suspicions: Mapping[str, NodeSuspicion], num_allowed: int
+) -> frozenset[str]:
+    """The nodes that are on probation: those that failed tests first, then the longest suspected ones."""
+    found = [(node.node_id, suspicions[node.node_id]) for node in nodes if node.node_id in suspicions]
+    wanted = [(node_id, one) for node_id, one in found if one.is_probation]
+    wanted.sort(key=lambda entry: (-entry[1].num_tests, entry[1].since, entry[0]))
+    return frozenset(node_id for node_id, _ in wanted[:num_allowed])
 
 
 def with_drains(nodes: Sequence[Node], drains: Mapping[str, Drain]) -> tuple[Node, ...]:
@@ -85,13 +156,15 @@ def with_drains(nodes: Sequence[Node], drains: Mapping[str, Drain]) -> tuple[Nod
     )
 
 
-def avoided(nodes: Sequence[Node]) -> tuple[AvoidedNode, ...]:
-    """The nodes that supervisors must avoid, ordered by id; `nodes` come from `described`.
+def avoided(nodes: Sequence[Node], job_id: str = "") -> tuple[AvoidedNode, ...]:
+    """The nodes that the supervisor of this job must avoid, ordered by id; `nodes` come from `described`. Without a
+    job: those that every supervisor must avoid.
 
-    While there is no sound node, suspected nodes are used: a suspected node is better than none. Drained nodes are
+    While no other node is left, suspected nodes are used: a suspected node is better than none. Drained nodes are
     always avoided.
     """
-    sound = any(_is_sound(node) for node in nodes)
+    others = any(_is_usable(node) and job_id not in node.suspected_by for node in nodes)
+    any_left = any(_is_usable(node) for node in nodes)
     found = []
     for node in sorted(nodes, key=lambda n: n.node_id):
         if not node.alive:
@@ -100,14 +173,22 @@ def avoided(nodes: Sequence[Node]) -> tuple[AvoidedNode, ...]:
             found.append(
                 AvoidedNode(node_id=node.node_id, reason=f"drained: {node.drain.reason}", deadline=node.drain.deadline)
             )
-        elif node.suspected and sound:
+        elif node.on_probation and any_left:
             found.append(AvoidedNode(node_id=node.node_id, reason=f"on probation: {node.suspected}"))
+        elif job_id in node.suspected_by and others:
+            found.append(AvoidedNode(node_id=node.node_id, reason=f"suspected by this job: {node.suspected}"))
     return tuple(found)
 
 
-def usable(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """The nodes whose capacity counts: alive, and not avoided."""
+def usable(nodes: Sequence[Node], job_ids: Sequence[str] = ()) -> tuple[Node, ...]:
+    """The nodes whose capacity counts: alive, and avoidable for at least one of these jobs.
+
+    Args:
+        job_ids: the jobs that the capacity is for.
+    """
     excluded = {node.node_id for node in avoided(nodes)}
+    if job_ids:
+        excluded |= set.intersection(*({node.node_id for node in avoided(nodes, one)} for one in job_ids))
     return tuple(node for node in nodes if node.alive and node.node_id not in excluded)
 
 
@@ -122,11 +203,20 @@ def partner_for_test(suspect: str, nodes: Sequence[Node]) -> str | None:
 
 
 def _is_sound(node: Node) -> bool:
-    """Alive, not suspected, not drained, and with CPUs or GPUs."""
-    return node.alive and not node.suspected and node.drain is None and (node.cpus > 0 or node.gpus > 0)
+    """Usable, and suspected by no job."""
+    return _is_usable(node) and not node.suspected
+
+
+def _is_usable(node: Node) -> bool:
+    """Alive, not on probation, not drained, and with CPUs or GPUs."""
+    return node.alive and not node.on_probation and node.drain is None and _computes(node)
+
+
+def _computes(node: Node) -> bool:
+    return node.cpus > 0 or node.gpus > 0
 
 
 def _used_although_suspected(node: Node) -> Node:
-    if not node.suspected or not node.alive or node.drain is not None:
+    if not node.on_probation or not node.alive or node.drain is not None:
         return node
     return node.model_copy(update={"suspected": f"{node.suspected} (still used, since no other node is sound)"})

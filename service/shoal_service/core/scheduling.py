@@ -106,6 +106,15 @@ def decide(jobs: Sequence[JobDemand], nodes: Sequence[NodeCapacity]) -> list[Dec
     return [*shrunk, *raised, *started, *grown]
 
 
+def without_room(jobs: Sequence[JobDemand], nodes: Sequence[NodeCapacity]) -> frozenset[str]:
+    """Running jobs whose granted workers do not all fit on these nodes: a worker that has to leave its node cannot be
+    replaced now."""
+    room = _Room(nodes)
+    ordered = sorted(jobs, key=lambda job: (-job.priority, job.created_at, job.job_id))
+    running = [job for job in ordered if job.granted_workers > 0]
+    return frozenset(job.job_id for job in running if room.take(job.need, job.granted_workers) < job.granted_workers)
+
+
 def _shrink(running: list[JobDemand]) -> tuple[list[Decision], list[JobDemand]]:
     decisions: list[Decision] = [
         Grant(

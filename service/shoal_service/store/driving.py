@@ -5,21 +5,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 
 from sqlalchemy import Connection, select
 
+from shoal_service.core import goodput
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.job import JobGranted
+from shoal_service.core.events.job import JobGranted, JobQuarantined
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
-from shoal_service.store.records import JobRecord, load, load_spec, record_of
+from shoal_service.store.reads.documents import Readable
+from shoal_service.store.records import QUARANTINED, JobRecord, load, read_spec, record_of, why_quarantined
 from shoal_service.store.tables import jobs
 from shoal_service.views import JobStatus
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.spec import JobSpec
 
 WAITS_FOR_CAPACITY = "capacity"
@@ -49,16 +52,18 @@ class SpecCache:
     """Parsed specs by (job, version). They never change, and the control loop reads them many times per second."""
 
     def __init__(self) -> None:
-        self._specs: OrderedDict[tuple[int, int], JobSpec] = OrderedDict()
+        self._specs: OrderedDict[tuple[int, int], Readable[JobSpec]] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, connection: Connection, job: JobRecord) -> JobSpec:
+    def get(self, connection: Connection, job: JobRecord) -> Readable[JobSpec]:
         key = (job.num, job.spec_version)
         with self._lock:
             if key in self._specs:
                 self._specs.move_to_end(key)
                 return self._specs[key]
-        spec = load_spec(connection, *key)
+        spec = read_spec(connection, *key)
+        if spec.problem:
+            return spec  # not kept: the row may be repaired
         with self._lock:
             self._specs[key] = spec
             if len(self._specs) > _CACHED_SPECS:
@@ -66,8 +71,11 @@ class SpecCache:
         return spec
 
 
-def to_drive(connection: Connection, specs: SpecCache, *, max_queued: int) -> list[DriveRow]:
-    """All jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order."""
+def to_drive(
+    connection: Connection, specs: SpecCache, *, max_queued: int, unreadable: dict[str, str] | None = None
+) -> list[DriveRow]:
+    """All jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order. Jobs whose
+    spec cannot be read are left out; why is added to `unreadable`, by id."""
     held = select(jobs).where(jobs.c.state.in_(sorted(state.value for state in ATTEMPT_STATES))).order_by(jobs.c.num)
     queued = (
         select(jobs)
@@ -76,10 +84,13 @@ def to_drive(connection: Connection, specs: SpecCache, *, max_queued: int) -> li
         .limit(max_queued)
     )
     records = [record_of(row) for query in (held, queued) for row in connection.execute(query)]
+    read = [(job, specs.get(connection, job)) for job in records]
+    if unreadable is not None:
+        unreadable.update({job.id: why_quarantined(spec) for job, spec in read if spec.problem})
     return [
         DriveRow(
             id=job.id,
-            spec=specs.get(connection, job),
+            spec=spec.value,
             spec_version=job.spec_version,
             state=job.state,
             desired=job.desired,
@@ -90,8 +101,24 @@ def to_drive(connection: Connection, specs: SpecCache, *, max_queued: int) -> li
             priority=job.priority,
             status=job.status,
         )
-        for job in records
+        for job, spec in read
+        if not spec.problem
     ]
+
+
+def quarantine(connection: Connection, unreadable: Mapping[str, str], *, now: float) -> list[str]:
+    """Jobs whose stored spec today's rules refuse: they do not run, and their status says why. The ids of those that
+    were not in quarantine for this reason before. The quarantine ends by itself once the row can be read."""
+    changed = []
+    for job_id, reason in unreadable.items():
+        job = load(connection, job_id, lock=True)
+        if (job.status.reason, job.status.message) != (QUARANTINED, reason):
+            edit = JobEdit(connection, job, now)
+            edit.describe(reason=QUARANTINED, message=reason)
+            edit.event(JobQuarantined(message=reason))
+            edit.save()
+            changed.append(job_id)
+    return changed
 
 
 def begin_attempt(connection: Connection, job_id: str, *, workers: int, now: float) -> int:
@@ -130,6 +157,8 @@ def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: 
     if standing is None:
         return False
     edit = JobEdit(connection, job, now)
+    edit.book(goodput.recovering(IncidentCause.CLUSTER_LOST))
+    edit.lose(reason, message)
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
     return edit.save()
 

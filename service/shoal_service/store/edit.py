@@ -13,12 +13,13 @@ from sqlalchemy import Connection, insert, update
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import JobStateChanged
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
+from shoal_service.core.lost_attempt import LostAttempt, after_end
 from shoal_service.reports import PendingEvent
 from shoal_service.store import ledgers
 from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
 from shoal_service.store.tables import events, jobs
 from shoal_service.views import JobStatus
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import EndReason, JobState
 
 
 class JobEdit:
@@ -55,10 +56,26 @@ class JobEdit:
         """Changes fields of the status document."""
         self.status = self.status.model_copy(update=fields)
 
-    def book(self) -> None:
-        """Accounts the time up to now in the goodput ledger of a job that has no supervisor."""
-        shown = ledgers.book(self.connection, self.job, self.standing.state, self.status.goodput, self.now)
+    def book(self, under: str | None = None) -> None:
+        """Accounts the time up to now in the goodput ledger of a job that has no supervisor; `under`: not as the job's
+        state says."""
+        shown = ledgers.book(self.connection, self.job, self.standing.state, self.status.goodput, self.now, under=under)
         self.describe(goodput=shown)
+
+    def lose(self, reason: EndReason, message: str) -> None:
+        """The attempt has ended for this reason: notes what the job has lost with it. Before `move`."""
+        status = self.status
+        ended = LostAttempt(
+            attempt=self.job.attempt,
+            generation=status.generation,
+            workers=status.workers,
+            layout=status.layout,
+            step=status.step,
+            at=self.now,
+            last_report_at=self.job.status.goodput.at if self.job.status.goodput is not None else None,
+            message=message,
+        )
+        self.describe(lost=after_end(status.lost, ended, reason, saved_step=status.checkpoint_step or 0))
 
     def move(
         self,
@@ -82,6 +99,7 @@ class JobEdit:
             self.describe(workers=0, tokens_per_s=None, eta_s=None, note="")
             self.set(granted_workers=0, workers="[]")
         if to.state.ended:
+            self.describe(lost=None)
             self.set(ended_at=self.now)
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)

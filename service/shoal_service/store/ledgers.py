@@ -16,21 +16,28 @@ from shoal_service.views import Goodput
 from shoal_workers.contract.job import JobState
 
 
-def book(connection: Connection, job: JobRecord, state: JobState, shown: Goodput | None, now: float) -> Goodput:
-    """Adds the time up to `now`, which the job has spent in `state`, to the goodput `shown` so far."""
+def book(
+    connection: Connection, job: JobRecord, state: JobState, shown: Goodput | None, now: float, *, under: str | None
+) -> Goodput:
+    """Adds the time up to `now`, which the job has spent in `state`, to the goodput `shown` so far; to the account
+    `under` if there is one, and with it the time of a step that was not completed."""
     ledger = goodput.resume(shown, at=now)
     if state is JobState.PAUSED or state.ended:
         return goodput.show(goodput.account(ledger, Category.IDLE, requested=0, now=now))
     requested = load_spec(connection, job.num, job.spec_version).elasticity.max_workers
-    under = _ACCOUNTS.get(state, Category.IDLE)  # idle: since the last report of its supervisor
+    if under is not None:
+        ledger = goodput.discard(ledger, under)
+    else:
+        under = _ACCOUNTS.get(state, Category.IDLE)  # idle: since the last report of its supervisor
     return goodput.show(goodput.account(ledger, under, requested=requested, now=now))
 
 
 def newest(known: Goodput | None, reported: Goodput | None) -> Goodput | None:
-    """The later of the two, which includes the other: a supervisor continues the ledger that the job had before."""
+    """The larger of the two, which includes the other: a supervisor continues the ledger that the job had before. Not
+    the later one: the wall clock may have been set back."""
     if known is None or reported is None or known.at is None or reported.at is None:
         return reported or known
-    return reported if reported.at >= known.at else known
+    return reported if reported.total >= known.total else known
 
 
 _ACCOUNTS = {JobState.QUEUED: Category.QUEUED, JobState.STARTING: Category.STARTING}

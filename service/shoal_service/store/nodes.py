@@ -5,9 +5,10 @@ Rows are keyed by Ray's node id, which is never reused: a machine that returns i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, fields
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from shoal_service.core.nodes import Drain, DrainSource
 from shoal_service.store.database import insert
@@ -16,21 +17,30 @@ from shoal_service.store.tables import node_drains, node_suspicions
 MAX_REASON_CHARS = 500
 
 
+_MAX_JOBS = 16
+"""Jobs whose evidence against one node is stored; two are enough for probation."""
+
+
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A node on probation: no new worker is placed on it until a test of it passes."""
+    """Jobs suspect a node: they place no new worker on it until a test of it passes. `core/nodes.py` decides whether it
+    is on probation."""
 
     node_id: str
     reason: str
     since: float
     job_id: str
-    """The job that suspected it; its history gets an event when the node is cleared."""
+    """The job that suspected it last; its history gets an event when the node is cleared."""
     attempt: int
     probation_s: float
     """That job's health.probation_s."""
     next_test_at: float
     num_tests: int
     """Failed tests so far."""
+    job_ids: tuple[str, ...]
+    """The jobs that suspect it, oldest evidence first."""
+    avoided_until: float
+    """A test that passes earlier does not clear the node: the job that suspected it avoids it until then."""
 
 
 def request_drain(connection: Connection, node_id: str, *, reason: str, deadline: float | None, now: float) -> None:
@@ -55,13 +65,17 @@ def drains(connection: Connection) -> dict[str, Drain]:
 
 
 def suspect(connection: Connection, suspicion: Suspicion) -> None:
-    """The newest suspicion replaces an older one, and the probation starts again; `since` keeps its first value."""
+    """The newest suspicion replaces an older one, and its time starts again; `since` and the jobs are kept."""
+    known = suspicions(connection, suspicion.node_id, lock=True).get(suspicion.node_id)
+    job_ids = tuple(dict.fromkeys((*(known.job_ids if known else ()), *suspicion.job_ids)))[-_MAX_JOBS:]
     changed = {
         "reason": suspicion.reason[:MAX_REASON_CHARS],
         "job_id": suspicion.job_id,
         "attempt": suspicion.attempt,
         "probation_s": suspicion.probation_s,
         "next_test_at": suspicion.next_test_at,
+        "job_ids": json.dumps(job_ids),
+        "avoided_until": suspicion.avoided_until,
     }
     statement = insert(connection, node_suspicions).values(
         node_id=suspicion.node_id, since=suspicion.since, num_tests=suspicion.num_tests, **changed
@@ -69,8 +83,18 @@ def suspect(connection: Connection, suspicion: Suspicion) -> None:
     connection.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=changed))
 
 
-def suspicions(connection: Connection) -> dict[str, Suspicion]:
-    return {row.node_id: Suspicion(*row) for row in connection.execute(select(*_SUSPICION))}
+def suspicions(connection: Connection, node_id: str | None = None, *, lock: bool = False) -> dict[str, Suspicion]:
+    """By node id: all of them, or that of one node."""
+    query = select(*_SUSPICION)
+    if node_id is not None:
+        query = query.where(node_suspicions.c.node_id == node_id)
+    if lock:
+        query = query.with_for_update()
+    found = {}
+    for row in connection.execute(query):
+        values = row._asdict() | {"job_ids": tuple(json.loads(row.job_ids))}
+        found[row.node_id] = Suspicion(**values)
+    return found
 
 
 def postpone_test(connection: Connection, node_id: str, *, reason: str, next_test_at: float) -> None:
@@ -82,14 +106,14 @@ def postpone_test(connection: Connection, node_id: str, *, reason: str, next_tes
     )
 
 
+def repeat_test(connection: Connection, suspicion: Suspicion, *, next_test_at: float) -> None:
+    """A test has passed, but the job that suspects the node avoids it for longer."""
+    connection.execute(update(node_suspicions).where(*_same(suspicion)).values(next_test_at=next_test_at))
+
+
 def clear_suspicion(connection: Connection, suspicion: Suspicion) -> bool:
     """False: the node is no longer suspected, or it was suspected again since the test began."""
-    same = (
-        node_suspicions.c.node_id == suspicion.node_id,
-        node_suspicions.c.num_tests == suspicion.num_tests,
-        node_suspicions.c.next_test_at == suspicion.next_test_at,
-    )
-    return connection.execute(delete(node_suspicions).where(*same)).rowcount > 0
+    return connection.execute(delete(node_suspicions).where(*_same(suspicion))).rowcount > 0
 
 
 def forget(connection: Connection, node_ids: frozenset[str]) -> None:
@@ -98,7 +122,12 @@ def forget(connection: Connection, node_ids: frozenset[str]) -> None:
         connection.execute(delete(table).where(table.c.node_id.in_(sorted(node_ids))))
 
 
-_SUSPICION = tuple(
-    node_suspicions.c[name]
-    for name in ("node_id", "reason", "since", "job_id", "attempt", "probation_s", "next_test_at", "num_tests")
-)
+def _same(suspicion: Suspicion) -> tuple[ColumnElement[bool], ...]:
+    return (
+        node_suspicions.c.node_id == suspicion.node_id,
+        node_suspicions.c.num_tests == suspicion.num_tests,
+        node_suspicions.c.next_test_at == suspicion.next_test_at,
+    )
+
+
+_SUSPICION = tuple(node_suspicions.c[field.name] for field in fields(Suspicion))

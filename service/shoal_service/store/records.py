@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy import Connection, Row, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import JobStanding
 from shoal_service.store.errors import JobNotFound
+from shoal_service.store.reads.documents import Readable
+from shoal_service.store.reads.documents import read as read_document
 from shoal_service.store.tables import job_specs, jobs
 from shoal_service.views import JobStatus, JobSummary, JobView, WorkerView
 from shoal_workers.contract.job import JobState, UserFailure
@@ -20,6 +22,10 @@ from shoal_workers.contract.spec import JobSpec
 
 _COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure"}
 """Fields of JobStatus with their own columns; the status document does not hold them."""
+QUARANTINED = "quarantined"
+"""JobStatus.reason of a job whose stored spec cannot be read."""
+_NOTHING_READABLE = JobSpec.model_validate({"stop": {"steps": 1}})
+"""Shown instead of a spec of which nothing can be read."""
 _WORKERS = TypeAdapter(tuple[WorkerView, ...])
 
 
@@ -65,8 +71,20 @@ def load(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecor
 
 
 def load_spec(connection: Connection, num: int, version: int) -> JobSpec:
+    """What can be read of it, if today's rules refuse it; see `read_spec`."""
+    return read_spec(connection, num, version).value
+
+
+def read_spec(connection: Connection, num: int, version: int) -> Readable[JobSpec]:
     query = select(job_specs.c.document).where(job_specs.c.job_num == num, job_specs.c.version == version)
-    return JobSpec.model_validate_json(connection.execute(query).scalar_one())
+    return _spec_of(connection.execute(query).scalar_one())
+
+
+def why_quarantined(spec: Readable[JobSpec]) -> str:
+    return (
+        f"This release cannot read the job's stored spec ({spec.problem}), so no supervisor runs the job. It goes on "
+        "under a release that can read it; otherwise cancel it and submit it again."
+    )
 
 
 def load_view(connection: Connection, job_id: str) -> JobView:
@@ -79,7 +97,11 @@ def load_view(connection: Connection, job_id: str) -> JobView:
     row = connection.execute(query).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
-    return view_of(record_of(row), JobSpec.model_validate_json(row.document))
+    job, spec = record_of(row), _spec_of(row.document)
+    if spec.problem and not job.state.ended:
+        status = job.status.model_copy(update={"reason": QUARANTINED, "message": why_quarantined(spec)})
+        job = replace(job, status=status)
+    return view_of(job, spec.value)
 
 
 def record_of(row: Row[Any]) -> JobRecord:
@@ -144,21 +166,41 @@ SUMMARY_COLUMNS = (
 
 def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
     """From SUMMARY_COLUMNS."""
-    status = json.loads(row.status)
+    status = _fields_of(row.status)
+    known: dict[str, Any] = {
+        key: status[key] for key in ("reason", "step", "total_steps", "loss", "workers") if key in status
+    }
+    return _summary(row, known)
+
+
+def _summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSummary:
+    """`known`: of the status document; left out if it cannot be read."""
+    try:
+        return _valid_summary(row, known)
+    except ValidationError:
+        return _valid_summary(row, {})
+
+
+def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSummary:
     return JobSummary(
         id=row.id,
         name=row.name,
         state=JobState(row.state),
-        reason=status.get("reason", ""),
-        step=status.get("step", 0),
-        total_steps=status.get("total_steps"),
-        loss=status.get("loss"),
-        workers=status.get("workers", 0),
+        **known,
         desired_workers=row.granted_workers,
         priority=row.priority,
         created_at=row.created_at,
         updated_at=row.updated_at,
     )
+
+
+def _fields_of(document: str) -> dict[str, Any]:
+    """Of a summary: without validation of the rest, since lists are long."""
+    try:
+        fields = json.loads(document)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def status_document(status: JobStatus) -> str:
@@ -187,10 +229,20 @@ def plain_text(text: str) -> str:
 
 
 def _status_of(row: Row[Any]) -> JobStatus:
-    fields = json.loads(row.status)
-    fields["state"] = row.state
-    fields["attempt"] = row.attempt
-    fields["desired_workers"] = row.granted_workers
+    columns: dict[str, Any] = {
+        "state": JobState(row.state),
+        "attempt": row.attempt,
+        "desired_workers": row.granted_workers,
+    }
     if row.failure is not None:
-        fields["failure"] = UserFailure.model_validate_json(row.failure)
-    return JobStatus.model_validate(fields)
+        columns["failure"] = UserFailure.model_validate_json(row.failure)
+    return read_status(row.status).model_copy(update=columns)
+
+
+def read_status(document: str) -> JobStatus:
+    """What can be read of it: a status only describes, and the next report replaces it."""
+    return read_document(JobStatus, document, JobStatus()).value
+
+
+def _spec_of(document: str) -> Readable[JobSpec]:
+    return read_document(JobSpec, document, _NOTHING_READABLE)

@@ -16,6 +16,7 @@ from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.endings import AttemptEnd, FailureRecord, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
+from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.reports import PendingLog, SupervisorReports
 from shoal_service.store import nodes
 from shoal_service.store.database import upsert
@@ -81,7 +82,7 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
 
 
 def _suspect(edit: JobEdit, reports: SupervisorReports) -> None:
-    """Puts these nodes on probation for the job's `health.probation_s`."""
+    """The job avoids these nodes for its `health.probation_s`; a test of them runs before."""
     job = edit.job
     probation_s = load_spec(edit.connection, job.num, job.spec_version).health.probation_s
     for suspect in reports.suspects:
@@ -94,8 +95,10 @@ def _suspect(edit: JobEdit, reports: SupervisorReports) -> None:
                 job_id=job.id,
                 attempt=reports.attempt,
                 probation_s=probation_s,
-                next_test_at=edit.now + probation_s,
+                next_test_at=edit.now + min(FIRST_TEST_S, probation_s),
                 num_tests=0,
+                job_ids=(job.id,),
+                avoided_until=edit.now + probation_s,
             ),
         )
 
@@ -111,6 +114,7 @@ def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
             "incidents": max(num_incidents, reported.incidents, job.status.incidents),  # over all attempts
             "steps_lost": max(steps_lost, reported.steps_lost, job.status.steps_lost),
             "goodput": newest(job.status.goodput, reported.goodput),
+            "lost": None if reports.series else job.status.lost,
             "reason": job.status.reason,
             "message": job.status.message,
             "deadline": None,
@@ -142,6 +146,7 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
         traceback = end.failure.traceback[-MAX_TRACEBACK_CHARS:]
         edit.set(failure=end.failure.model_copy(update={"traceback": traceback}).model_dump_json())
     edit.describe(step=max(end.step, edit.status.step))
+    edit.lose(end.reason, end.message)
     words = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
     message = " ".join(part for part in words if part)
     edit.move(standing, end.reason.value, message, attempt=job.attempt, step=end.step)

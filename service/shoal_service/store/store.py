@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import text
 
@@ -147,6 +147,11 @@ class Store:
         with self._database.read() as tx:
             return history.read_workers(tx, job_id)
 
+    def workers_by_node(self) -> Counter[str]:
+        """How many workers of all jobs are on each node, by node id."""
+        with self._database.read() as tx:
+            return history.read_workers_by_node(tx)
+
     def incidents(self, job_id: str) -> list[IncidentView]:
         with self._database.read() as tx:
             return history.read_incidents(tx, job_id)
@@ -215,10 +220,19 @@ class Store:
         with self._database.read() as tx:
             return leases.current(tx)
 
-    def jobs_to_drive(self, *, max_queued: int = 1000) -> list[DriveRow]:
-        """Every job with an attempt, then the first jobs of the queue."""
+    def jobs_to_drive(self, *, max_queued: int = 1000, unreadable: dict[str, str] | None = None) -> list[DriveRow]:
+        """Every job with an attempt, then the first jobs of the queue. Jobs whose stored spec cannot be read are left
+        out and added to `unreadable`: why, by id."""
         with self._database.read() as tx:
-            return driving.to_drive(tx, self._specs, max_queued=max_queued)
+            return driving.to_drive(tx, self._specs, max_queued=max_queued, unreadable=unreadable)
+
+    def quarantine(self, unreadable: Mapping[str, str], *, epoch: int, now: float) -> None:
+        """Notes why these jobs are not driven, with one event each."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            changed = driving.quarantine(tx, unreadable, now=now)
+        for job_id in changed:
+            self._hub.publish(job_id)
 
     def begin_attempt(self, job_id: str, *, workers: int, epoch: int, now: float) -> int:
         """QUEUED -> STARTING. Returns the number of the attempt. Raises RequestConflict: the job has left the queue."""
@@ -272,6 +286,12 @@ class Store:
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             nodes.postpone_test(tx, node_id, reason=reason, next_test_at=next_test_at)
+
+    def repeat_node_test(self, suspicion: Suspicion, *, next_test_at: float, epoch: int) -> None:
+        """The node has passed a test, and is tested again later."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            nodes.repeat_test(tx, suspicion, next_test_at=next_test_at)
 
     def clear_suspicion(self, suspicion: Suspicion, *, epoch: int, now: float) -> bool:
         """The node has passed its test; the job that suspected it gets an event. False: the node was suspected again

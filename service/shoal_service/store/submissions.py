@@ -24,8 +24,8 @@ from shoal_service.store.records import (
     document_of,
     etag_of,
     load,
-    load_spec,
     load_view,
+    read_spec,
     status_document,
     summary_of,
 )
@@ -122,7 +122,10 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         raise PreconditionFailed(job_id, etag_of(job.id, job.spec_version), if_match)
     if job.state.ended:
         raise JobEnded(job_id, job.state, "be changed")
-    before = load_spec(connection, job.num, job.spec_version)
+    stored = read_spec(connection, job.num, job.spec_version)
+    if stored.problem:
+        raise RequestConflict(job_id, job.state, f"be changed: its stored spec cannot be read ({stored.problem})")
+    before = stored.value
     after = _patched(before, changes)
     if after != before:
         version = job.spec_version + 1

@@ -189,6 +189,8 @@ node_suspicions = Table(
     Column("probation_s", Double, nullable=False),
     Column("next_test_at", Double, nullable=False),
     Column("num_tests", Integer, nullable=False),  # failed tests
+    Column("job_ids", Text, nullable=False),  # JSON: the jobs that suspect the node
+    Column("avoided_until", Double, nullable=False),  # a job's own suspicion lasts until then at least
 )
 
 lease = Table(

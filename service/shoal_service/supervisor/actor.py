@@ -10,6 +10,7 @@ import ray
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.gcs import GcsKeyValueStore
 from shoal_service.cluster.node_watch import GcsNodeWatch
+from shoal_service.core.attempt.commands import Command
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
 from shoal_service.supervisor.config import Directive, SupervisorConfig
@@ -17,6 +18,7 @@ from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.supervisor import Supervisor
 from shoal_service.supervisor.workers import liveness_probe
+from shoal_service.supervisor.workers.host_probe import HostProbe
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import exit_with_raylet
@@ -32,14 +34,20 @@ class SupervisorActor:
         clock = SystemClock()
         journal = GcsJournal(GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
 
-        def make_world() -> World:
+        self.config = config
+        self.life = 0
+
+        def make_world(life: int) -> World:
+            self.life = life
             return World(
-                fleet=RayFleet(config),
+                fleet=RayFleet(config, life=life, require_current=journal.require_current),
                 journal=journal,
                 catalog=CheckpointCatalog(config.checkpoint_root),
                 node_watch=GcsNodeWatch(),
+                host_watch=HostProbe(ray.get_runtime_context().get_node_id()),
                 clock=clock,
                 until_gone=liveness_probe.until_gone,
+                before_command=self.before_command,
             )
 
         identity = {"job": config.job_id, "attempt": config.attempt}
@@ -47,6 +55,9 @@ class SupervisorActor:
         self._supervisor = Supervisor(config, journal, clock, make_world)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._supervisor.log_fields)
         self._supervisor.start()
+
+    def before_command(self, command: Command) -> None:
+        """Called when a command is in the journal and is not performed yet. Fault tests end the process here."""
 
     @ray.method(concurrency_group="pull")
     def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:

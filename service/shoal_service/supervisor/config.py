@@ -7,10 +7,12 @@ from typing import Literal
 from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
+from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.planner import HardwareProfile
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.log_settings import LogSettings
+from shoal_workers.contract.snapshots import SnapshotScope
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
 
 
@@ -19,6 +21,8 @@ class SupervisorConfig(Frozen):
 
     job_id: str
     attempt: int
+    version: int = 1
+    """Of the wire: that of the control plane's release; see WIRE_VERSION."""
     spec: JobSpec
     checkpoint_root: str
     """URL of this job's checkpoint directory."""
@@ -38,16 +42,22 @@ class SupervisorConfig(Frozen):
     """Hardware profile of the workers' nodes; None: it was not measured."""
     fork_workers: bool = True
     """Workers are forked from a process of their node that has imported torch; see shoal_workers.forkserver."""
+    snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
+    """Which workers share the snapshots in shared memory."""
     logs: LogSettings = LogSettings()
     """How the supervisor and its workers write their logs."""
     goodput: Goodput | None = None
     """The job's ledger before this attempt, which continues it."""
+    lost: LostAttempt | None = None
+    """The attempt before, if it was lost with its cluster and no step was completed since."""
 
 
 class Directive(Frozen):
     """All that the control plane wants. Each one is complete, so a repeated or late one does no harm."""
 
     epoch: int
+    version: int = 1
+    """Of the wire: that of the control plane's release; see WIRE_VERSION."""
     granted: int
     desired: Desired
     elasticity: ElasticitySpec
@@ -55,6 +65,8 @@ class Directive(Frozen):
     spec_version: int
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes that are drained or on probation."""
+    server_stops: bool = False
+    """The server ends this cluster: the attempt saves, and ends. The job then returns to the queue."""
 
 
 class StaleEpoch(Exception):

@@ -12,6 +12,7 @@ from shoal_service.core.attempt.events import (
     GrantChanged,
     NodesAvoided,
     ParallelismChanged,
+    ServerStopping,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.worker import AvoidedNode
@@ -28,6 +29,8 @@ def changes(state: Attempt, directive: Directive) -> Iterator[Event]:
         yield GrantChanged(directive.granted)
     if directive.desired is not state.target.desired:
         yield DesiredChanged(directive.desired)
+    if directive.server_stops != state.target.server_stops:
+        yield ServerStopping(directive.server_stops)
 
 
 def avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:
@@ -35,6 +38,9 @@ def avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable)
     control plane's, since Ray enforces it."""
     avoided = {node.node_id: node for node in (directive.avoid if directive is not None else ())}
     for node_id, deadline in nodes.draining.items():
-        avoided[node_id] = AvoidedNode(node_id=node_id, reason="drained by Ray", deadline=deadline)
+        is_replaceable = avoided[node_id].is_replaceable if node_id in avoided else True
+        avoided[node_id] = AvoidedNode(
+            node_id=node_id, reason="drained by Ray", deadline=deadline, is_replaceable=is_replaceable
+        )
     newest = tuple(avoided[node_id] for node_id in sorted(avoided))
     return NodesAvoided(newest) if newest != state.target.avoided else None

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Coroutine, Iterable
 from typing import Any, assert_never
 
+from shoal_service.clock import WallClockWatch
 from shoal_service.cluster.node_table import NodeTable
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import (
@@ -27,6 +28,7 @@ from shoal_service.core.attempt.commands import (
     ForgetDamaged,
     Interrupt,
     KillWorker,
+    NoteCommit,
     RequestSnapshotParts,
     RequestYield,
     Run,
@@ -34,20 +36,24 @@ from shoal_service.core.attempt.commands import (
     StartWorker,
     SuspectNode,
 )
-from shoal_service.core.attempt.events import Event, ReportArrived, Tick, WorkerLost
+from shoal_service.core.attempt.events import ClockJumped, Event, NodesSilent, ReportArrived, Tick, WorkerLost
 from shoal_service.core.attempt.state.attempt import Attempt, essential
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import Worker, silent_nodes
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.directives import avoided_nodes, changes
 from shoal_service.supervisor.journal import JournalEntry
+from shoal_service.supervisor.orders import NO_ORDER, UnansweredOrders
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.release import release_workers
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
+from shoal_workers.contract.base import WIRE_VERSION
+from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.worker_reports import ValidationReport
 
@@ -68,7 +74,10 @@ class Executor:
         self._journal = world.journal
         self._fleet = world.fleet
         self._node_watch = world.node_watch
+        self._before_command = world.before_command
+        self._host_watch = world.host_watch
         self._clock = world.clock
+        self._wall_clock = WallClockWatch(world.clock)
         self._outbox = outbox
         self._reporter = Reporter(outbox, config, world.clock)
         self._coordinator = CheckpointCoordinator(config, world, self._reporter, self._post)
@@ -95,7 +104,9 @@ class Executor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directive = entry.directive if entry else None
         self._is_restart = entry is not None
+        self._entry_version = entry.version if entry is not None else WIRE_VERSION
         self._state = state
+        self._orders = UnansweredOrders(entry)
         self._journaled_step, self._journaled_mono = state.progress.step, 0.0
 
     @property
@@ -107,10 +118,15 @@ class Executor:
         """Until the attempt has ended and everything that it started is released."""
         self._loop = asyncio.get_running_loop()
         self._node_watch.start(self._nodes_changed)
+        self._host_watch.start(self._silence_changed, silent_nodes(self._state.pool))
         if self._is_restart:
             self._reattach()
         else:
-            self._perform(machine.open_attempt())
+            first = machine.open_attempt(self._state)
+            self._reporter.report([c for c in first if isinstance(c, (Emit, ShowIncident))], self._state)
+            numbers = self._orders.issue(first)
+            self._write_journal()
+            self._perform(first, numbers)
         self._reporter.show(self._state)
         while self._state.stage is not Stage.ENDED:
             try:
@@ -121,6 +137,7 @@ class Executor:
             self._take(event)
             self._queue.task_done()
         self._node_watch.stop()
+        self._host_watch.stop()
         await self._release_all()
         if self._end is not None:
             self._reporter.report([self._end], self._state)
@@ -133,6 +150,16 @@ class Executor:
     def _nodes_changed(self, nodes: NodeTable) -> None:
         """From the thread of the node watch."""
         self._call_on_loop(self._follow_nodes, nodes)
+
+    def _silence_changed(self, silent: dict[str, str]) -> None:
+        """From the thread of the host watch."""
+        self._call_on_loop(self._post, NodesSilent(silent))
+
+    def _watch_hosts(self) -> None:
+        """Those of the workers, and that of Ray's head."""
+        raylets, head = self._nodes.raylets, self._nodes.head
+        nodes = {worker.info.node_id for worker in self._state.pool.workers if worker.info is not None} | {head}
+        self._host_watch.watch({node_id: raylets[node_id] for node_id in nodes if node_id in raylets}, head)
 
     def _call_on_loop(self, function: Any, argument: Any) -> None:
         if self._loop is not None:
@@ -156,6 +183,7 @@ class Executor:
                 self._fleet.forget(worker.index)
                 message = f"node {worker.info.node_id[:12]} ({worker.info.node_ip}) has died"
                 self._post(WorkerLost(worker.index, IncidentCause.NODE_DIED, "node watch", message))
+        self._watch_hosts()
         self._avoid()
 
     def _avoid(self) -> None:
@@ -167,11 +195,19 @@ class Executor:
         self._queue.put_nowait(event)
 
     def _take(self, event: Event) -> None:
+        if jump_s := self._wall_clock.jump_s():
+            _log.warning("clock.jumped", extra={"seconds": jump_s})
+            self._take_one(ClockJumped(jump_s))
+        self._take_one(event)
+
+    def _take_one(self, event: Event) -> None:
         before = self._state
         if isinstance(event, ReportArrived):
             self._reporter.record_report(event.item, before)
         self._state, commands = machine.step(before, event, self._clock.time(), plan)
         self._end = next((c for c in commands if isinstance(c, End)), None)
+        self._orders.drop_answered(self._state)
+        numbers = self._orders.issue(commands)
         for command in commands:
             if isinstance(command, (Emit, ShowIncident)):
                 self._reporter.report([command], self._state)
@@ -185,30 +221,41 @@ class Executor:
             and self._clock.monotonic() - self._journaled_mono > _STEP_NOTE_S
         ):
             self._write_journal(wait=False)
-        self._perform(commands)
+        self._perform(commands, numbers)
+        if before.pool is not self._state.pool:
+            self._watch_hosts()
         self._reporter.show(self._state)
 
     def _write_journal(self, *, wait: bool = True) -> None:
         seq, unacknowledged, _ = self._outbox.unacknowledged()
         end = self._end.end if self._end else None
         entry = JournalEntry(
-            state=self._state, seq=seq, unacknowledged=unacknowledged, end=end, directive=self._directive
+            version=WIRE_VERSION,
+            life=self._state.life,
+            state=self._state,
+            seq=seq,
+            unacknowledged=unacknowledged,
+            end=end,
+            directive=self._directive,
+            issued=self._orders.issued(),
+            num_orders=self._orders.num_issued,
         )
         self._journal.write(entry, wait=wait)
         self._journaled_step, self._journaled_mono = self._state.progress.step, self._clock.monotonic()
 
-    def _perform(self, commands: Iterable[Command]) -> None:
-        for command in commands:
-            self._perform_one(command)
+    def _perform(self, commands: Iterable[Command], numbers: Iterable[int]) -> None:
+        for command, number in zip(commands, numbers, strict=True):
+            self._before_command(command)
+            self._perform_one(command, number)
 
-    def _perform_one(self, command: Command) -> None:
+    def _perform_one(self, command: Command, number: int) -> None:
         match command:
-            case StartWorker(index, worker_id, avoid_nodes, only_on):
+            case StartWorker(index, worker_id, avoid_nodes, only_on, touches_memory):
                 self._clients[index] = WorkerClient(index, worker_id, self._context)
-                self._clients[index].start(avoid_nodes, only_on)
+                self._clients[index].start(avoid_nodes, only_on, touches_memory)
             case KillWorker(index, reason):
                 _log.info("worker.kill", extra={"worker": self._worker_id(index), "reason": reason})
-                self._kill(index)
+                self._kill(index, number)
             case Run(index, assignment):
                 if client := self._client(index):
                     client.run(assignment)
@@ -218,6 +265,9 @@ class Executor:
             case RequestYield(index, generation, durable):
                 if client := self._client(index):
                     client.request_yield(generation, durable)
+            case NoteCommit(index, generation, step, error):
+                if client := self._client(index):
+                    client.note_commit(generation, step, error)
             case RequestSnapshotParts(index):
                 if client := self._client(index):
                     client.request_snapshot_parts()
@@ -226,7 +276,8 @@ class Executor:
             case Commit(name, parts):
                 self._spawn(self._coordinator.commit(name, parts, self._state))
             case ForgetDamaged(name, message):
-                self._spawn(self._coordinator.show_damaged(name, message))
+                self._coordinator.show_damaged(name, message)
+                self._orders.done(number)
             case Emit() | ShowIncident() | SuspectNode() | End():
                 pass  # reported before the journal was written
             case _:
@@ -251,14 +302,19 @@ class Executor:
             client.close()
         return client
 
-    def _kill(self, index: int) -> None:
+    def _kill(self, index: int, number: int = NO_ORDER) -> None:
+        """`number`: of the order; NO_ORDER: the machine has not ordered it, so it is not repeated."""
         client = self._detach(index)
         if self._state.stage is Stage.ENDED and client is not None:
             self._to_release.append(client)  # its last reports are collected first, see `_release_all`
             return
-        task = asyncio.get_running_loop().create_task(self._fleet.kill(index))
+        task = asyncio.get_running_loop().create_task(self._end_worker(index, number))
         self._killing.add(task)
         task.add_done_callback(self._killing.discard)
+
+    async def _end_worker(self, index: int, number: int) -> None:
+        await self._fleet.kill(index)
+        self._orders.done(number)
 
     async def _release_all(self) -> None:
         await release_workers(self._fleet, self._clock, self._to_release, self._killing)
@@ -268,25 +324,65 @@ class Executor:
         await self._coordinator.remove_torn(self._state)
 
     def _reattach(self) -> None:
-        """After a restart of the supervisor: finds the workers by name. None of them is stopped."""
-        workers = self._state.pool.workers
+        """After a restart of the supervisor: finds the workers by name, and repeats the orders without an answer. No
+        worker is stopped."""
+        workers, orders = self._state.pool.workers, dict(self._orders.by_number)
         dead = self._node_watch.dead_nodes()
-        found = {w.index for w in workers if self._fleet.find(w.index, w.worker_id, w.info)}
+        found = {
+            w.index for w in workers if self._speaks_this_version(w) and self._fleet.find(w.index, w.worker_id, w.info)
+        }
+        to_start = {o.index for o in orders.values() if isinstance(o, StartWorker)} - found
         restarted = Emit(SupervisorRestarted(found=len(found), of=len(workers)))
         self._reporter.report([restarted], self._state)
         for worker in workers:
-            if worker.index not in found:
+            if worker.index in found:
+                self._adopt(
+                    worker, is_to_run=any(isinstance(o, Run) and o.index == worker.index for o in orders.values())
+                )
+            elif worker.index not in to_start:
                 by_node = worker.info is not None and worker.info.node_id in dead
                 cause = IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED
                 message = "the worker was gone when the supervisor was restarted"
+                if not self._speaks_this_version(worker):
+                    cause, message = IncidentCause.WORKER_DIED, self._replace_old(worker)
                 self._post(WorkerLost(worker.index, cause, "name lookup", message))
+        self._write_journal()
+        for number, order in orders.items():
+            if isinstance(order, KillWorker):
+                self._find_to_kill(order.index)
+            elif isinstance(order, StartWorker) and order.index not in to_start:
                 continue
-            client = self._clients[worker.index] = WorkerClient(worker.index, worker.worker_id, self._context)
-            client.start_polling()
-            if worker.info is not None:
-                client.probe(worker.info)
-            if worker.in_run:
-                client.rejoin(self._state.group.generation)
-            elif not worker.warm:
-                client.prepare()
-        self._perform(machine.reopen(self._state))
+            self._before_command(order)
+            self._perform_one(order, number)
+
+    def _speaks_this_version(self, worker: Worker) -> bool:
+        version = worker.info.version if worker.info is not None else self._entry_version
+        return version == WIRE_VERSION
+
+    def _replace_old(self, worker: Worker) -> str:
+        """Ends a worker that another release started: its calls have another form. Its snapshots stay on its node."""
+        self._find_to_kill(worker.index)
+        self._kill(worker.index)
+        version = worker.info.version if worker.info is not None else self._entry_version
+        return f"the worker speaks wire version {version}, and the restarted supervisor {WIRE_VERSION}: it is replaced"
+
+    def _adopt(self, worker: Worker, *, is_to_run: bool) -> None:
+        """`is_to_run`: its `run` call is repeated."""
+        client = self._clients[worker.index] = WorkerClient(worker.index, worker.worker_id, self._context)
+        client.adopt(self._state.group.generation)
+        client.start_polling()
+        if worker.info is not None:
+            client.probe(worker.info)
+        if worker.in_run and not is_to_run:
+            client.rejoin(self._state.group.generation)
+        elif worker.left_out is not None and worker.left_out.generation is not None:
+            client.rejoin(worker.left_out.generation)
+        elif not worker.warm:
+            client.prepare()
+
+    def _find_to_kill(self, index: int) -> None:
+        """A worker that the machine has dropped, and that may still be there."""
+        config = self._state.config
+        worker_id = worker_name(config.job_id, config.attempt, index)
+        if self._fleet.find(index, worker_id, None):
+            self._clients[index] = WorkerClient(index, worker_id, self._context)

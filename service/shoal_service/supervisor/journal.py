@@ -1,18 +1,23 @@
-"""GcsJournal: what a supervisor must still know after its own death, in the cluster's key-value store (GCS).
+"""The journal: what a supervisor must still know after its own death, and which supervisor of an attempt is the last.
 
-The journal exists as long as the cluster. Without the cluster there is no worker to reattach to, and the job resumes
-from its durable checkpoint in a new attempt. An entry is written before the commands that follow from it are performed.
+    JOB/ATTEMPT/life/000002      claimed by the second supervisor: created only if absent, so by one process only
+    JOB/ATTEMPT/entry/000002     its newest entry; only that process writes it
+    JOB/ATTEMPT/epoch            the highest lease epoch that a supervisor has obeyed
+
+It lies in the cluster's key-value store (GCS), and exists as long as the cluster. Without the cluster there is no
+worker to reattach to, and the job resumes from its durable checkpoint in a new attempt. An entry is written before the
+commands that follow from it are performed.
+
+A supervisor whose node was cut off is started again on another node and cannot know of it. Its successor claims the
+next life and then reads the entry of the last life that has one. What the predecessor writes afterwards is never read,
+since each life writes only its own key. `require_current` asks for the next life's key: the fence before every write
+that outlives the attempt.
 
 While the Ray head is away nothing can be written, and training must not stop for that: `write` waits a moment, then
 lets the commands go ahead, and the newest entry is written when the head is back. A supervisor that dies during that
-time restarts with an older entry (after the head, which restarts it). What its predecessor did in the meantime is then
-found out from the workers: those of a generation that the entry does not contain answer `stale`, or are stuck and
-replaced. So one group more than necessary is formed, from a snapshot or a checkpoint, and events that were not pulled
-are lost.
-
-The head also decides which supervisor of an attempt is the current one. A supervisor whose node was cut off is started
-again on another node and cannot know of it, so `require_current` is its fence before every write that outlives the
-attempt.
+time restarts with an older entry (after the head, which restarts it). What its predecessor did in the meantime is taken
+back: workers leave the generations that the entry does not contain (`Fleet.adopt`), so one group more than necessary is
+formed, from a snapshot or a checkpoint, and events that were not pulled are lost.
 """
 
 from __future__ import annotations
@@ -22,25 +27,36 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from shoal_service.cluster.errors import GcsUnavailable
+from shoal_service.core.attempt.commands import IssuedOrder
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
 from shoal_service.views import CheckpointView, IncidentView
-from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.base import WIRE_VERSION, Frozen
 
 JOURNAL_NAMESPACE = b"shoal-journal"
 _log = logging.getLogger(__name__)
 _WRITE_WAIT_S = 0.25
 """The head answers within a millisecond; after this time it counts as away."""
 _RETRY_S = 0.2
+
+
+class _Versioned(BaseModel):
+    version: int = 1
+
+
+_VERSION = TypeAdapter(_Versioned)
 _STARTS = TypeAdapter(list[float])
 _MAX_STARTS = 100
+_T = TypeVar("_T")
 
 
 class Unacknowledged(Frozen):
@@ -51,11 +67,55 @@ class Unacknowledged(Frozen):
 
 
 class JournalEntry(Frozen):
+    version: int = 1
+    """Of the wire: that of the release that made it; see WIRE_VERSION."""
+    life: int = 0
+    """Of the supervisor that wrote it; 0: it was written by a release that did not count them."""
     state: Attempt
     seq: int
     unacknowledged: tuple[Unacknowledged, ...] = ()
     end: AttemptEnd | None = None
     directive: Directive | None = None
+    issued: tuple[IssuedOrder, ...] | None = None
+    """Orders without an answer, by number. None: the release that wrote it did not keep them."""
+    num_orders: int = 0
+    """How many orders were issued in all: the next one gets this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a supervisor finds when it starts."""
+
+    life: int
+    """Its own; greater than that of every supervisor before it."""
+    starts: list[float]
+    """Wall-clock times at which the last supervisors of the attempt began, oldest first, this one included."""
+    entry: JournalEntry | None
+    """The newest of its predecessors'; None: it is the first one, or none of them has written any."""
+    epoch: int
+    """The highest lease epoch that they have obeyed; 0: unknown."""
+
+
+class NewerJournal(Exception):
+    """The journal was written by a newer release: a cluster's nodes have different releases of Shoal."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
+
+    def __str__(self) -> str:
+        return (
+            f"the journal has wire version {self.version}, and this release of Shoal reads versions up to "
+            f"{WIRE_VERSION}. Install the same release on every node."
+        )
+
+
+def parse_entry(raw: bytes | str) -> JournalEntry:
+    """An entry of this release or an older one. Raises NewerJournal."""
+    version = _VERSION.validate_json(raw).version
+    if version > WIRE_VERSION:
+        raise NewerJournal(version)
+    return JournalEntry.model_validate_json(raw)
 
 
 class KeyValueStore(Protocol):
@@ -65,50 +125,72 @@ class KeyValueStore(Protocol):
 
     def put(self, key: bytes, value: bytes) -> None: ...
 
+    def add(self, key: bytes, value: bytes) -> bool:
+        """Puts only if the key is absent; False: it is there. Atomic."""
+
+    def keys(self, prefix: bytes) -> list[bytes]: ...
+
     def delete(self, key: bytes) -> None: ...
 
+    def delete_all(self, prefix: bytes) -> None: ...
 
-def _exit() -> None:
+
+def end_replaced_process() -> None:
+    """What a supervisor does that has a successor."""
+    _log.error("supervisor.replaced")
     os._exit(1)
 
 
 class GcsJournal:
-    """The real `protocols.Journal`: one entry per job attempt. `write` is called on the executor's loop only."""
+    """The real `protocols.Journal`: one per job attempt. `write` is called on the executor's loop only."""
 
     def __init__(
-        self, store: KeyValueStore, job_id: str, attempt: int, *, on_replaced: Callable[[], None] = _exit
+        self, store: KeyValueStore, job_id: str, attempt: int, *, on_replaced: Callable[[], None] = end_replaced_process
     ) -> None:
         """`on_replaced` must not return: it ends this process, which has a successor."""
         self._store = store
         self._on_replaced = on_replaced
-        self._key = f"{job_id}/{attempt}".encode()
-        self._starts_key = f"{job_id}/{attempt}/starts".encode()
+        self._root = f"{job_id}/{attempt}"
+        self._life = 0
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._entry: bytes | None = None
         """The newest one that is not written yet."""
         self._is_behind = False
-        self._started_at = 0.0
         self._writer: threading.Thread | None = None
 
     def read(self) -> JournalEntry | None:
-        raw = self._get(self._key)
-        return None if raw is None else JournalEntry.model_validate_json(raw)
+        newest = max(self._keys("entry"), default=None)
+        raw = self._insist(lambda: self._store.get(newest if newest is not None else self._root.encode()))
+        return None if raw is None else parse_entry(raw)
 
-    def record_start(self, now: float) -> list[float]:
-        raw = self._get(self._starts_key)
-        starts = [*(_STARTS.validate_json(raw) if raw is not None else ()), now][-_MAX_STARTS:]
-        self._put(self._starts_key, _STARTS.dump_json(starts))
-        self._started_at = now
-        return starts
+    def begin(self, now: float) -> Beginning:
+        life = max((_number(key) for key in self._keys("life")), default=0) + 1
+        if life == 1 and self._insist(lambda: self._store.get(f"{self._root}/starts".encode())) is not None:
+            life = 2  # the first supervisor was one of the release that counted no lives
+        while not self._claim(life, now):
+            life += 1  # another one was faster, or the answer to this very request was lost
+        self._life = life
+        entry = self.read()
+        raw_epoch = self._insist(lambda: self._store.get(f"{self._root}/epoch".encode()))
+        return Beginning(life, self._starts(), entry, int(raw_epoch) if raw_epoch is not None else 0)
 
     def require_current(self) -> None:
         """Ends this process if it has a successor, or if its attempt was removed: the successor would do everything a
         second time that this one did next."""
-        raw = self._get(self._starts_key)
-        if raw is None or _STARTS.validate_json(raw)[-1] != self._started_at:
-            _log.error("supervisor.replaced")
+        mine, next_one = (self._key("life", life) for life in (self._life, self._life + 1))
+        if (
+            self._insist(lambda: self._store.get(mine)) is None
+            or self._insist(lambda: self._store.get(next_one)) is not None
+        ):
             self._on_replaced()
+
+    def obey(self, epoch: int) -> None:
+        """Called before a higher epoch is obeyed. While the head is away, nothing can be written, and this returns."""
+        try:
+            self._store.put(f"{self._root}/epoch".encode(), str(epoch).encode())
+        except GcsUnavailable as error:
+            _log.warning("journal.epoch_not_written", extra={"epoch": epoch, "error": str(error)})
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
         """Takes about a millisecond; while the head is away, `_WRITE_WAIT_S` the first time and nothing afterwards."""
@@ -125,41 +207,76 @@ class GcsJournal:
                 _log.warning("journal.behind", extra={"reason": "the Ray head does not answer"})
 
     def delete(self) -> None:
-        for key in (self._key, self._starts_key):
-            try:
-                self._store.delete(key)
-            except GcsUnavailable as error:
-                _log.warning("journal.delete_failed", extra={"error": str(error)})
+        try:
+            self._store.delete_all(f"{self._root}/".encode())
+            self._store.delete(self._root.encode())
+        except GcsUnavailable as error:
+            _log.warning("journal.delete_failed", extra={"error": str(error)})
+
+    def _claim(self, life: int, now: float) -> bool:
+        return self._insist(lambda: self._store.add(self._key("life", life), repr(now).encode()))
 
     def _write_forever(self) -> None:
+        is_first = True
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._entry is not None)
                 entry = self._entry
+                was_away = self._is_behind
             assert entry is not None
-            self._put(self._key, entry, is_fenced=True)
+            self._put(entry, was_away=was_away)
             with self._changed:
                 if self._entry is entry:
                     self._entry = None
                     self._is_behind = False
                     self._changed.notify_all()
+            if is_first:
+                self._delete_older_entries()
+                is_first = False
 
-    def _get(self, key: bytes) -> bytes | None:
+    def _put(self, entry: bytes, *, was_away: bool) -> None:
+        """A supervisor that was cut off learns here that it has a successor."""
         while True:
-            try:
-                return self._store.get(key)
-            except GcsUnavailable:
-                time.sleep(_RETRY_S)  # the head does not announce its return
-
-    def _put(self, key: bytes, value: bytes, *, is_fenced: bool = False) -> None:
-        """`is_fenced`: a supervisor that was cut off must not overwrite its successor's entry."""
-        was_away = self._is_behind
-        while True:
-            if is_fenced and was_away:
+            if was_away:
                 self.require_current()
             try:
-                self._store.put(key, value)
+                self._store.put(self._key("entry", self._life), entry)
                 return
             except GcsUnavailable:
                 was_away = True
                 time.sleep(_RETRY_S)
+
+    def _delete_older_entries(self) -> None:
+        """They are never read again."""
+        try:
+            for key in self._store.keys(f"{self._root}/entry/".encode()):
+                if _number(key) < self._life:
+                    self._store.delete(key)
+        except GcsUnavailable:
+            pass  # they go with the attempt
+
+    def _starts(self) -> list[float]:
+        before = self._insist(lambda: self._store.get(f"{self._root}/starts".encode()))  # of an older release
+        starts = _STARTS.validate_json(before) if before is not None else []
+        for key in self._keys("life")[-_MAX_STARTS:]:
+            raw = self._insist(partial(self._store.get, key))
+            if raw is not None:
+                starts.append(float(raw))
+        return starts[-_MAX_STARTS:]
+
+    def _keys(self, what: str) -> list[bytes]:
+        return sorted(self._insist(lambda: self._store.keys(f"{self._root}/{what}/".encode())))
+
+    def _key(self, what: str, life: int) -> bytes:
+        return f"{self._root}/{what}/{life:06d}".encode()
+
+    def _insist(self, call: Callable[[], _T]) -> _T:
+        while True:
+            try:
+                return call()
+            except GcsUnavailable:
+                time.sleep(_RETRY_S)  # the head does not announce its return
+
+
+def _number(key: bytes) -> int:
+    return int(key.rpartition(b"/")[2])

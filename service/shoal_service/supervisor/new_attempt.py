@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from shoal_service.core import goodput
+from shoal_service.core.attempt.faults.cluster_loss import incident_of
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.history import History
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.supervisor.config import SupervisorConfig
 
 
 def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
+    incident = incident_of(config.lost, now) if config.lost is not None else None
     return Attempt(
         config=AttemptConfig(
             job_id=config.job_id,
             attempt=config.attempt,
             checkpoint_root=config.checkpoint_root,
-            timeouts=config.timeouts,
+            timeouts=config.timeouts.with_spec(config.spec.timeouts),
             profile=config.profile,
         ),
         target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid),
         current=Opening(since=now),
+        history=History(num_incidents=0 if incident is None else incident.id),
+        incident=incident,
         ledger=goodput.resume(config.goodput, at=now),
     )

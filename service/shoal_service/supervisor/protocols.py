@@ -6,14 +6,17 @@ Nothing here imports Ray.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.node_table import NodeTable
-from shoal_service.supervisor.journal import JournalEntry
+from shoal_service.core.attempt.commands import Command
+from shoal_service.supervisor.journal import Beginning, JournalEntry
 from shoal_service.supervisor.workers.liveness_probe import Address, Gone
+from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
 from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll
@@ -49,18 +52,27 @@ class WorkerDied(WorkerCallError):
 class Fleet(Protocol):
     """The workers of one attempt, by worker index. Called on the executor's loop only.
 
-    Every call to a worker raises WorkerCallError.
+    Every call to a worker raises WorkerCallError, and carries the life of this supervisor. A worker refuses the calls
+    of a supervisor older than the newest that has called it. A supervisor whose call is refused has a successor: its
+    process ends, and the call does not return.
     """
 
-    async def start(self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> None:
+    async def start(
+        self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool = True
+    ) -> None:
         """Ask for a worker. It may wait for resources; its first call returns when it runs."""
 
     def find(self, index: int, worker_id: str, info: WorkerInfo | None) -> bool:
         """Reattach to a worker by its name, after a restart of the supervisor. False: there is none of that name."""
 
+    async def adopt(self, index: int, generation: int) -> None:
+        """After a restart, before other calls: the worker leaves every generation later than this one, the newest that
+        is in the journal, and obeys no older supervisor from now on."""
+
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport: ...
 
-    async def run(self, index: int, assignment: Assignment) -> WorkerExit: ...
+    async def run(self, index: int, assignment: Assignment) -> WorkerExit:
+        """Can be repeated: a generation that the worker has begun is not begun again."""
 
     async def join(self, index: int, generation: int) -> WorkerExit: ...
 
@@ -71,6 +83,8 @@ class Fleet(Protocol):
     async def interrupt(self, index: int, generation: int) -> None: ...
 
     async def request_yield(self, index: int, generation: int, durable: bool) -> None: ...
+
+    async def note_commit(self, index: int, generation: int, step: int, error: str) -> None: ...
 
     async def forget_memory(self, index: int) -> None: ...
 
@@ -89,6 +103,10 @@ class Fleet(Protocol):
     def actor_id(self, index: int) -> str | None:
         """Ray's id of a known worker, to ask for its death later."""
 
+    async def exit_words(self, info: WorkerInfo) -> str | None:
+        """How the process of a worker that has ended did so: "was killed by signal 9 (SIGKILL)", "exited with 3". None:
+        not known, or not known yet. Raises nothing."""
+
     async def died_at(self, actor_id: str) -> float | None:
         """Wall-clock time of that worker's death, by the clock of Ray's head; None: unknown."""
 
@@ -99,16 +117,51 @@ class Journal(Protocol):
     def read(self) -> JournalEntry | None:
         """The newest entry. Blocks until the head answers."""
 
-    def record_start(self, now: float) -> list[float]:
-        """Adds a start of this attempt's supervisor; when each one began, oldest first. Blocks like `read`."""
+    def begin(self, now: float) -> Beginning:
+        """Claims the next life of this attempt's supervisor, then reads what its predecessors have left. Blocks like
+        `read`. Called once, before everything else."""
 
     def require_current(self) -> None:
         """Returns once the head has confirmed that this attempt has no later supervisor. Blocks like `read`."""
+
+    def obey(self, epoch: int) -> None:
+        """Keeps the lease epoch for the successors: called before the first call with a higher one is obeyed."""
 
     def write(self, entry: JournalEntry, *, wait: bool = True) -> None:
         """`wait`: returns when it is written, or after a moment if the head is away. Otherwise: returns immediately."""
 
     def delete(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Deleter:
+    """The supervisor that deletes checkpoints. One that was replaced deletes nothing; and none deletes what a later
+    attempt, or a later supervisor of its attempt, has written."""
+
+    attempt: int
+    life: int
+    require_current: Callable[[], None]
+    """The journal's: does not return if there is a later supervisor."""
+
+    def may_delete(self, name: CheckpointName) -> bool:
+        if (name.attempt, life_of(name.generation)) > (self.attempt, self.life):
+            return False
+        self.require_current()
+        return True
+
+
+ANYBODY = Deleter(1 << 62, 1 << 62, lambda: None)
+"""A caller without supervisors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to a search for a checkpoint."""
+
+    name: CheckpointName | None
+    """The newest one with a valid commit marker."""
+    damaged: tuple[tuple[CheckpointName, DamagedCheckpoint], ...]
+    """Newer ones whose marker is there, but damaged."""
 
 
 class Catalog(Protocol):
@@ -120,19 +173,28 @@ class Catalog(Protocol):
         """Raises StorageUnusable."""
 
     def commit(self, parts: Sequence[SavedPart], *, job_id: str, attempt: int, now: float) -> CommitMarker:
-        """Raises DamagedCheckpoint: a part is not there, or has another length."""
+        """Compare and set: the first commit stays. Raises DamagedCheckpoint: a part is not there, or has another
+        length. CommitConflict: it was committed with other files."""
 
     def newest(
         self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
     ) -> CheckpointName | None: ...
 
-    def retain(
-        self, keep: int, *, damaged: Collection[CheckpointName], in_flight: Collection[CheckpointName]
-    ) -> list[CheckpointName]:
-        """Deletes old checkpoints; the names of those that are deleted."""
+    def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
+        """The checkpoint to start from."""
 
-    def remove_torn(self, *, in_flight: Collection[CheckpointName]) -> list[CheckpointName]:
-        """Deletes every directory without a marker; their names."""
+    def retain(
+        self,
+        keep: int,
+        *,
+        damaged: Collection[CheckpointName],
+        in_flight: Collection[CheckpointName],
+        by: Deleter = ANYBODY,
+    ) -> list[CheckpointName]:
+        """Deletes old checkpoints that `by` may delete; the names of those that are deleted."""
+
+    def remove_torn(self, *, in_flight: Collection[CheckpointName], by: Deleter = ANYBODY) -> list[CheckpointName]:
+        """Deletes every directory without a marker that `by` may delete; their names."""
 
 
 class NodeWatch(Protocol):
@@ -148,8 +210,26 @@ class NodeWatch(Protocol):
         """Asks the head now; empty if it does not answer."""
 
 
+class HostWatch(Protocol):
+    """Reports which hosts answer no connect."""
+
+    def start(self, report: Callable[[dict[str, str]], None], silent: frozenset[str] = frozenset()) -> None:
+        """`report` is called on a thread of the watch with all silent nodes and the reasons: when they change, and
+        every second while there are any. `silent`: nodes that were silent before; they have answered once."""
+
+    def watch(self, nodes: Mapping[str, Address], head: str) -> None:
+        """The nodes to watch, each with the address of its raylet; `head`: the node of Ray's head. Any thread."""
+
+    def stop(self) -> None:
+        """Returns immediately."""
+
+
 UntilGone = Callable[[Address, Callable[[], Address | None]], Awaitable[Gone | None]]
 """`liveness_probe.until_gone`."""
+
+
+def _go_on(command: Command) -> None:
+    """The shipped `before_command`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,5 +240,8 @@ class World:
     journal: Journal
     catalog: Catalog
     node_watch: NodeWatch
+    host_watch: HostWatch
     clock: Clock
     until_gone: UntilGone
+    before_command: Callable[[Command], None] = _go_on
+    """Called when a command is in the journal and is not performed yet. Fault tests end the supervisor here."""

@@ -10,6 +10,7 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 
 from shoal_service.clock import Clock
 from shoal_service.core.endings import AttemptEnd
@@ -35,9 +36,10 @@ class Supervisor:
     """
 
     def __init__(
-        self, config: SupervisorConfig, journal: Journal, clock: Clock, make_world: Callable[[], World]
+        self, config: SupervisorConfig, journal: Journal, clock: Clock, make_world: Callable[[int], World]
     ) -> None:
-        """`make_world` is called once, and not at all if the attempt ends here; its errors end the attempt."""
+        """`make_world` is called once, with this supervisor's life, and not at all if the attempt ends here; its errors
+        end the attempt."""
         self._config = config
         self._journal = journal
         self._clock = clock
@@ -80,7 +82,9 @@ class Supervisor:
     def _check(self, epoch: int) -> None:
         if epoch < self._epoch:
             raise StaleEpoch(epoch, self._epoch)
-        self._epoch = epoch
+        if epoch > self._epoch:
+            self._journal.obey(epoch)  # before it is obeyed: a restarted supervisor must not obey an older one again
+            self._epoch = epoch
 
     def _prepare(self) -> Executor | None:
         """None: the attempt has ended. Nothing is raised: an actor whose constructor raises cannot report why."""
@@ -91,12 +95,12 @@ class Supervisor:
             return None
 
     def _open(self) -> Executor | None:
-        config, entry = self._config, self._journal.read()
-        starts = self._journal.record_start(self._clock.time())
+        config, beginning = self._config, self._journal.begin(self._clock.time())
+        entry, self._epoch = beginning.entry, max(config.epoch, beginning.epoch)
         if entry is not None:
             # items may have been numbered since the entry was written: the jump goes far beyond their numbers
             self._outbox = Outbox(config.attempt, seq=entry.seq + _SEQ_JUMP, unacknowledged=entry.unacknowledged)
-        if is_crash_loop(starts):
+        if is_crash_loop(beginning.starts):
             if entry is not None:
                 Reporter(self._outbox, config, self._clock).show(entry.state)
             self._end(
@@ -106,7 +110,8 @@ class Supervisor:
             )
             return None
         state = entry.state if entry is not None else new_attempt(config, self._clock.time())
-        return Executor(config, state, entry, self._outbox, self._make_world())
+        state = replace(state, life=beginning.life)
+        return Executor(config, state, entry, self._outbox, self._make_world(beginning.life))
 
     def _run(self, executor: Executor) -> None:
         """The one catch-all of this process: an error of Shoal's own ends the attempt with its traceback."""

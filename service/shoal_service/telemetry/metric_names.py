@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from shoal_service.views import JobStatus
+from shoal_service.views import ConditionType, JobStatus
 
 
 class Kind(StrEnum):
@@ -54,6 +54,11 @@ class Metric:
     """The value for a job; None: the job has no value yet. A mapping has one value per value of the second label."""
 
 
+def _condition(status: JobStatus, type_: ConditionType) -> float | None:
+    """1: it is true; 0: it is not; None: it is not known."""
+    return next((float(condition.status) for condition in status.conditions if condition.type is type_), None)
+
+
 JOBS = Metric("shoal_jobs", Kind.GAUGE, "Jobs in each state, including ended ones.", ("state",))
 
 _JOB = ("job_id",)
@@ -91,6 +96,13 @@ JOB_STEPS_LOST = Metric(
     _JOB,
     of_job=lambda job: job.status.steps_lost,
 )
+JOB_REFUSED_CALLS = Metric(
+    "shoal_job_refused_calls_total",
+    Kind.COUNTER,
+    "Calls of replaced supervisors that the workers of a job's attempt have refused.",
+    _JOB,
+    of_job=lambda job: job.status.refused_calls,
+)
 JOB_GOODPUT_SECONDS = Metric(
     "shoal_job_goodput_seconds",
     Kind.GAUGE,
@@ -119,12 +131,61 @@ JOB_SNAPSHOT_EVERY_STEPS = Metric(
     _JOB,
     of_job=lambda job: job.status.snapshot_every_steps,
 )
+JOB_NODE_LOSS_STEPS = Metric(
+    "shoal_job_node_loss_steps",
+    Kind.GAUGE,
+    "Completed steps that a job would lose now if one of its nodes were lost.",
+    _JOB,
+    of_job=lambda job: job.status.node_loss.now if job.status.node_loss else None,
+)
+JOB_NODE_LOSS_MAX_STEPS = Metric(
+    "shoal_job_node_loss_max_steps",
+    Kind.GAUGE,
+    "Completed steps that a job loses at most with one node; absent: not limited by a number of steps.",
+    _JOB,
+    of_job=lambda job: job.status.node_loss.at_most if job.status.node_loss else None,
+)
+JOB_GRADIENT_LOG_LAG_STEPS = Metric(
+    "shoal_job_gradient_log_lag_steps",
+    Kind.GAUGE,
+    "Completed steps that the gradient log of a job lacks; absent: no log is in force.",
+    _JOB,
+    of_job=lambda job: job.status.node_loss.log_lag_steps if job.status.node_loss else None,
+)
+JOB_GRADIENT_LOG_SHARE = Metric(
+    "shoal_job_gradient_log_share",
+    Kind.GAUGE,
+    "Share of a job's step time that its gradient log takes; absent: no log is in force.",
+    _JOB,
+    of_job=lambda job: job.status.node_loss.log_share if job.status.node_loss else None,
+)
 CHECKPOINT_BYTES = Metric(
     "shoal_checkpoint_bytes",
     Kind.GAUGE,
     "Size in bytes of a job's newest committed checkpoint.",
     _JOB,
     of_job=lambda job: job.checkpoint_bytes,
+)
+JOB_SNAPSHOTS_HEALTHY = Metric(
+    "shoal_job_snapshots_healthy",
+    Kind.GAUGE,
+    "1 while every rank of a job has memory for its snapshots, 0 while one has none: alert on 0.",
+    _JOB,
+    of_job=lambda job: _condition(job.status, ConditionType.SNAPSHOTS_HEALTHY),
+)
+JOB_CHECKPOINT_HEALTHY = Metric(
+    "shoal_job_checkpoint_healthy",
+    Kind.GAUGE,
+    "1 if a job's last checkpoint could be saved, 0 if it failed or the storage stalls: training goes on without.",
+    _JOB,
+    of_job=lambda job: _condition(job.status, ConditionType.CHECKPOINT_HEALTHY),
+)
+JOB_CHECKPOINT_STEP = Metric(
+    "shoal_job_checkpoint_step",
+    Kind.GAUGE,
+    "Step of a job's newest committed checkpoint.",
+    _JOB,
+    of_job=lambda job: job.status.checkpoint_step,
 )
 
 INCIDENTS = Metric("shoal_incidents_total", Kind.COUNTER, "Incidents of all jobs, by cause.", ("cause",))

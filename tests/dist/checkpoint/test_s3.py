@@ -78,6 +78,13 @@ def _commit(catalog: CheckpointCatalog, step: int, values: torch.Tensor) -> Chec
     return CheckpointName(step, 1, 1)
 
 
+def test_the_first_commit_of_an_object_store_stays(catalog: CheckpointCatalog) -> None:
+    place = open_directory(catalog.url(CheckpointName(1, 1, 1)))
+    assert place.create_file("COMMIT.json", b"first")
+    assert not place.create_file("COMMIT.json", b"second")
+    assert place.read("COMMIT.json") == b"first"
+
+
 def test_checkpoint_is_saved_found_verified_loaded_and_retired(catalog: CheckpointCatalog) -> None:
     catalog.check_writable()
     first = _commit(catalog, 1, torch.randn(100))

@@ -101,6 +101,17 @@ def test_parts_of_a_dead_process_are_served_by_a_process_that_starts_later(
     assert bool((state["second"] == 1).all())
 
 
+def test_parts_of_a_dead_process_are_served_by_another_node_of_its_machine(
+    nodes: Any, start_writer: Callable[[str], _Writer]
+) -> None:
+    neighbour, reader = nodes.start("b", memory_id="a"), nodes.start("c")
+    start_writer("serve").end()
+    assert [(held.step, held.node_id) for held in neighbour.snapshot_parts()] == [(1, "b")]
+    state = _blank()
+    assert neighbour.load(state, nodes.source(neighbour, step=1), check=_nothing).local_bytes == 8 * _NUMEL
+    assert reader.load(state, nodes.source(neighbour, step=1), check=_nothing).remote_bytes == 8 * _NUMEL
+
+
 def test_a_peer_killed_during_a_read_is_detected_without_a_timeout(
     nodes: Any, start_writer: Callable[[str], _Writer]
 ) -> None:

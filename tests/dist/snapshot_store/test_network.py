@@ -126,6 +126,17 @@ def test_buddy_keeps_the_two_newest_copies(nodes: Any) -> None:
     assert writer.take_send_cost() is None
 
 
+def test_the_step_of_which_every_rank_has_a_copy_outlives_later_copies_of_one_rank(nodes: Any) -> None:
+    writer, buddy = nodes.start("a"), nodes.start("b")
+    for step, keep in ((1, None), (2, 1), (3, 1), (4, 1)):
+        _snapshot(writer, step)
+        assert writer.replicate(nodes.server(buddy), keep_step=keep)
+        cost = _wait_until_sent(writer)
+        assert (cost.generation, cost.step) == (1, step)
+        assert (1, 1) in _steps(writer) and (1, 1) in _steps(buddy)
+    assert _steps(buddy) == [(1, 1), (1, 4)]
+
+
 def test_without_a_snapshot_there_is_nothing_to_send(nodes: Any) -> None:
     writer, buddy = nodes.start("a"), nodes.start("b")
     assert not writer.replicate(nodes.server(buddy))

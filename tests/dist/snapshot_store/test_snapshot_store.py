@@ -207,12 +207,15 @@ def test_a_removed_attempt_has_no_snapshots_while_its_processes_live(nodes: Any)
     assert second.snapshot_parts() == ()
 
 
-def test_a_new_store_sweeps_attempts_without_a_live_process(nodes: Any) -> None:
+def test_a_new_store_sweeps_earlier_attempts_of_its_job_without_a_live_process(nodes: Any) -> None:
     dead = nodes.start(job_id="dead")
     base = dead._registry.path.parent.parent.parent
     shutil.copytree(base / "dead-a1", base / "dead-a2")  # files without a holder of their lock
-    live = nodes.start()
-    assert sorted(path.name for path in base.iterdir()) == ["dead-a1", "job-a1"]
+    other = nodes.start()
+    assert sorted(path.name for path in base.iterdir()) == ["dead-a1", "dead-a2", "job-a1"]
+    assert other.snapshot_parts() == ()
+    live = nodes.start(job_id="dead", attempt=3)
+    assert sorted(path.name for path in base.iterdir()) == ["dead-a1", "dead-a3", "job-a1"]
     assert sweep_stale(nodes.root) == []
     assert live.snapshot_parts() == ()
 

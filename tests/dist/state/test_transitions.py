@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kit.worlds import transition_cases
 from kit.worlds.layout_cases import spec_of
 from kit.worlds.transition_cases import STEPS, SWITCH
+from kit.worlds.whole_states import assert_same_bits, whole
 from shoal_workers.contract.checks.legality import violations
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.layout import Layout
@@ -47,7 +47,7 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
     for worker in group:
         worker.strike("snapshot", SWITCH, "dump")
     survivors, exits = _die(case, job, group) if case.is_kill else _yield(case, job, group)
-    before = _whole([worker.dumped() for worker in group])
+    before = whole([worker.dumped() for worker in group])
     (directory,) = job.committed
     source = job.in_memory(exits, survivors)
     assert source.step == SWITCH
@@ -58,7 +58,7 @@ def test_a_transition_moves_every_bit_and_changes_no_loss(case: Any, make_job: A
             worker.strike("forward", SWITCH, "dump")
         ends = job.run(next_group, layout=case.new, **restore)
         assert [end.kind for end in ends] == [ExitKind.FINISHED] * len(ends), [end.error for end in ends]
-        _assert_same_bits(before, _whole([worker.dumped() for worker in next_group]))
+        assert_same_bits(before, whole([worker.dumped() for worker in next_group]))
         losses = {r.step: r.loss for r in job.reports(next_group[0])}
         expected = {step: loss for step, loss in plain.losses.items() if step > SWITCH}
         assert losses == pytest.approx(expected, abs=1e-5)
@@ -90,33 +90,6 @@ def _die(case: Any, job: Any, group: list[Any]) -> tuple[list[Any], list[WorkerE
     survivors = [worker for worker in group if worker is not victim]
     exits = job.interrupt(survivors)
     return survivors, exits
-
-
-def _whole(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The ranks' parts assembled. Parts that several ranks have must be equal bit for bit, and no part may be
-    missing."""
-    whole: dict[str, Any] = {}
-    is_there: dict[str, Any] = {}
-    for part in parts:
-        for name, (shape, offsets, values) in part.items():
-            if name not in whole:
-                whole[name] = np.zeros(shape or (1,), values.dtype)
-                is_there[name] = np.zeros(shape or (1,), bool)
-            box = tuple(slice(at, at + size) for at, size in zip(offsets, values.shape, strict=True)) or slice(None)
-            known = is_there[name][box]
-            assert np.array_equal(whole[name][box][known], values.reshape(known.shape)[known]), name
-            whole[name][box] = values
-            is_there[name][box] = True
-    for name, mask in is_there.items():
-        assert mask.all(), name
-    return whole
-
-
-def _assert_same_bits(before: dict[str, Any], after: dict[str, Any]) -> None:
-    assert before.keys() == after.keys()
-    assert any(name.endswith(".exp_avg_sq") for name in before)
-    differing = [name for name, values in before.items() if values.tobytes() != after[name].tobytes()]
-    assert differing == []
 
 
 def test_the_pairs_are_many_legal_and_cover_every_axis() -> None:

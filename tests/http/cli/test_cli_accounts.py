@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.node_loss import NodeLossBound, Protection
 from shoal_service.views import Goodput, IncidentView, JobStatus, SeriesPoint
 from shoal_workers.contract.job import IncidentCause, JobState
 
@@ -37,6 +38,9 @@ def incident(number: int, **fields: Any) -> IncidentView:
     )
 
 
+BOUND = NodeLossBound(
+    protection=Protection.COPIES, at_most=24, now=7, every_steps=20, reason="the optimizer is not the built-in AdamW"
+)
 CLOSED = incident(
     1,
     to_workers=3,
@@ -55,6 +59,7 @@ CLOSED = incident(
     action="restart process, shrink",
     closed=True,
     message="killed by signal 9",
+    node_loss=BOUND,
 )
 
 
@@ -72,7 +77,8 @@ def trained(service: Any) -> Any:
     def train(*values: float, **changes: Any) -> str:
         job = service.add_job(**changes)
         service.begin(job)
-        service.report(job, status(goodput=GOODPUT), incidents=(CLOSED, incident(2)), series=losses(*values))
+        shown = status(goodput=GOODPUT, node_loss=BOUND, snapshot_every_steps=1, snapshot_share=0.004)
+        service.report(job, shown, incidents=(CLOSED, incident(2)), series=losses(*values))
         return str(job.id)
 
     return train
@@ -98,6 +104,16 @@ def test_the_time_in_the_queue_is_shown_while_it_passes_and_booked_at_its_end(sh
 
 def test_show_has_the_goodput_in_a_line(shoal: Any, trained: Any) -> None:
     assert "75.0%" in shoal("show", trained()).out
+
+
+def test_show_says_what_a_lost_node_costs(shoal: Any, trained: Any) -> None:
+    text = " ".join(shoal("show", trained()).out.split())
+    assert "in memory of each worker, after every step, 0.40% of the step time" in text
+    assert "a lost node costs at most 24 steps, now 7 (copies on other nodes after every 20 steps;" in text
+
+
+def test_an_incident_shows_the_bound_that_was_in_force(shoal: Any, trained: Any) -> None:
+    assert "a lost node costs at most 24 steps, now 7" in " ".join(shoal("incidents", trained(), "1").out.split())
 
 
 def test_incidents_are_listed_with_action_and_cost(shoal: Any, trained: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal_service.supervisor.protocols import Catalog
-from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_service.supervisor.protocols import Catalog, Deleter
+from shoal_workers.checkpoint.errors import CommitConflict, DamagedCheckpoint
+from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedFile, SavedPart
 
@@ -65,6 +66,35 @@ class CatalogContract:
         catalog.commit(parts, job_id="j1", attempt=1, now=6.0)  # repeated after a restart
         assert catalog.newest() == name(4)
         assert catalog.url(name(4)).endswith(f"/{name(4)}")
+
+    def test_the_first_commit_stays(self) -> None:
+        catalog = self.make()
+        parts = self.parts(catalog, 4)
+        first = catalog.commit(parts, job_id="j1", attempt=1, now=5.0)
+        assert catalog.commit(parts, job_id="j1", attempt=1, now=6.0) == first, "repeated by a restarted supervisor"
+        file = SavedFile(name="shard-00000.bin", bytes=10, crc32=99)
+        others = [parts[0].model_copy(update={"files": (file,)}), parts[1]]
+        with pytest.raises(CommitConflict):
+            catalog.commit(others, job_id="j1", attempt=1, now=7.0)
+        assert catalog.newest() == name(4)
+
+    def test_a_replaced_supervisor_deletes_nothing_and_what_a_later_one_wrote_stays(self) -> None:
+        class Replaced(Exception):
+            pass
+
+        def refuse() -> None:
+            raise Replaced
+
+        catalog = self.make()
+        later = next_generation(1, life=2)
+        for step in (4, 8):
+            self.commit(catalog, step)
+        self.parts(catalog, 6, generation=later)
+        with pytest.raises(Replaced):
+            catalog.retain(1, damaged=(), in_flight=(), by=Deleter(1, 1, refuse))
+        assert catalog.remove_torn(in_flight=(), by=Deleter(1, 1, lambda: None)) == []
+        assert catalog.retain(1, damaged=(), in_flight=(), by=Deleter(1, 1, lambda: None)) == [name(4)]
+        assert catalog.remove_torn(in_flight=(), by=Deleter(1, 2, lambda: None)) == [name(6, later)]
 
     def test_the_newest_checkpoint_is_found_except_for_excluded_ones(self) -> None:
         catalog = self.make()

@@ -17,8 +17,9 @@ from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, P
 _PATIENCE_S = 60.0
 
 
-def assignment(generation: int) -> Assignment:
+def assignment(generation: int, *, life: int = 1) -> Assignment:
     return Assignment(
+        life=life,
         job_id="contract",
         attempt=1,
         generation=generation,
@@ -42,7 +43,9 @@ async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
 class FleetContract:
     """One attempt per test; its workers end with the test."""
 
-    def make(self, *, can_load_task: bool = True) -> Fleet:
+    def make(
+        self, *, can_load_task: bool = True, life: int = 1, on_replaced: Callable[[], None] = lambda: None
+    ) -> Fleet:
         """The fleet of one supervisor of the attempt."""
         raise NotImplementedError
 
@@ -106,12 +109,63 @@ class FleetContract:
 
         self.run(main)
 
+    def test_a_repeated_run_has_the_same_answer(self) -> None:
+        async def main() -> None:
+            fleet = self.make()
+            await self.started(fleet)
+            await fleet.interrupt(0, 3)
+            worker_exit = await fleet.run(0, assignment(3))
+            successor = self.make(life=2)
+            assert successor.find(0, self.name(0), None)
+            await successor.adopt(0, 3)
+            assert await successor.run(0, assignment(3, life=1)) == worker_exit, "an order of its predecessor"
+
+        self.run(main)
+
+    def test_a_worker_that_is_started_twice_under_one_name_is_one_worker(self) -> None:
+        async def main() -> None:
+            info = await self.started(self.make())
+            assert await self.started(self.make(life=2)) == info
+
+        self.run(main)
+
+    def test_a_supervisor_whose_successor_has_called_is_refused_by_every_call(self) -> None:
+        async def main() -> None:
+            class Ended(BaseException):
+                """The process of the replaced supervisor."""
+
+            def end() -> None:
+                raise Ended
+
+            older, newer = self.make(on_replaced=end), self.make(life=2)
+            info = await self.started(older)
+            assert newer.find(0, self.name(0), info)
+            await newer.adopt(0, 0)
+            calls: list[Callable[[], Awaitable[Any]]] = [
+                lambda: older.prepare(0),
+                lambda: older.run(0, assignment(1)),
+                lambda: older.join(0, 1),
+                lambda: older.interrupt(0, 9),
+                lambda: older.request_yield(0, 9, True),
+                lambda: older.snapshot_parts(0),
+                lambda: older.forget_memory(0),
+                lambda: older.adopt(0, 0),
+                lambda: older.poll(0, 0, 0, 0.0),
+            ]
+            for call in calls:
+                with pytest.raises(Ended):
+                    await call()
+            assert (await newer.poll(0, 0, 0, 0.0)).num_refused == len(calls)
+
+        self.run(main)
+
     def test_a_new_worker_holds_no_snapshots_and_accepts_requests(self) -> None:
         async def main() -> None:
             fleet = self.make()
             await self.started(fleet)
             assert await fleet.snapshot_parts(0) == ()
             await fleet.request_yield(0, 1, True)
+            await fleet.note_commit(0, 1, 20, "")
             await fleet.forget_memory(0)
 
         self.run(main)
@@ -168,5 +222,17 @@ class FleetContract:
             actor_id = fleet.actor_id(0)
             assert actor_id is not None
             assert await eventually(lambda: fleet.died_at(actor_id)) > 0
+
+        self.run(main)
+
+    def test_the_end_of_a_worker_is_described_in_the_words_of_the_operating_system(self) -> None:
+        async def main() -> None:
+            fleet = self.make()
+            info = await self.started(fleet)
+            await fleet.start(1, self.name(1), (), info.node_id)
+            await fleet.prepare(1)
+            assert await fleet.exit_words(info) is None, "it is alive"
+            self.end_process(info)
+            assert await eventually(lambda: fleet.exit_words(info)) == "was killed by signal 9 (SIGKILL)"
 
         self.run(main)

@@ -38,39 +38,58 @@ class JournalContract:
 
     def test_the_next_supervisor_reads_the_newest_entry(self) -> None:
         first = self.open()
-        first.record_start(1.0)
+        first.begin(1.0)
         first.write(entry(1))
         first.write(entry(2))
         assert self.open().read() == entry(2)
 
     def test_starts_are_counted_over_all_supervisors_of_the_attempt(self) -> None:
-        assert self.open().record_start(1.0) == [1.0]
-        assert self.open().record_start(2.5) == [1.0, 2.5]
+        assert self.open().begin(1.0).starts == [1.0]
+        assert self.open().begin(2.5).starts == [1.0, 2.5]
 
     def test_the_current_supervisor_passes_the_fence(self) -> None:
         journal = self.open()
-        journal.record_start(1.0)
+        journal.begin(1.0)
         journal.require_current()
 
     def test_a_supervisor_with_a_successor_does_not_pass_the_fence(self) -> None:
         journal = self.open()
-        journal.record_start(1.0)
-        self.open().record_start(2.0)
+        journal.begin(1.0)
+        self.open().begin(2.0)
         with pytest.raises(Replaced):
             journal.require_current()
 
     def test_a_supervisor_of_a_removed_attempt_does_not_pass_the_fence(self) -> None:
         journal = self.open()
-        journal.record_start(1.0)
+        journal.begin(1.0)
         self.open().delete()
         with pytest.raises(Replaced):
             journal.require_current()
 
     def test_a_deleted_journal_is_empty_and_deleting_it_again_does_nothing(self) -> None:
         journal = self.open()
-        journal.record_start(1.0)
+        journal.begin(1.0)
         journal.write(entry(1))
         journal.delete()
         journal.delete()
         assert self.open().read() is None
-        assert self.open().record_start(3.0) == [3.0]
+        assert self.open().begin(3.0).starts == [3.0]
+
+    def test_each_supervisor_has_a_life_of_its_own_which_grows(self) -> None:
+        lives = [self.open().begin(float(number)).life for number in range(1, 4)]
+        assert lives == [1, 2, 3]
+
+    def test_what_a_replaced_supervisor_writes_is_not_read_by_its_successors(self) -> None:
+        first, second = self.open(), self.open()
+        first.begin(1.0)
+        first.write(entry(1))
+        assert second.begin(2.0).entry == entry(1)
+        second.write(entry(2))
+        first.write(entry(9))
+        assert self.open().begin(3.0).entry == entry(2)
+
+    def test_a_successor_obeys_no_older_control_plane_than_its_predecessor(self) -> None:
+        first = self.open()
+        assert first.begin(1.0).epoch == 0
+        first.obey(7)
+        assert self.open().begin(2.0).epoch == 7

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any, get_args
@@ -63,8 +63,8 @@ class RemoteWorker:
             return self._inbox["reply"].get(timeout=PATIENCE_S)
 
     def strike(self, phase: str, step: int, action: str, *, count: int = 1) -> None:
-        """`action`: kill, stop, hold or dump, as `phase` is entered the `count`-th time after `step` steps; or "kill
-        within" the update that follows."""
+        """`action`: kill, stop, hold, dump or flip (a bit of a parameter), as `phase` is entered the `count`-th time
+        after `step` steps; or "kill within" the update that follows."""
         self.call("strike", phase, step, action, count)
 
     def reached(self) -> Any:
@@ -149,10 +149,11 @@ class Job:
         workers: list[RemoteWorker],
         *,
         world_size: int | None = None,
-        buddy_of: Callable[[int], RemoteWorker] | None = None,
+        buddy_of: Callable[[int], RemoteWorker | None] | None = None,
         **changes: Any,
     ) -> int:
-        """Send the next generation's assignments; returns its number. The first worker is rank 0."""
+        """Send the next generation's assignments; returns its number. The first worker is rank 0. A rank for which
+        `buddy_of` returns None needs no copy: a replica sends it."""
         self.generation += 1
         self._fleet.has_exit.clear()
         for rank, worker in enumerate(workers):
@@ -170,7 +171,9 @@ class Job:
             }
             self._collective_timeout_s = values["collective_timeout_s"]
             if buddy_of is not None:
-                values["buddy"] = buddy_of(rank).snapshot_server
+                buddy = buddy_of(rank)
+                values["buddy"] = None if buddy is None else buddy.snapshot_server
+                values["is_covered"] = buddy is None
             worker.call("run", Assignment(**values))
         return self.generation
 
@@ -234,14 +237,18 @@ class Job:
 class Fleet:
     """Worker processes, all forked from one zygote. They end with their test."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: stands before the zygote's command, and so decides where all workers run."""
         self._workers: list[RemoteWorker] = []
         self.has_exit = threading.Event()
         """Set when a worker has left a generation."""
         self._listener = Listener(str(directory / "workers"), family="AF_UNIX")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self._zygote = subprocess.Popen(
-            [sys.executable, str(_HERE / "zygote.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            [*prefix, sys.executable, str(_HERE / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
         )
         assert self._zygote.stdout is not None
         assert self._zygote.stdout.readline() == b"ready\n"

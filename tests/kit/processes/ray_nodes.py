@@ -69,12 +69,16 @@ class Nodes:
         """Pids of the actors of a class, over all nodes."""
         return [pid for ip in self.ips() for pid, command in self._processes(ip) if command.startswith(f"ray::{actor}")]
 
+    def raylet_pid(self, ip: str) -> int:
+        [pid] = [pid for pid, command in self._processes(ip) if "/raylet/raylet " in f"{command} "]
+        return pid
+
     def kill_raylet(self, ip: str) -> float:
         """Send SIGKILL to a node's raylet only; its workers then exit. Returns the time of the signal.
 
         The raylet is reaped if it has become a child of this process: Ray's workers treat a zombie as alive.
         """
-        [pid] = [pid for pid, command in self._processes(ip) if "/raylet/raylet " in f"{command} "]
+        pid = self.raylet_pid(ip)
         at = send(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,8 @@ NUM_CPUS = 8
 """Of the session's cluster."""
 PATIENCE_S = 120.0
 """Far more than any operation takes, so that a busy machine does not fail a test."""
+_GUARD = Path(__file__).parents[1] / "programs" / "process_guard.py"
+_MARK = "SHOALTEST_GUARD"
 _MAIN = "from shoal_api.cli.main import main; main()"
 _LIST_LEFT = """
 import json, sys, ray
@@ -48,12 +52,18 @@ class Server:
     environment: dict[str, str] = field(default_factory=dict)
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
+    log_path: Path | None = None
+    """Output of the newest process."""
     sessions: set[int] = field(default_factory=set)
     """The sessions of this server and of its clusters: each of its processes is in one of them."""
+    mark: str = field(default_factory=lambda: f"guarded-{secrets.token_hex(8)}")
+    guard: subprocess.Popen[bytes] | None = None
+    """Ends them if this process does not."""
 
     def start(self) -> Server:
         self.state_dir.mkdir(parents=True, exist_ok=True)
-        log_path = self.state_dir / f"server-{len(self.sessions)}.log"
+        self._start_guard()
+        log_path = self.log_path = self.state_dir / f"server-{len(self.sessions)}.log"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SHOAL_", "PYTHON"))}
         options = [f"--port={self.port}", f"--state-dir={self.state_dir}", *self.options]
         with log_path.open("wb") as log:
@@ -64,7 +74,7 @@ class Server:
                 stderr=log,
                 start_new_session=True,
                 cwd=self.state_dir,
-                env={**inherited, "OMP_NUM_THREADS": "1", **self.environment},
+                env={**inherited, "OMP_NUM_THREADS": "1", _MARK: self.mark, **self.environment},
             )
         self.sessions.add(self.process.pid)
 
@@ -75,6 +85,12 @@ class Server:
 
         self.port = int(until(listening, "the server listens"))
         return self
+
+    def _start_guard(self) -> None:
+        """Its input ends with this process, however that ends; see kit/programs/process_guard.py."""
+        if self.guard is None:
+            command = [sys.executable, "-S", _GUARD, f"{_MARK}={self.mark}", self.state_dir]
+            self.guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     @property
     def client(self) -> Client:
@@ -121,10 +137,24 @@ class Server:
 
     def stop(self) -> int:
         """Stop in order; returns the exit status."""
+        self.send(signal.SIGTERM)
+        return self.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to the server, not to its cluster."""
         assert self.process is not None
         self._learn_sessions()
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=40)
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Return when the server has ended; its exit status."""
+        assert self.process is not None
+        return self.process.wait(timeout=PATIENCE_S)
+
+    def output(self) -> str:
+        """What the newest process has printed so far."""
+        assert self.log_path is not None
+        return self.log_path.read_text()
 
     def processes(self) -> dict[int, str]:
         """Every process that this server or its cluster started, by pid: its command line."""
@@ -165,6 +195,10 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        if self.guard is not None and self.guard.stdin is not None:
+            self.guard.stdin.close()
+            self.guard.wait()
+            self.guard = None
         return left
 
 

@@ -19,10 +19,14 @@ from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.engine import Engine
 from shoal_workers.engine.errors import TaskFailed
+from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 faulthandler.enable()
+PUBLISHED = "published"
+"""Within CONNECTING: this rank's address is in the store, and it has connected to no other rank."""
 
 
 class WorkerProcess:
@@ -58,6 +62,30 @@ class WorkerProcess:
             self.go.wait()
         elif action == "dump":
             self.send("dumped", self.state())
+        elif action == "flip":
+            self.flip_a_bit()
+        elif action == "report":
+            self.send("reached", key)
+        if phase == Phase.CONNECTING:
+            self.on_address_published(lambda: self.on_phase(PUBLISHED, step))
+
+    def on_address_published(self, act):
+        """torch's first read from the store follows right after it has written this rank's address."""
+        plain = GenerationStore.wait
+
+        def wait(store, *arguments):
+            GenerationStore.wait = plain
+            act()
+            plain(store, *arguments)
+
+        GenerationStore.wait = wait
+
+    def flip_a_bit(self):
+        """In the memory of a parameter of which this rank has a part."""
+        tensors = self.engine._runtime.state.view.tensors()
+        own = [t.to_local() for name, t in tensors.items() if name.startswith("model.") and isinstance(t, DTensor)]
+        octets = next(t for t in own if t.numel()).detach().reshape(-1).view(torch.uint8)
+        octets[2] ^= 1 << 6
 
     def state(self):
         """This rank's part of every tensor: name -> (global shape, offsets of the part, its values)."""
@@ -82,8 +110,10 @@ class WorkerProcess:
             parse_spec(spec),
             checkpoint_root=checkpoint_root,
             outbox=self.outbox,
+            store=StoreServer("127.0.0.1", "key"),
             snapshot_store=self.snapshot_store,
             on_phase=self.on_phase,
+            node_directory=self.snapshot_store.node_directory if self.snapshot_store else None,
         )
         return self.engine.store_port, self.snapshot_store.port if self.snapshot_store else 0
 
@@ -92,7 +122,7 @@ class WorkerProcess:
         return id(self.engine._runtime.assembly.parts[0])
 
     def do_strike(self, phase, step, action, count):
-        assert phase in list(Phase)
+        assert phase in [*Phase, PUBLISHED]
         self.strikes[phase, step, count] = action
 
     def do_run(self, assignment):
@@ -106,6 +136,9 @@ class WorkerProcess:
             return error.report
         return None
 
+    def do_note(self):
+        return self.engine.progress.note
+
     def do_interrupt(self, generation):
         return self.engine.interrupt(generation)
 
@@ -118,9 +151,18 @@ class WorkerProcess:
     def do_go(self):
         self.go.set()
 
+    def do_sent_bytes(self):
+        """Of whole copies and of gradient logs."""
+        return self.snapshot_store.sent_bytes
+
     def do_resource_counts(self):
         """Open descriptors and threads."""
         return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+    def do_memory(self):
+        """Resident bytes, without pages of files and shared memory, and keys in this worker's rendezvous store."""
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(fields["RssAnon"].split()[0]) << 10, self.engine.num_store_keys
 
     def train(self):
         while (assignment := self.assignments.get()) is not None:

@@ -13,7 +13,7 @@ from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile, Stamp
 
 REGIONS = Regions.of(index_bytes=0, extra_room=0, num_bytes=100)
 
-directory = SlotRegistry(Path(sys.argv[1]), job_id=sys.argv[2], attempt=1, node_id=sys.argv[3], worker_id="s")
+directory = SlotRegistry(Path(sys.argv[1]), job_id=sys.argv[2], attempt=1, memory_id=sys.argv[3], worker_id="s")
 for number, part in enumerate(sys.argv[4:]):
     slot = SlotFile(directory.path / f"own-{number}", REGIONS.file_bytes)
     generation, _, step = part.partition(":")

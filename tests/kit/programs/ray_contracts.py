@@ -52,7 +52,9 @@ class TestRayFleet(FleetContract):
     def _attempt(self) -> None:
         self.job_id = uuid.uuid4().hex
 
-    def make(self, *, can_load_task: bool = True) -> Fleet:
+    def make(
+        self, *, can_load_task: bool = True, life: int = 1, on_replaced: Callable[[], None] = lambda: None
+    ) -> Fleet:
         document = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}}
         spec = parse_spec(document if can_load_task else {**document, "task": "no_such_module:Task"})
         return RayFleet(
@@ -65,7 +67,9 @@ class TestRayFleet(FleetContract):
                 epoch=1,
                 spec_version=1,
                 snapshot_key="secret",
-            )
+            ),
+            life=life,
+            on_replaced=on_replaced,
         )
 
     def name(self, index: int) -> str:
@@ -79,7 +83,7 @@ class TestRayFleet(FleetContract):
             try:
                 await main()
             finally:
-                fleet = self.make()
+                fleet = self.make(life=9)
                 for index in range(2):
                     if fleet.find(index, self.name(index), None):
                         await fleet.kill(index)

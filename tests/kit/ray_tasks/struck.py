@@ -24,8 +24,8 @@ from tiny import Tiny
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.process.position import Position
 
-_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SNAPSHOT, Phase.SAVING, Phase.VALIDATING)
-_AFTER_THE_STEP = (Phase.SNAPSHOT, Phase.SAVING, Phase.VALIDATING)
+_AFTER_THE_STEP = (Phase.SNAPSHOT, Phase.SAVING, Phase.COMMITTING, Phase.VALIDATING)
+_OF_A_STEP = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, *_AFTER_THE_STEP)
 
 
 class Struck(Tiny):
@@ -34,7 +34,7 @@ class Struck(Tiny):
         self.holds = data.get("holds", [])
         self.times = {}
 
-    def prepare(self, progress):
+    def arrive(self):
         [position] = [found for found in gc.get_objects() if type(found) is Position]
         position._on_phase = self._at_phase
         n = 1
@@ -42,7 +42,7 @@ class Struck(Tiny):
             n += 1
         (self.gate / f"process-{n}.pid").write_text(str(os.getpid()))
         self._hold("preparing", n, None)
-        super().prepare(progress)
+        super().arrive()
 
     def _at_phase(self, phase, completed_steps):
         self.times[phase] = self.times.get(phase, 0) + 1
@@ -61,3 +61,20 @@ class Struck(Tiny):
                 unfinished.rename(self.gate / f"{name}.reached")
                 while not (self.gate / f"{name}.go").exists():
                     time.sleep(0.01)
+
+
+class BuiltIn(Struck):
+    """With the engine's own optimizer, so that its state is in shared memory, and gradients are logged."""
+
+    build_optimizer = None
+
+    def __init__(self, *, model, data, seed):
+        super().__init__(model=model, data=data, seed=seed)
+        self.completed_steps = 0
+
+    def _at_phase(self, phase, completed_steps):
+        self.completed_steps = completed_steps
+        super()._at_phase(phase, completed_steps)
+
+    def _completed_steps(self):
+        return self.completed_steps

@@ -13,12 +13,15 @@ A strike is {"at": ..., "rank": ..., "n": ..., "do": ...}:
          mark     make the file NAME.reached
          raise    ValueError, each time
          print    a line, each time
+         flip     a bit of this rank's part of a parameter, once
+         disk     OSError EIO, as from a disk that fails, once
 
 `data.waves` [4, 6]: the first four processes become ready together, and so do the fifth and the sixth. Otherwise a busy
 machine would decide with how many of them a group forms.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import time
@@ -53,7 +56,8 @@ class Tiny:
         self.optimizer = None
         self.struck_in = None
 
-    def prepare(self, progress):
+    def arrive(self):
+        """Each process of the job on its own, so not in `prepare`, which one process of a node does alone."""
         n = 1
         while not self._claim(f"prepared-{n}"):
             n += 1
@@ -74,7 +78,10 @@ class Tiny:
         return self.optimizer
 
     def build_dataset(self, split):
-        return Points(50) if split == "train" else None
+        if split != "train":
+            return None
+        self.arrive()
+        return Points(50)
 
     def loss(self, model, batch):
         now = (self.builds, self._completed_steps() + 1)
@@ -111,8 +118,18 @@ class Tiny:
                     self._claim(f"{name}.reached")
                 case "raise":
                     raise ValueError(f"the user's own mistake at {at} {n}")
+                case "flip":
+                    if self._claim(f"{name}.flipped"):
+                        self._flip_a_bit()
+                case "disk":
+                    if self._claim(f"{name}.failed"):
+                        raise OSError(errno.EIO, os.strerror(errno.EIO))
                 case "print":
                     print(f"hello from rank {rank} at {at} {n}")
+
+    def _flip_a_bit(self):
+        parameter = self.optimizer.param_groups[0]["params"][0]
+        parameter.detach()._local_tensor.view(torch.uint8).view(-1)[2] ^= 1 << 6
 
     def _claim(self, name):
         """True for the first caller over all processes."""

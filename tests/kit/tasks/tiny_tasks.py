@@ -1,6 +1,9 @@
 """Small tasks as a user writes them; they import nothing from Shoal."""
 
+import os
 import random
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -83,6 +86,21 @@ class Augmenting(Counting):
         return torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=0.9)
 
 
+class Slow(Counting):
+    """Its preparation takes until the file `data.gate`/go exists; it is begun once per process that finds no result."""
+
+    def prepare(self, progress):
+        gate = Path(self.data["gate"])
+        result = gate / "result"
+        if result.exists():
+            return
+        progress("half way")
+        (gate / f"begun-{os.getpid()}").touch()
+        while not (gate / "go").exists():
+            time.sleep(0.01)
+        result.touch()
+
+
 class Failing(Counting):
     """Raises at the place named by `model.fail`, on the sample named by `model.on`."""
 
@@ -103,6 +121,23 @@ class Failing(Counting):
         if self.model.get("fail") == "nan" and bool((batch[:, 0] == self.model["on"]).any()):
             return loss * float("nan")
         return loss
+
+
+class Breaking(Counting):
+    """Fails as a node does, in the way named by `model.fault`, on the samples that begin with `model.on`; on all of
+    them without it."""
+
+    def loss(self, model, batch):
+        on = self.model.get("on")
+        if on is None or bool((batch[:, 0] == on).any()):
+            match self.model["fault"]:
+                case "disk":
+                    Path("/dev/full").write_text("x")
+                case "memory":
+                    torch.empty(10**15)
+                case "device":
+                    raise RuntimeError("CUDA error: unspecified launch failure")
+        return super().loss(model, batch)
 
 
 class Steep(Counting):

@@ -139,6 +139,7 @@ def submit_tiny(
     step_s: float = 0.0,
     waves: Sequence[int] | None = None,
     holds: list[dict[str, Any]] | None = None,
+    data_more: dict[str, Any] | None = None,
     **spec: Any,
 ) -> Run:
     elasticity = {"min_workers": min_workers, "max_workers": workers, **spec.pop("elasticity", {})}
@@ -152,6 +153,7 @@ def submit_tiny(
             "step_s": step_s,
             "waves": waves or [workers],
             "holds": holds or [],
+            **(data_more or {}),
         },
         "batch": {"global_size": 10, "micro_size": 2},
         "optimizer": {"lr": 0.01},

@@ -93,12 +93,14 @@ class TestFakeFleet(FleetContract):
     def _workers(self) -> None:
         self.workers = FakeWorkers(SystemClock())
 
-    def make(self, *, can_load_task: bool = True) -> Fleet:
+    def make(
+        self, *, can_load_task: bool = True, life: int = 1, on_replaced: Callable[[], None] = lambda: None
+    ) -> Fleet:
         if not can_load_task:
             self.workers.start_error = ErrorReport(
                 type="ImportError", message="no module", traceback="...", phase=Phase.PREPARING
             )
-        return FakeFleet(self.workers)
+        return FakeFleet(self.workers, life=life, on_replaced=on_replaced)
 
     def name(self, index: int) -> str:
         return f"worker-{index}"

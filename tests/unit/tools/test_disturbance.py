@@ -1,10 +1,10 @@
-"""Pause, regain and steps lost are defined as in docs/measured/recovery.md."""
+"""Pause, regain and steps lost are defined as in docs/recovery.md."""
 
 from __future__ import annotations
 
 import pytest
 
-from measurements.disturbance import is_over, longest_gap_s, measure, measure_switch
+from measurements.disturbance import aftermath, control, is_over, longest_gap_s, measure, measure_switch
 from measurements.stamps import StepEnd
 
 
@@ -20,6 +20,7 @@ def test_a_restart_from_a_checkpoint_costs_its_pause_and_the_steps_that_are_done
     cost = measure([*BEFORE, *after], signal_at=13.4)
 
     assert cost.pause_s == pytest.approx(20.0 - 13.4 - 0.5)
+    assert cost.next_step_s == pytest.approx(20.0 - 13.4)
     assert cost.steps_lost == 3
     assert cost.regain_s == pytest.approx(21.5 - 13.4), "the end of step 14"
     assert (cost.from_world_size, cost.to_world_size, cost.step_s) == (4, 3, 0.5)
@@ -69,3 +70,21 @@ def test_the_longest_gap_counts_from_the_moment_itself() -> None:
     steps = _steps(1, [1.0, 2.0, 2.5, 6.0])
     assert longest_gap_s(steps, since=2.0, until=6.0) == 3.5
     assert longest_gap_s(steps, since=6.0, until=10.0) == 4.0
+
+
+def test_the_window_after_a_signal_counts_new_steps_once_and_knows_when_the_group_is_whole_again() -> None:
+    small = _steps(12, [15.0, 16.0, 17.0], world_size=3, life="b")
+    whole = _steps(15, [20.0, 21.0], life="c")
+    seen = aftermath([*BEFORE, *small, *whole], signal_at=13.5, window_s=7.0)
+
+    assert seen.full_strength_s == pytest.approx(20.0 - 13.5)
+    assert seen.new_sizes == (3, 4), "step 14 and step 15; 12 and 13 were repeated, 16 is too late"
+    assert aftermath([*BEFORE, *small, *whole], 13.5, window_s=6.0).full_strength_s is None
+
+
+def test_an_undisturbed_window_shows_its_slowest_step() -> None:
+    steps = _steps(11, [11.0, 12.0, 13.0, 14.6, 15.6, 16.6])
+    found = control(steps, since=12.2, window_s=4.0)
+
+    assert found.longest_gap_s == pytest.approx(1.6)
+    assert (found.step_s, found.new_steps) == (pytest.approx(1.0), 3)

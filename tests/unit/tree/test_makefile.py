@@ -7,7 +7,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-_STARTED_BY_OTHERS = {"plain_loop.py", "torchrun_worker.py", "ray_train_driver.py"}
+_STARTED_BY_OTHERS = {
+    "plain_loop.py",
+    "torchrun_worker.py",
+    "ray_train_driver.py",
+    "torchft_agent.py",
+    "torchft_worker.py",
+}
 """Programs that a benchmark starts."""
 _SEPARATE = {"bench/soak/main.py"}
 """`make soak`: a test of half an hour, not a benchmark."""

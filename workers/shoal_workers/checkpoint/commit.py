@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal_workers.checkpoint.errors import DamagedCheckpoint
+from shoal_workers.checkpoint.errors import CommitConflict, DamagedCheckpoint
 from shoal_workers.checkpoint.integrity import reading
 from shoal_workers.checkpoint.storage import Directory, join, open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName, CommitMarker
@@ -57,6 +57,19 @@ def write_marker_in(place: Directory, marker: CommitMarker) -> None:
     place.write(MARKER_NAME, [_encode(marker)])
 
 
+def commit_in(place: Directory, marker: CommitMarker) -> CommitMarker:
+    """Compare and set: the first marker of a directory stays. Repeating a commit returns the first one.
+
+    Raises CommitConflict: there is a marker of other files.
+    """
+    if place.create_file(MARKER_NAME, _encode(marker)):
+        return marker
+    known = marker_in(place)
+    if known.model_copy(update={"committed_at": marker.committed_at}) != marker:
+        raise CommitConflict(place.url)
+    return known
+
+
 def marker_in(place: Directory) -> CommitMarker:
     """As `read_marker`, for an open directory."""
     with reading(place, MARKER_NAME, missing="is missing: the checkpoint was never committed"):
@@ -92,6 +105,11 @@ def _encode(marker: CommitMarker) -> bytes:
     return f'{{"crc32":{zlib.crc32(canonical.encode())},"marker":{canonical}}}\n'.encode()
 
 
+def _canonical(data: bytes) -> bytes:
+    """The marker as it was written. Not written again from its fields: another release writes other fields."""
+    return data.partition(b'"marker":')[2].rstrip().removesuffix(b"}")
+
+
 def _decode(url: str, data: bytes) -> CommitMarker:
     try:
         parsed: Any = json.loads(data)
@@ -100,7 +118,7 @@ def _decode(url: str, data: bytes) -> CommitMarker:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         why = "its fields are not valid" if isinstance(error, ValidationError) else f"{type(error).__name__}: {error}"
         raise DamagedCheckpoint(url, MARKER_NAME, f"is not a commit marker ({why})") from None
-    found = zlib.crc32(marker.model_dump_json().encode())
+    found = zlib.crc32(_canonical(data))
     if found != recorded:
         raise DamagedCheckpoint(url, MARKER_NAME, f"has crc32 {found:#010x}, but records {recorded!r}")
     return marker

@@ -3,6 +3,7 @@
     CheckpointError
     +-- DamagedCheckpoint     a file is missing, short, long or altered: fall back to an older checkpoint
     +-- StateMismatch         the checkpoint is intact, but its tensors do not fit the state to load
+    +-- CommitConflict        another supervisor has committed this checkpoint with other files
     +-- StorageUnusable       the URL cannot be used for checkpoints: the user must change the configuration
 
 Imports no torch, since the service uses these errors too. They survive pickling, since they cross process boundaries.
@@ -62,16 +63,30 @@ class StateMismatch(CheckpointError):
         )
 
 
+class CommitConflict(CheckpointError):
+    """The checkpoint in `directory` has a commit marker with other files."""
+
+    code = "commit_conflict"
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self.directory = directory
+
+    def __str__(self) -> str:
+        return f"Checkpoint {self.directory} is committed already, with other files. The first commit stays."
+
+
 class StorageUnusable(CheckpointError):
-    """Checkpoints cannot be stored under `url`."""
+    """Checkpoints cannot be stored under `url`. `is_final`: trying again does not help."""
 
     code = "storage_unusable"
 
-    def __init__(self, url: str, reason: str, way_out: str) -> None:
-        super().__init__(url, reason, way_out)
+    def __init__(self, url: str, reason: str, way_out: str, is_final: bool = True) -> None:
+        super().__init__(url, reason, way_out, is_final)
         self.url = url
         self.reason = reason
         self.way_out = way_out
+        self.is_final = is_final
 
     def __str__(self) -> str:
         return f"checkpoint.url {self.url!r} cannot be used: {self.reason}. {self.way_out}"

@@ -6,8 +6,10 @@ while a read returns an error that can be reported.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +64,24 @@ class LocalDirectory:
             except OSError:  # the first error is the one to raise
                 pass
             raise
+
+    def create_file(self, name: str, data: bytes) -> bool:
+        draft = f"{name}.{uuid.uuid4().hex}"
+        self.write(draft, [data])
+        try:
+            os.link(self.path / draft, self.path / name)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            if (self.path / name).exists():  # a file system without hard links
+                return False
+            self.write(name, [data])
+        finally:
+            (self.path / draft).unlink(missing_ok=True)
+        _sync_directory(self.path)
+        return True
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()

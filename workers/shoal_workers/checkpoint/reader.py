@@ -8,7 +8,7 @@ others not. Called by the engine and by export.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import local as ThreadLocal
 from typing import Any, TypeVar
@@ -31,11 +31,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def load(state: Mapping[str, torch.Tensor], *, directory: str) -> dict[str, Any]:
+def load(
+    state: Mapping[str, torch.Tensor], *, directory: str, advanced: Callable[[int], None] = lambda num_bytes: None
+) -> dict[str, Any]:
     """Fills `state` (flat, as for `CheckpointWriter.save`) and returns the `extra` that rank 0 saved.
 
     DamagedCheckpoint: fall back to an older one. StateMismatch: it was saved from another model or optimizer. OSError:
-    the storage does not answer. Tensors of the checkpoint that the state does not contain are not read.
+    the storage does not answer. Tensors of the checkpoint that the state does not contain are not read. `advanced`:
+    called on the calling thread with the bytes that were read so far.
     """
     place = open_directory(directory)
     marker = marker_in(place)
@@ -48,7 +51,10 @@ def load(state: Mapping[str, torch.Tensor], *, directory: str) -> dict[str, Any]
         if read.item.file_offset + read.item.nbytes > lengths[read.file]:
             problem = f"is {lengths[read.file]} bytes long, its index puts {read.item.fqn} beyond that"
             raise DamagedCheckpoint(place.url, read.file, problem)
-    _for_each(place, lambda read: _fill(place, read, scratch), reads)
+    num_bytes = 0
+    for read, _ in zip(reads, _each(place, lambda read: _fill(place, read, scratch), reads), strict=True):
+        num_bytes += read.item.nbytes
+        advanced(num_bytes)
     return indexes[0].extra
 
 
@@ -141,7 +147,13 @@ class _Scratch(ThreadLocal):
 
 
 def _for_each(place: Directory, function: Callable[[T], R], values: Iterable[T]) -> list[R]:
+    return list(_each(place, function, values))
+
+
+def _each(place: Directory, function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
+    """The results in order, as they become known."""
     if place.is_local:
-        return [function(value) for value in values]
+        yield from map(function, values)
+        return
     with ThreadPoolExecutor(_REMOTE_READS, thread_name_prefix="checkpoint-read") as pool:
-        return list(pool.map(function, values))
+        yield from pool.map(function, values)

@@ -8,6 +8,7 @@ cache listings; this class converts the errors and clears the caches.
 from __future__ import annotations
 
 import contextlib
+import errno
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,25 @@ class RemoteDirectory:
                 ):  # otherwise the garbage collector closes the file, which publishes it
                     file.closed = True
                 raise
+
+    def create_file(self, name: str, data: bytes) -> bool:
+        path = f"{self.path}/{name}"
+        with _as_os_error(f"{self.url}/{name}"):
+            self.filesystem.invalidate_cache()
+            if self.filesystem.exists(path):  # not every store knows conditional writes
+                return False
+            try:
+                self.filesystem.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # s3fs's word for a refused condition (HTTP 412)
+                    raise
+                self.filesystem.invalidate_cache()
+                if not self.filesystem.exists(path):
+                    raise
+                return False
+        return True
 
     def read(self, name: str) -> bytes:
         with _as_os_error(f"{self.url}/{name}"):

@@ -1,7 +1,8 @@
 """Plans which slices of which tensors this rank writes, and their offsets in its file, without communication.
 
     DTensor      each rank writes its own slice, as torch.distributed.checkpoint plans it; along mesh axes on which the
-                 tensor is replicated, only the rank with coordinate 0 writes
+                 tensor is replicated, only the rank with coordinate 0 writes; along `REPLICATE`, if `every_replica`,
+                 each rank does: a snapshot in memory then needs one replica of each shard
     plain        replicated: written by ranks with `owns_replicated`; a reader takes the lowest rank's copy
     empty slice  not written (with uneven sharding some ranks have none); a tensor that is empty as a whole is written
 
@@ -20,6 +21,9 @@ from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor
 
 from shoal_workers.checkpoint.index import ALIGNMENT_BYTES
+
+REPLICATE = "dp_replicate"
+"""Name of the mesh axis along which ranks hold equal shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +46,9 @@ class SavePlan:
     """Length of the file."""
 
 
-def plan_save(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> SavePlan:
+def plan_save(state: Mapping[str, torch.Tensor], *, owns_replicated: bool, every_replica: bool = False) -> SavePlan:
     """In the order of `state`. ValueError if a tensor cannot be saved: a Partial DTensor, or one without storage."""
-    mine = {fqn: tensor for fqn, tensor in state.items() if _is_writer(fqn, tensor, owns_replicated)}
+    mine = {fqn: tensor for fqn, tensor in state.items() if _is_writer(fqn, tensor, owns_replicated, every_replica)}
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(mine, is_coordinator=True)
     items: list[PlannedItem] = []
@@ -57,7 +61,7 @@ def plan_save(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> Sa
     return SavePlan(tuple(items), end)
 
 
-def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> Hashable:
+def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool, every_replica: bool = False) -> Hashable:
     """Equal keys mean equal plans. A key costs a small part of a plan, so each save compares keys and reuses the plan.
 
     Meshes compare equal across ranks and generations, so the coordinate is part of the key.
@@ -74,7 +78,7 @@ def plan_key(state: Mapping[str, torch.Tensor], *, owns_replicated: bool) -> Has
         if coordinate is None:
             coordinate = coordinates[id(mesh)] = tuple(mesh.get_coordinate() or ())
         layouts.append((fqn, spec.shape, tensor.dtype, spec.placements, mesh, coordinate))
-    return owns_replicated, tuple(layouts)
+    return owns_replicated, every_replica, tuple(layouts)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,7 +89,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _is_writer(fqn: str, tensor: torch.Tensor, owns_replicated: bool) -> bool:
+def _is_writer(fqn: str, tensor: torch.Tensor, owns_replicated: bool, every_replica: bool) -> bool:
     if tensor.device.type == "meta":
         raise ValueError(f"{fqn} is on the meta device: it has no values to save: materialize the model first")
     if not isinstance(tensor, DTensor):
@@ -97,7 +101,12 @@ def _is_writer(fqn: str, tensor: torch.Tensor, owns_replicated: bool) -> bool:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:  # this rank is not in the tensor's mesh
         return False
-    return all(at == 0 for at, placement in zip(coordinate, tensor.placements, strict=True) if placement.is_replicate())
+    names = tensor.device_mesh.mesh_dim_names or ("",) * len(coordinate)
+    return all(
+        at == 0 or (every_replica and name == REPLICATE)
+        for name, at, placement in zip(names, coordinate, tensor.placements, strict=True)
+        if placement.is_replicate()
+    )
 
 
 def _place(write_item: WriteItem, file_offset: int) -> PlannedItem:

@@ -42,6 +42,11 @@ class Directory(Protocol):
     def write(self, name: str, chunks: Iterable[memoryview | bytes]) -> None:
         """Replaces the file atomically. If it fails, no file of this name remains from this call."""
 
+    def create_file(self, name: str, data: bytes) -> bool:
+        """Writes the file as a whole, unless there is one of this name; False: there is. Of two callers one gets True,
+        if the storage can decide that: mounted file systems with hard links, and object stores with conditional writes.
+        Elsewhere two callers at the same moment may both get True, and the later one's file stays."""
+
     def read(self, name: str) -> bytes: ...
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:

@@ -3,9 +3,10 @@
     training thread   | wait for the previous write | copy | ------------ training continues ------------>
     writer thread                                          | crc32 | .bin + fsync | .json + fsync | on_done
 
-There are no collectives. Each rank writes only its own part; the checkpoint exists once the supervisor has all reports
-and has written the commit marker. It must never raise for a storage problem: training continues without the
-checkpoint. Called by the engine.
+If the storage hangs, so does the writer thread; `abandon` leaves it behind, and its outcome is that of a save that was
+given up. There are no collectives. Each rank writes only its own part; the checkpoint exists once the supervisor has
+all reports and has written the commit marker. It must never raise for a storage problem: training continues without
+the checkpoint. Called by the engine.
 """
 
 from __future__ import annotations
@@ -74,11 +75,13 @@ class CheckpointWriter:
         extra: Mapping[str, Any],
         on_done: Callable[[SavedPart | SaveFailed], None],
         owns_replicated: bool | None = None,
+        advanced: Callable[[int], None] = lambda num_bytes: None,
     ) -> float:
         """Returns the seconds of the blocking part; afterwards `state` and `extra` may change.
 
         `state`: flat, fully qualified name -> DTensor or plain tensor, on any device. `extra`: JSON values; a reader
-        gets rank 0's. `on_done` is called exactly once, from the writer thread, when the part is durable or has failed.
+        gets rank 0's. `on_done` is called exactly once, from the writer thread, when the part is durable or has failed;
+        `advanced` before that, with the bytes that the storage has accepted so far.
         `owns_replicated`: this rank writes the plain tensors; by default rank 0 does. If ranks have different plain
         tensors (pipeline stages), one rank per stage must own them.
         TypeError or ValueError if `state` or `extra` cannot be saved (see `plan_save`); no error if the storage fails.
@@ -91,7 +94,7 @@ class CheckpointWriter:
         plan, data = self._plan, self._staging.bytes()
 
         def write() -> None:
-            outcome = _write(part, plan, data, stall_s)
+            outcome = _write(part, plan, data, stall_s, advanced)
             if isinstance(outcome, SavedPart):
                 self._durable_in = directory
             elif (
@@ -110,16 +113,23 @@ class CheckpointWriter:
             self._thread.join()
             self._thread = None
 
+    def abandon(self) -> None:
+        """The storage hangs: leaves the writer thread behind with the memory that it reads. The next save allocates."""
+        self._thread = None
+        self._staging, self._plan, self._plan_key = StagingBuffer(), SavePlan((), 0), None
+
     def close(self) -> None:
         """Waits for the last save, and frees the memory."""
         self.wait()
         self._staging, self._plan, self._plan_key = StagingBuffer(), SavePlan((), 0), None
 
 
-def _write(part: _Part, plan: SavePlan, data: memoryview, stall_s: float) -> SavedPart | SaveFailed:
+def _write(
+    part: _Part, plan: SavePlan, data: memoryview, stall_s: float, advanced: Callable[[int], None]
+) -> SavedPart | SaveFailed:
     start = time.perf_counter()
     try:
-        files = _write_files(open_directory(part.directory), part, plan, data)
+        files = _write_files(open_directory(part.directory), part, plan, data, advanced)
     except Exception as error:  # the boundary of the writer thread: any error means that the part does not exist
         _log.warning(
             "checkpoint.part_failed",
@@ -145,7 +155,9 @@ def _write(part: _Part, plan: SavePlan, data: memoryview, stall_s: float) -> Sav
     )
 
 
-def _write_files(place: Directory, part: _Part, plan: SavePlan, data: memoryview) -> tuple[SavedFile, ...]:
+def _write_files(
+    place: Directory, part: _Part, plan: SavePlan, data: memoryview, advanced: Callable[[int], None]
+) -> tuple[SavedFile, ...]:
     items, payload_crc = _checksums(plan, data)
     index = ShardIndex(
         rank=part.rank,
@@ -156,7 +168,9 @@ def _write_files(place: Directory, part: _Part, plan: SavePlan, data: memoryview
         extra=part.extra,
     ).to_json()
     place.create()
-    place.write(payload_name(part.rank), _chunks(data))
+    advanced(0)
+    place.write(payload_name(part.rank), _chunks(data, advanced))
+    advanced(len(data))
     place.write(index_name(part.rank), [index])
     return (
         SavedFile(name=payload_name(part.rank), bytes=len(data), crc32=payload_crc),
@@ -188,9 +202,10 @@ def _checksums(plan: SavePlan, data: memoryview) -> tuple[tuple[IndexItem, ...],
     return tuple(items), whole
 
 
-def _chunks(data: memoryview) -> Iterator[memoryview]:
+def _chunks(data: memoryview, advanced: Callable[[int], None]) -> Iterator[memoryview]:
     for start in range(0, len(data), _WRITE_BYTES):
         yield data[start : start + _WRITE_BYTES]
+        advanced(min(start + _WRITE_BYTES, len(data)))
 
 
 def _remove_files(part: _Part) -> None:

@@ -1,11 +1,28 @@
-"""The base class of all values that cross a process boundary: frozen, and without unknown keys."""
+"""The base class of all values that cross a process boundary: frozen, and without unknown keys; and their version."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
+
+WIRE_VERSION = 2
+"""Of all that supervisors, workers, journals and the control plane exchange. Raised when a document of a released
+version changes; see tools/golden.py and docs/decisions/0021-versions-on-the-wire.md.
+
+1: until supervisors had lives. 2: calls to workers carry the life; the journal has the orders without an answer.
+"""
 
 
 class Frozen(BaseModel):
     """A value: immutable, comparable, refuses unknown keys, and documents its fields in its JSON Schema."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Ray pickles messages, and a pickle of an older release lacks the fields that are new here: they get their
+        defaults."""
+        super().__setstate__(state)
+        for name, field in type(self).model_fields.items():
+            if name not in self.__dict__ and not field.is_required():
+                self.__dict__[name] = field.get_default(call_default_factory=True)

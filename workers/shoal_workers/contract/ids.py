@@ -1,8 +1,21 @@
-"""Names of a job's actors in Ray, by which the service finds them again."""
+"""Names of a job's actors in Ray, by which the service finds them again; numbers of supervisors and generations.
+
+Each process that supervises an attempt has a *life*: 1, 2, 3 ..., claimed in the cluster's store, so that no two
+processes have the same one. The generations that it forms are numbered in a range of its own:
+
+    life 1      1, 2, 3 ...
+    life 2      1000001, 1000002 ...        formed after the supervisor was restarted once
+
+So two supervisors of one attempt, of which one is cut off and does not know of the other, never give the same number to
+two groups, and whatever carries a generation (store prefixes, snapshots, checkpoint directories, reports) also carries
+the life.
+"""
 
 from __future__ import annotations
 
 NAMESPACE = "shoal"
+GENERATIONS_PER_LIFE = 1_000_000
+"""More than a supervisor forms in eleven days at one per second."""
 
 
 def supervisor_name(job_id: str, attempt: int) -> str:
@@ -12,3 +25,13 @@ def supervisor_name(job_id: str, attempt: int) -> str:
 def worker_name(job_id: str, attempt: int, index: int) -> str:
     """`index` numbers the workers that an attempt started, in order; it is not a rank, and is never reused."""
     return f"shoal/{job_id}/{attempt}/worker-{index}"
+
+
+def next_generation(last: int, life: int) -> int:
+    """The number of the next generation that a supervisor of this life forms; `last`: of any life so far."""
+    return max(last, (life - 1) * GENERATIONS_PER_LIFE) + 1
+
+
+def life_of(generation: int) -> int:
+    """The life of the supervisor that formed this generation, which is at least 1."""
+    return (generation - 1) // GENERATIONS_PER_LIFE + 1

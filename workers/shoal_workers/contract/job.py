@@ -45,7 +45,12 @@ class EndReason(StrEnum):
     CAPACITY_TIMEOUT = "capacity_timeout"
     RECOVERY_BUDGET = "recovery_budget"
     STORAGE_FAILED = "storage_failed"
+    VALIDATION_FAILED = "validation_failed"
+    """All steps are done and the last checkpoint is committed, but the final validation kept losing its workers."""
+    DAMAGED_CHECKPOINT = "damaged_checkpoint"
     START_FAILED = "start_failed"
+    WORKERS_FAILED = "workers_failed"
+    SERVER_STOPPED = "server_stopped"
     CLUSTER_LOST = "cluster_lost"
     SUPERVISOR_LOST = "supervisor_lost"
     INTERNAL = "internal"
@@ -55,6 +60,10 @@ class IncidentCause(StrEnum):
     """What happened to a worker or a group."""
 
     WORKER_DIED = "worker_died"
+    WORKER_FAULT = "worker_fault"
+    """The device, the memory or the operating system failed on a worker, and not on all; its exception tells which."""
+    ENGINE_ERROR = "engine_error"
+    """The engine's own code raised on a worker, and not on all."""
     NODE_DIED = "node_died"
     STUCK = "stuck"
     """A surviving rank did not leave its collective within its deadline, and was replaced."""
@@ -62,16 +71,21 @@ class IncidentCause(StrEnum):
     """No rank made progress for longer than health.hang_factor and health.hang_floor_s allow."""
     UNREACHABLE = "unreachable"
     """The worker or its node does not answer, and its group broke."""
+    NODE_UNREACHABLE = "node_unreachable"
+    """The node answers no connect. Its workers are left out of the group until it does; nothing is ended."""
     PREEMPTED = "preempted"
     """The node was drained or preempted, and went away before the group had switched to other workers."""
     STRAGGLER = "straggler"
     CORRUPTED = "corrupted"
-    """A worker computes wrong results: its replay of a micro-batch differs from those of two others."""
+    """A worker computes wrong results (its replay of a micro-batch differs from those of two others), or its parameters
+    differ from those of the other replicas."""
     NON_FINITE = "non_finite"
     COLLECTIVE_FAILED = "collective_failed"
     FORM_FAILED = "form_failed"
     SNAPSHOT_LOST = "snapshot_lost"
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
+    CLUSTER_LOST = "cluster_lost"
+    """The attempt before was lost with all its workers and its supervisor."""
 
 
 class StateSource(StrEnum):
@@ -86,7 +100,8 @@ class StateSource(StrEnum):
 
 
 class UserFailure(Frozen):
-    """An exception of the user's code, with all ranks that raised it."""
+    """The exception that ended the attempt, with all ranks that raised it. It is of the user's code if the reason is
+    user_error."""
 
     type: str
     message: str

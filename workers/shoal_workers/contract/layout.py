@@ -117,9 +117,23 @@ class Layout(Frozen):
     def pipeline_rank(self, rank: int) -> int:
         return rank // (self.world_size // self.pp)
 
+    @property
+    def num_distinct_shards(self) -> int:
+        """Parts that a snapshot consists of: ranks that differ only along dp_replicate hold the same one."""
+        return self.world_size // self.dp_replicate
+
+    def shard_of(self, rank: int) -> int:
+        """0 .. num_distinct_shards - 1: the rank within its replica, pipeline stages counted through."""
+        per_stage, per_replica = self.world_size // self.pp, self.num_distinct_shards // self.pp
+        return rank // per_stage * per_replica + rank % per_replica
+
     def owns_replicated(self, rank: int) -> bool:
         """Whether `rank` saves the tensors that are equal on all ranks of its pipeline stages."""
         return rank % (self.world_size // self.pp) == 0
+
+    def is_first_of_stage(self, rank: int) -> bool:
+        """Whether `rank` is the first one of its pipeline stage in its replica."""
+        return self.shard_of(rank) % (self.num_distinct_shards // self.pp) == 0
 
     def describe(self) -> str:
         """Short form for people: `fsdp4`, `pp2 x tp2`, `dp2 x fsdp2`; `fsdp1` for a single rank."""

@@ -1,8 +1,12 @@
 """The messages between a supervisor and its workers. Each carries its generation; outdated ones are dropped.
 
+Each call carries the supervisor's life (contract.ids). A worker refuses the calls of a supervisor that has a successor.
+
+supervisor --- adopt(generation) ----------------> worker    first call of a restarted supervisor
 supervisor --- run(Assignment) ------------------> worker    one call in flight per worker; returns WorkerExit
 supervisor --- interrupt(generation) ------------> worker    control thread: fence, wake the training thread
 supervisor --- request_yield(generation) --------> worker    control thread: stop at the next step boundary
+supervisor --- note_commit(generation, step) ----> worker    control thread: the last checkpoint is committed
 supervisor --- poll(after) ----------------------> worker    control thread: long poll, returns WorkerPoll
 supervisor --- snapshot_parts() -----------------> worker    control thread: the parts in its node's memory
 """
@@ -12,10 +16,11 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
-from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
-from shoal_workers.contract.worker_reports import WorkerReport
+from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
+from shoal_workers.contract.worker_reports import SavedPart, WorkerReport
 
 
 class WorkerConfig(Frozen):
@@ -27,7 +32,10 @@ class WorkerConfig(Frozen):
     checkpoint_root: str
     """URL of the job's checkpoint directory."""
     snapshot_key: str
-    """Shared secret of the attempt. Server and client of snapshots prove to each other that they know it."""
+    """Shared secret of the attempt. Server and client of snapshots, and of the rendezvous store, prove to each other
+    that they know it."""
+    snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
+    """Which workers share the snapshots in shared memory."""
     expected_bytes: int = 0
     """Predicted memory of a rank without a GPU, beyond what the idle process uses; 0: unknown."""
     logs: LogSettings = LogSettings()
@@ -41,11 +49,15 @@ class WorkerInfo(Frozen):
     node_ip: str
     pid: int
     store_port: int
-    """Port of this worker's own TCPStore. The rendezvous of a generation uses the store of its rank 0."""
+    """Port of this worker's own rendezvous store, at node_ip. A generation uses the store of its rank 0."""
     device: str
     """"cpu", or "cuda"."""
+    version: int = 1
+    """Of the wire: that of the release that made it; see WIRE_VERSION."""
     snapshot_port: int = 0
     """Port on which it serves the snapshots of its node; 0: it keeps none."""
+    machine_id: str = ""
+    """Equal for workers that share one memory, also if they are on several nodes; empty: its node's id."""
 
 
 class Assignment(Frozen):
@@ -53,6 +65,8 @@ class Assignment(Frozen):
 
     job_id: str
     attempt: int
+    life: int = 1
+    """Of the supervisor that formed the group."""
     generation: int
     rank: int
     layout: Layout
@@ -63,19 +77,37 @@ class Assignment(Frozen):
     restore_snapshot: SnapshotSource | None = None
     """A whole snapshot in memory; takes precedence over `restore_from`."""
     buddy: SnapshotServer | None = None
-    """The worker on another node that keeps a copy of this rank's snapshots; None: there is no other node."""
+    """The worker on another machine that keeps a copy of this rank's snapshots; None: there is no other machine, or
+    `is_covered`."""
+    is_covered: bool = False
+    """This rank's shard has a replica on another machine, or a lower rank sends it to a buddy."""
     is_recovery: bool = False
     """The previous group was lost, so the validation or checkpoint due after the starting step may be missing."""
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are skipped."""
     store_timeout_s: float = 60.0
     """Time limit of the rendezvous, seconds."""
+    connect_timeout_s: float = 15.0
+    """Time limit of each process group to connect its ranks, seconds."""
     collective_timeout_s: float = 600.0
     """A collective fails if it makes no progress for this long, seconds."""
+    commit_timeout_s: float = 0.0
+    """After the last step, how long the final validation waits for the supervisor to commit the checkpoint, seconds; 0:
+    there is no supervisor to wait for."""
 
     @property
     def world_size(self) -> int:
         return self.layout.world_size
+
+    @property
+    def shard(self) -> int:
+        """Number of the part of a snapshot that this rank holds; its replicas hold the same one."""
+        return self.layout.shard_of(self.rank)
+
+    @property
+    def num_shards(self) -> int:
+        """Parts that a snapshot of this generation consists of."""
+        return self.layout.num_distinct_shards
 
 
 class Phase(StrEnum):
@@ -84,6 +116,9 @@ class Phase(StrEnum):
     IDLE = "idle"
     PREPARING = "preparing"
     FORMING = "forming"
+    """Waiting for the other ranks to arrive."""
+    CONNECTING = "connecting"
+    """All ranks have arrived, and connect to each other."""
     BUILDING = "building"
     RESTORING = "restoring"
     FORWARD = "forward"
@@ -91,6 +126,8 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
     SNAPSHOT = "snapshot"
     SAVING = "saving"
+    COMMITTING = "committing"
+    """All steps are done and saved; the final validation waits for the commit of the checkpoint."""
     VALIDATING = "validating"
 
 
@@ -131,6 +168,15 @@ class WorkerPoll(Frozen):
     reports: tuple[WorkerReport, ...]
     logs: tuple[LogLine, ...]
     progress: Progress
+    num_refused: int = 0
+    """Calls of replaced supervisors that this worker has refused."""
+
+
+class Refused(Frozen):
+    """The answer to any call of a supervisor that has a successor: the worker has done nothing."""
+
+    life: int
+    """Of the newest supervisor that has called this worker."""
 
 
 class ExitKind(StrEnum):
@@ -157,6 +203,10 @@ class ExitKind(StrEnum):
     """Loss or gradient norm is not finite."""
     USER_ERROR = "user_error"
     """The task's own code raised."""
+    WORKER_FAULT = "worker_fault"
+    """The device, memory or the operating system failed, in any code; `error.error_class` tells which."""
+    ENGINE_ERROR = "engine_error"
+    """The engine's own code raised, which it should not."""
     STALE = "stale"
     """The assignment's generation was already fenced when it arrived."""
 
@@ -168,6 +218,8 @@ class ErrorReport(Frozen):
     message: str
     traceback: str
     phase: Phase
+    error_class: ErrorClass = ErrorClass.PLAIN
+    origin: Origin = Origin.TASK
 
 
 class WorkerExit(Frozen):
@@ -183,5 +235,7 @@ class WorkerExit(Frozen):
     """The parts in its node's memory now, of this worker and of others."""
     is_durable: bool = False
     """FINISHED and YIELDED: the checkpoint part of `step` is durable."""
+    saved_part: SavedPart | None = None
+    """That part. Its own report is lost if the worker dies before the next poll."""
     at: float = 0.0
     """Wall-clock time at which it left the group, seconds since the epoch."""

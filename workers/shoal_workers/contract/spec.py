@@ -191,17 +191,33 @@ class WorkerSpec(Frozen):
     """Memory reserved in the cluster's scheduler, GiB; 0: not reserved."""
 
 
+class DamagePolicy(StrEnum):
+    STOP = "stop"
+    START_OVER = "start_over"
+
+
 class CheckpointSpec(Frozen):
     """Durable, sharded, asynchronous checkpoints."""
 
     url: str | None = Field(None, max_length=4096)
-    """An fsspec URL or a directory that every node can reach. Default: under the service's own state directory."""
+    """An fsspec URL or an absolute directory that every node can reach. Clients on the server's machine take a relative
+    one from their working directory. Default: under the service's own state directory."""
     every_steps: PositiveInt | None = 100
     """Steps between two checkpoints; null: by time only."""
     every_s: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Seconds between two checkpoints; null: by steps only."""
     keep: int = Field(3, ge=1, le=10_000)
     """Number of committed checkpoints to keep, newest first; the newest undamaged one is never deleted."""
+    wait_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
+    """How long an attempt that looks for its newest checkpoint waits for a storage that does not answer, seconds. It
+    asks again meanwhile; then the job fails."""
+    all_damaged: DamagePolicy = DamagePolicy.STOP
+    """If checkpoints exist and every one of them is damaged: stop the job, or start over from step 0."""
+
+
+class GradientLogMode(StrEnum):
+    AUTO = "auto"
+    OFF = "off"
 
 
 class SnapshotSpec(Frozen):
@@ -212,6 +228,10 @@ class SnapshotSpec(Frozen):
     budget: float = Field(0.01, gt=0, le=1, allow_inf_nan=False)
     """Fraction of the step time that snapshots may cost. They are taken, and copied to another node, as often as this
     allows, at most once per step."""
+    gradient_log: GradientLogMode = GradientLogMode.AUTO
+    """Send each step's gradients to another node, which repeats the update if this node is lost: a lost node then costs
+    at most one step. auto: if the job can have it (built-in AdamW on CPU, at least two nodes); its cost is not part of
+    `budget`. off: a lost node costs the steps since the last copy."""
 
 
 class NonFinitePolicy(StrEnum):
@@ -224,8 +244,9 @@ class HealthSpec(Frozen):
     """When a worker or a step counts as faulty, and what happens then."""
 
     hang_factor: float = Field(10.0, ge=2, le=1e6, allow_inf_nan=False)
-    """A group counts as hung if it makes no progress for this many median step times, and for `hang_floor_s`."""
-    hang_floor_s: float = Field(30.0, gt=0, le=86400, allow_inf_nan=False)
+    """A group counts as hung if it makes no progress for this many median step times, for four times its slowest step,
+    and for `hang_floor_s`. In the first steps of a group, and while it validates, for 30 s at least."""
+    hang_floor_s: float = Field(3.0, gt=0, le=86400, allow_inf_nan=False)
     """Minimum time without progress before a group counts as hung, seconds."""
     non_finite: NonFinitePolicy = NonFinitePolicy.STOP
     """If a loss or gradient is not finite: stop the job, skip the step, or roll back to the newest durable checkpoint
@@ -239,8 +260,28 @@ class HealthSpec(Frozen):
     replay_every_steps: PositiveInt | None = None
     """Check for silent corruption: steps after which each rank recomputes another rank's micro-batch and compares
     the bits; null: never."""
+    checksum_every_steps: PositiveInt | None = 100
+    """Check for silent corruption: steps after which ranks that hold the same parameters and optimizer state compare
+    checksums of them; null: never. Needs dp_replicate or tp above 1."""
     probation_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
-    """Seconds until a suspected node is tested for the first time. It is used again only after a test passes."""
+    """Seconds for which the job avoids a node that it suspects; then, and once before, the node is tested. The job uses
+    it again only after a test passes."""
+
+
+class TimeoutsSpec(Frozen):
+    """How long each wait may last without progress, seconds: progress of what is waited for moves the deadline on. The
+    wait for lost workers is `elasticity.wait_s`; hangs of a training group are `health.hang_*`."""
+
+    start_s: float = Field(600.0, gt=0, le=30 * 86400, allow_inf_nan=False)
+    """For `elasticity.min_workers` workers to start and to prepare (import, download, tokenise)."""
+    form_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
+    """For a group to meet and to build its model."""
+    restore_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
+    """For a group to read its state from memory or from a checkpoint."""
+    save_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
+    """For the storage to accept more of a checkpoint. Then the checkpoint counts as not saved, and training goes on."""
+    commit_s: float = Field(120.0, gt=0, le=86400, allow_inf_nan=False)
+    """For a commit marker. The wait for the storage to list its checkpoints is `checkpoint.wait_s`."""
 
 
 class ValidationSpec(Frozen):
@@ -298,6 +339,7 @@ class JobSpec(Frozen):
     snapshot: SnapshotSpec = SnapshotSpec()
     health: HealthSpec = HealthSpec()
     retry: RetrySpec = RetrySpec()
+    timeouts: TimeoutsSpec = TimeoutsSpec()
     priority: int = Field(0, ge=-1000, le=1000)
     """Jobs of higher priority start first; among equals, the one submitted first."""
     seed: int = Field(0, ge=0, lt=2**32)

@@ -92,6 +92,8 @@ class SaveFailed(Frozen):
     rank: int
     directory: str
     error: str
+    is_stalled: bool = False
+    """The storage did not fail: it accepted nothing for `timeouts.save_s`."""
 
 
 class StepSkipped(Frozen):
@@ -133,6 +135,29 @@ class SnapshotCost(Frozen):
     """Fraction of the step time that snapshots cost at this pace; `snapshot.budget` limits it."""
     num_bytes: int
     """Size of one rank's snapshot."""
+    buddy_step: int | None = None
+    """Newest step of which every rank's copy has arrived at its buddy; None: there is none in this generation."""
+    buddy_flight_steps: int = 1
+    """Completed steps until such a copy has arrived everywhere: the most of this generation."""
+    log_lag_steps: int | None = None
+    """Completed steps that a buddy cannot yet rebuild from its gradient log, on the rank that is furthest behind; None:
+    no gradient log is in force."""
+    log_share: float = 0.0
+    """Fraction of the step time that the gradient log costs."""
+    log_reason: str = ""
+    """Why no gradient log is in force; empty: one is."""
+
+
+class SnapshotsStopped(Frozen):
+    """This rank has no memory for snapshots: until the next generation none is whole, whatever the other ranks keep."""
+
+    generation: int
+    step: int
+    at: float
+    rank: int
+    only_copies: bool
+    """It still keeps its own state in shared memory, but sends no copies to other nodes."""
+    message: str
 
 
 class ReplayMismatch(Frozen):
@@ -145,6 +170,29 @@ class ReplayMismatch(Frozen):
     message: str
 
 
+class ReplicasEqual(Frozen):
+    """All ranks that hold the same state hold the same bits of it; reported by rank 0."""
+
+    generation: int
+    step: int
+    at: float
+    cpu_s: float
+    """CPU seconds that the sums took on rank 0; 0 on a GPU."""
+
+
+class ReplicaMismatch(Frozen):
+    """Ranks that should hold the same state hold other bits than the rest, or than each other; reported by rank 0."""
+
+    generation: int
+    step: int
+    """Completed steps of the state that differs."""
+    at: float
+    ranks: tuple[int, ...]
+    is_certain: bool
+    """A majority holds other values than each of these ranks. Otherwise one of them is right."""
+    message: str
+
+
 WorkerReport = (
     StepReport
     | ValidationReport
@@ -154,5 +202,8 @@ WorkerReport = (
     | StepSkipped
     | PreemptionNotice
     | SnapshotCost
+    | SnapshotsStopped
     | ReplayMismatch
+    | ReplicasEqual
+    | ReplicaMismatch
 )

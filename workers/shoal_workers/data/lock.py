@@ -1,20 +1,82 @@
-"""A lock between the processes of one node. The kernel releases it when its holder ends, also by SIGKILL."""
+"""A lock between the processes of one node, whose holder's progress the others see.
+
+The kernel releases the lock when its holder ends, also by SIGKILL. The holder writes its progress into a file beside
+the lock; a process that waits reads it, so that waiting for a long preparation does not look like standing still.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
+
+_POLL_S = (0.01, 0.2)
+"""First and last pause between two looks at the lock."""
+_SAY_EVERY_S = 0.2
+
+Say = Callable[[str], None]
 
 
 @contextmanager
-def node_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of a file that is never deleted. `on_wait` is called once if another process holds it."""
+def node_lock(path: Path, on_wait: Say) -> Iterator[Say]:
+    """Holds the lock of a file that is never deleted; gives a function that shows a progress to the others.
+
+    `on_wait`: called with the holder's progress while another process holds the lock, whenever that changes; at first
+    with what is known of it, which may be empty.
+    """
     with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        wait_for_lock(file, fcntl.LOCK_EX, path, on_wait)
+        yield shown_to_others(path)
+
+
+def wait_for_lock(file: IO[bytes], kind: int, path: Path, on_wait: Say) -> None:
+    """Take the lock (LOCK_EX, or LOCK_SH together with other waiters) of an open file; `on_wait` as for `node_lock`."""
+    seen: str | None = None
+    pause_s, last_s = _POLL_S
+    while not has_locked(file, kind):
+        text = progress_of_holder(path)
+        if text != seen:
+            seen = text
+            on_wait(text)
+        time.sleep(pause_s)
+        pause_s = min(last_s, 1.2 * pause_s)
+
+
+def has_locked(file: IO[bytes], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def shown_to_others(path: Path) -> Say:
+    """For the holder of the lock: writes a progress for the others, some times per second at most."""
+    shown_mono = float("-inf")
+    target, temporary = _progress_file(path), _progress_file(path).with_suffix(".writing")
+
+    def say(text: str) -> None:
+        nonlocal shown_mono
+        if time.monotonic() - shown_mono < _SAY_EVERY_S:
+            return
+        shown_mono = time.monotonic()
+        with suppress(OSError):  # a full disk must not end a preparation: the others see less
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(target)
+
+    return say
+
+
+def progress_of_holder(path: Path) -> str:
+    """Empty: it has shown nothing yet."""
+    try:
+        return _progress_file(path).read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _progress_file(path: Path) -> Path:
+    return path.with_suffix(".progress")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from shoal_workers.contract.model.lm import TextDataConfig
@@ -59,11 +60,12 @@ def prepare_corpus(
     if corpus is None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            with node_lock(directory.with_suffix(".lock"), lambda: report(PrepareProgress(PreparePhase.WAITING))):
-                corpus = _opened(directory, report)
+            with node_lock(directory.with_suffix(".lock"), partial(_report_waiting, report)) as say:
+                both = _also_said(report, say)
+                corpus = _opened(directory, both)
                 if corpus is None:
                     write_durably(directory / "sources.json", [described])
-                    preparation = _Preparation(config, sources, tokenizer, directory, shard_bytes, report)
+                    preparation = _Preparation(config, sources, tokenizer, directory, shard_bytes, both)
                     corpus = preparation.run(fingerprint)
         except OSError as error:
             raise CacheError(
@@ -73,6 +75,20 @@ def prepare_corpus(
         _verified.add(directory)
     report(PrepareProgress(PreparePhase.READY))
     return corpus
+
+
+def _report_waiting(report: Report, text: str) -> None:
+    report(PrepareProgress(PreparePhase.WAITING, of_holder=text))
+
+
+def _also_said(report: Report, say: Callable[[str], None]) -> Report:
+    """Also shows the progress to the processes that wait for the lock."""
+
+    def report_and_say(progress: PrepareProgress) -> None:
+        report(progress)
+        say(progress.describe())
+
+    return report_and_say
 
 
 def verify_corpus(corpus: Corpus) -> bool:

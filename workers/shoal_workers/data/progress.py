@@ -25,6 +25,8 @@ class PrepareProgress:
     total_bytes: int = 0
     done_files: int = 0
     total_files: int = 0
+    of_holder: str = ""
+    """WAITING: the progress of the process that prepares, in words; empty: not known."""
 
     def describe(self) -> str:
         """For people: `tokenising 45 % (12.3 of 27.4 MiB, 1,203 of 2,410 files)`."""
@@ -32,7 +34,7 @@ class PrepareProgress:
             case PreparePhase.VERIFYING:
                 return "verifying the token shards"
             case PreparePhase.WAITING:
-                return "waiting for another process of this node, which is preparing the text"
+                return f"another process of this node prepares the text{': ' if self.of_holder else ''}{self.of_holder}"
             case PreparePhase.READY:
                 return "text ready"
             case PreparePhase.TOKENISING:

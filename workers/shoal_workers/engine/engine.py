@@ -13,26 +13,30 @@ import gc
 import threading
 import time
 from dataclasses import replace
-from datetime import timedelta
+from pathlib import Path
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.contract.worker_reports import GroupFormed, SaveFailed
+from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.errors import Fenced, StorageFailed
 from shoal_workers.engine.group.collective_wait import interruptible_waits, replace_wait
+from shoal_workers.engine.group.connecting import replace_constructor
 from shoal_workers.engine.group.fence import Fence
 from shoal_workers.engine.group.functional_collectives import replace_functional_all_reduce
 from shoal_workers.engine.group.generation_scope import GenerationScope
+from shoal_workers.engine.group.network_interface import choose_interface
 from shoal_workers.engine.group.process_group import Group
+from shoal_workers.engine.group.rendezvous import StoreConnections
+from shoal_workers.engine.group.store.server import StoreServer
 from shoal_workers.engine.model.build import build_runtime
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.model.warm_up import warm_up
 from shoal_workers.engine.process.exits import GenerationEnd, classify
+from shoal_workers.engine.process.node_preparation import prepare_once
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import PhaseHook, Position
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
@@ -50,7 +54,9 @@ class Engine:
 
     Args:
         checkpoint_root: URL of the job's checkpoint directory (it already contains the job id).
+        store: this worker's rendezvous store, used by the generations of which it is rank 0; `close` closes it.
         snapshot_store: keeps snapshots in memory; None: an unexpected death costs the steps since the last checkpoint.
+        node_directory: of this attempt on this node; its workers prepare one after the other. None: they do not wait.
         on_phase: for tests: called on the training thread at each phase entry, with the number of completed steps.
     """
 
@@ -60,19 +66,23 @@ class Engine:
         *,
         checkpoint_root: str,
         outbox: Outbox,
+        store: StoreServer,
         snapshot_store: SnapshotStore | None = None,
         on_phase: PhaseHook | None = None,
+        node_directory: Path | None = None,
     ) -> None:
         self._spec = spec
         self._outbox = outbox
         self._snapshot_store = snapshot_store
+        self._node_directory = node_directory
         self._device = torch.device("cuda", torch.cuda.current_device()) if spec.worker.gpus else torch.device("cpu")
-        # Every worker hosts a store from the start, so that any of them can become the next rank 0 without delay.
-        self._server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        self._store = store
+        self._store_connections = StoreConnections(store.key)
         replace_wait()
+        replace_constructor()
         replace_functional_all_reduce()
-        self._saver = Saver(checkpoint_root, outbox)
         self._position = Position(on_phase)
+        self._saver = Saver(checkpoint_root, outbox, stall_s=spec.timeouts.save_s, note=self._position.note)
         self._fence = Fence()
         self._lock = threading.Lock()
         self._scope: GenerationScope | None = None
@@ -82,8 +92,13 @@ class Engine:
 
     @property
     def store_port(self) -> int:
-        """Port of this worker's own TCPStore."""
-        return self._server.port
+        """Port of this worker's own rendezvous store."""
+        return self._store.port
+
+    @property
+    def num_store_keys(self) -> int:
+        """Keys in this worker's own rendezvous store: those of one generation at most."""
+        return self._store.num_keys
 
     @property
     def device(self) -> str:
@@ -110,10 +125,14 @@ class Engine:
         keep_freed_memory()
         with UserCode(lambda: self._position.phase):
             task = load_task(self._spec)
-            task.prepare(self._position.note)
+            if self._node_directory is None or not task.has_preparation:
+                task.prepare(self._position.note)
+            else:
+                prepare_once(task.prepare, self._position.note, self._node_directory)
             task.open_data()
         self._task = task
-        warm_up(self._server, self._device)
+        choose_interface(self._store.host, self._store.port)  # else gloo asks a name server for this host's address
+        warm_up(self._device)
         self._memory_toucher = MemoryToucher(expected_bytes if self._device.type == "cpu" else 0)
         # The objects of the imports are never garbage. Without this each collection between generations visits them
         # all.
@@ -161,9 +180,15 @@ class Engine:
         """Control thread: let every rank stop after the same step, with a durable part or only a snapshot."""
         self._fence.request_yield(generation, durable=durable or self._snapshot_store is None)
 
+    def note_commit(self, generation: int, step: int, error: str = "") -> None:
+        """Control thread: the checkpoint of the last step is committed; `error`: why it could not be. Idempotent."""
+        self._saver.note_commit(generation, step, error)
+
     def close(self) -> None:
-        """Training thread, when no generation runs: stop the checkpoint writer, drop the snapshots."""
+        """Training thread, when no generation runs: stop the checkpoint writer and the store, drop the snapshots."""
         self._saver.close()
+        self._store_connections.close()
+        self._store.close()
         if self._snapshot_store is not None:
             self._snapshot_store.close()
 
@@ -174,7 +199,13 @@ class Engine:
             fence = self._fence.of(assignment.generation)
             if fence.is_raised:
                 return None
-            group = Group(assignment, self._device, fence.check)
+            group = Group(
+                assignment,
+                self._device,
+                self._store_connections,
+                check=fence.check,
+                on_connecting=lambda: self._position.enter(Phase.CONNECTING),
+            )
             self._scope = GenerationScope(assignment.generation, group, self._outbox.log_text)
             self._position.begin(assignment.generation)
             return self._scope
@@ -261,16 +292,12 @@ class Engine:
             return end
         fence = self._fence.of(assignment.generation)
         try:
-            outcome = self._saver.outcome(end.pending, fence.check)
-            if isinstance(outcome, SaveFailed):
-                raise StorageFailed(
-                    f"the checkpoint of the last step could not be written to {outcome.directory}: {outcome.error}"
-                )
+            outcome = self._saver.durable_part(end.pending, fence.check)
         except (Fenced, StorageFailed) as error:
             failed = classify(error, Phase.SAVING, is_fenced=fence.is_raised, is_formed=True)
             assert failed is not None
             return failed
-        return replace(end, is_durable=True)
+        return replace(end, saved_part=outcome)
 
     def _exit(self, assignment: Assignment, end: GenerationEnd) -> WorkerExit:
         return WorkerExit(
@@ -280,6 +307,7 @@ class Engine:
             step=self._position.step,
             error=end.error,
             snapshot_parts=self._snapshot_store.snapshot_parts() if self._snapshot_store is not None else (),
-            is_durable=end.is_durable,
+            is_durable=end.saved_part is not None,
+            saved_part=end.saved_part,
             at=time.time(),
         )

@@ -24,12 +24,15 @@ from shoal_workers.engine.extent import is_due, total_steps
 from shoal_workers.engine.group.collective_wait import waited_s
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.state.gradient_log import Factors
 from shoal_workers.engine.state.recent_reports import Recent
+from shoal_workers.engine.state.replica_check import ReplicaCheck
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.state.snapshots import Snapshots
 from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.batches import Batches
+from shoal_workers.engine.step.clip import clip_factor
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.gradients import GradientPass
 from shoal_workers.engine.step.learning_rate import lr_factor
@@ -55,12 +58,15 @@ class Trainer:
         self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls)
         self._validation = _validation(generation, runtime, self._gradients)
         self._replay = Replay(generation, self._gradients)
+        self._replicas = ReplicaCheck(generation, runtime.state.view)
         self._recent = Recent()
         self._scaling = Scaling(spec)
         self._extra = Extra(runtime.update, spec.seed, self._recent, self._scaling)
         self._snapshots = Snapshots(generation, store, runtime.state, self._extra)
         self._saved_mono = time.monotonic()
         self._num_skipped = 0
+        self._ended = 0.0
+        """When the step before ended."""
         with generation.user_code:
             self._tokens_per_sample = task.tokens_per_sample
         self.total_steps = total_steps(
@@ -88,15 +94,21 @@ class Trainer:
 
     def train(self) -> GenerationEnd:
         """From the position's step on. FINISHED or YIELDED, each with the part that must become durable first."""
-        position = self._generation.position
         self._saved_mono = time.monotonic()
         self._snapshots.start()
         for part in self._runtime.assembly.parts:
             part.train()
+        try:
+            return self._train_until_end()
+        finally:
+            self._replicas.stop()
+
+    def _train_until_end(self) -> GenerationEnd:
+        position = self._generation.position
         # The first snapshot of a new model is that of its first step. Until then the snapshot that was restored from is
         # complete, and taking memory for another layout costs as much as a step.
         end = self._catch_up()
-        ended = time.perf_counter()
+        self._ended = time.perf_counter()
         while end is None:
             if position.step + 1 in self._generation.assignment.skip_steps:
                 self._skip(None)
@@ -104,24 +116,21 @@ class Trainer:
             else:
                 verdict = self._step()
                 now = time.perf_counter()
+                step_s, self._ended = now - self._ended, now
                 if verdict.is_finite:
-                    self._report(verdict, now - ended)
+                    self._report(verdict, step_s)
                 requests = verdict.requests
                 if verdict.is_finite or requests.yields:
                     self._snapshots.mark_complete(position.step)
                 if requests.snapshots or requests.yields:
-                    self._snapshot(replicate=requests.replicates and not requests.is_sending)
-                self._snapshots.update(verdict, now - ended, position.step)
-                ended = now
+                    self._snapshot(replicate=self._snapshots.is_replicating(verdict, position.step))
+                self._snapshots.update(verdict, step_s, position.step)
             end = self._after(position.step, requests)
         return end
 
     def _catch_up(self) -> GenerationEnd | None:
         """Do what a lost group may have left undone after the step that this generation starts from."""
         step, assignment = self._generation.position.step, self._generation.assignment
-        if step >= self.total_steps and assignment.restore_snapshot is None:  # restored from the final checkpoint
-            self._validate()
-            return GenerationEnd(ExitKind.FINISHED)
         is_from_memory = assignment.restore_snapshot is not None
         if step >= self.total_steps or (step > 0 and assignment.is_recovery and is_from_memory):
             return self._after(step, Requests())
@@ -130,36 +139,57 @@ class Trainer:
     def _after(self, step: int, requests: Requests) -> GenerationEnd | None:
         """Validate and save if due. Returns the end if this was the last step."""
         spec = self._generation.spec
-        is_last = step == self.total_steps
-        if is_last or is_due(step, spec.validation.every_steps):
+        if step >= self.total_steps:
+            return self._finish(step)
+        if requests.yields:
+            self._replicas.run(step)
+        if is_due(step, spec.validation.every_steps):
             self._validate()
         pending = None
-        if is_last or requests.durably or requests.saves or is_due(step, spec.checkpoint.every_steps):
+        if requests.durably or requests.saves or is_due(step, spec.checkpoint.every_steps):
             pending = self._save(step)
-        if is_last:
-            return GenerationEnd(ExitKind.FINISHED, pending=pending)
         if requests.yields:
             return GenerationEnd(ExitKind.YIELDED, pending=pending if requests.durably else None)
         return None
+
+    def _finish(self, step: int) -> GenerationEnd:
+        """The last checkpoint is committed before the final validation: code of the task that kills its worker there
+        must not cost the model."""
+        assignment, pending = self._generation.assignment, None
+        self._replicas.run(step)
+        if not _is_committed(assignment.restore_from, step):
+            pending = self._save(step)
+            self._generation.position.enter(Phase.COMMITTING)
+            self._saver.wait_for_commit(pending, assignment.commit_timeout_s, self._generation.check)
+        self._validate()
+        return GenerationEnd(ExitKind.FINISHED, pending=pending)
 
     def _step(self) -> Verdict:
         """One optimizer step, or one that was skipped because its result is not finite."""
         generation, spec = self._generation, self._generation.spec
         step = generation.position.step
         self._replay.run(step)
+        self._replicas.begin(step)
         start, waited = time.perf_counter(), waited_s()
         scale = self._scaling.scale
         losses = self._gradients.run(step, scale)
         gradients = self._gradients.gradients()
+        self._snapshots.log.append(step + 1)
         compute_s = time.perf_counter() - start - (waited_s() - waited)
+        self._snapshots.wait_for_buddy(step)
+        requests = self._requests_after(step + 1)  # before the costs: a send that ends in between has not arrived yet
+        self._replicas.finish(step)
         copy_s, send_s = self._snapshots.take_costs()
         ballot = Ballot(
             loss_sum=losses,
             squared_norm=self._gradients.squared_norm(gradients) / scale**2,
-            requests=self._requests_after(step + 1),
+            requests=requests,
             compute_s=compute_s,
             copy_s=copy_s,
             send_s=send_s,
+            arrived_step=self._snapshots.arrived_step,
+            log_lag=self._snapshots.log_lag,
+            log_s=self._snapshots.log.take_cost(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.check()
@@ -173,14 +203,29 @@ class Trainer:
             return verdict
         self._num_skipped = 0
         generation.position.enter(Phase.OPTIMIZER)
-        gradients.scale(1 / scale)
-        if spec.optimizer.clip_norm is not None:
-            gradients.clip(verdict.grad_norm, spec.optimizer.clip_norm)
+        factors = Factors(
+            unscale=1 / scale,
+            clip=clip_factor(verdict.grad_norm, spec.optimizer.clip_norm),
+            lr=lr_factor(spec.schedule, step, self.total_steps),
+        )
         with generation.user_code:
-            self._runtime.state.step(lr_factor(spec.schedule, step, self.total_steps))
-            self._gradients.after_update()
+            self._gradients.balance()
+        self._commit(step + 1, verdict, factors)
+        gradients.scale(factors.unscale)
+        gradients.scale(factors.clip)
+        with generation.user_code:
+            self._runtime.state.step(factors.lr)
         generation.position.reach(step + 1)
         return verdict
+
+    def _commit(self, step: int, verdict: Verdict, factors: Factors) -> None:
+        """The step's entry in the gradient log. Its report is not final: the update is not counted in its time."""
+        if not self._snapshots.log.is_open:
+            return
+        extra = b"{}"
+        if self._generation.rank == 0:
+            extra = self._extra.encoded(step, self._step_report(step, verdict, time.perf_counter() - self._ended))
+        self._snapshots.log.commit(step, factors, extra)
 
     def _requests_after(self, step: int) -> Requests:
         """What this rank requests after step number `step`."""
@@ -194,7 +239,7 @@ class Trainer:
             snapshots=snapshots,
             replicates=snapshots and self._snapshots.is_sending_due(step),
             is_sending=self._snapshots.is_sending,
-            lacks_copy=self._snapshots.lacks_copy,
+            lacks_memory=self._snapshots.lacks_memory,
         )
 
     def _refuse_or_skip(self, step: int, verdict: Verdict) -> None:
@@ -216,6 +261,7 @@ class Trainer:
         generation = self._generation
         for parameter in self._runtime.assembly.parameters():
             parameter.grad = None
+        self._snapshots.log.abort()
         generation.position.reach(generation.position.step + 1)
         if generation.rank == 0:
             generation.outbox.report(
@@ -243,9 +289,15 @@ class Trainer:
 
     def _report(self, verdict: Verdict, step_s: float) -> None:
         """All ranks keep the report, rank 0 sends it."""
+        generation = self._generation
+        report = self._step_report(generation.position.step, verdict, step_s)
+        self._recent.add(report)
+        if generation.rank == 0:
+            generation.outbox.report(report)
+
+    def _step_report(self, step: int, verdict: Verdict, step_s: float) -> StepReport:
         generation, spec = self._generation, self._generation.spec
-        step = generation.position.step
-        report = StepReport(
+        return StepReport(
             generation=generation.number,
             step=step,
             at=time.time(),
@@ -257,9 +309,6 @@ class Trainer:
             world_size=generation.layout.world_size,
             compute_s=verdict.compute_s,
         )
-        self._recent.add(report)
-        if generation.rank == 0:
-            generation.outbox.report(report)
 
     def _validate(self) -> None:
         if self._validation is not None:
@@ -286,6 +335,12 @@ def _validation(generation: Generation, runtime: ModelRuntime, gradients: Gradie
         return None
     batches = Batches(generation.task, data, generation.device)
     return Validation(generation, runtime.assembly, batches, gradients.passes)
+
+
+def _is_committed(url: str | None, step: int) -> bool:
+    """`url`: the newest committed checkpoint when the generation began."""
+    name = CheckpointName.parse(url.rstrip("/").rpartition("/")[2]) if url is not None else None
+    return name is not None and name.step >= step
 
 
 def _finite(value: float) -> float | None:

@@ -142,7 +142,8 @@ def start_server(address: str) -> None:
         os.posix_spawn(
             sys.executable,
             [sys.executable, os.path.join(HERE, "server.py"), address, str(os.getppid())],  # noqa: PTH118
-            environment | {"OMP_NUM_THREADS": "1"},
+            # the same code as this file's, also if another version of the package is installed
+            environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.path.dirname(os.path.dirname(HERE))},  # noqa: PTH120
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),

@@ -15,7 +15,6 @@ import json
 import os
 import runpy
 import select
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal_workers.exit_status import Recorder
 from shoal_workers.forkserver.idle import end_when_idle
 from shoal_workers.forkserver.launch import LARGEST_REQUEST, LISTENER_FD
 
@@ -49,7 +49,6 @@ class Request:
 
 
 def main(address: str, raylet_pid: int) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forked processes
     gc.disable()  # imports create many objects and no garbage
     for name in _MODULES:
         importlib.import_module(name)
@@ -57,14 +56,14 @@ def main(address: str, raylet_pid: int) -> None:
     gc.freeze()  # otherwise the collector would write to, and so copy, every page
     gc.enable()
     with socket.socket(fileno=LISTENER_FD) as listener:
-        request = _serve(listener, raylet_pid)
+        request = _serve(listener, raylet_pid, Recorder(address.rpartition(".shoal-")[0]))
         if request is None:
             Path(address).unlink(missing_ok=True)  # before it is closed, so that no client finds a dead socket
     if request is not None:
         _become(request)
 
 
-def _serve(listener: socket.socket, raylet_pid: int) -> Request | None:
+def _serve(listener: socket.socket, raylet_pid: int, recorder: Recorder) -> Request | None:
     """Returns in every forked process, with its request; in the server itself it returns None at its end."""
     try:
         raylet = os.pidfd_open(raylet_pid)
@@ -73,14 +72,14 @@ def _serve(listener: socket.socket, raylet_pid: int) -> Request | None:
     poll = select.poll()
     poll.register(raylet, select.POLLIN)
     poll.register(listener, select.POLLIN)
-    children: set[int] = set()  # pidfds, readable when the process ends
+    children: dict[int, int] = {}  # pidfd, which is readable when the process has ended -> pid
     while ready := dict(poll.poll(None if children else _IDLE_S * 1000)):
         if raylet in ready:
             return None
-        for ended in children & ready.keys():
+        for ended in children.keys() & ready.keys():
             poll.unregister(ended)
+            recorder.reap(ended, children.pop(ended))
             os.close(ended)
-            children.remove(ended)
         if listener.fileno() not in ready:
             continue
         connection, _ = listener.accept()
@@ -99,7 +98,7 @@ def _serve(listener: socket.socket, raylet_pid: int) -> Request | None:
         with suppress(ProcessLookupError):
             child = os.pidfd_open(pid)
             poll.register(child, select.POLLIN)
-            children.add(child)
+            children[child] = pid
     return None
 
 
@@ -116,7 +115,6 @@ def _receive(connection: socket.socket) -> Request | None:
 def _become(request: Request) -> None:
     """In the forked process: sets up what a new interpreter with these arguments would have, and runs the script."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, stream in enumerate(request.streams):
         os.dup2(stream, number)
         os.close(stream)

@@ -21,14 +21,20 @@ import torch
 
 from shoal_workers.checkpoint.save_plan import SavePlan
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotServer, SnapshotSource
+from shoal_workers.snapshot_store.log.comparison import Comparison, Difference
+from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
+from shoal_workers.snapshot_store.log.records import LogHead
+from shoal_workers.snapshot_store.log.replay import Replayer
 from shoal_workers.snapshot_store.slots import registry
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot, LiveSlots
 from shoal_workers.snapshot_store.slots.own_slots import OwnSlots
-from shoal_workers.snapshot_store.slots.registry import SlotRegistry
+from shoal_workers.snapshot_store.slots.registry import SlotRegistry, Sweep
 from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.transfer import loading
 from shoal_workers.snapshot_store.transfer.loading import Loaded
+from shoal_workers.snapshot_store.transfer.log_sender import LogSender
+from shoal_workers.snapshot_store.transfer.requests import Part
 from shoal_workers.snapshot_store.transfer.sender import SendCost, Sender, Sending
 from shoal_workers.snapshot_store.transfer.server import PartServer, snapshot_parts_of
 
@@ -50,33 +56,59 @@ class SnapshotStore:
         key: str,
         host: str = "127.0.0.1",
         root: Path = Path("/dev/shm"),
+        memory_id: str | None = None,
     ) -> None:
         """`key`: the attempt's secret; both sides of a connection prove that they know it. `root`: a tmpfs.
+        `memory_id`: processes with the same one read each other's slots; by default those of the same node.
 
-        Serves on `port` of `host` from now on. Removes the directories of attempts without a live process on this
-        machine. OSError if `root` or `host` cannot be used: then this process keeps no snapshots.
+        Serves on `port` of `host` from now on. Removes the directories of earlier attempts of this job, and of other
+        jobs' attempts that have had no live process on this machine for a while. OSError if `root` or `host` cannot be
+        used: then this process keeps no snapshots.
         """
         self._node_id = node_id
         self._key = key
-        self._registry = SlotRegistry(root, job_id=job_id, attempt=attempt, node_id=node_id, worker_id=worker_id)
-        swept = sweep_stale(root)
-        if swept:
-            _log.info("snapshot_store.swept", extra={"attempts": swept})
-        self._own = OwnSlots(self._registry.path)
-        self._live = LiveSlots(self._registry.path)
-        self._buddies = BuddySlots(self._registry.path)
+        self.memory_id = node_id if memory_id is None else memory_id
+        self._registry = SlotRegistry(
+            root, job_id=job_id, attempt=attempt, memory_id=self.memory_id, worker_id=worker_id
+        )
+        self._root, self._job_id, self._attempt = root, job_id, attempt
+        self._sweep()
+        self._own = OwnSlots(self._registry.path, self._make_room)
+        self._live = LiveSlots(self._registry.path, self._make_room)
+        self._buddies = BuddySlots(self._registry.path, self._make_room)
+        self._entries = EntrySlots(self._registry.path)
+        self._replayer = Replayer(self._registry, self._buddies)
+        self._comparison = Comparison(self._replayer)
         self._sender = Sender(key)
+        self._closed_log_bytes = 0
+        self._logs: list[LogSender] = []
+        """The open one, and closed ones whose thread has not ended yet."""
         try:
-            self._server = PartServer(self._registry, self._buddies, node_id=node_id, key=key, host=host)
+            self._server = PartServer(
+                self._registry,
+                self._buddies,
+                self._entries,
+                self._replayer,
+                self._comparison,
+                node_id=node_id,
+                key=key,
+                host=host,
+            )
         except OSError:
             self._registry.close()
             raise
         self.port: int = self._server.port
         self._is_closed = False
 
+    @property
+    def node_directory(self) -> Path:
+        """Of this attempt on this node; it is removed with the attempt."""
+        return self._registry.node
+
     def snapshot_parts(self) -> tuple[SnapshotPart, ...]:
-        """Every complete part in this node's memory: of live and dead processes of this attempt, and copies."""
-        return snapshot_parts_of(self._registry, self._node_id)
+        """Every part in this node's memory: of live and dead processes of this attempt, copies, and parts that can be
+        replayed."""
+        return snapshot_parts_of(self._registry, self._replayer, self._node_id)
 
     def prepare(
         self, state: Mapping[str, torch.Tensor], *, rank: int, world_size: int, owns_replicated: bool | None = None
@@ -116,15 +148,16 @@ class SnapshotStore:
         """Two slots for the tensors of a new model; `extra_bytes`: size of its plain values now. SharedMemoryFull."""
         return self._live.make(plan, extra_bytes=extra_bytes)
 
-    def replicate(self, buddy: SnapshotServer) -> bool:
+    def replicate(self, buddy: SnapshotServer, *, keep_step: int | None = None) -> bool:
         """Hands the newest own snapshot to the sender thread, without waiting for it.
 
         False: the sender is still busy with an older one, or there is no snapshot. After a node is lost, the group can
         only restore a step that every rank has sent. The caller therefore lets all ranks agree on the steps to send.
+        `keep_step`: the newest one of which every rank's copy has arrived. Its snapshot stays here and at the buddy.
         """
         if self._sender.is_busy:
             return False
-        handed = self._own.hand_over()
+        handed = self._own.hand_over(keep_step)
         if handed is None:
             return False
         slot, reserve = handed
@@ -136,9 +169,16 @@ class SnapshotStore:
                 buddy=buddy,
                 on_start=reserve,
                 on_end=lambda has_arrived: self._own.sent(slot, has_arrived),
+                keep_step=keep_step,
             )
         )
         return True
+
+    def keep_copy(self, *, keep_step: int | None = None) -> None:
+        """Retains the newest own snapshot as if it had been sent, for a rank without a buddy whose group has copies."""
+        handed = self._own.hand_over(keep_step)
+        if handed is not None:
+            self._own.sent(handed[0], True)
 
     @property
     def is_sending(self) -> bool:
@@ -148,6 +188,42 @@ class SnapshotStore:
     def take_send_cost(self) -> SendCost | None:
         """Cost of the last copy that was completed since the last call; None if none was."""
         return self._sender.take_cost()
+
+    def take_difference(self) -> Difference | None:
+        """The next copy of another rank that was found to differ from its replay; None: there is none."""
+        return self._comparison.take()
+
+    @property
+    def plan(self) -> SavePlan:
+        """Of the newest own snapshot."""
+        return self._own.plan
+
+    def wait_until_sent(self, check: Callable[[], None], *, patience_s: float) -> None:
+        """Returns when no copy is being sent, or after `patience_s`. An error of `check` passes within a slice."""
+        self._sender.wait(check, patience_s=patience_s)
+
+    def break_off_send(self) -> None:
+        """The copy that is being sent is not needed any more."""
+        self._sender.break_off()
+
+    def open_log(self, buddy: SnapshotServer, stamp: Stamp, head: LogHead) -> LogSender:
+        """A log of gradients at the buddy that begins after the step of `stamp`; closes the one before."""
+        self.close_log()
+        part = Part(generation=stamp.generation, rank=stamp.rank, world_size=stamp.world_size, step=stamp.step)
+        self._logs.append(LogSender(self._key, buddy, part, head.model_dump_json().encode()))
+        return self._logs[-1]
+
+    @property
+    def sent_bytes(self) -> tuple[int, int]:
+        """Bytes of whole copies and of logs that went to buddies so far."""
+        return self._sender.sent_bytes, self._closed_log_bytes + sum(log.sent_bytes for log in self._logs)
+
+    def close_log(self) -> None:
+        """What was handed to the log is still sent."""
+        for log in self._logs:
+            log.close()
+        self._closed_log_bytes += sum(log.sent_bytes for log in self._logs if not log.is_alive)
+        self._logs = [log for log in self._logs if log.is_alive]
 
     def load(self, state: Mapping[str, torch.Tensor], source: SnapshotSource, *, check: Callable[[], None]) -> Loaded:
         """Fills `state` in place, from any layout into any other, without collectives.
@@ -168,11 +244,21 @@ class SnapshotStore:
         self._own.drop_older(generation)
         self._live.drop_older(generation)
         self._buddies.drop_older(generation)
+        self._entries.drop_older(generation)
         self._registry.remove_dead_slots(generation)
+        self._sweep()
 
     def remove_attempt(self) -> None:
         """The attempt is over: removes the slots of all its processes on this machine."""
         self._registry.remove_attempt()
+
+    def _sweep(self) -> None:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        _report_swept(registry.sweep_stale(self._root, Sweep(self._job_id, self._attempt, now)))
+
+    def _make_room(self) -> bool:
+        """There is no memory for a slot: attempts without a live process are not kept any longer."""
+        return _report_swept(registry.sweep_stale(self._root))
 
     def close(self) -> None:
         """Stops the threads and removes its slots. Slots of dead processes remain until the last one closes."""
@@ -180,11 +266,20 @@ class SnapshotStore:
             return
         self._is_closed = True
         self._sender.close()
+        for log in self._logs:
+            log.break_off()
         self._server.close()
         self._own.close()
         self._live.close()
         self._buddies.close()
+        self._entries.close()
         self._registry.close()
+
+
+def _report_swept(attempts: list[str]) -> bool:
+    if attempts:
+        _log.info("snapshot_store.swept", extra={"attempts": attempts})
+    return bool(attempts)
 
 
 def sweep_stale(root: Path) -> list[str]:

@@ -27,11 +27,17 @@ def serve(
     ] = None,
     num_gpus: Annotated[int | None, typer.Option("--num-gpus", min=0, help="GPUs of that cluster.")] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Ray nodes to start on this machine.")] = None,
+    leave_dead_nodes: Annotated[
+        bool | None,
+        typer.Option("--leave-dead-nodes", help="A node that dies is not started again, for experiments."),
+    ] = None,
     keep_cluster: Annotated[
         bool | None, typer.Option("--keep-cluster", help="The started cluster keeps running when the server ends.")
     ] = None,
 ) -> None:
     """Run the server: REST API, scheduler, and a local Ray cluster unless --ray-address is given.
+
+    Ctrl-C saves every job before the local cluster ends; a second Ctrl-C stops at once.
 
     An option that is not given is read from the environment (SHOAL_...); otherwise it has its default.
     """
@@ -48,6 +54,7 @@ def serve(
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             "nodes": nodes,
+            "leave_dead_nodes": leave_dead_nodes,
             "keep_cluster": keep_cluster,
         }
         run_server(load_settings(**{key: value for key, value in given.items() if value is not None}))

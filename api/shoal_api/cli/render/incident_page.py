@@ -74,6 +74,7 @@ def incident_page(one: IncidentView) -> list[Any]:
         ("state from", one.state_source or ""),
         ("moved", "" if one.bytes_moved is None else size_text(one.bytes_moved)),
         ("steps lost", "" if one.steps_lost is None else str(one.steps_lost)),
+        ("bound", "" if one.node_loss is None else one.node_loss.words()),
     )
     facts = Table.grid(padding=(0, 2))
     for label, value in rows:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.render.sparkline import sparkline, worker_bar
-from shoal_service.core.quantities import duration_text, size_text
+from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.views import (
     CheckpointState,
     CheckpointView,
@@ -70,7 +70,8 @@ def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
         ("id", job.id),
         ("name", job.name),
         ("state", state),
-        ("message", status.message or status.note),
+        ("message", status.message),
+        ("note", status.note),
         (
             "workers",
             worker_bar(status.workers, status.desired_workers)
@@ -89,8 +90,9 @@ def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
         ("tokens", f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
         ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
-        ("checkpoint", f"step {status.checkpoint_step}" if status.checkpoint_step is not None else ""),
+        ("checkpoint", _checkpoint(job)),
         ("snapshots", _snapshots(job)),
+        ("a lost node", _node_loss(job)),
         ("incidents", f"{status.incidents}, {status.steps_lost} steps lost" if status.incidents else ""),
         ("goodput", _goodput(job)),
         ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
@@ -110,6 +112,14 @@ def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
         page.add_row("", Text(f"in {status.failure.phase}, step {status.failure.step}, rank {ranks}", style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
+
+
+def _checkpoint(job: JobView) -> str:
+    """The newest one, and up to which step the replicas were found equal."""
+    step, verified_step = job.status.checkpoint_step, job.status.verified_step
+    if step is None:
+        return ""
+    return f"step {step}" + (f"; replicas were equal up to step {verified_step}" if verified_step is not None else "")
 
 
 def workers_table(workers: Iterable[WorkerView]) -> Table:
@@ -143,7 +153,7 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
             duration_text(one.stall_s),
             str(one.world_size),
             clock(one.committed_at) if one.committed_at else "-",
-            one.url,
+            f"{one.url}\n{one.message}" if one.message else one.url,
         )
     return table
 
@@ -174,10 +184,11 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
         return Text("dead", style="red"), ""
     if node.drain is not None:
         leaves = f", is switched off at {clock(node.drain.deadline)}" if node.drain.deadline is not None else ""
-        return Text("drained", style="yellow"), node.drain.reason + leaves
+        left = f" ({count_text(node.num_workers, 'worker')} left)" if node.num_workers else ""
+        return Text("draining" if left else "drained", style="yellow"), node.drain.reason + leaves + left
     if node.suspected:
         test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
-        return Text("suspected", style="yellow"), node.suspected + test
+        return Text("probation" if node.on_probation else "suspected", style="yellow"), node.suspected + test
     return Text("alive", style="green"), ""
 
 
@@ -204,7 +215,13 @@ def _snapshots(job: JobView) -> str:
     if every is None:
         return ""
     pace = "after every step" if every == 1 else f"after every {every:g} steps"
-    return f"in memory, {pace}" + (f", {share:.2%} of the step time" if share is not None else "")
+    cost = f", {share:.2%} of the step time" if share is not None else ""
+    return f"in memory of each worker, {pace}{cost}"
+
+
+def _node_loss(job: JobView) -> str:
+    bound = job.status.node_loss
+    return "" if bound is None or job.status.state.ended else bound.words().removeprefix("a lost node ")
 
 
 def _goodput(job: JobView) -> str:

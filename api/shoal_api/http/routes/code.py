@@ -15,6 +15,7 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES, CodeArchiveError, check
+from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
 from shoal_workers.contract.checks.spec_errors import SpecError
 from shoal_workers.contract.spec import JobSpec
 
@@ -55,7 +56,7 @@ def routes(context: Context) -> APIRouter:
     async def validate_spec(request: Request) -> Response:
         """Lists every error of the spec. For an invalid spec the answer is 200 with `valid: false`."""
         try:
-            await read_spec(request)
+            check_checkpoint_url(await read_spec(request))
             found = SpecCheck(valid=True)
         except SpecError as error:
             found = SpecCheck(valid=False, errors=error.problems)

@@ -74,7 +74,8 @@ def routes(context: Context) -> APIRouter:
 def _nodes(context: Context) -> tuple[NodeView, ...]:
     """The nodes as the control loop saw them last, with the current drains."""
     nodes = with_drains(context.cluster.snapshot().nodes, context.store.drains())
-    return tuple(NodeView.of(node) for node in nodes)
+    num_workers = context.store.workers_by_node()
+    return tuple(NodeView.of(node, num_workers[node.node_id]) for node in nodes)
 
 
 def _node(context: Context, node_id: str) -> NodeView:

@@ -49,7 +49,7 @@ function showJob(job) {
   const facts = [["Step", steps(status)], ["Loss", number(status.loss)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers}`],
     ["Remaining", seconds(status.eta_s)], ["Incidents", status.incidents], ["Steps lost", status.steps_lost],
-    ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"], ["Snapshots", snapshots(status)],
+    ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"], ["Snapshots", snapshots(status)], ["A lost node costs", nodeLoss(status)],
     ["Checkpoint at step", number(status.checkpoint_step, 15)], ["Parameters", number(status.num_parameters)],
     ["Attempt", status.attempt], ["Generation", status.generation]];
   $("facts").replaceChildren(...facts.map(([name, value]) => { const fact = element("div"); fact.append(element("dt", name), element("dd", value)); return fact; }));
@@ -58,6 +58,8 @@ function showJob(job) {
   if (status.failure) $("failure").textContent = `ranks ${status.failure.ranks.join(", ")} at step ${status.failure.step}\n${status.failure.traceback || status.failure.message}`;
 }
 
+const nodeLoss = ({ node_loss: bound }) => !bound ? "–" :
+  `${bound.at_most === null ? "since the last checkpoint" : `at most ${bound.at_most} steps`}, now ${bound.now} (${bound.protection.replace("_", " ")})`;
 const snapshots = (status) => status.snapshot_every_steps === null ? "–" :
   `every ${status.snapshot_every_steps === 1 ? "step" : `${status.snapshot_every_steps} steps`}, ${percent(status.snapshot_share)}`;
 

@@ -1,8 +1,15 @@
-"""What the machine decides: a closed union of commands. The executor performs them; results come back as events."""
+"""What the machine decides: a closed union of commands. The executor performs them; results come back as events.
+
+Those of `Order` reach a worker or the storage. The executor numbers them and keeps them in the journal until they are
+answered (see `unanswered`), so a restarted supervisor repeats them. Each of them can be repeated without harm.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.endings import AttemptEnd
@@ -16,6 +23,7 @@ class FindCheckpoint:
     """Look for the newest committed checkpoint that is not in `excluding`; answer CheckpointFound."""
 
     excluding: tuple[str, ...] = ()
+    kind: Literal["find_checkpoint"] = "find_checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +34,30 @@ class StartWorker:
     """Node ids on which it must not be placed."""
     only_on: str = ""
     """Node id on which it must be placed; empty: any other."""
+    touches_memory: bool = True
+    """It may touch the memory that it is expected to need while it waits for its first group."""
+    kind: Literal["start_worker"] = "start_worker"
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorker:
     index: int
     reason: str
+    kind: Literal["kill_worker"] = "kill_worker"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     index: int
     assignment: Assignment
+    kind: Literal["run"] = "run"
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
     index: int
     generation: int
+    kind: Literal["interrupt"] = "interrupt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +66,19 @@ class RequestYield:
     generation: int
     durable: bool = True
     """With a durable checkpoint part of that step; False: the snapshot in memory is enough."""
+    kind: Literal["request_yield"] = "request_yield"
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCommit:
+    """The final validation of this worker waits for the commit of the last checkpoint."""
+
+    index: int
+    generation: int
+    step: int
+    error: str = ""
+    """Why it could not be committed; empty: it is."""
+    kind: Literal["note_commit"] = "note_commit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +86,12 @@ class RequestSnapshotParts:
     """Answer SnapshotPartsReported, or the worker's loss."""
 
     index: int
+    kind: Literal["request_snapshot_parts"] = "request_snapshot_parts"
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectNode:
-    """A worker on this node was at fault: the control plane puts the node on probation."""
+    """A worker on this node was at fault: the job avoids the node, and the control plane tests it."""
 
     node_id: str
     reason: str
@@ -75,6 +103,7 @@ class Commit:
 
     name: str
     parts: tuple[SavedPart, ...]
+    kind: Literal["commit"] = "commit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +112,7 @@ class ForgetDamaged:
 
     name: str
     message: str
+    kind: Literal["forget_damaged"] = "forget_damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,18 +134,25 @@ class End:
     end: AttemptEnd
 
 
-Command = (
+Order = (
     FindCheckpoint
     | StartWorker
     | KillWorker
     | Run
     | Interrupt
     | RequestYield
+    | NoteCommit
     | RequestSnapshotParts
-    | SuspectNode
     | Commit
     | ForgetDamaged
-    | Emit
-    | ShowIncident
-    | End
 )
+Command = Order | SuspectNode | Emit | ShowIncident | End
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedOrder:
+    """An order with its number, which is unique in the attempt: a supervisor repeats an order of its predecessor under
+    the number that it had."""
+
+    id: int
+    order: Annotated[Order, Field(discriminator="kind")]

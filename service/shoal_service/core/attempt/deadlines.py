@@ -6,43 +6,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import assert_never
 
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs, stragglers
-from shoal_service.core.attempt.group import exits, follow_up, orphaned_snapshots
+from shoal_service.core.attempt.group import exits, follow_up, orphaned_snapshots, silent_nodes
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import (
-    Committing,
-    FallingBack,
-    Forming,
-    Opening,
-    Quiescing,
-    Running,
-    Stage,
-    Starting,
-    Switching,
-    Waiting,
-)
+from shoal_service.core.attempt.state.stages import Quiescing, Stage, Starting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.attempt.waits import Deadline, Wait, wait_of
 from shoal_workers.contract.job import EndReason, IncidentCause
-
-
-class Deadline(StrEnum):
-    """What was waited for and did not come in time."""
-
-    STORAGE = "storage"
-    WORKERS = "workers"
-    """elasticity.min_workers of them."""
-    ORPHANED_SNAPSHOTS = "orphaned_snapshots"
-    FORMED = "formed"
-    STEP_BOUNDARY = "step_boundary"
-    PROGRESS = "progress"
-    USER_ERRORS = "user_errors"
-    """Other ranks had time to raise the same error as the first one."""
-    COMMIT = "commit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,47 +73,62 @@ def _put_off(turn: Turn, away_s: float) -> None:
     )
     for worker in turn.pool.workers:
         if worker.unreachable_since is not None:
-            turn.pool = turn.pool.with_worker(replace(worker, unreachable_since=later(worker.unreachable_since)))
+            worker = replace(worker, unreachable_since=later(worker.unreachable_since))
+        if worker.left_out is not None and worker.left_out.answers_since is not None:
+            left_out = replace(worker.left_out, answers_since=later(worker.left_out.answers_since))
+            worker = replace(worker, left_out=left_out)
+        turn.pool = turn.pool.with_worker(worker)
 
 
 def overdue(state: Attempt, now: float) -> Overdue | None:
     """The deadline of the current stage that has passed."""
-    target, timeouts, num_usable = state.target, state.config.timeouts, state.num_usable
-    waited, minimum = now - state.current.since, state.target.min_workers
-    match state.current:
-        case Opening() | FallingBack() if waited > timeouts.commit_s:
-            return Overdue(Deadline.STORAGE, f"{state.config.checkpoint_root} did not answer for {waited:.0f} s")
-        case Starting() if waited > timeouts.start_s and num_usable < minimum:
-            reason = f"only {num_usable} of at least {minimum} workers started within {waited:.0f} s"
-            return Overdue(Deadline.WORKERS, reason)
-        case Waiting(orphans_until=float() as until) if now >= until:
-            return Overdue(
-                Deadline.ORPHANED_SNAPSHOTS, f"no worker has reported the snapshots within {timeouts.orphans_s:g} s"
+    wait = wait_of(state)
+    if wait is not None and wait.until is not None and _is_over(wait, now):
+        return Overdue(wait.deadline, _reason(state, wait, now))
+    hang = hangs.find_hang(state, now)
+    return Overdue(Deadline.PROGRESS, hang.reason) if hang else None
+
+
+def _is_over(wait: Wait, now: float) -> bool:
+    """Some waits end elsewhere: in `checkpoint_search`, `group/forming` (the back-off), `group/exits` (survivors)."""
+    if wait.until is None or wait.deadline in (Deadline.STORAGE, Deadline.BACK_OFF, Deadline.SURVIVORS):
+        return False
+    at_once = wait.deadline in (Deadline.ORPHANED_SNAPSHOTS, Deadline.USER_ERRORS)
+    return now >= wait.until if at_once else now > wait.until
+
+
+def _reason(state: Attempt, wait: Wait, now: float) -> str:
+    waited, timeouts = now - state.current.since, state.config.timeouts
+    num_usable, minimum = state.num_usable, state.target.min_workers
+    match wait.deadline:
+        case Deadline.WORKERS if isinstance(state.current, Starting):
+            return (
+                f"only {num_usable} of at least {minimum} workers started within {waited:.0f} s, and no other made "
+                f"progress for timeouts.start_s {timeouts.start_s:g} s"
             )
-        case Waiting() if waited > target.spec.elasticity.wait_s and num_usable < minimum:
-            reason = (
+        case Deadline.WORKERS:
+            return (
                 f"{num_usable} of at least {minimum} workers (elasticity.min_workers) for {waited:.0f} s "
                 "(elasticity.wait_s)"
             )
-            return Overdue(Deadline.WORKERS, reason)
-        case Forming() if waited > timeouts.form_s:
-            return Overdue(Deadline.FORMED, f"the group did not form within {waited:.0f} s")
-        case Switching() if waited > timeouts.switch_s:
-            return Overdue(Deadline.STEP_BOUNDARY, f"no step boundary was reached in {waited:.0f} s")
-        case Running() | Switching():
-            hang = hangs.find_hang(state, now)
-            return Overdue(Deadline.PROGRESS, hang.reason) if hang else None
-        case Quiescing(interrupt_at=float() as at) if now >= at:
-            reason = f"{timeouts.user_error_grace_s:g} s have passed since the first user error"
-            return Overdue(Deadline.USER_ERRORS, reason)
-        case Committing() if waited > timeouts.commit_s:
-            return Overdue(Deadline.COMMIT, f"the commit took longer than {waited:.0f} s")
+        case Deadline.ORPHANED_SNAPSHOTS:
+            return f"no worker has reported the snapshots within {timeouts.orphans_s:g} s"
+        case Deadline.FORMED:
+            return f"the group did not form within {waited:.0f} s: waited for {wait.words}"
+        case Deadline.STEP_BOUNDARY:
+            return f"no step boundary was reached in {waited:.0f} s"
+        case Deadline.USER_ERRORS:
+            return f"{timeouts.user_error_grace_s:g} s have passed since the first user error"
+        case Deadline.COMMIT:
+            return f"the commit took longer than {waited:.0f} s"
         case _:
-            return None
+            return wait.words
 
 
 def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
     """An unreachable worker is not known to be dead, but it is not waited for without end."""
+    if worker.left_out is not None:
+        return silent_nodes.is_given_up(state, worker.left_out, now)
     limit, since = state.config.timeouts.unreachable_s, worker.unreachable_since
     if since is None:
         return Decision(False, "it answers")
@@ -148,8 +137,6 @@ def is_given_up(state: Attempt, worker: Worker, now: float) -> Decision:
 
 def _act(turn: Turn, found: Overdue) -> None:
     match found.deadline:
-        case Deadline.STORAGE:
-            turn.end(EndReason.STORAGE_FAILED, found.reason)
         case Deadline.WORKERS:
             turn.end(EndReason.CAPACITY_TIMEOUT, found.reason)
         case Deadline.ORPHANED_SNAPSHOTS:
@@ -165,5 +152,7 @@ def _act(turn: Turn, found: Overdue) -> None:
             exits.interrupt_rest(turn)
         case Deadline.COMMIT:
             follow_up.go_on_without_commit(turn, found.reason)
+        case Deadline.STORAGE | Deadline.MORE_WORKERS | Deadline.BACK_OFF | Deadline.SURVIVORS:
+            pass  # never overdue, see `_is_over`
         case _:
             assert_never(found.deadline)

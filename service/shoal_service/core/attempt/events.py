@@ -19,11 +19,20 @@ class CheckpointFound:
     """Answer to FindCheckpoint: the newest usable one, or None."""
 
     name: str | None
+    damaged: tuple[tuple[str, str], ...] = ()
+    """Newer ones whose commit marker is damaged: name and message."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageUnusable:
-    """The checkpoint URL cannot be read or written at all."""
+    """The checkpoint URL cannot be read or written at all: the configuration must be changed."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorageAway:
+    """The search for a checkpoint failed, and may succeed later."""
 
     message: str
 
@@ -59,6 +68,14 @@ class DeathDated:
     worker_id: str
     at: float
     """Wall-clock time, by the clock of Ray's head."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeathExplained:
+    """How a worker's process ended. Follows WorkerLost, which does not wait for it."""
+
+    worker_id: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +127,20 @@ class DesiredChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockJumped:
+    """The wall clock was set, or the machine was suspended: no time passed for the attempt."""
+
+    by_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStopping:
+    """The server ends the cluster once the attempt is saved; not `stops`: another server took over and keeps it."""
+
+    stops: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressReported:
     """A worker has answered a poll. Sent even if the progress has not changed, because the answer itself counts."""
 
@@ -148,6 +179,13 @@ class NodesAvoided:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesSilent:
+    """The nodes whose kernels answer no connect, with the reason. Whole, not a change; repeated while there is one."""
+
+    nodes: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; deadlines are checked."""
 
@@ -155,10 +193,12 @@ class Tick:
 Event = (
     CheckpointFound
     | StorageUnusable
+    | StorageAway
     | WorkerWarm
     | WorkerFailedToStart
     | WorkerLost
     | DeathDated
+    | DeathExplained
     | RunReturned
     | ReportArrived
     | CheckpointCommitted
@@ -167,10 +207,13 @@ Event = (
     | ElasticityChanged
     | ParallelismChanged
     | DesiredChanged
+    | ServerStopping
+    | ClockJumped
     | ProgressReported
     | InterruptAcknowledged
     | SnapshotPartsReported
     | WorkerUnreachable
     | NodesAvoided
+    | NodesSilent
     | Tick
 )

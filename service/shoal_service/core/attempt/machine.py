@@ -17,31 +17,29 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_service.core.attempt import booking, deadlines, reports, worker_pool
-from shoal_service.core.attempt.commands import (
-    Command,
-    Commit,
-    FindCheckpoint,
-    Interrupt,
-    RequestSnapshotParts,
-    RequestYield,
-)
+from shoal_service.core.attempt import booking, checkpoint_search, deadlines, reports, worker_pool
+from shoal_service.core.attempt.commands import Command, Emit, FindCheckpoint, ShowIncident
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
+    ClockJumped,
     CommitFailed,
     DeathDated,
+    DeathExplained,
     DesiredChanged,
     ElasticityChanged,
     Event,
     GrantChanged,
     InterruptAcknowledged,
     NodesAvoided,
+    NodesSilent,
     ParallelismChanged,
     ProgressReported,
     ReportArrived,
     RunReturned,
+    ServerStopping,
     SnapshotPartsReported,
+    StorageAway,
     StorageUnusable,
     Tick,
     WorkerFailedToStart,
@@ -49,56 +47,41 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.faults import blame, hangs
-from shoal_service.core.attempt.group import exits, follow_up, forming, snapshot_reports, switching
+from shoal_service.core.attempt.faults import blame, hangs, out_of_memory
+from shoal_service.core.attempt.group import exits, follow_up, forming, silent_nodes, snapshot_reports, switching
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
-from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiescing, Stage, Starting, Switching
+from shoal_service.core.attempt.state.clock_jump import moved
+from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.checkpoints import CheckpointFallback
 from shoal_workers.contract.job import EndReason
 
 
-def open_attempt() -> tuple[Command, ...]:
-    """The commands that set a new attempt in motion."""
-    return (FindCheckpoint(),)
-
-
-def reopen(state: Attempt) -> tuple[Command, ...]:
-    """The requests without an answer, sent again after the supervisor was restarted. Each of them can be repeated
-    without harm. An ended attempt has none: what it has to store is durable by then."""
-    if state.stage is Stage.ENDED:
-        return ()
-    commits: tuple[Command, ...] = tuple(
-        Commit(name, tuple(parts[rank] for rank in sorted(parts)))
-        for name, parts in state.checkpoints.parts.items()
-        if name in state.checkpoints.committing
-    )
-    requests: tuple[Command, ...] = (
-        *commits,
-        *(RequestSnapshotParts(index) for index in state.snapshots.requested if state.pool.worker(index) is not None),
-    )
-    match state.current:
-        case Opening() | FallingBack():
-            return (*requests, FindCheckpoint(excluding=state.checkpoints.damaged))
-        case Quiescing(interrupted_at=float()):
-            return (*requests, *(Interrupt(index, state.group.generation) for index in state.in_run))
-        case Switching(durable=durable):
-            return (*requests, *(RequestYield(index, state.group.generation, durable) for index in state.in_run))
-        case _:
-            return requests
+def open_attempt(state: Attempt) -> tuple[Command, ...]:
+    """The commands that set a new attempt in motion. If the attempt before was lost, its incident is open."""
+    if state.incident is None:
+        return (FindCheckpoint(),)
+    return (Emit(blame.opened(state.incident)), ShowIncident(state.incident), FindCheckpoint())
 
 
 def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[Attempt, tuple[Command, ...]]:
     """The next state, and what to do about it. An ended attempt stays as it is."""
     if state.stage is Stage.ENDED:
         return state, ()
+    if isinstance(event, ClockJumped):
+        state = moved(state, event.by_s)
     turn = Turn(state, now, plan)
     deadlines.forgive_absence(turn)
     _happen(turn, event)
-    for apply in (deadlines.apply, forming.consider, switching.consider, worker_pool.replenish):
+    for apply in (
+        deadlines.apply,
+        checkpoint_search.repeat,
+        forming.consider,
+        switching.consider,
+        worker_pool.replenish,
+    ):
         if turn.stage is not Stage.ENDED:
             apply(turn)
     turn.ledger = booking.booked(state, turn.state, event, now)
@@ -107,8 +90,10 @@ def step(state: Attempt, event: Event, now: float, plan: PlanLayout) -> tuple[At
 
 def _happen(turn: Turn, event: Event) -> None:
     match event:
-        case CheckpointFound(name):
-            _checkpoint_found(turn, name)
+        case CheckpointFound():
+            checkpoint_search.found(turn, event)
+        case StorageAway(message):
+            checkpoint_search.storage_is_away(turn, message)
         case StorageUnusable(message):
             turn.end(EndReason.STORAGE_FAILED, message)
         case WorkerWarm(index, info):
@@ -119,6 +104,9 @@ def _happen(turn: Turn, event: Event) -> None:
             exits.worker_lost(turn, index, cause, witness, message)
         case DeathDated(worker_id, at):
             blame.date_death(turn, worker_id, at)
+        case DeathExplained(worker_id, message):
+            out_of_memory.death_explained(turn, worker_id, message)
+            blame.explain_death(turn, worker_id, message)
         case WorkerUnreachable(index):
             worker_pool.unreachable(turn, index)
         case RunReturned(index, worker_exit):
@@ -149,9 +137,14 @@ def _happen(turn: Turn, event: Event) -> None:
             turn.target = turn.target.with_parallelism(parallelism)
         case DesiredChanged(desired):
             _desired(turn, desired)
+        case ServerStopping(stops):
+            turn.target = replace(turn.target, server_stops=stops)
+            _end_without_group(turn)
         case NodesAvoided(avoided):
             _avoid(turn, avoided)
-        case Tick():
+        case NodesSilent(silent):
+            silent_nodes.follow(turn, silent)
+        case Tick() | ClockJumped():
             pass  # deadlines are checked after every event
         case _:
             assert_never(event)
@@ -167,23 +160,16 @@ def _avoid(turn: Turn, avoided: tuple[AvoidedNode, ...]) -> None:
             turn.kill(worker.index, "a node may be used again")
 
 
-def _checkpoint_found(turn: Turn, name: str | None) -> None:
-    if turn.stage not in (Stage.OPENING, Stage.FALLING_BACK):
-        return  # the second answer to a repeated request
-    reports.remember_newest(turn, name)
-    if turn.stage is Stage.OPENING:
-        turn.enter(Starting(since=turn.now))
-    else:
-        turn.emit(CheckpointFallback(to=turn.checkpoints.newest))
-        forming.plan_next(turn)
-
-
 def _desired(turn: Turn, desired: Desired) -> None:
     turn.target = replace(turn.target, desired=desired)
-    match desired:
-        case Desired.CANCEL:
-            turn.end(EndReason.CANCELLED, "cancelled on request")
-        case Desired.PAUSE if not turn.state.group_active and turn.stage is not Stage.COMMITTING:
-            turn.end(EndReason.PAUSED, "paused on request")
-        case Desired.PAUSE | Desired.RUN:
-            pass  # switching.consider asks a running group to stop at its next step boundary
+    if desired is Desired.CANCEL:
+        turn.end(EndReason.CANCELLED, "cancelled on request")
+    else:
+        _end_without_group(turn)
+
+
+def _end_without_group(turn: Turn) -> None:
+    """An attempt that shall save and end has nothing to save while no group runs. `switching.consider` asks a running
+    group to stop at its next step boundary."""
+    if turn.target.ends_saved and not turn.state.group_active and turn.stage is not Stage.COMMITTING:
+        turn.end_saved()

@@ -9,10 +9,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from shoal_service.core.attempt import worker_pool
-from shoal_service.core.attempt.commands import Commit
-from shoal_service.core.attempt.faults import blame, stragglers, wrong_results
-from shoal_service.core.attempt.faults.hangs import MEDIAN_OF
-from shoal_service.core.attempt.group import follow_up
+from shoal_service.core.attempt.faults import blame, hangs, stragglers, wrong_results
+from shoal_service.core.attempt.group import follow_up, saved_parts, snapshot_reports
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
@@ -22,9 +20,12 @@ from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,
     ReplayMismatch,
+    ReplicaMismatch,
+    ReplicasEqual,
     SavedPart,
     SaveFailed,
     SnapshotCost,
+    SnapshotsStopped,
     StepReport,
     StepSkipped,
     ValidationReport,
@@ -45,25 +46,39 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
         case StepReport():
             _step_done(turn, item)
         case SavedPart():
-            _part_saved(turn, item)
+            saved_parts.arrived(turn, item)
         case SaveFailed():
             _save_failed(turn, item)
         case StepSkipped():
             wrong_results.step_skipped(turn, item)
         case ReplayMismatch():
             wrong_results.replay_differed(turn, item)
-        case ValidationReport() | SnapshotCost():
-            pass  # shown; nothing follows from them
+        case ReplicaMismatch():
+            wrong_results.replicas_differed(turn, item)
+        case ReplicasEqual():
+            wrong_results.replicas_equal(turn, item)
+        case SnapshotCost():
+            turn.progress = replace(turn.progress, snapshots=item)
+        case SnapshotsStopped():
+            snapshot_reports.stopped(turn, item)
+        case ValidationReport():
+            follow_up.close_at_the_end(turn)
         case _:
             assert_never(item)
 
 
 def committed(turn: Turn, name: str, generation: int, step: int) -> None:
     _answered(turn, name)
+    if turn.checkpoints.is_distrusted(name):
+        wrong_results.distrust(turn, name)
+        follow_up.after_commit(turn)
+        return
     remember_newest(turn, name)
+    wrong_results.saved(turn, name)
     if turn.history.skip_steps and step >= max(turn.history.skip_steps):
         turn.budgets = replace(turn.budgets, rollbacks=0)
     turn.emit(CheckpointCommitted(name=name, step=step, generation=generation))
+    saved_parts.note_last_commit(turn, generation, step)
     follow_up.after_commit(turn)
 
 
@@ -71,6 +86,9 @@ def commit_failed(turn: Turn, name: str, generation: int, message: str) -> None:
     _answered(turn, name)
     turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
     turn.emit(CheckpointFailed(name=name, generation=generation, message=message))
+    parsed = CheckpointName.parse(name)
+    if parsed is not None:
+        saved_parts.note_last_commit(turn, generation, parsed.step, message)
     follow_up.after_commit(turn)
 
 
@@ -113,6 +131,7 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
         turn.history = replace(turn.history, steps_lost=turn.history.steps_lost + more)
         turn.show_incident()
     turn.group = replace(turn.group, is_formed=True, start_step=item.start_step)
+    wrong_results.formed(turn, item)
     turn.history = replace(turn.history, has_formed=True, total_steps=item.total_steps)
     step = max([item.start_step, *(e.step for e in turn.group.exits.values())])
     turn.progress = replace(turn.progress, step=step, advanced_at=turn.now)
@@ -134,13 +153,16 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
 
 def _step_done(turn: Turn, item: StepReport) -> None:
     state = turn.state
+    is_new = item.step > state.progress.furthest_step
     turn.progress = replace(
         turn.progress,
         step=max(turn.progress.step, item.step),
+        furthest_step=max(turn.progress.furthest_step, item.step),
         advanced_at=turn.now,
-        step_times=(*turn.progress.step_times, item.step_s)[-MEDIAN_OF:],
     )
-    if turn.budgets.fruitless:
+    is_first = item.step == state.group.start_step + 1
+    turn.progress = hangs.step_measured(turn.progress, item.step_s, is_first=is_first)
+    if turn.budgets.fruitless and is_new:
         turn.budgets = replace(turn.budgets, fruitless=0)
     stragglers.step_done(turn, item)
     if state.health.hang is not None and item.step > state.health.hang.step:
@@ -148,18 +170,6 @@ def _step_done(turn: Turn, item: StepReport) -> None:
     incident = state.incident
     if incident is not None and incident.formed_at is not None and item.step > state.group.start_step:
         blame.close(turn)
-
-
-def _part_saved(turn: Turn, part: SavedPart) -> None:
-    state = turn.state
-    name = str(CheckpointName(part.step, state.config.attempt, part.generation))
-    if name == state.checkpoints.newest or name in (*state.checkpoints.committing, *state.checkpoints.failed):
-        return  # reported again to a restarted supervisor, or the save has failed
-    parts = {**state.checkpoints.parts.get(name, {}), part.rank: part}
-    turn.checkpoints = replace(turn.checkpoints, parts={**turn.checkpoints.parts, name: parts})
-    if len(parts) == part.world_size:
-        turn.checkpoints = replace(turn.checkpoints, committing=(*turn.checkpoints.committing, name))
-        turn.do(Commit(name, tuple(parts[rank] for rank in sorted(parts))))
 
 
 def _save_failed(turn: Turn, item: SaveFailed) -> None:
@@ -170,6 +180,13 @@ def _save_failed(turn: Turn, item: SaveFailed) -> None:
     if name not in state.checkpoints.failed:
         turn.checkpoints = replace(turn.checkpoints, failed=(*turn.checkpoints.failed, name))
         turn.emit(
-            CheckpointFailed(name=name, generation=item.generation, rank=item.rank, step=item.step, message=item.error)
+            CheckpointFailed(
+                name=name,
+                generation=item.generation,
+                rank=item.rank,
+                step=item.step,
+                message=item.error,
+                stalled=item.is_stalled,
+            )
         )
     follow_up.after_commit(turn)

@@ -13,6 +13,7 @@ from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import TRANSITIONS, CurrentStage, Ended, Stage
 from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.base import JobEvent
 from shoal_workers.contract.job import EndReason, UserFailure
@@ -28,6 +29,7 @@ class Turn:
         self.config = state.config
         self.target = state.target
         self._current = state.current
+        self.life = state.life
         self.group = state.group
         self.pool = state.pool
         self.snapshots = state.snapshots
@@ -46,6 +48,7 @@ class Turn:
             config=self.config,
             target=self.target,
             current=self._current,
+            life=self.life,
             group=self.group,
             pool=self.pool,
             snapshots=self.snapshots,
@@ -98,6 +101,14 @@ class Turn:
     def show_incident(self, *, closed: bool = False) -> None:
         if self.incident is not None:
             self.do(ShowIncident(self.incident, self.now if closed else None))
+
+    def end_saved(self) -> None:
+        """`target.ends_saved` is carried out: all that can be saved is saved."""
+        if self.target.desired is Desired.PAUSE:
+            self.end(EndReason.PAUSED, "paused on request")
+        else:
+            saved, step = self.checkpoints.durable_step, self.progress.step
+            self.end(EndReason.SERVER_STOPPED, f"saved at step {saved}" + (f" of {step}" if step > saved else "") + ".")
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:
         """Stop everything that the attempt started, then report how it ended."""

@@ -12,6 +12,7 @@ from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode, Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.workers import WorkerLeaving, WorkerReleased, WorkerStarted, WorkerStartFailed
+from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, UserFailure
 from shoal_workers.contract.messages import ErrorReport, WorkerInfo
@@ -49,20 +50,27 @@ def answered(turn: Turn, index: int) -> None:
 
 
 def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
-    """The task cannot be loaded. Before the first group the job fails; later only this worker is dropped."""
+    """The task cannot be loaded. Before the first group the job fails; later only this worker is dropped, and so is one
+    that failed for a reason outside the task's code."""
     worker = turn.pool.worker(index)
     if worker is None:
         return
-    if not turn.history.has_formed:
+    if error.error_class is not ErrorClass.PLAIN:
+        message = f"{error.type}: {error.message}"
+        turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=message))
+        turn.kill(index, "it could not start")
+        start_died(turn, worker, message)
+    elif not turn.history.has_formed:
         failure = UserFailure(
             type=error.type, message=error.message, traceback=error.traceback, phase=error.phase, ranks=(), step=0
         )
-        turn.end(EndReason.USER_ERROR, f"{error.type}: {error.message}", failure)
-        return
-    turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=f"{error.type}: {error.message}"))
-    turn.kill(index, "the task could not be loaded in it")
-    failed = turn.budgets.failed_starts + 1
-    turn.budgets = replace(turn.budgets, failed_starts=failed, grow_not_before=turn.now + 30.0)
+        reason = EndReason.USER_ERROR if error.origin is Origin.TASK else EndReason.INTERNAL
+        turn.end(reason, f"{error.type}: {error.message}", failure)
+    else:
+        turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=f"{error.type}: {error.message}"))
+        turn.kill(index, "the task could not be loaded in it")
+        failed = turn.budgets.failed_starts + 1
+        turn.budgets = replace(turn.budgets, failed_starts=failed, grow_not_before=turn.now + 30.0)
 
 
 def start_died(turn: Turn, worker: Worker, message: str) -> None:
@@ -128,7 +136,9 @@ def _drop_leavers(turn: Turn) -> None:
 
 def _start_missing(turn: Turn) -> None:
     state = turn.state
-    slow = {p.info.node_id for p in state.pool.workers if p.info is not None and p.slow_until is not None}
+    slow = {
+        p.info.node_id for p in state.pool.workers if p.info is not None and (p.slow_until is not None or p.left_out)
+    }
     avoided = tuple(sorted({node.node_id for node in state.target.avoided} | slow))
     for _ in range(state.target.num_workers - len(_staying(state))):
         index = turn.pool.next_index
@@ -136,7 +146,7 @@ def _start_missing(turn: Turn) -> None:
         only_on = orphaned_snapshots.next_node(turn.state)
         worker = Worker(index=index, worker_id=worker_id, avoids=avoided, only_on=only_on)
         turn.pool = replace(turn.pool, workers=(*turn.pool.workers, worker), next_index=index + 1)
-        turn.do(StartWorker(index, worker.worker_id, avoided, only_on))
+        turn.do(StartWorker(index, worker.worker_id, avoided, only_on, not turn.health.is_memory_scarce))
 
 
 def _drop_surplus(turn: Turn) -> None:
@@ -144,15 +154,23 @@ def _drop_surplus(turn: Turn) -> None:
     staying = _staying(state)
     surplus = max(0, len(staying) - state.target.num_workers)
     spare = [p for p in _spare(state) if p in staying]
-    for worker in sorted(spare, key=lambda p: (p.warm, p.index in state.group.workers, -p.index))[:surplus]:
+    for worker in sorted(spare, key=lambda p: (p.warm and not p.left_out, p.index in state.group.workers, -p.index))[
+        :surplus
+    ]:
         reason = "more workers than granted"
         turn.emit(WorkerReleased(worker_id=worker.worker_id, reason=reason))
         turn.kill(worker.index, reason)
 
 
 def _staying(state: Attempt) -> list[Worker]:
-    """Workers that count for the target; the others are to be replaced."""
-    return [p for p in state.pool.workers if p.slow_until is None and nodes.leave_of(state, p) is None]
+    """Workers that count for the target; the others are to be replaced. One that is left out is expected to answer
+    again, unless no group can form without it."""
+    is_short = state.stage is Stage.WAITING and state.num_usable < state.target.min_workers
+    return [
+        p
+        for p in state.pool.workers
+        if p.slow_until is None and nodes.leave_of(state, p) is None and not (is_short and p.left_out)
+    ]
 
 
 def _spare(state: Attempt) -> list[Worker]:

@@ -33,6 +33,8 @@ class CheckpointFailed(JobEvent):
     generation: int | None = None
     rank: int | None = None
     step: int | None = None
+    stalled: bool = False
+    """The storage did not fail: it accepted nothing for `timeouts.save_s`."""
 
     def words(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}: "
@@ -71,6 +73,20 @@ class CheckpointDamaged(JobEvent):
 
     def words(self) -> str:
         return f"checkpoint {self.name} is damaged: {self.message}"
+
+
+class StorageAway(JobEvent):
+    """The checkpoint storage does not answer while an attempt looks for its newest checkpoint; it is asked again."""
+
+    type: ClassVar[str] = "checkpoint.storage_away"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    message: str
+    until: float
+    """Wall-clock time at which the job fails; checkpoint.wait_s after the first request."""
+
+    def words(self) -> str:
+        return f"the checkpoint storage does not answer; it is asked again: {self.message}"
 
 
 class CheckpointFallback(JobEvent):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from shoal_service.core.events.base import JobEvent, Severity
+from shoal_service.core.node_loss import NodeLossBound
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_workers.contract.job import IncidentCause, StateSource
 
@@ -23,12 +24,15 @@ class IncidentOpened(JobEvent):
     generation: int
     workers: int
     step: int
+    node_loss: NodeLossBound | None = None
+    """A node was lost: the bound that was in force."""
 
     def words(self) -> str:
         ranks = ", ".join(str(rank) for rank in self.ranks)
         where = f" of rank {ranks}" if ranks else ""
         message = f": {self.message}" if self.message else ""
-        return f"incident {self.cause}{where}{message}"
+        bound = f"; {self.node_loss.words()}" if self.node_loss is not None else ""
+        return f"incident {self.cause}{where}{message}{bound}"
 
 
 class SnapshotsRecovering(JobEvent):
@@ -46,7 +50,25 @@ class SnapshotsRecovering(JobEvent):
 
     def words(self) -> str:
         steps, nodes = count_text(self.steps, "step"), count_text(len(self.nodes), "node")
-        return f"workers are started on {nodes} to read the snapshots in memory there, which save {steps}"
+        return f"workers are started on {nodes} to read the snapshots in memory there, which may save {steps}"
+
+
+class SnapshotsLacking(JobEvent):
+    """A rank has no memory for snapshots. Until the next generation no snapshot is whole without its part."""
+
+    type: ClassVar[str] = "snapshot.lacking"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    generation: int
+    step: int
+    rank: int
+    only_copies: bool
+    """Only its copies to other nodes are lacking: a worker's death still costs at most one step."""
+    message: str
+
+    def words(self) -> str:
+        what = "sends no more copies to other nodes" if self.only_copies else "keeps no more snapshots in memory"
+        return f"rank {self.rank} {what}: {self.message}"
 
 
 class IncidentClosed(JobEvent):

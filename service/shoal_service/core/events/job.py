@@ -33,6 +33,18 @@ class JobCreated(JobEvent):
         return f"job created as {self.name}" if self.name else "job created"
 
 
+class JobQuarantined(JobEvent):
+    """The stored spec cannot be read by this release, so no supervisor runs the job."""
+
+    type: ClassVar[str] = "job.quarantined"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    message: str
+
+    def words(self) -> str:
+        return f"job quarantined: {self.message}"
+
+
 class JobStateChanged(JobEvent):
     """The job reached another state."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from shoal_service.core.events.base import JobEvent, Severity
-from shoal_service.core.quantities import duration_text
+from shoal_service.core.quantities import count_text, duration_text
 from shoal_workers.contract.job import IncidentCause
 
 
@@ -52,6 +52,33 @@ class WorkerLost(JobEvent):
     def words(self) -> str:
         message = f", {self.message}" if self.message else ""
         return f"{worker_text(self.worker_id, self.rank)} lost: {self.cause}{message}"
+
+
+class WarmMemoryOff(JobEvent):
+    """A worker was killed for lack of memory, so new workers no longer touch memory before they need it. Their first
+    step is slower; the memory of a worker (`worker.memory_gib`) or of its node is too small."""
+
+    type: ClassVar[str] = "worker.warm_memory_off"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    worker_id: str
+    message: str
+
+    def words(self) -> str:
+        return f"{worker_text(self.worker_id)}: {self.message}; new workers touch no memory in advance any more"
+
+
+class WorkerExited(JobEvent):
+    """The operating system has reported how the process of a lost worker ended."""
+
+    type: ClassVar[str] = "worker.exited"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    worker_id: str
+    message: str
+
+    def words(self) -> str:
+        return f"{worker_text(self.worker_id)}: {self.message}"
 
 
 class StragglerFound(JobEvent):
@@ -107,6 +134,40 @@ class WorkerLeaving(JobEvent):
     def words(self) -> str:
         name = worker_text(self.worker_id, self.rank)
         return f"{name} will be gone in {duration_text(self.grace_s)}: {self.reason}"
+
+
+class NodeSilent(JobEvent):
+    """A node answers no connect: the job goes on without its workers until it does."""
+
+    type: ClassVar[str] = "node.silent"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    node_id: str
+    node_ip: str
+    workers: int
+    """Workers of the job on this node."""
+    ranks: tuple[int, ...]
+    """Those of them that were in the group."""
+    message: str
+
+    def words(self) -> str:
+        workers = count_text(self.workers, "worker")
+        return (
+            f"node {self.node_id[:12]} ({self.node_ip}) is silent, {workers} left out until it answers: {self.message}"
+        )
+
+
+class NodeAnswers(JobEvent):
+    """A silent node answers again. Its workers are spares, and the group grows at the next step boundary."""
+
+    type: ClassVar[str] = "node.answers"
+    severity: ClassVar[Severity] = Severity.SUCCESS
+
+    node_id: str
+    silent_s: float
+
+    def words(self) -> str:
+        return f"node {self.node_id[:12]} answers again after {duration_text(self.silent_s)}"
 
 
 class WorkerReleased(JobEvent):

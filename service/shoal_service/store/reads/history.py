@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from shoal_service.store.errors import JobNotFound
 from shoal_service.store.records import workers_of
 from shoal_service.store.tables import checkpoints, events, incidents, jobs, logs, series
 from shoal_service.views import CheckpointView, EventView, IncidentView, LogView, SeriesPoint, WorkerView
+from shoal_workers.contract.job import JobState
 
 
 def read_events(connection: Connection, job_id: str, *, after: int, limit: int) -> list[EventView]:
@@ -69,6 +71,13 @@ def read_workers(connection: Connection, job_id: str) -> list[WorkerView]:
     if document is None:
         raise JobNotFound(job_id)
     return workers_of(document)
+
+
+def read_workers_by_node(connection: Connection) -> Counter[str]:
+    """How many workers of all jobs that have not ended are on each node, by node id."""
+    ended = [state.value for state in JobState if state.ended]
+    documents = connection.execute(select(jobs.c.workers).where(jobs.c.state.not_in(ended))).scalars()
+    return Counter(worker.node_id for document in documents for worker in workers_of(document) if worker.node_id)
 
 
 def read_incidents(connection: Connection, job_id: str) -> list[IncidentView]:

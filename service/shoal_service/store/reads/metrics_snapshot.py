@@ -15,6 +15,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Row, case, func, selec
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.store import lease as leases
 from shoal_service.store.lease import Lease
+from shoal_service.store.records import read_status
 from shoal_service.store.tables import checkpoints, incidents, jobs
 from shoal_service.telemetry.metric_names import (
     CHECKPOINT_SECONDS,
@@ -25,7 +26,7 @@ from shoal_service.telemetry.metric_names import (
     Metric,
     RecoveryPhase,
 )
-from shoal_service.views import CheckpointState, JobStatus
+from shoal_service.views import CheckpointState
 from shoal_workers.contract.job import IncidentCause, JobState
 
 
@@ -87,7 +88,7 @@ def _live_job(row: Row[*tuple[Any, ...]]) -> LiveJob:
         job_id=row.id,
         granted_workers=row.granted_workers,
         checkpoint_bytes=row.bytes,
-        status=JobStatus.model_validate_json(row.status),
+        status=read_status(row.status),
     )
 
 

@@ -9,12 +9,14 @@ does not answer. It never means "there is no checkpoint", since a job would then
 
 from __future__ import annotations
 
+import errno
 import logging
 import uuid
 from collections.abc import Collection, Sequence
 
 from shoal_service.core.retention import choose_deletions
-from shoal_workers.checkpoint.commit import checkpoint_names, marker_in, marker_of, write_marker_in
+from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
+from shoal_workers.checkpoint.commit import checkpoint_names, commit_in, marker_in, marker_of
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.integrity import check_lengths, verify_file
 from shoal_workers.checkpoint.storage import Directory, join, open_directory
@@ -43,7 +45,9 @@ class CheckpointCatalog:
             found = place.read(probe)
             place.remove(probe)
         except OSError as error:
-            raise StorageUnusable(self._root, _in_one_line(error), _way_out(self._root)) from error
+            raise StorageUnusable(
+                self._root, _in_one_line(error), _way_out(self._root), is_final=_is_final(error)
+            ) from error
         if found != probe.encode():
             reason = f"{len(probe)} bytes were written, but {len(found)} different bytes were read back"
             raise StorageUnusable(self._root, reason, _way_out(self._root))
@@ -52,12 +56,12 @@ class CheckpointCatalog:
         """Makes a checkpoint of the parts of all ranks. Repeating it is harmless.
 
         DamagedCheckpoint if a reported part is not there, for example because the directory is not shared by all nodes.
+        CommitConflict if another supervisor has committed it with other files.
         """
         marker = marker_of(parts, job_id=job_id, attempt=attempt, now=now)
         place = self._open(CheckpointName(marker.step, marker.attempt, marker.generation))
         check_lengths(place, marker)
-        write_marker_in(place, marker)
-        return marker
+        return commit_in(place, marker)
 
     def newest(
         self, *, before: CheckpointName | None = None, excluding: Collection[CheckpointName] = ()
@@ -67,6 +71,21 @@ class CheckpointCatalog:
             if (before is None or name < before) and name not in excluding and self._marker(name) is not None:
                 return name
         return None
+
+    def search(self, excluding: Collection[CheckpointName] = ()) -> Found:
+        damaged: list[tuple[CheckpointName, DamagedCheckpoint]] = []
+        for name in self._names():
+            if name in excluding:
+                continue
+            place = self._open(name)
+            try:
+                marker_in(place)
+            except DamagedCheckpoint as error:
+                if MARKER_NAME in place.files():  # else it was never committed
+                    damaged.append((name, error))
+                continue
+            return Found(name, tuple(damaged))
+        return Found(None, tuple(damaged))
 
     def markers(self) -> list[tuple[CheckpointName, CommitMarker]]:
         """Every committed checkpoint, newest first, without those with a damaged marker."""
@@ -82,9 +101,15 @@ class CheckpointCatalog:
             verify_file(place, file)
 
     def retain(
-        self, keep: int, *, damaged: Collection[CheckpointName], in_flight: Collection[CheckpointName]
+        self,
+        keep: int,
+        *,
+        damaged: Collection[CheckpointName],
+        in_flight: Collection[CheckpointName],
+        by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         """Deletes what `choose_deletions` chooses; returns what was deleted. Failed deletions are tried again later.
+        `by` is asked before each one.
 
         The marker is deleted first, so that an interrupted deletion does not leave a directory with a valid marker.
         """
@@ -93,6 +118,8 @@ class CheckpointCatalog:
         uncommitted = [name for name in names if name not in committed]
         gone = []
         for deletion in choose_deletions(committed, uncommitted, keep=keep, damaged=damaged, in_flight=in_flight):
+            if not by.may_delete(deletion.name):
+                continue
             place = self._open(deletion.name)
             try:
                 place.remove(MARKER_NAME)
@@ -104,13 +131,13 @@ class CheckpointCatalog:
             gone.append(deletion.name)
         return gone
 
-    def remove_torn(self, *, in_flight: Collection[CheckpointName]) -> list[CheckpointName]:
+    def remove_torn(self, *, in_flight: Collection[CheckpointName], by: Deleter = ANYBODY) -> list[CheckpointName]:
         """Deletes every directory without a marker, even a damaged one; returns what was deleted. Call it only after
         all writers have ended."""
         gone = []
         for name in self._names():
             place = self._open(name)
-            if name not in in_flight and MARKER_NAME not in place.files():
+            if name not in in_flight and MARKER_NAME not in place.files() and by.may_delete(name):
                 place.remove_tree()
                 _log.info("checkpoint.deleted", extra={"directory": place.url, "reason": "never committed"})
                 gone.append(name)
@@ -127,6 +154,14 @@ class CheckpointCatalog:
             return marker_in(self._open(name))
         except DamagedCheckpoint:
             return None
+
+
+def _is_final(error: OSError) -> bool:
+    """Whether trying again cannot help: the URL, its rights or an installed library must change. Everything else
+    (time-outs, refused connections, I/O errors, a stale mount) may pass."""
+    wrong = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+    is_unknown = isinstance(error.__cause__, (ValueError, ImportError))
+    return is_unknown or isinstance(error, wrong) or error.errno == errno.EROFS
 
 
 def _in_one_line(error: OSError) -> str:

@@ -1,6 +1,7 @@
 """CheckpointCoordinator: the supervisor's access to checkpoint storage. Called by the executor.
 
-Blocking calls run in threads; their results become events of the attempt machine. It decides nothing.
+Blocking calls run in threads; their results become events of the attempt machine. It decides nothing. A call that the
+storage does not answer within timeouts.commit_s is given up, and until it returns each commit fails at once.
 """
 
 from __future__ import annotations
@@ -8,25 +9,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
     CommitFailed,
     Event,
+    StorageAway,
     StorageUnusable,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.events.checkpoints import CheckpointRetentionFailed
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.protocols import Catalog, World
+from shoal_service.supervisor.protocols import Catalog, Deleter, Found, World
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.views import CheckpointState, CheckpointView
+from shoal_workers.checkpoint.errors import StorageUnusable as UnusableError
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.worker_reports import SavedPart
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _REMOVE_S = 5.0
+
+
+class StorageHangs(OSError):
+    """The storage did not fail, and did not answer."""
 
 
 class CheckpointCoordinator:
@@ -43,14 +53,21 @@ class CheckpointCoordinator:
         self._post = post
         self._is_checked = False
         self._one_at_a_time = asyncio.Lock()
+        self._hanging: asyncio.Future[Any] | None = None
+        """The call that was given up; done once the storage has answered it."""
 
     async def find(self, excluding: tuple[str, ...]) -> None:
         try:
-            name = await asyncio.to_thread(self._find, excluding)
+            found = await asyncio.to_thread(self._find, excluding)
+        except OSError as error:
+            self._post(StorageAway(f"{type(error).__name__}: {error}"))
+        except UnusableError as error:
+            self._post(StorageUnusable(str(error)) if error.is_final else StorageAway(error.reason))
         except Exception as error:
-            self._post(StorageUnusable(str(error)))
-            return
-        self._post(CheckpointFound(str(name) if name else None))
+            self._post(StorageUnusable(f"{type(error).__name__}: {error}"))
+        else:
+            damaged = tuple((str(name), str(error)) for name, error in found.damaged)
+            self._post(CheckpointFound(str(found.name) if found.name else None, damaged))
 
     async def commit(self, name: str, parts: tuple[SavedPart, ...], state: Attempt) -> None:
         """Write the marker of a complete set of parts of one generation."""
@@ -59,8 +76,8 @@ class CheckpointCoordinator:
             try:
                 await asyncio.to_thread(self._require_current)
                 job_id, attempt = state.config.job_id, state.config.attempt
-                marker = await asyncio.to_thread(
-                    self._catalog.commit, parts, job_id=job_id, attempt=attempt, now=self._clock.time()
+                marker = await self._answered(
+                    partial(self._catalog.commit, parts, job_id=job_id, attempt=attempt, now=self._clock.time()), state
                 )
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
@@ -82,7 +99,7 @@ class CheckpointCoordinator:
         except Exception as error:
             _log.warning("checkpoint.torn_not_removed", extra={"error": f"{type(error).__name__}: {error}"})
 
-    async def show_damaged(self, name: str, message: str) -> None:
+    def show_damaged(self, name: str, message: str) -> None:
         parsed = CheckpointName.parse(name)
         assert parsed is not None
         self._reporter.checkpoint(
@@ -96,23 +113,45 @@ class CheckpointCoordinator:
             )
         )
 
-    def _find(self, excluding: tuple[str, ...]) -> CheckpointName | None:
+    async def _answered(self, call: Callable[[], T], state: Attempt) -> T:
+        """The result of a blocking call. Its thread cannot be ended, so none is started beside one that hangs."""
+        limit_s = state.config.timeouts.commit_s
+        if self._hanging is not None and not self._hanging.done():
+            raise StorageHangs(f"the storage has still not answered a call that was given up after {limit_s:g} s")
+        calling = asyncio.ensure_future(asyncio.to_thread(call))
+        try:
+            return await self._clock.wait_for(asyncio.shield(calling), limit_s)
+        except TimeoutError:
+            if calling.done():
+                raise
+            self._hanging = calling
+            calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, whatever it is
+            raise StorageHangs(f"the storage did not answer within {limit_s:g} s (timeouts.commit_s)") from None
+
+    def _find(self, excluding: tuple[str, ...]) -> Found:
         if not self._is_checked:
             self._catalog.check_writable()
             self._is_checked = True
-        return self._catalog.newest(excluding=_names(excluding))
+        return self._catalog.search(excluding=_names(excluding))
 
     async def _remove_torn(self, state: Attempt) -> None:
-        await asyncio.to_thread(self._require_current)
-        await asyncio.to_thread(self._catalog.remove_torn, in_flight=_names(state.checkpoints.committing))
+        committing = _names(state.checkpoints.committing)
+        await asyncio.to_thread(self._catalog.remove_torn, in_flight=committing, by=self._deleter(state))
+
+    def _deleter(self, state: Attempt) -> Deleter:
+        return Deleter(state.config.attempt, state.life, self._require_current)
 
     async def _retain(self, state: Attempt) -> None:
         try:
-            deleted = await asyncio.to_thread(
-                self._catalog.retain,
-                self._config.spec.checkpoint.keep,
-                damaged=_names(state.checkpoints.damaged),
-                in_flight=_names(state.checkpoints.committing),
+            deleted = await self._answered(
+                partial(
+                    self._catalog.retain,
+                    self._config.spec.checkpoint.keep,
+                    damaged=_names(state.checkpoints.damaged),
+                    in_flight=_names(state.checkpoints.committing),
+                    by=self._deleter(state),
+                ),
+                state,
             )
         except Exception as error:
             self._reporter.event(CheckpointRetentionFailed(message=f"{type(error).__name__}: {error}"))

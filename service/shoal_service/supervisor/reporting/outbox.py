@@ -13,6 +13,7 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, SuspectedNode
 from shoal_service.supervisor.journal import Unacknowledged
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
+from shoal_workers.contract.base import WIRE_VERSION
 
 _MAX_SERIES = 200_000
 _MAX_LOGS = 20_000
@@ -109,6 +110,7 @@ class Outbox:
         durable = [item for number, item in self._durable if number <= seq]
         return SupervisorReports(
             attempt=self._attempt,
+            version=WIRE_VERSION,
             seq=seq,
             events=tuple(i for i in durable if isinstance(i, PendingEvent)),
             incidents=tuple({i.id: i for i in durable if isinstance(i, IncidentView)}.values()),

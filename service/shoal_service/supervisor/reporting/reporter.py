@@ -61,6 +61,7 @@ class Reporter:
     def record_poll(self, index: int, poll: WorkerPoll, state: Attempt) -> None:
         """Logs and progress of one worker."""
         self._readings.progress[index] = poll.progress
+        self._readings.refused_calls[index] = poll.num_refused
         worker = state.pool.worker(index)
         worker_id = worker.worker_id if worker else poll.worker_id
         rank = state.group.rank_of(index)
@@ -79,6 +80,7 @@ class Reporter:
                         self._readings.layout = event.layout
                     if isinstance(event, CheckpointFailed):
                         self._readings.checkpoint_error = event.message
+                        self._readings.is_storage_stalled = event.stalled
                         self._readings.checkpoint_error_since = self._clock.time()
                     elif isinstance(event, CheckpointCommitted) and self._readings.checkpoint_error is not None:
                         self._readings.checkpoint_error = None

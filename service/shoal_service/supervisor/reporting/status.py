@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shoal_service.core import goodput
-from shoal_service.core.attempt import nodes
+from shoal_service.core.attempt import checkpoint_search, nodes
+from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.group.forming import readiness
+from shoal_service.core.attempt.group.node_loss import node_loss_bound
 from shoal_service.core.attempt.group.orphaned_snapshots import waiting_until
 from shoal_service.core.attempt.group.ranks import next_workers
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import Worker
+from shoal_service.core.attempt.waits import Wait, wait_of
 from shoal_service.core.desired import Desired
+from shoal_service.supervisor.reporting.shortage import shortage
 from shoal_service.views import Condition, ConditionType, IncidentView, JobStatus, WorkerState, WorkerView
-from shoal_workers.contract.job import JobState
+from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase, Progress
 from shoal_workers.contract.worker_reports import SnapshotCost, StepReport, ValidationReport
@@ -34,9 +38,12 @@ class Readings:
     num_parameters: int | None = None
     layout: str = ""
     progress: dict[int, Progress] = field(default_factory=dict)
+    refused_calls: dict[int, int] = field(default_factory=dict)
+    """By worker index."""
     snapshots: SnapshotCost | None = None
     checkpoint_error: str | None = None
     checkpoint_error_since: float = 0.0
+    is_storage_stalled: bool = False
 
     def add(self, report: StepReport) -> None:
         fresh = self.step is None or self.step.generation != report.generation or self.step_s is None
@@ -46,13 +53,15 @@ class Readings:
 
 def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: float) -> JobStatus:
     report, validation = readings.step, readings.validation
+    wait = wait_of(state)
+    keeps_snapshots = all(item.only_copies for item in state.progress.stopped.values())
     left = None if state.history.total_steps is None else max(0, state.history.total_steps - state.progress.step)
     newest = CheckpointName.parse(state.checkpoints.newest) if state.checkpoints.newest else None
     return JobStatus(
         state=job_state(state),
         reason=_reason(state),
         message=_message(state, now),
-        deadline=state.current.since + state.target.spec.elasticity.wait_s if state.stage is Stage.WAITING else None,
+        deadline=wait.until if wait else None,
         observed_generation=spec_version,
         attempt=state.config.attempt,
         generation=state.group.generation,
@@ -69,19 +78,22 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         steps_lost=state.history.steps_lost,
         incidents=state.history.num_incidents,
         checkpoint_step=newest.step if newest else None,
+        verified_step=state.checkpoints.verified_step,
         num_parameters=readings.num_parameters,
         eta_s=left * readings.step_s if left is not None and readings.step_s else None,
-        note=_note(state, readings),
-        conditions=_conditions(state, readings),
+        note=_note(state, readings, wait, now),
+        conditions=_conditions(state, readings, now),
         goodput=goodput.show(state.ledger),
-        snapshot_every_steps=readings.snapshots.every_steps if readings.snapshots else None,
+        refused_calls=sum(readings.refused_calls.values()),
+        snapshot_every_steps=readings.snapshots.every_steps if readings.snapshots and keeps_snapshots else None,
         snapshot_share=readings.snapshots.share if readings.snapshots else None,
+        node_loss=node_loss_bound(state),
     )
 
 
 def job_state(state: Attempt) -> JobState:
     """The job state that a user sees, from the stage of the attempt."""
-    if state.target.desired is Desired.PAUSE and state.stage is not Stage.ENDED:
+    if state.target.ends_saved and state.stage is not Stage.ENDED:
         return JobState.PAUSING
     match state.stage:
         case Stage.WAITING if waiting_until(state) is not None:
@@ -136,6 +148,7 @@ def incident_view(incident: Incident, *, closed_at: float | None) -> IncidentVie
         action=incident.action,
         closed=closed_at is not None,
         message=incident.message,
+        node_loss=incident.node_loss,
     )
 
 
@@ -168,39 +181,84 @@ def _reason(state: Attempt) -> str:
         case Stage.WAITING if waiting_until(state) is None:
             return "min_workers_unreachable" if state.num_usable < state.target.min_workers else "backing_off"
         case _:
+            if state.target.server_stops and state.stage is not Stage.ENDED:
+                return str(EndReason.SERVER_STOPPED)
             return str(state.incident.cause) if state.incident else ""
 
 
 def _message(state: Attempt, now: float) -> str:
     """What the attempt waits for: the reason of the same decision that forms the group; else what went wrong."""
+    if state.target.server_stops and state.stage is not Stage.ENDED:
+        return "The server stops: the job saves its state and returns to the queue."
+    if state.stage in (Stage.OPENING, Stage.FALLING_BACK):
+        return checkpoint_search.waits_for(state)
     if state.stage in (Stage.STARTING, Stage.WAITING):
         return readiness(state, len(next_workers(state, now)), now).reason
     return state.incident.message if state.incident else ""
 
 
-def _note(state: Attempt, readings: Readings) -> str:
-    """What a worker is doing while no group trains yet."""
-    if state.stage not in (Stage.STARTING, Stage.WAITING, Stage.FORMING):
-        return ""
-    notes = [p.note for index, p in readings.progress.items() if p.note and state.pool.worker(index) is not None]
-    return notes[0] if notes else ""
+def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> str:
+    """What the attempt waits for, and what the workers that it waits for say of their progress. While a group trains:
+    what it is saving, that it stands still, or why it is small."""
+    if wait is None:
+        still, short = hangs.standstill(state, now), shortage(state, now)
+        group = [p for i, p in readings.progress.items() if i in state.group.workers]
+        saving = next((p.note for p in group if p.phase in (Phase.SAVING, Phase.COMMITTING) and p.note), "")
+        if state.stage is not Stage.RUNNING:
+            return ""
+        return still.reason if still else saving or (short.message if short is not None else "")
+    busy = state.group.workers if state.stage is Stage.FORMING else [w.index for w in state.pool.workers if not w.warm]
+    notes = [p.note for i, p in readings.progress.items() if i in busy and p.note]
+    return f"{notes[0]}; waits for {wait.words}" if notes else f"waits for {wait.words}"
 
 
-def _conditions(state: Attempt, readings: Readings) -> tuple[Condition, ...]:
+def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Condition, ...]:
     have = len(state.group.workers) if state.group_active else 0
+    short, still = shortage(state, now), hangs.standstill(state, now)
+    why = f": {short.message}" if short is not None and short.message else ""
     return (
         Condition(
             type=ConditionType.WORKERS_READY,
-            status=have >= state.target.granted,
-            reason="AllWorkers" if have >= state.target.granted else "FewerThanGranted",
-            message=f"{have} of {state.target.granted} granted workers are in the group",
+            status=short is None,
+            reason="AllWorkers" if short is None else short.reason,
+            message=f"{have} of {state.target.granted} granted workers are in the group{why}",
             since=state.current.since,
         ),
         Condition(
+            type=ConditionType.PROGRESSING,
+            status=not still,
+            reason="Standstill" if still else "Progress",
+            message=still.reason if still else "",
+            since=state.progress.advanced_at if still else state.current.since,
+        ),
+        _snapshots_condition(state),
+        Condition(
             type=ConditionType.CHECKPOINT_HEALTHY,
             status=readings.checkpoint_error is None,
-            reason="Saving" if readings.checkpoint_error is None else "SaveFailed",
+            reason=_checkpoint_reason(readings),
             message=readings.checkpoint_error or "",
             since=readings.checkpoint_error_since,
         ),
     )
+
+
+def _snapshots_condition(state: Attempt) -> Condition:
+    stopped = sorted(state.progress.stopped.values(), key=lambda item: item.rank)
+    if not stopped:
+        reason = "Keeping" if state.target.keeps_snapshots else "TurnedOff"
+        return Condition(
+            type=ConditionType.SNAPSHOTS_HEALTHY, status=True, reason=reason, message="", since=state.current.since
+        )
+    return Condition(
+        type=ConditionType.SNAPSHOTS_HEALTHY,
+        status=False,
+        reason="NoCopies" if all(item.only_copies for item in stopped) else "MemoryFull",
+        message="; ".join(f"rank {item.rank}: {item.message}" for item in stopped),
+        since=min(item.at for item in stopped),
+    )
+
+
+def _checkpoint_reason(readings: Readings) -> str:
+    if readings.checkpoint_error is None:
+        return "Saving"
+    return "StorageStalled" if readings.is_storage_stalled else "SaveFailed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -22,11 +22,21 @@ import ray
 from shoal_service.cluster import gcs
 from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.journal import end_replaced_process
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
+from shoal_workers import exit_status
 from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor, is_worker_process
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerConfig, WorkerExit, WorkerInfo, WorkerPoll
+from shoal_workers.contract.messages import (
+    Assignment,
+    ErrorReport,
+    Refused,
+    WorkerConfig,
+    WorkerExit,
+    WorkerInfo,
+    WorkerPoll,
+)
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.forkserver import py_executable
 
@@ -46,8 +56,23 @@ _RETIRE_S = 2.0
 class RayFleet:
     """The real `protocols.Fleet`: actor handles by worker index."""
 
-    def __init__(self, config: SupervisorConfig) -> None:
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        *,
+        life: int = 1,
+        require_current: Callable[[], None] = lambda: None,
+        on_replaced: Callable[[], None] = end_replaced_process,
+    ) -> None:
+        """
+        Args:
+            require_current: the journal's. Ray does not fence kills, so this is asked before each one.
+            on_replaced: called when a worker refuses a call, since it obeys a later supervisor; must not return.
+        """
         self._config = config
+        self._life = life
+        self._require_current = require_current
+        self._on_replaced = on_replaced
         self._handles: dict[int, ActorHandle] = {}
         self._infos: dict[int, WorkerInfo] = {}
         self._creating: dict[int, Future[ActorHandle]] = {}
@@ -77,8 +102,12 @@ class RayFleet:
         self._rank_bytes = 0 if worker.gpus else _rank_bytes(config)
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(WorkerActor)
 
-    async def start(self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> None:
-        creating = self._creating[index] = self._creators.submit(self._create, worker_id, avoid_nodes, only_on)
+    async def start(
+        self, index: int, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool = True
+    ) -> None:
+        creating = self._creating[index] = self._creators.submit(
+            self._create, worker_id, avoid_nodes, only_on, touches_memory
+        )
         try:
             with _worker_errors():
                 handle = await asyncio.shield(asyncio.wrap_future(creating))
@@ -97,44 +126,50 @@ class RayFleet:
             self._infos[index] = info
         return True
 
+    async def adopt(self, index: int, generation: int) -> None:
+        await self._answer(self._handles[index].adopt.remote(self._life, generation))
+
     async def prepare(self, index: int) -> WorkerInfo | ErrorReport:
-        with _worker_errors():
-            answer: WorkerInfo | ErrorReport = await self._handles[index].prepare.remote()
+        answer: WorkerInfo | ErrorReport = await self._answer(self._handles[index].prepare.remote(self._life))
         if isinstance(answer, WorkerInfo):
             self._infos[index] = answer
         return answer
 
     async def run(self, index: int, assignment: Assignment) -> WorkerExit:
-        with _worker_errors():
-            answer: WorkerExit = await self._handles[index].run.remote(assignment)
+        answer: WorkerExit = await self._answer(self._handles[index].run.remote(assignment, self._life))
         return answer
 
     async def join(self, index: int, generation: int) -> WorkerExit:
-        with _worker_errors():
-            answer: WorkerExit = await self._handles[index].join.remote(generation)
+        answer: WorkerExit = await self._answer(self._handles[index].join.remote(generation, self._life))
         return answer
 
     async def poll(self, index: int, after: int, acknowledged: int, wait_s: float) -> WorkerPoll:
-        with _worker_errors():
-            answer: WorkerPoll = await self._handles[index].poll.remote(after, acknowledged, wait_s)
+        call = self._handles[index].poll.remote(after, acknowledged, wait_s, self._life)
+        answer: WorkerPoll = await self._answer(call)
         return answer
 
     async def snapshot_parts(self, index: int) -> tuple[SnapshotPart, ...]:
-        with _worker_errors():
-            answer: tuple[SnapshotPart, ...] = await self._handles[index].snapshot_parts.remote()
+        answer: tuple[SnapshotPart, ...] = await self._answer(self._handles[index].snapshot_parts.remote(self._life))
         return answer
 
     async def interrupt(self, index: int, generation: int) -> None:
-        with _worker_errors():
-            await self._handles[index].interrupt.remote(generation)
+        await self._answer(self._handles[index].interrupt.remote(generation, self._life))
 
     async def request_yield(self, index: int, generation: int, durable: bool) -> None:
-        with _worker_errors():
-            await self._handles[index].request_yield.remote(generation, durable)
+        await self._answer(self._handles[index].request_yield.remote(generation, durable, self._life))
+
+    async def note_commit(self, index: int, generation: int, step: int, error: str) -> None:
+        await self._answer(self._handles[index].note_commit.remote(generation, step, error, self._life))
 
     async def forget_memory(self, index: int) -> None:
+        await self._answer(self._handles[index].forget_snapshots.remote(self._life))
+
+    async def _answer(self, call: Awaitable[Any]) -> Any:
         with _worker_errors():
-            await self._handles[index].forget_snapshots.remote()
+            answer = await call
+        if isinstance(answer, Refused):
+            self._on_replaced()
+        return answer
 
     def knows(self, index: int) -> bool:
         return index in self._handles
@@ -142,6 +177,19 @@ class RayFleet:
     def actor_id(self, index: int) -> str | None:
         handle = self._handles.get(index)
         return None if handle is None else handle._actor_id.hex()
+
+    async def exit_words(self, info: WorkerInfo) -> str | None:
+        """Read on the worker's node: here, or by another worker there. A driver does not know its raylet's socket."""
+        if info.node_id == self._node_id and (socket := exit_status.raylet_socket()):
+            found = exit_status.read(socket, info.pid)
+            return found.words() if found is not None else None
+        for helper in self.by_node().get(info.node_id, ()):
+            try:
+                call = self._handles[helper].exit_words.remote(info.pid)
+                return str(await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)) or None
+            except (RayError, TimeoutError, KeyError):
+                continue  # the helper has ended, or is stopped
+        return None
 
     async def died_at(self, actor_id: str) -> float | None:
         return await gcs.died_at(actor_id)
@@ -157,15 +205,17 @@ class RayFleet:
         info = self._infos.pop(index, None)
         creating = self._creating.pop(index, None)
         if creating is not None:
-            self._killers.submit(creating.add_done_callback, _kill_created)  # may run immediately and wait for the head
+            self._killers.submit(
+                creating.add_done_callback, self._kill_created
+            )  # may run immediately and wait for the head
             await asyncio.wait({asyncio.wrap_future(creating)}, timeout=_KILL_S)
         handle = self._handles.pop(index, None)
         if handle is None:
             return
         if info is not None:
-            handle.retire.remote(_RETIRE_S)
+            handle.retire.remote(_RETIRE_S, self._life)
         loop = asyncio.get_running_loop()
-        killing = loop.run_in_executor(self._killers, partial(ray.kill, handle, no_restart=True))
+        killing = loop.run_in_executor(self._killers, partial(self._kill_actor, handle))
         await asyncio.wait({killing}, timeout=_KILL_S)
         if info is not None:
             await asyncio.sleep(_KILL_S)
@@ -174,6 +224,16 @@ class RayFleet:
     def forget(self, index: int) -> None:
         self._handles.pop(index, None)
         self._infos.pop(index, None)
+
+    def _kill_actor(self, handle: ActorHandle) -> None:
+        """On a thread: waits for the head, if it is away."""
+        self._require_current()
+        ray.kill(handle, no_restart=True)
+
+    def _kill_created(self, creating: Future[ActorHandle]) -> None:
+        """For a worker that was killed before Ray had created it. Not on the loop, which may be closed by then."""
+        if not creating.cancelled() and creating.exception() is None:
+            self._kill_actor(creating.result())
 
     async def _terminate(self, info: WorkerInfo) -> None:
         """SIGKILL for a worker that Ray's kill did not end. Ray itself would hold its resources for five seconds more,
@@ -185,20 +245,21 @@ class RayFleet:
             return
         for helper in self.by_node().get(info.node_id, ()):
             try:
-                call = self._handles[helper].terminate.remote(info.pid)
+                call = self._handles[helper].terminate.remote(info.pid, self._life)
                 await asyncio.wait_for(asyncio.wrap_future(call.future()), timeout=_TERMINATE_S)
                 return
             except (RayError, TimeoutError, KeyError):
                 continue  # the helper has ended, or is stopped
 
-    def _create(self, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str) -> ActorHandle:
+    def _create(self, worker_id: str, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool) -> ActorHandle:
+        """The worker of this name, which a predecessor may have started just before its death."""
         config = self._config
         options = dict(self._options)
         if only_on:
             options["label_selector"] = {"ray.io/node-id": only_on}
         elif avoid_nodes:
             options["label_selector"] = {"ray.io/node-id": f"!in({','.join(avoid_nodes)})"}
-        return self._actor_class.options(name=worker_id, **options).remote(
+        return self._actor_class.options(name=worker_id, get_if_exists=True, **options).remote(
             config.spec,
             WorkerConfig(
                 job_id=config.job_id,
@@ -206,7 +267,8 @@ class RayFleet:
                 worker_id=worker_id,
                 checkpoint_root=config.checkpoint_root,
                 snapshot_key=config.snapshot_key,
-                expected_bytes=self._rank_bytes,
+                snapshot_scope=config.snapshot_scope,
+                expected_bytes=self._rank_bytes if touches_memory else 0,
                 logs=config.logs,
             ),
         )
@@ -225,7 +287,7 @@ def _worker_errors() -> Iterator[None]:
     except ActorUnavailableError as error:
         raise WorkerUnavailable(_first_line(error)) from error
     except RayActorError as error:
-        raise WorkerDied(_first_line(error), _cause_of(error)) from error
+        raise WorkerDied(_death_words(error), _cause_of(error)) from error
     except RayError as error:
         raise WorkerCallError(_first_line(error)) from error
 
@@ -235,14 +297,21 @@ def _first_line(error: RayError) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def _death_words(error: RayActorError) -> str:
+    """Ray's first line names no reason ("The actor died unexpectedly before finishing this task"). What it does know is
+    in the lines below; the exit status is asked for afterwards, see `exit_words`."""
+    words = str(error).lower()
+    if _cause_of(error) is IncidentCause.NODE_DIED:
+        return "Ray reports that the worker's node died"
+    if "running low on memory" in words or "memory usage threshold" in words:
+        return "the worker was killed by Ray: its node was running low on memory"
+    if "intended" in words and "ray.kill" in words:
+        return "the worker was killed through Ray (ray.kill)"
+    return "the worker's process ended"
+
+
 def _cause_of(error: RayActorError) -> IncidentCause:
     """Whether the worker died alone or with its node. Ray distinguishes the two in its message only."""
     words = str(error).lower()
     by_node = any(phrase in words for phrase in ("its node has died", "node was terminated", "node died"))
     return IncidentCause.NODE_DIED if by_node else IncidentCause.WORKER_DIED
-
-
-def _kill_created(creating: Future[ActorHandle]) -> None:
-    """For a worker that was killed before Ray had created it. Not on the loop, which may be closed by then."""
-    if not creating.cancelled() and creating.exception() is None:
-        ray.kill(creating.result(), no_restart=True)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from shoal_service.clock import Clock
 from shoal_service.core.attempt.events import (
     DeathDated,
+    DeathExplained,
     Event,
     InterruptAcknowledged,
     ProgressReported,
@@ -28,6 +29,7 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
+from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.reporting.outbox import Outbox
@@ -43,6 +45,8 @@ _HANG_POLL_WAIT_S = 0.25
 """The same, once the worker's progress counter has stood still for half of the hang limit."""
 _RETRY_S = 0.25
 _LAST_POLL_S = 1.0
+_EXPLAIN_AFTER_S = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0)
+"""Waiting times before each question for the exit status of a lost worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +80,23 @@ class WorkerClient:
         self._fleet = context.fleet
         self._post = context.post
         self._tasks: set[asyncio.Task[None]] = set()
+        self._adopted: asyncio.Task[None] | None = None
+        """Other calls wait for it; None: this supervisor has started the worker."""
+        self._info: WorkerInfo | None = None
+        """Set once it is warm."""
         self._received_seq = 0
         """Number of the last report or log line that was received."""
 
-    def start(self, avoid_nodes: tuple[str, ...], only_on: str) -> None:
+    def start(self, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool = True) -> None:
         """Start the worker and make it warm."""
-        self._spawn(self._start(avoid_nodes, only_on))
+        self._spawn(self._start(avoid_nodes, only_on, touches_memory))
+
+    def adopt(self, generation: int) -> None:
+        """After a restart of the supervisor, first of all: the worker obeys this one, and leaves every generation later
+        than this one."""
+        self._adopted = asyncio.get_running_loop().create_task(self._adopt(generation))
+        self._tasks.add(self._adopted)
+        self._adopted.add_done_callback(self._tasks.discard)
 
     def prepare(self) -> None:
         """Make a worker warm that was started before."""
@@ -92,6 +107,7 @@ class WorkerClient:
 
     def probe(self, info: WorkerInfo) -> None:
         """Also detect the end of a warm worker by its port."""
+        self._info = info
         self._spawn(self._probe(info))
 
     def run(self, assignment: Assignment) -> None:
@@ -107,6 +123,9 @@ class WorkerClient:
 
     def request_yield(self, generation: int, durable: bool) -> None:
         self._spawn(self._request_yield(generation, durable))
+
+    def note_commit(self, generation: int, step: int, error: str) -> None:
+        self._spawn(self._note_commit(generation, step, error))
 
     def request_snapshot_parts(self) -> None:
         self._spawn(self._request_snapshot_parts())
@@ -125,13 +144,26 @@ class WorkerClient:
             self._record(await self._context.clock.wait_for(call, _LAST_POLL_S))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        waiting = work if self._adopted is None else self._after_adoption(work)
+        task = asyncio.get_running_loop().create_task(waiting)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start(self, avoid_nodes: tuple[str, ...], only_on: str) -> None:
+    async def _after_adoption(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await self._fleet.start(self.index, self._worker_id, avoid_nodes, only_on)
+            assert self._adopted is not None
+            await asyncio.wait({self._adopted})
+            await work
+        finally:
+            work.close()
+
+    async def _adopt(self, generation: int) -> None:
+        with contextlib.suppress(WorkerCallError):  # its other calls fail too, and their errors are reported
+            await self._insist(lambda: self._fleet.adopt(self.index, generation))
+
+    async def _start(self, avoid_nodes: tuple[str, ...], only_on: str, touches_memory: bool) -> None:
+        try:
+            await self._fleet.start(self.index, self._worker_id, avoid_nodes, only_on, touches_memory)
         except WorkerCallError as error:
             self._lost(error, "start")
             return
@@ -156,10 +188,10 @@ class WorkerClient:
         if gone is None:
             return  # the port cannot be reached from here
         if gone.with_raylet:
-            message = f"the raylet of node {info.node_id[:12]} ({info.node_ip}) is gone, and worker {info.pid} with it"
+            message = f"the raylet of node {info.node_id[:12]} ({info.node_ip}) died, and its workers with it"
             self._gone(IncidentCause.NODE_DIED, "port", message)
         else:
-            self._gone(IncidentCause.WORKER_DIED, "port", f"worker {info.pid} at {info.node_ip} is gone")
+            self._gone(IncidentCause.WORKER_DIED, "port", "the worker's process ended")
         self._post(DeathDated(self._worker_id, gone.at))
 
     async def _run(self, assignment: Assignment) -> None:
@@ -219,7 +251,7 @@ class WorkerClient:
 
     def _may_hang_soon(self, progress: Progress) -> bool:
         is_training = progress.phase not in (Phase.IDLE, Phase.PREPARING)
-        return is_training and progress.stalled_s >= self._context.state().target.spec.health.hang_floor_s / 2
+        return is_training and progress.stalled_s >= hangs.threshold_s(self._context.state()) / 2
 
     async def _interrupt(self, generation: int) -> None:
         """Repeated until it is acknowledged: a worker that does not acknowledge it is killed soon."""
@@ -236,6 +268,12 @@ class WorkerClient:
             await self._insist(lambda: self._fleet.request_yield(self.index, generation, durable))
         except WorkerCallError as error:
             _log.info("worker.yield_request_failed", extra=self._failure(error))
+
+    async def _note_commit(self, generation: int, step: int, error: str) -> None:
+        try:
+            await self._insist(lambda: self._fleet.note_commit(self.index, generation, step, error))
+        except WorkerCallError as failed:
+            _log.info("worker.commit_note_failed", extra=self._failure(failed))
 
     async def _request_snapshot_parts(self) -> None:
         try:
@@ -267,11 +305,28 @@ class WorkerClient:
         self._gone(error.cause, witness, str(error))
 
     def _gone(self, cause: IncidentCause, witness: str, message: str) -> None:
+        if self._info is not None and cause is IncidentCause.WORKER_DIED:
+            message = f"{message}: {_process(self._info)}"
+            self._context.spawn(self._explain_death(self._info))
         self.close()
         self._context.kill(self.index)  # the witness may be wrong: a worker that is still alive must not stay
         self._post(WorkerLost(self.index, cause, witness, message))
+
+    async def _explain_death(self, info: WorkerInfo) -> None:
+        """The node's fork server writes it down when it reaps the process. If no other worker is on the node, one may
+        start there soon."""
+        for wait_s in _EXPLAIN_AFTER_S:
+            await self._context.clock.sleep(wait_s)
+            words = await self._fleet.exit_words(info)
+            if words is not None:
+                self._post(DeathExplained(self._worker_id, f"{_process(info)} {words}"))
+                return
 
     async def _date_death(self, actor_id: str) -> None:
         died_at = await self._fleet.died_at(actor_id)
         if died_at is not None:
             self._post(DeathDated(self._worker_id, died_at))
+
+
+def _process(info: WorkerInfo) -> str:
+    return f"process {info.pid} on {info.node_ip}"

@@ -7,7 +7,7 @@ Whatever a worker or the storage answers is pending until a test delivers it, so
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kit.worlds.attempt.parts import (
     TICK_S,
@@ -27,6 +27,8 @@ from shoal_service.core.attempt.commands import (
     ForgetDamaged,
     Interrupt,
     KillWorker,
+    NoteCommit,
+    Order,
     RequestSnapshotParts,
     RequestYield,
     Run,
@@ -45,8 +47,12 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.unanswered import is_unanswered
 from shoal_service.planner import plan
 from shoal_workers.contract.snapshots import SnapshotPart
+
+REPORTED = (Emit, ShowIncident, SuspectNode, End)
+"""Commands that are no orders: they are in the outbox before the journal is written."""
 
 
 @dataclass
@@ -70,7 +76,15 @@ class Commanded:
     """Committed checkpoints that were reported to the machine and not reported as damaged since."""
     known_gone: set[int] = field(default_factory=set)
     """Workers that the machine killed or that were reported to it as lost."""
+    issued: list[Order] = field(default_factory=list)
+    """Orders without an answer, as the journal keeps them."""
+    dies_after: int | None = None
+    """The supervisor dies once after this number of orders of the next turn that has more; None: it lives."""
+    strays: set[int] = field(default_factory=set)
+    """Workers that no journal names, since their supervisor died; the control plane ends them with the attempt."""
     num_steps: int = 0
+    left: set[tuple[int, int]] = field(default_factory=set)
+    """(worker, generation) that the worker has left."""
     states: set[tuple[int, int]] = field(default_factory=set)
     """(generation, step) that a group has reached."""
     num_nodes: int | None = None
@@ -99,17 +113,75 @@ class Commanded:
         self.watch.change(before, after)
         if before.stage is Stage.ENDED:
             assert commands == () and after == before
-        self.perform(commands)
+        self.issued = [order for order in self.issued if is_unanswered(order, after)]
+        orders = [c for c in commands if not isinstance(c, REPORTED)]
+        if self.dies_after is not None and len(orders) > self.dies_after:
+            performed, self.dies_after = orders[: self.dies_after], None
+            self.issued += [o for o in orders if not isinstance(o, KillWorker) or o not in performed]
+            ends = tuple(c for c in commands if isinstance(c, End))  # reported once all is done
+            reached = tuple(c for c in commands if c not in ends and (isinstance(c, REPORTED) or c in performed))
+            self.perform(reached, runs=[c for c in orders if isinstance(c, Run)])
+            self.restart_supervisor()
+            self.perform(ends)
+        else:
+            self.issued += [o for o in orders if not isinstance(o, (KillWorker, ForgetDamaged))]
+            self.perform(commands)
         return commands
 
-    def perform(self, commands: tuple[Command, ...]) -> None:
-        runs = [c for c in commands if isinstance(c, Run)]
+    def restart_supervisor(self) -> None:
+        """The state and the orders come from the journal; the requests to the storage are lost with their answers, and
+        repeated. The successor has the next life."""
+        assert from_journal(self.state) == self.state
+        self.state = replace(from_journal(self.state), life=self.state.life + 1)
+        self.finds, self.commits = [], []
+        self.pending.pop("find", None)
+        self.pending.pop("commit", None)
+        for order in self.issued:
+            self._repeat(order)
+        self.issued = [o for o in self.issued if not isinstance(o, (KillWorker, ForgetDamaged))]
+
+    def _repeat(self, order: Order) -> None:
+        """As a worker does that cannot tell whether the order is new: what is done already is not done again."""
+        worker = (
+            self.workers.get(order.index) if not isinstance(order, (FindCheckpoint, Commit, ForgetDamaged)) else None
+        )
+        match order:
+            case StartWorker() if worker is not None:
+                return
+            case KillWorker(index, _) if index in self.known_gone:
+                return
+            case Run(index, assignment) if worker is not None and (
+                worker.run == assignment or (index, assignment.generation) in self.left or not worker.alive
+            ):
+                return  # it answers with the same exit, which is on its way
+            case Run(index, assignment):
+                assert worker is not None
+                worker.run, worker.step, worker.yields, worker.fenced = assignment, 0, None, False
+            case Interrupt() | RequestYield() | RequestSnapshotParts() if worker is None or not worker.alive:
+                return
+            case Interrupt(index, generation) if not worker.is_stopped:
+                worker.fenced = True
+                self.post(f"acknowledged-{index}", InterruptAcknowledged(index, generation))
+            case RequestYield(_, _, durable):
+                worker.yields = durable
+            case _:
+                self.perform((order,))
+
+    def perform(self, commands: tuple[Command, ...], *, runs: list[Run] | None = None) -> None:
+        """`runs`: all of the turn, if `commands` has only some of them."""
+        runs = [c for c in commands if isinstance(c, Run)] if runs is None else runs
         for command in commands:
             match command:
                 case FindCheckpoint():
                     self.finds.append(command)
                 case StartWorker(index, worker_id, avoid_nodes, only_on):
-                    assert index not in self.workers
+                    if index in self.strays and self.workers[index].alive:
+                        self.strays.discard(index)  # found by its name
+                        self.workers[index].is_warm = False
+                        continue
+                    assert index not in self.workers or index in self.strays
+                    self.strays.discard(index)
+                    self.known_gone.discard(index)
                     node_id = self._place(index, avoid_nodes, only_on)
                     self.workers[index] = FakeWorker(index, worker_id, node_id=node_id)
                 case KillWorker(index, _):
@@ -136,7 +208,7 @@ class Commanded:
                         self.post(
                             f"held-{index}", SnapshotPartsReported(index, self.held_on(self.workers[index].node_id))
                         )
-                case SuspectNode():
+                case SuspectNode() | NoteCommit():
                     pass
                 case RequestYield(index, generation, durable):
                     self.watch.call(index, generation)
@@ -144,16 +216,20 @@ class Commanded:
                 case Commit():
                     assert len({part.rank for part in command.parts}) == command.parts[0].world_size
                     self.commits.append(command)
-                case ForgetDamaged(name, _):
-                    assert self.committed[name] is False, "a good checkpoint was called damaged"
+                case ForgetDamaged(name, message):
+                    is_distrusted = message.startswith("not trusted")
+                    assert is_distrusted or self.committed[name] is False, "a good checkpoint was called damaged"
                     self.known.discard(name)
                 case End():
-                    alive = [i for i, p in self.workers.items() if p.alive and self.is_believed_alive(i)]
+                    believed = [i for i in self.workers if self.is_believed_alive(i) and i not in self.strays]
+                    alive = [i for i in believed if self.workers[i].alive]
                     assert alive == [], "left running at the end"
                 case Emit() | ShowIncident():
                     pass
             self.commands.append(command)
-        assert self.state.stage is not Stage.ENDED or isinstance(self.commands[-1], End), "the last word is the end"
+        assert not any(isinstance(c, End) for c in commands) or isinstance(self.commands[-1], End), (
+            "the last word is the end"
+        )
 
     def _learn(self, event: Event) -> None:
         match event:

@@ -11,9 +11,12 @@ from kit.worlds.attempt.parts import (
 )
 from kit.worlds.attempt.world import World
 from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.faults.cluster_loss import incident_of
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.history import History
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
+from shoal_service.core.lost_attempt import LostAttempt
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec
 
 
@@ -25,6 +28,7 @@ def make_world(
     wait_s: float = 30.0,
     memory: bool = False,
     nodes: int | None = None,
+    lost: LostAttempt | None = None,
     **spec: Any,
 ) -> World:
     elasticity = ElasticitySpec(min_workers=min_workers, max_workers=8, standby=standby, wait_s=wait_s)
@@ -36,8 +40,10 @@ def make_world(
             config=AttemptConfig(job_id="j1", attempt=1, checkpoint_root=ROOT, timeouts=TIMEOUTS),
             target=Target(spec=JobSpec.model_validate(document), granted=workers).with_elasticity(elasticity),
             current=Opening(since=1000.0),
+            incident=incident_of(lost, 1000.0) if lost is not None else None,
+            history=History(num_incidents=0 if lost is None else 1),
         ),
         num_nodes=nodes,
     )
-    world.perform(machine.open_attempt())
+    world.perform(machine.open_attempt(world.state))
     return world

@@ -17,6 +17,7 @@ from shoal_service.core.attempt.events import (
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 
@@ -29,7 +30,8 @@ class Watch:
         self._world = world
 
     def change(self, before: Attempt, after: Attempt) -> None:
-        assert after.group.generation in (before.group.generation, before.group.generation + 1)
+        generations = (before.group.generation, next_generation(before.group.generation, before.life))
+        assert after.group.generation in generations and after.life == before.life
         if before.checkpoints.newest is not None and before.checkpoints.newest not in after.checkpoints.damaged:
             assert after.checkpoints.newest is not None
             assert name_of(after.checkpoints.newest) >= name_of(before.checkpoints.newest)
@@ -55,7 +57,9 @@ class Watch:
         self._nothing_better(source.step if source is not None else newest.step if newest is not None else 0)
         self._buddies(runs)
         for worker in world.workers.values():
-            assert not (worker.alive and worker.run), f"{worker} still runs an older generation"
+            known = state.pool.worker(worker.index)
+            is_left_out = known is not None and known.left_out is not None
+            assert not (worker.alive and worker.run) or is_left_out, f"{worker} still runs an older generation"
         for command in runs:
             assert world.is_believed_alive(command.index) and world.state.pool.worker(command.index).warm
 
@@ -96,7 +100,11 @@ class Watch:
         copies: dict[SnapshotServer, int] = {}
         for command in runs:
             buddy = command.assignment.buddy
-            expected = len(set(nodes.values())) > 1 and world.state.target.keeps_snapshots
+            run = command.assignment
+            others = {node for rank, node in nodes.items() if run.layout.shard_of(rank) == run.shard}
+            is_first = all(run.layout.shard_of(rank) != run.shard for rank in range(run.rank))
+            is_needed = len(others) == 1 and is_first  # its replicas are all on one node
+            expected = len(set(nodes.values())) > 1 and world.state.target.keeps_snapshots and is_needed
             assert (buddy is not None) == expected
             if buddy is not None:
                 assert buddy.node_id != nodes[command.assignment.rank] and buddy.node_id in nodes.values()
@@ -105,6 +113,8 @@ class Watch:
     def call(self, index: int, generation: int) -> None:
         world = self._world
         assert world.is_believed_alive(index), "a call to a worker that is known to be gone"
-        assert generation == world.state.group.generation
+        known = world.state.pool.worker(index)
+        left_out = known.left_out if known is not None else None
+        assert generation == (left_out.generation if left_out is not None else world.state.group.generation)
         returned = [e for e in world.history if isinstance(e, RunReturned) and e.index == index]
         assert all(e.exit.generation != generation for e in returned), "it has left this generation"

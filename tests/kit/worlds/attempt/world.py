@@ -163,8 +163,8 @@ class World(Commanded):
             for node_id in places:
                 part = SnapshotPart(
                     generation=run.generation,
-                    rank=run.rank,
-                    world_size=run.world_size,
+                    rank=run.shard,
+                    world_size=run.num_shards,
                     step=worker.step,
                     num_bytes=10,
                     node_id=node_id,
@@ -196,6 +196,7 @@ class World(Commanded):
             at=self.now,
             is_durable=kind is ExitKind.FINISHED or (kind is ExitKind.YIELDED and worker.yields is True),
         )
+        self.left.add((worker.index, worker.run.generation))
         worker.run = None
         self.post(f"exit-{worker.index}", RunReturned(worker.index, worker_exit))
 

@@ -15,7 +15,7 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.nodes import Node
+from shoal_service.core.nodes import FIRST_TEST_S, Node
 from shoal_service.reports import SuspectedNode
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
@@ -62,6 +62,22 @@ class Bench:
 
     def state(self, job_id: str) -> JobState:
         return self.store.get_job(job_id).status.state
+
+
+def test_a_job_that_cannot_be_read_is_quarantined_and_the_next_one_is_started(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        bad, good = bench.submit(), bench.submit()
+        with store._database.write() as tx:
+            tx.exec_driver_sql("UPDATE job_specs SET document = '{\"shards\": 3}' WHERE job_num = 1")
+        async with bench.running():
+            assert bench.state(good) is JobState.STARTING and bench.state(bad) is JobState.QUEUED
+            await bench.clock.advance(5.0)
+            events = [event.type for event in store.events(bad)]
+            assert events.count("job.quarantined") == 1
+            assert store.get_job(bad).status.reason == "quarantined"
+
+    run(main())
 
 
 def test_a_queued_job_that_fits_is_started_with_its_supervisor(store: Store) -> None:
@@ -238,10 +254,35 @@ def test_a_suspected_node_is_not_used_until_its_test_has_passed(store: Store) ->
             await bench.clock.advance(2.5)
             assert [n.node_id for n in supervisor.directives[-1].avoid] == ["n2"]
             probation_s = store.get_job(job_id).spec.health.probation_s
-            await bench.clock.advance(probation_s + 3.0)
+            await bench.clock.advance(FIRST_TEST_S + 3.0)
             assert bench.cluster.tested == [("n2", "n1")]
+            assert [n.node_id for n in supervisor.directives[-1].avoid] == ["n2"], (
+                "a test that passes early is repeated"
+            )
+            await bench.clock.advance(probation_s)
+            assert bench.cluster.tested == [("n2", "n1")] * 2
             await bench.clock.advance(3.0)
             assert supervisor.directives[-1].avoid == ()
+
+    run(main())
+
+
+def test_a_suspicion_of_one_job_keeps_the_node_for_others_until_a_second_job_shares_it(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store, node(cpus=4.0), node("n2", cpus=4.0))
+        first, second = bench.submit(), bench.submit()
+        async with bench.running():
+            one, other = bench.cluster.supervisors[first, 1], bench.cluster.supervisors[second, 1]
+            for supervisor in (one, other):
+                supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=2), ())
+                supervisor.report()
+            one.report(SuspectedNode(at=bench.clock.time(), node_id="n2", reason="replay"))
+            await bench.clock.advance(2.5)
+            assert [n.node_id for n in one.directives[-1].avoid] == ["n2"]
+            assert other.directives[-1].avoid == ()
+            other.report(SuspectedNode(at=bench.clock.time(), node_id="n2", reason="the GPU failed"))
+            await bench.clock.advance(2.5)
+            assert [n.reason for n in other.directives[-1].avoid] == ["on probation: the GPU failed"]
 
     run(main())
 
@@ -255,10 +296,70 @@ def test_a_node_that_fails_its_test_stays_on_probation(store: Store) -> None:
             supervisor = bench.cluster.supervisors[job_id, 1]
             supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=2), ())
             supervisor.report(SuspectedNode(at=bench.clock.time(), node_id="n2", reason="a collective hung"))
-            await bench.clock.advance(store.get_job(job_id).spec.health.probation_s + 6.0)
+            await bench.clock.advance(FIRST_TEST_S + 6.0)
             assert bench.cluster.tested == [("n2", "n1")]
             [shown] = [n for n in bench.loop.snapshot().nodes if n.node_id == "n2"]
-            assert "failed test 1: computes wrong" in shown.suspected
+            assert "failed test 1: computes wrong" in shown.suspected and shown.on_probation
             assert supervisor.directives[-1].avoid != ()
+
+    run(main())
+
+
+def test_a_server_that_stops_saves_every_attempt_and_starts_none(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        job_id = bench.submit()
+        shown: list[list[str]] = []
+        stop = asyncio.Event()
+        task = asyncio.create_task(bench.loop.run(stop))
+        await settle()
+        supervisor = bench.cluster.supervisors[job_id, 1]
+        assert [directive.server_stops for directive in supervisor.directives] == [False]
+
+        bench.loop.save_and_end(lambda rows: shown.append([row.id for row in rows]))
+        await bench.clock.advance(1.0)
+        assert supervisor.directives[-1].server_stops and supervisor.directives[-1].desired is Desired.RUN
+        assert shown[-1] == [job_id] and not task.done()
+
+        supervisor.end(AttemptEnd(reason=EndReason.SERVER_STOPPED, message="saved at step 3.", step=3))
+        await bench.clock.advance(3.0)
+        assert task.done(), "nothing is left to save"
+        status = store.get_job(job_id).status
+        assert (status.state, status.attempt, status.reason) == (JobState.QUEUED, 1, "server_stopped")
+        assert supervisor.is_released and store.current_lease() is None
+
+    run(main())
+
+
+def test_a_server_that_is_hurried_notes_what_it_did_not_save(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        job_id = bench.submit()
+        async with bench.running():
+            supervisor = bench.cluster.supervisors[job_id, 1]
+            supervisor.outbox.set_status(
+                JobStatus(state=JobState.RUNNING, attempt=1, generation=2, workers=2, step=9, checkpoint_step=4), ()
+            )
+            supervisor.report()
+            await bench.clock.advance(1.0)
+            bench.loop.save_and_end(lambda rows: None)
+        status = store.get_job(job_id).status
+        assert (status.state, status.reason, status.step) == (JobState.QUEUED, "cluster_lost", 9)
+        assert status.lost is not None
+        assert (status.lost.attempt, status.lost.generation, status.lost.workers, status.lost.step) == (1, 2, 2, 9)
+
+    run(main())
+
+
+def test_the_lease_is_renewed_after_the_wall_clock_was_set_back(store: Store) -> None:
+    """Another machine, whose clock was not, would take it."""
+
+    async def main() -> None:
+        bench = Bench(store)
+        async with bench.running():
+            bench.clock.jump(-3600.0)
+            await bench.clock.advance(5.0)
+            lease = store.current_lease()
+            assert lease is not None and lease.expires_at <= bench.clock.time() + 9.0
 
     run(main())

@@ -18,7 +18,12 @@ def test_every_end_reason_has_an_ending_with_words() -> None:
 
 
 def test_only_failures_of_the_job_itself_are_charged() -> None:
-    assert set(BUDGETED) == {EndReason.USER_ERROR, EndReason.NON_FINITE, EndReason.INTERNAL}
+    assert set(BUDGETED) == {
+        EndReason.USER_ERROR,
+        EndReason.NON_FINITE,
+        EndReason.WORKERS_FAILED,
+        EndReason.INTERNAL,
+    }
 
 
 @pytest.mark.parametrize("reason", BUDGETED)

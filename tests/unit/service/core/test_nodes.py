@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.nodes import (
     MAX_TEST_DELAY_S,
@@ -10,12 +14,14 @@ from shoal_service.core.nodes import (
     described,
     next_test_delay_s,
     partner_for_test,
+    probation_limit,
     usable,
     with_drains,
 )
 
 DRAIN = Drain(reason="new disks", requested_at=1.0, deadline=60.0, source="api")
-SUSPICION = NodeSuspicion(reason="computes wrong", since=2.0, next_test_at=602.0)
+ALONE = NodeSuspicion(reason="computes wrong", since=2.0, next_test_at=602.0, job_ids=("j1",))
+SUSPICION = replace(ALONE, job_ids=("j1", "j2"))
 
 
 def node(name: str, *, alive: bool = True, cpus: float = 4.0, drain: Drain | None = None) -> Node:
@@ -43,6 +49,61 @@ def test_suspected_nodes_are_used_if_there_is_no_other() -> None:
     assert avoided(beside_a_head) == ()
     beside_a_drained_one = described([node("a"), node("b")], {"b": DRAIN}, {"a": SUSPICION})
     assert [n.node_id for n in avoided(beside_a_drained_one)] == ["b"]
+
+
+def test_a_suspicion_of_one_job_puts_no_node_on_probation_for_others() -> None:
+    nodes = described([node("a"), node("b")], {}, {"b": ALONE})
+    assert avoided(nodes) == () == avoided(nodes, "j2") and not nodes[1].on_probation
+    assert avoided(nodes, "j1") == (AvoidedNode(node_id="b", reason="suspected by this job: computes wrong"),)
+    assert nodes[1].suspected == "computes wrong" and nodes[1].suspected_by == ("j1",)
+
+
+def test_the_evidence_of_two_jobs_or_a_failed_test_puts_a_node_on_probation() -> None:
+    for evidence in (SUSPICION, replace(ALONE, num_tests=1)):
+        nodes = described([node("a"), node("b")], {}, {"b": evidence})
+        assert nodes[1].on_probation and [n.node_id for n in avoided(nodes, "j3")] == ["b"]
+
+
+def test_a_job_uses_the_node_that_it_suspects_if_there_is_no_other() -> None:
+    nodes = described([node("a"), node("b")], {}, {"a": ALONE, "b": ALONE})
+    assert avoided(nodes, "j1") == ()
+    beside_one_on_probation = described([node("a"), node("b")], {}, {"a": ALONE, "b": SUSPICION})
+    assert [n.node_id for n in avoided(beside_one_on_probation, "j1")] == ["b"]
+
+
+def test_capacity_counts_for_the_jobs_that_may_use_it() -> None:
+    nodes = described([node("a"), node("b")], {}, {"b": ALONE})
+    assert [n.node_id for n in usable(nodes, ["j1", "j2"])] == ["a", "b"]
+    assert [n.node_id for n in usable(nodes, ["j1"])] == ["a"]
+    assert [n.node_id for n in usable(nodes)] == ["a", "b"]
+
+
+def test_an_operator_limits_the_nodes_on_probation() -> None:
+    suspicions = {
+        "a": replace(SUSPICION, since=5.0),
+        "b": replace(SUSPICION, since=1.0),
+        "c": replace(ALONE, since=9.0, num_tests=1),
+    }
+    nodes = described([node(name) for name in "abcd"], {}, suspicions, "2")
+    assert [n.node_id for n in nodes if n.on_probation] == ["b", "c"], "a failed test first, then the oldest evidence"
+    assert "max_probation 2 of 4 nodes is reached" in nodes[0].suspected
+    assert [n.node_id for n in avoided(nodes, "j9")] == ["b", "c"]
+    assert [n.node_id for n in avoided(nodes, "j1")] == ["a", "b", "c"], "its own suspicion still counts"
+    assert not any(n.on_probation for n in described(nodes, {}, suspicions, "0"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_nodes", "allowed"),
+    [("25%", 3, 1), ("25%", 8, 2), ("100%", 3, 3), ("0%", 9, 0), ("0", 9, 0), ("4", 2, 4)],
+)
+def test_the_limit_is_a_number_or_a_share_of_at_least_one(limit: str, num_nodes: int, allowed: int) -> None:
+    assert probation_limit(limit, num_nodes) == allowed
+
+
+@pytest.mark.parametrize("limit", ["many", "-1", "150%", "1.5"])
+def test_another_limit_is_refused_by_name(limit: str) -> None:
+    with pytest.raises(ValueError, match=r"max_probation|could not convert"):
+        probation_limit(limit, 4)
 
 
 def test_a_drain_is_an_order_even_if_no_node_is_left() -> None:

@@ -5,7 +5,17 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.scheduling import Decision, Grant, JobDemand, NodeCapacity, Start, Wait, WorkerNeed, decide
+from shoal_service.core.scheduling import (
+    Decision,
+    Grant,
+    JobDemand,
+    NodeCapacity,
+    Start,
+    Wait,
+    WorkerNeed,
+    decide,
+    without_room,
+)
 
 ONE_CPU = WorkerNeed(cpus=1, gpus=0, memory_gib=0)
 ONE_GPU = WorkerNeed(cpus=1, gpus=1, memory_gib=0)
@@ -212,3 +222,10 @@ def test_carrying_decisions_out_comes_to_rest(jobs: list[JobDemand], nodes: list
             return
         jobs = [replace(job, granted_workers=changes.get(job.job_id, job.granted_workers)) for job in jobs]
     raise AssertionError(f"still changing: {changes}")
+
+
+def test_a_job_whose_workers_do_not_all_fit_has_no_room_for_a_replacement() -> None:
+    jobs = [_job("a", 1, 4, granted=3), _job("b", 1, 2, granted=2, at=1.0), _job("queued", 1, 2)]
+    assert without_room(jobs, _nodes(3, 2)) == frozenset()
+    assert without_room(jobs, _nodes(3, 1)) == {"b"}
+    assert without_room(jobs, _nodes(2)) == {"a", "b"}

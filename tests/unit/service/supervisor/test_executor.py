@@ -173,6 +173,44 @@ def test_a_dead_node_is_one_loss_of_all_its_workers() -> None:
     run(main())
 
 
+def test_the_hosts_of_the_workers_and_of_the_head_are_watched_and_a_silent_one_is_left_out() -> None:
+    async def main() -> None:
+        bench = SupervisorBench()
+        await bench.start_and_train()
+        [first, second] = [bench.worker(index).info.node_id for index in (0, 1)]
+        raylets = {first: ("10.0.0.1", 1), second: ("10.0.0.2", 2), "head": ("10.0.0.3", 3), "other": ("10.0.0.4", 4)}
+        bench.nodes.show(NodeTable(raylets=raylets, head="head"))
+        await settle()
+        assert sorted(bench.hosts.watched) == sorted({first, second, "head"}) and bench.hosts.head == "head"
+        bench.worker(1).cut_off()
+        await bench.clock.advance(2.0)
+        bench.hosts.show({second: "no answer to 6 connects in 1.6 s"})
+        await bench.advance_until(lambda: [w.info for w in bench.workers.group] == [bench.worker(0).info])
+        assert "node.silent" in bench.events() and "worker.lost" not in bench.events()
+
+    run(main())
+
+
+def test_a_restarted_supervisor_knows_which_nodes_were_silent() -> None:
+    async def main() -> None:
+        bench = SupervisorBench()
+        await bench.start_and_train()
+        worker = bench.worker(1)
+        node_id = worker.info.node_id
+        worker.cut_off()
+        await bench.clock.advance(2.0)
+        bench.hosts.show({node_id: "no answer to 6 connects in 1.6 s"})
+        await bench.advance_until(lambda: len(bench.workers.group) == 1 and bench.stage is Stage.FORMING)
+        await bench.restart()
+        await settle()
+        assert bench.hosts.silent_at_start == {node_id}
+        worker.reconnect()
+        bench.hosts.show({})
+        await bench.advance_until(lambda: 1 in worker.interrupts)
+
+    run(main())
+
+
 def test_a_directive_changes_what_differs_and_a_repeated_one_changes_nothing() -> None:
     async def main() -> None:
         bench = SupervisorBench()
@@ -286,7 +324,7 @@ class TestRestart:
             bench.workers.group[1].die()
             await bench.restart()
             survivor = bench.workers.group[0]
-            await bench.advance_until(lambda: survivor.assignment is not None and survivor.assignment.generation == 2)
+            await bench.advance_until(lambda: survivor.assignment is not None and survivor.assignment.life == 2)
             bench.workers.form()
             bench.workers.train()
             await bench.advance_until(lambda: bench.fleet.starts)

@@ -29,7 +29,7 @@ def journal(store: FakeKeyValueStore, *, on_replaced: threading.Event | None = N
 def test_a_write_goes_ahead_without_the_head_and_the_newest_entry_is_written_when_it_is_back() -> None:
     store = FakeKeyValueStore()
     mine = journal(store)
-    mine.record_start(1.0)
+    mine.begin(1.0)
     mine.write(entry(1))
     store.is_away = True
     mine.write(entry(2))
@@ -47,13 +47,13 @@ def test_a_write_goes_ahead_without_the_head_and_the_newest_entry_is_written_whe
 def test_a_supervisor_that_was_cut_off_does_not_overwrite_its_successor_s_entry() -> None:
     store, replaced = FakeKeyValueStore(), threading.Event()
     mine = journal(store, on_replaced=replaced)
-    mine.record_start(1.0)
+    mine.begin(1.0)
     store.is_away = True
     mine.write(entry(1))
     successor = FakeKeyValueStore()  # on a node that reaches the head
     successor.values = store.values
     other = journal(successor)
-    other.record_start(2.0)
+    other.begin(2.0)
     other.write(entry(9))
     store.is_away = False
     assert replaced.wait(_PATIENCE_S)
@@ -76,7 +76,7 @@ def test_reading_waits_for_the_head() -> None:
 def test_deleting_without_the_head_leaves_the_entry_and_does_not_wait() -> None:
     store = FakeKeyValueStore()
     mine = journal(store)
-    mine.record_start(1.0)
+    mine.begin(1.0)
     store.is_away = True
     mine.delete()
     assert store.values

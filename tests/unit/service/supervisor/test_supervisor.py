@@ -8,7 +8,7 @@ from doubles.fake_catalog import FakeCatalog
 from doubles.fake_clock import FakeClock
 from doubles.fake_fleet import FakeFleet
 from doubles.fake_journal import FakeJournal, JournalStorage
-from doubles.fake_nodes import FakeNodeWatch, FakeProbe
+from doubles.fake_nodes import FakeHostWatch, FakeNodeWatch, FakeProbe
 from doubles.fake_workers import FakeWorkers
 from kit.contracts.journal import CONFIG, entry
 from shoal_service.core.desired import Desired
@@ -29,14 +29,15 @@ class Bench:
     def open(self) -> Supervisor:
         return Supervisor(CONFIG, self.journal, self.clock, self._make_world)
 
-    def _make_world(self) -> World:
+    def _make_world(self, life: int) -> World:
         self.num_worlds += 1
         if self.error is not None:
             raise self.error
         return World(
-            fleet=FakeFleet(FakeWorkers(self.clock)),
+            fleet=FakeFleet(FakeWorkers(self.clock), life=life),
             journal=self.journal,
             catalog=FakeCatalog(),
+            host_watch=FakeHostWatch(),
             node_watch=FakeNodeWatch(),
             clock=self.clock,
             until_gone=FakeProbe().until_gone,
@@ -69,6 +70,17 @@ def test_calls_of_an_older_control_plane_are_refused() -> None:
     supervisor.pull(0, 0.0, 3)
 
 
+def test_the_lease_epoch_does_not_go_back_when_the_supervisor_is_restarted() -> None:
+    storage = JournalStorage()
+    Bench(storage).open().direct(directive(3))
+    restarted = Bench(storage).open()  # Ray passes the configuration of the first start again, with epoch 1
+    with pytest.raises(StaleEpoch) as error:
+        restarted.pull(0, 0.0, 2)
+    assert (error.value.epoch, error.value.current) == (2, 3)
+    restarted.pull(0, 0.0, 3)
+    assert storage.epoch == 3
+
+
 def test_a_released_supervisor_deletes_its_journal() -> None:
     storage = JournalStorage()
     supervisor = Bench(storage).open()
@@ -78,7 +90,7 @@ def test_a_released_supervisor_deletes_its_journal() -> None:
 
 
 def test_a_restarted_supervisor_reports_again_what_was_not_acknowledged() -> None:
-    storage = JournalStorage(entry=entry(7).model_copy(update={"end": None}).model_dump_json(), starts=[900.0])
+    storage = JournalStorage(entries={1: entry(7).model_copy(update={"end": None}).model_dump_json()}, starts=[900.0])
     supervisor = Bench(storage).open()
     supervisor._outbox.set_status(supervisor._outbox.pull(0, 0.0).status, ())
     reports = supervisor.pull(0, 0.0, 1)
@@ -89,7 +101,7 @@ def test_a_restarted_supervisor_reports_again_what_was_not_acknowledged() -> Non
 
 def test_a_supervisor_that_dies_again_and_again_ends_the_attempt() -> None:
     storage = JournalStorage(
-        entry=entry(7).model_dump_json(), starts=[1000.0 - number for number in range(MAX_SHORT_RUNS, 0, -1)]
+        entries={1: entry(7).model_dump_json()}, starts=[1000.0 - number for number in range(MAX_SHORT_RUNS, 0, -1)]
     )
     bench = Bench(storage)
     reports = bench.open().pull(0, 0.0, 1)

@@ -16,10 +16,18 @@ SNAPSHOT = {
     "shoal_job_loss": ("gauge", ("job_id",)),
     "shoal_job_tokens_per_second": ("gauge", ("job_id",)),
     "shoal_job_steps_lost_total": ("counter", ("job_id",)),
+    "shoal_job_refused_calls_total": ("counter", ("job_id",)),
     "shoal_job_goodput_seconds": ("gauge", ("job_id", "category")),
     "shoal_job_goodput_ratio": ("gauge", ("job_id",)),
+    "shoal_job_snapshots_healthy": ("gauge", ("job_id",)),
+    "shoal_job_checkpoint_healthy": ("gauge", ("job_id",)),
+    "shoal_job_checkpoint_step": ("gauge", ("job_id",)),
     "shoal_job_snapshot_share": ("gauge", ("job_id",)),
     "shoal_job_snapshot_every_steps": ("gauge", ("job_id",)),
+    "shoal_job_node_loss_steps": ("gauge", ("job_id",)),
+    "shoal_job_node_loss_max_steps": ("gauge", ("job_id",)),
+    "shoal_job_gradient_log_lag_steps": ("gauge", ("job_id",)),
+    "shoal_job_gradient_log_share": ("gauge", ("job_id",)),
     "shoal_checkpoint_bytes": ("gauge", ("job_id",)),
     "shoal_incidents_total": ("counter", ("cause",)),
     "shoal_recovery_seconds": ("histogram", ("cause", "phase")),
@@ -56,5 +64,6 @@ def test_the_dashboard_shows_only_metrics_that_exist() -> None:
         for name in re.findall(r"shoal_\w+", target["expr"])
     }
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} == set(SNAPSHOT) - {
-        "shoal_reports_dropped_total"
+        "shoal_reports_dropped_total",
+        "shoal_job_refused_calls_total",
     }

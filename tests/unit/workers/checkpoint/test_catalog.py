@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog
+from shoal_service.supervisor.checkpoints.catalog import CheckpointCatalog, _is_final
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
@@ -191,13 +192,44 @@ def test_writable_root_passes_and_stays_clean(catalog: CheckpointCatalog, root: 
     assert dict(open_directory(root).files()) == {}
 
 
+def test_a_search_names_damaged_markers_and_passes_over_directories_without_one(
+    catalog: CheckpointCatalog, root: str, write_parts: WriteParts
+) -> None:
+    for step in (4, 8, 12):
+        catalog.commit(write_parts(step), job_id="j1", attempt=1, now=1.0)
+    write_parts(16)
+    open_directory(catalog.url(CheckpointName(12, 1, 1))).write(MARKER_NAME, [b"{"])
+    found = catalog.search()
+    assert found.name == CheckpointName(8, 1, 1)
+    [(name, error)] = found.damaged
+    assert name == CheckpointName(12, 1, 1) and "COMMIT.json" in str(error)
+    assert catalog.search(excluding=[name]).damaged == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_final"),
+    [
+        (PermissionError("denied"), True),
+        (FileNotFoundError("no such bucket"), True),
+        (OSError(errno.EROFS, "read-only"), True),
+        (OSError(errno.EIO, "input/output error"), False),
+        (OSError(errno.ESTALE, "stale file handle"), False),
+        (TimeoutError("no answer"), False),
+        (ConnectionRefusedError("refused"), False),
+    ],
+    ids=repr,
+)
+def test_what_may_pass_is_not_final(error: OSError, is_final: bool) -> None:
+    assert _is_final(error) is is_final
+
+
 def test_an_unwritable_root_is_refused_with_reason_and_hint(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageUnusable) as caught:
         CheckpointCatalog(f"{tmp_path}/file/job").check_writable()
     assert f"'{tmp_path}/file/job'" in str(caught.value)
     assert "NotADirectoryError" in caught.value.reason or "FileExistsError" in caught.value.reason
-    assert "every node reaches under the same path" in caught.value.way_out
+    assert "every node reaches under the same path" in caught.value.way_out and caught.value.is_final
 
 
 def test_read_only_root_is_unusable() -> None:
@@ -206,8 +238,9 @@ def test_read_only_root_is_unusable() -> None:
 
 
 def test_unknown_protocol_is_unusable() -> None:
-    with pytest.raises(StorageUnusable, match="nosuch"):
+    with pytest.raises(StorageUnusable, match="nosuch") as caught:
         CheckpointCatalog("nosuch://bucket/job").check_writable()
+    assert caught.value.is_final
 
 
 def test_storage_that_does_not_answer_is_not_an_empty_one(tmp_path: Path) -> None:

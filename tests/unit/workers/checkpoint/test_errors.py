@@ -6,12 +6,19 @@ import pickle
 
 import pytest
 
-from shoal_workers.checkpoint.errors import CheckpointError, DamagedCheckpoint, StateMismatch, StorageUnusable
+from shoal_workers.checkpoint.errors import (
+    CheckpointError,
+    CommitConflict,
+    DamagedCheckpoint,
+    StateMismatch,
+    StorageUnusable,
+)
 
 _ERRORS = [
     DamagedCheckpoint("s3://b/step", "shard-00001.bin", "is missing"),
     StateMismatch("/ckpt", [f"it has no tensor{i}" for i in range(9)]),
     StorageUnusable("/nowhere", "PermissionError", "Use another directory."),
+    CommitConflict("/ckpt"),
 ]
 
 
@@ -24,7 +31,12 @@ def test_error_survives_pickling(error: CheckpointError) -> None:
 
 
 def test_codes_are_distinct_and_stable() -> None:
-    assert [error.code for error in _ERRORS] == ["damaged_checkpoint", "state_mismatch", "storage_unusable"]
+    assert [error.code for error in _ERRORS] == [
+        "damaged_checkpoint",
+        "state_mismatch",
+        "storage_unusable",
+        "commit_conflict",
+    ]
 
 
 def test_damage_names_directory_file_and_problem() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,23 @@ def test_writing_again_replaces(root: str) -> None:
     place.write("a", [b"short"])
     assert place.read("a") == b"short"
     assert place.files() == {"a": 5}
+
+
+def test_a_file_is_created_once(root: str) -> None:
+    place = open_directory(root)
+    place.create()
+    assert place.create_file("a", b"first")
+    assert not place.create_file("a", b"second")
+    assert place.read("a") == b"first" and place.files() == {"a": 5}
+
+
+def test_of_many_creators_at_once_one_wins(tmp_path: Path) -> None:
+    place = open_directory(f"{tmp_path}/job")
+    place.create()
+    with ThreadPoolExecutor(8) as threads:
+        won = list(threads.map(lambda number: place.create_file("a", b"%d" % number), range(32)))
+    assert won.count(True) == 1 and place.read("a") == b"%d" % won.index(True)
+    assert list(place.files()) == ["a"]
 
 
 def test_write_that_fails_midway_leaves_the_old_content(tmp_path: Path) -> None:

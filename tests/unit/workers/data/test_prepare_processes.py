@@ -39,7 +39,13 @@ class Tokenizer(ByteTokenizer):
         return super().encode(text)
 
 tokenizer = Tokenizer()
-report = lambda state: state.phase == "waiting" and print("waiting", flush=True)
+waiting = []
+
+def report(state):
+    if state.phase == "waiting" and not waiting:
+        waiting.append(state)
+        print("waiting", flush=True)
+
 corpus = prepare_corpus(TextDataConfig.model_validate_json(sys.argv[1]), report, shard_bytes=8192, tokenizer=tokenizer)
 print(tokenizer.num_documents, corpus.index.content_hash, flush=True)
 """

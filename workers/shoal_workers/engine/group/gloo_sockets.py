@@ -31,11 +31,6 @@ class GlooSockets:
         self._listening_before: frozenset[Address] | None = None
         self._own: frozenset[Address] = frozenset()
         self._peers: frozenset[Address] = frozenset()
-        self._store: frozenset[Address] = frozenset()
-
-    def watch_store(self, addresses: Iterable[Address]) -> None:
-        """The rendezvous store's addresses: the training thread may also wait in a call to the store."""
-        self._store = frozenset(addresses)
 
     def before_groups(self) -> None:
         """Call right before the first group is made."""
@@ -53,7 +48,7 @@ class GlooSockets:
     def sweep(self) -> int:
         """Shut down all connections that the training thread may wait on. Returns their number."""
         num_shut = 0
-        for connection, _ in self._connections():
+        for connection in self._connections():
             try:
                 connection.shutdown(socket.SHUT_RD)
                 num_shut += 1
@@ -63,21 +58,21 @@ class GlooSockets:
 
     def are_all_closed(self) -> bool:
         """No connection of gloo is left: nothing can be sent or received, so no buffer is written any more."""
-        return all(is_store for _, is_store in self._connections())
+        return next(self._connections(), None) is None
 
     def describe(self) -> list[str]:
         """Each open connection: local -> remote address."""
         found = []
-        for connection, is_store in self._connections():
+        for connection in self._connections():
             try:
                 ends = _plain(connection.getsockname()), _plain(connection.getpeername())
             except OSError:
                 continue
-            found.append(" -> ".join(f"{host}:{port}" for host, port in ends) + (" (store)" if is_store else ""))
+            found.append(" -> ".join(f"{host}:{port}" for host, port in ends))
         return found
 
-    def _connections(self) -> Iterator[tuple[socket.socket, bool]]:
-        """The connections of this generation, each with whether it leads to the store."""
+    def _connections(self) -> Iterator[socket.socket]:
+        """The connections of this generation."""
         own = self._own
         if not own and self._listening_before is not None:  # groups are being made right now
             own = listening_addresses() - self._listening_before
@@ -87,9 +82,7 @@ class GlooSockets:
             except OSError:  # not connected: a listening socket, or already closed
                 continue
             if _matches(local, own) or _matches(remote, self._peers):
-                yield connection, False
-            elif _matches(remote, self._store):
-                yield connection, True
+                yield connection
 
 
 def listening_addresses() -> frozenset[Address]:

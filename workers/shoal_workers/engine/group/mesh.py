@@ -17,9 +17,10 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from shoal_workers.checkpoint.save_plan import REPLICATE
 from shoal_workers.contract.layout import Layout
 
-PP, REPLICATE, SHARDS, TP = "pp", "dp_replicate", "shards", "tp"
+PP, SHARDS, TP = "pp", "shards", "tp"
 DP_SHARD, CP = "dp_shard", "cp"
 EXPERT_SHARDS, EP = "expert_shards", "ep"
 

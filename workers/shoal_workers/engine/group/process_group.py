@@ -27,23 +27,39 @@ from torch.distributed.tensor import _redistribute as redistribute
 
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import EngineError, Fenced, FormFailed
+from shoal_workers.engine.group.connecting import bounded_connecting
 from shoal_workers.engine.group.gloo_sockets import Address, GlooSockets
 from shoal_workers.engine.group.mesh import Meshes, build_mesh
 from shoal_workers.engine.group.network_interface import choose_interface
-from shoal_workers.engine.group.rendezvous import Rendezvous
+from shoal_workers.engine.group.rendezvous import Rendezvous, StoreConnections
+from shoal_workers.engine.group.store.generation_store import GenerationStore
 
 _CLEAN_END_S = 2.0
 _DROP_S = 0.1
 
 
 class Group:
-    """The process group of one generation in one worker."""
+    """The process group of one generation in one worker.
 
-    def __init__(self, assignment: Assignment, device: torch.device, check: Callable[[], None]) -> None:
+    Args:
+        check: raises Fenced once the generation is over.
+        on_connecting: called on the training thread when all ranks have arrived, before they connect to each other.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        device: torch.device,
+        connections: StoreConnections,
+        *,
+        check: Callable[[], None],
+        on_connecting: Callable[[], None] = lambda: None,
+    ) -> None:
         self._assignment = assignment
         self._device = device
         self._check = check
-        self._rendezvous = Rendezvous(assignment, check)
+        self._on_connecting = on_connecting
+        self._rendezvous = Rendezvous(assignment, connections, check)
         self._sockets = GlooSockets()
         self._is_aborted = False
         self.is_formed = False
@@ -57,25 +73,29 @@ class Group:
         """
         a = self._assignment
         choose_interface(a.store_host, a.store_port)
-        self._sockets.watch_store(self._rendezvous.addresses())
         self._rendezvous.connect()
         # All ranks must have arrived before torch begins to connect them: its own waits cannot be interrupted.
         self._rendezvous.gather("arrived", str(os.getpid()))
         self._sockets.before_groups()
         if self._device.type == "cuda":
             _configure_nccl()
+        self._on_connecting()
         try:
-            dist.init_process_group(
-                "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
-                store=PrefixStore("groups", self._rendezvous.store),
-                rank=a.rank,
-                world_size=a.world_size,
-                timeout=timedelta(seconds=a.collective_timeout_s),
-            )
-            meshes = build_mesh(a.layout, self._device.type, a.collective_timeout_s, a.rank)
+            with bounded_connecting(self._check, a.connect_timeout_s):
+                dist.init_process_group(
+                    "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                    store=PrefixStore("groups", self._rendezvous.store),
+                    rank=a.rank,
+                    world_size=a.world_size,
+                    timeout=timedelta(seconds=a.collective_timeout_s),
+                )
+                meshes = build_mesh(a.layout, self._device.type, a.collective_timeout_s, a.rank)
         except RuntimeError as error:
+            self._check()
             raise FormFailed(f"the process group of {a.world_size} ranks did not come up: {error}") from error
-        listening = self._rendezvous.gather("listening", json.dumps(sorted(self._sockets.after_groups())))
+        listening = self._rendezvous.gather(
+            "listening", json.dumps(sorted(self._sockets.after_groups())), timeout_s=a.connect_timeout_s
+        )
         self._sockets.learn_peers(_addresses(listening))
         self.is_formed = True
         return meshes
@@ -88,6 +108,7 @@ class Group:
         """Any thread: wake the training thread out of the collective or store call that it waits in.
 
         One call does not always succeed; call it again until the training thread has left."""
+        self._rendezvous.wake()
         self._sockets.sweep()
         if self._device.type == "cuda" and self.is_formed and not self._is_aborted:
             self._is_aborted = True
@@ -121,14 +142,17 @@ class Group:
         if dist.is_initialized():
             groups += dist.distributed_c10d._world.pg_map
             dist.destroy_process_group()
-        self._rendezvous.close()
+        # Names of groups are counted. A rank whose first group failed has counted it, and destroys nothing; other ranks
+        # may have made theirs. In the next generation they would wait for each other under different names.
+        dist.distributed_c10d._world.group_count = 0
+        store = self._rendezvous.close()
         _clear_mesh_caches()
         gc.collect()
-        _drop(groups, self.wake if not is_clean else None)  # last, because it may have to wait
+        _drop(groups, store, self.wake if not is_clean else None)  # last, because it may have to wait
 
 
-def _drop(groups: list[dist.ProcessGroup], wake: Callable[[], None] | None) -> None:
-    """Drop the last references to the groups, on a thread of its own.
+def _drop(groups: list[dist.ProcessGroup], store: GenerationStore | None, wake: Callable[[], None] | None) -> None:
+    """Drop the last references to the groups, on a thread of its own, and then the last one to their store.
 
     A group's destructor waits for its outstanding operations. If gloo has lost one, that takes until the timeout; in
     nearly all other cases it is immediate."""
@@ -139,7 +163,9 @@ def _drop(groups: list[dist.ProcessGroup], wake: Callable[[], None] | None) -> N
         if wake is not None:
             wake()
         groups.clear()
+        kept.clear()
 
+    kept = [store]
     group_reaper = threading.Thread(target=drop, name="shoal-group-reaper", daemon=True)
     group_reaper.start()
     group_reaper.join(_DROP_S)

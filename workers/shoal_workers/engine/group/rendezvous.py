@@ -1,55 +1,74 @@
-"""Rendezvous of the ranks of a generation: a store under a prefix of its own, with waits in short slices.
+"""Rendezvous of the ranks of a generation: they connect to the store of rank 0 and exchange short texts.
 
-A blocking store call cannot be interrupted from Python and may wait for a minute. The sweeper ends it by shutting down
-the connection to the store. In addition every wait here is cut into slices, and the fence is checked between them.
+Every wait has a deadline, and `wake` lets it look at the fence at once. No name server is asked (docs/decisions/0017).
 Called by `Group` on the training thread.
 """
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import DistError
 
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.engine.errors import FormFailed
-from shoal_workers.engine.group.gloo_sockets import Address
+from shoal_workers.engine.group.store.connection import StoreConnection
+from shoal_workers.engine.group.store.generation_store import GenerationStore
+from shoal_workers.engine.group.store.messages import Space
 
-_SLICE_S = 5.0
-"""Long, because torch logs a warning at the end of each."""
+_PAUSE_S = 0.02
+
+
+class StoreConnections:
+    """A worker's connection to the last store that it used, kept for the next generation. Training thread only."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._idle: StoreConnection | None = None
+
+    def take(self, assignment: Assignment, check: Callable[[], None], patience_s: float) -> StoreConnection:
+        """A proven connection to the assignment's store. OSError: none within `patience_s`."""
+        address = (assignment.store_host, assignment.store_port)
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            if idle.address == address and idle.is_idle:
+                return idle
+            idle.close()
+        return StoreConnection(address, self._key, check=check, patience_s=patience_s)
+
+    def give_back(self, connection: StoreConnection) -> None:
+        if self._idle is None and connection.is_idle:
+            self._idle = connection
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
 
 
 class Rendezvous:
-    """The store of one generation. Training thread only.
+    """The store of one generation. Training thread only, except `wake`.
 
     Args:
-        check: called between slices; raises Fenced once the generation is over.
+        check: called when a wait is woken; raises Fenced once the generation is over.
     """
 
-    def __init__(self, assignment: Assignment, check: Callable[[], None]) -> None:
+    def __init__(self, assignment: Assignment, connections: StoreConnections, check: Callable[[], None]) -> None:
         self._assignment = assignment
+        self._connections = connections
         self._check = check
         self._deadline_mono = time.monotonic() + assignment.store_timeout_s
-        self._tcp: TCPStore | None = None
-        self._store: PrefixStore | None = None
+        self._connection: StoreConnection | None = None
+        self._store: GenerationStore | None = None
 
     @property
-    def store(self) -> PrefixStore:
+    def store(self) -> GenerationStore:
         assert self._store is not None, "connect first"
         return self._store
-
-    def addresses(self) -> frozenset[Address]:
-        """The store's own addresses, as the far end of a connection shows them."""
-        a = self._assignment
-        try:
-            found = socket.getaddrinfo(a.store_host, a.store_port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise FormFailed(f"the store's host {a.store_host!r} cannot be resolved: {error}") from error
-        return frozenset((str(entry[4][0]), int(entry[4][1])) for entry in found)
 
     def connect(self) -> None:
         """Raises FormFailed if the store does not answer before the deadline."""
@@ -57,12 +76,10 @@ class Rendezvous:
         while True:
             self._check()
             try:
-                self._reach()
-                self._tcp = TCPStore(
-                    a.store_host, a.store_port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=2)
-                )
+                patience_s = max(_PAUSE_S, self._deadline_mono - time.monotonic())
+                self._connection = self._connections.take(a, self._check, patience_s)
                 break
-            except (OSError, DistError) as error:
+            except OSError as error:
                 self._check()
                 if time.monotonic() >= self._deadline_mono:
                     message = (
@@ -70,56 +87,53 @@ class Rendezvous:
                         f"{a.store_timeout_s:g} s: {error}"
                     )
                     raise FormFailed(message) from error
-        self._tcp.set_timeout(timedelta(seconds=a.store_timeout_s))
-        self._store = PrefixStore(f"{a.job_id}/{a.attempt}/{a.generation}", self._tcp)
+                time.sleep(_PAUSE_S)  # refused: the worker with the store is not up yet, or gone
+        self._store = GenerationStore(
+            self._connection,
+            Space(a.generation, f"{a.job_id}/{a.attempt}"),
+            check=self._check,
+            timeout=timedelta(seconds=a.store_timeout_s),
+        )
 
     def gather(self, what: str, value: str, *, timeout_s: float | None = None) -> list[str]:
         """Every rank's `value`, by rank, once all ranks have set theirs. FormFailed names the missing ranks."""
         a = self._assignment
-        deadline_mono = self._deadline_mono if timeout_s is None else time.monotonic() + timeout_s
+        left_s = self._deadline_mono - time.monotonic() if timeout_s is None else timeout_s
         keys = [f"{what}/{rank}" for rank in range(a.world_size)]
-        self.store.set(keys[a.rank], value)
-        while True:
-            self._check()
-            try:
-                left_s = max(0.05, deadline_mono - time.monotonic())
-                self.store.wait(keys, timedelta(seconds=min(left_s, _SLICE_S)))
-                return [value.decode() for value in self.store.multi_get(keys)]
-            except DistError as error:
-                self._check()
-                if time.monotonic() >= deadline_mono:
-                    raise FormFailed(self._missing_ranks(what, keys)) from error
-                if not self._is_alive():
-                    raise FormFailed(
-                        f"the rendezvous store at {a.store_host}:{a.store_port} was lost: {error}"
-                    ) from error
-
-    def close(self) -> None:
-        self._store = self._tcp = None
-
-    def _reach(self) -> None:
-        """Try a plain connection first: torch's own attempt cannot be interrupted before its timeout."""
-        a = self._assignment
         try:
-            socket.create_connection((a.store_host, a.store_port), timeout=0.5).close()
-        except OSError:
-            time.sleep(0.02)  # refused: the worker with the store is not up yet, or gone
-            raise
+            self.store.set(keys[a.rank], value)
+            self.store.wait(keys, timedelta(seconds=max(0.05, left_s)))
+            return [value.decode() for value in self.store.multi_get(keys)]
+        except DistError as error:
+            limit_s = a.store_timeout_s if timeout_s is None else timeout_s
+            raise FormFailed(self._missing_ranks(what, keys, limit_s, error)) from error
 
-    def _is_alive(self) -> bool:
-        try:
-            self.store.check([])
-        except DistError:
-            return False
-        return True
+    def wake(self) -> None:
+        """Any thread: a wait looks at the fence now."""
+        connection = self._connection
+        if connection is not None:
+            connection.wake()
 
-    def _missing_ranks(self, what: str, keys: list[str]) -> str:
+    def close(self) -> GenerationStore | None:
+        """The connection may serve the next generation. Returns the store, which must not be freed before the groups
+        that were made with it."""
+        connection, store = self._connection, self._store
+        self._connection = self._store = None
+        if store is not None:
+            store.close()
+        if connection is not None:
+            self._connections.give_back(connection)
+        return store
+
+    def _missing_ranks(self, what: str, keys: list[str], limit_s: float, error: DistError) -> str:
         a = self._assignment
         try:
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
-        except DistError as error:
-            return f"the rendezvous store at {a.store_host}:{a.store_port} does not answer: {error}"
+        except DistError:
+            missing = []
+        if not missing:
+            return str(error)
         return (
-            f"{len(missing)} of {a.world_size} ranks did not arrive ({what}) within {a.store_timeout_s:g} s: "
+            f"{len(missing)} of {a.world_size} ranks did not arrive ({what}) within {limit_s:g} s: "
             f"rank {', '.join(map(str, missing))}."
         )

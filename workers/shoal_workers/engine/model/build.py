@@ -10,6 +10,7 @@ import os
 
 import torch
 
+from shoal_workers.engine.model.build_progress import noted
 from shoal_workers.engine.model.fast_build import build_for_restore
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble
@@ -28,7 +29,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     """
     task, spec, assignment = generation.task, generation.spec, generation.assignment
     _choose_kernels(deterministic=spec.deterministic)
-    with generation.user_code:
+    with generation.user_code, noted(generation.position.note):
         model = build_for_restore(task.build_model) if is_restoring(assignment) else task.build_model()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         calls = ModelCalls(task.loss, model)

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore
 
 from shoal_workers.contract.layout import fully_sharded
 from shoal_workers.contract.spec import OptimizerSpec, Precision
@@ -26,13 +26,11 @@ from shoal_workers.engine.step.update import default_update
 _TIMEOUT_S = 30.0
 
 
-def warm_up(store: Store, device: torch.device) -> None:
+def warm_up(device: torch.device) -> None:
     """Training thread, before the first generation; leaves no group and no random state behind."""
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        dist.init_process_group(
-            backend, store=PrefixStore("warm-up", store), rank=0, world_size=1, timeout=timedelta(seconds=_TIMEOUT_S)
-        )
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=_TIMEOUT_S))
         try:
             meshes = build_mesh(fully_sharded(1), device.type, _TIMEOUT_S, 0)
             model = build_for_restore(lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).to(device))

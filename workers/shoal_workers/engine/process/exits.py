@@ -1,8 +1,9 @@
 """How a generation ended for this rank: from an exception to an ExitKind and its error report.
 
 This is the only place that decides it, in order of precedence. A fenced generation is INTERRUPTED whatever was raised
-last, because everything that breaks after the fence is a consequence of it. An exception of any other kind is a bug of
-the engine, and is not classified. Called by the engine.
+last, because everything that breaks after the fence is a consequence of it. An error of the device, of memory or of the
+system is a WORKER_FAULT in any code; the supervisor, which sees all ranks, decides who is to blame.
+Any other exception is the task's or the engine's, by the frames of its traceback. Called by the engine.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch, StorageUnusable
+from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.worker_reports import SavedPart
 from shoal_workers.engine.errors import ComputesWrong, Fenced, FormFailed, NonFinite, StorageFailed, TaskFailed
 from shoal_workers.engine.group.collective_errors import is_collective_error
 from shoal_workers.engine.task.user_code import report_of
 from shoal_workers.snapshot_store.errors import SnapshotLost
+
+_SAVING = (Phase.SAVING, Phase.COMMITTING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +31,8 @@ class GenerationEnd:
     error: ErrorReport | None = None
     pending: CheckpointName | None = None
     """The checkpoint whose part must be durable before this rank may report FINISHED or YIELDED."""
-    is_durable: bool = False
-    """That part is durable."""
+    saved_part: SavedPart | None = None
+    """That part, once it is durable."""
 
     @property
     def is_clean(self) -> bool:
@@ -36,19 +41,26 @@ class GenerationEnd:
 
 
 def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: bool) -> GenerationEnd | None:
-    """The end that `error` means; None: the error is not an expected end and must be raised."""
+    """The end that `error` means; None: it is not an error, and must be raised."""
     if is_fenced or isinstance(error, Fenced):
         return GenerationEnd(ExitKind.INTERRUPTED)
-    kind = _kind(error, phase, is_formed=is_formed)
-    if kind is None:
-        return None
-    return GenerationEnd(kind, error.report if isinstance(error, TaskFailed) else report_of(error, phase))
+    if not isinstance(error, Exception):
+        return None  # KeyboardInterrupt, SystemExit: not an error of training
+    report = error.report if isinstance(error, TaskFailed) else report_of(error, phase)
+    return GenerationEnd(_kind(error, report, phase, is_formed=is_formed), report)
 
 
-def _kind(error: BaseException, phase: Phase, *, is_formed: bool) -> ExitKind | None:
+def _kind(error: Exception, report: ErrorReport, phase: Phase, *, is_formed: bool) -> ExitKind:
     match error:
-        case TaskFailed() | StateMismatch():
+        case StateMismatch():
             return ExitKind.USER_ERROR
+        case TaskFailed():
+            is_storage = report.error_class is ErrorClass.SYSTEM and report.origin is Origin.ENGINE
+            return (
+                ExitKind.STORAGE_FAILED
+                if is_storage and phase in (Phase.SAVING, Phase.COMMITTING)
+                else _kind_of_class(report)
+            )
         case FormFailed():
             return ExitKind.FORM_FAILED
         case NonFinite():
@@ -61,9 +73,15 @@ def _kind(error: BaseException, phase: Phase, *, is_formed: bool) -> ExitKind | 
             return ExitKind.DAMAGED_CHECKPOINT
         case StorageFailed() | StorageUnusable():
             return ExitKind.STORAGE_FAILED
-        case OSError() if phase in (Phase.RESTORING, Phase.SAVING):
+        case OSError() if phase in (Phase.RESTORING, *_SAVING):
             return ExitKind.STORAGE_FAILED
-        case _ if is_collective_error(error):
+        case _ if is_collective_error(error) and report.error_class is ErrorClass.PLAIN:
             return ExitKind.COLLECTIVE_FAILED if is_formed else ExitKind.FORM_FAILED
         case _:
-            return None
+            return _kind_of_class(report)
+
+
+def _kind_of_class(report: ErrorReport) -> ExitKind:
+    if report.error_class is not ErrorClass.PLAIN:
+        return ExitKind.WORKER_FAULT
+    return ExitKind.ENGINE_ERROR if report.origin is Origin.ENGINE else ExitKind.USER_ERROR

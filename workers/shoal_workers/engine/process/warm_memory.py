@@ -17,9 +17,10 @@ import ctypes
 import mmap
 import platform
 import threading
-from pathlib import Path
 
 import torch
+
+from shoal_workers.engine.process.memory_limit import available_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_THRESHOLD_BYTES = 32 << 20
@@ -45,8 +46,8 @@ def keep_freed_memory() -> None:
 class MemoryToucher:
     """Touches memory on a thread of its own, and keeps it, for a worker that needs `num_bytes` at its peak.
 
-    Used after `keep_freed_memory`. Touches at most half of the machine's available memory, so that a standby does not
-    displace other processes. The worker must do nothing else while it runs.
+    Used after `keep_freed_memory`. Touches at most half of the memory that the machine and the cgroups of this process
+    have left, so that a standby does not displace other processes. The worker must do nothing else while it runs.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -66,14 +67,9 @@ class MemoryToucher:
     def _touch(self, num_bytes: int) -> None:
         if platform.libc_ver()[0] != "glibc":
             return
-        num_blocks = min(_SPREAD * num_bytes, _MAX_BYTES, _available_bytes() // 2) // _BLOCK_BYTES
+        num_blocks = min(_SPREAD * num_bytes, _MAX_BYTES, available_bytes() // 2) // _BLOCK_BYTES
         blocks: list[torch.Tensor] = []
         while len(blocks) < num_blocks and not self._enough.is_set():
             block = torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
             block[:: mmap.PAGESIZE] = 0
             blocks.append(block)
-
-
-def _available_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))

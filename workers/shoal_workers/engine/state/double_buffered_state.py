@@ -74,7 +74,7 @@ class DoubleBufferedState:
         if not self._can_move:
             return False
         self._can_move = False  # a failed attempt is not repeated
-        plan = plan_save(self.view.tensors(), owns_replicated=owns_replicated)
+        plan = plan_save(self.view.tensors(), owns_replicated=owns_replicated, every_replica=True)
         movable = list(self._movable({item.fqn for item in plan.items}))
         moved_names = frozenset(name for parameter in movable for name in parameter.names)
         copied = [item for item in plan.items if item.fqn not in moved_names]

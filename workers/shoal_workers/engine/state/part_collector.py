@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -24,11 +25,15 @@ _PART_TIMEOUT = timedelta(seconds=120)
 class PartCollector:
     """On every rank `add` announces a part; on rank 0 a thread waits for the other parts and commits, in step order."""
 
-    def __init__(self, job_id: str, attempt: int, rank: int, store: Store) -> None:
+    def __init__(
+        self, job_id: str, attempt: int, rank: int, store: Store, *, on_commit: Callable[[int, str], None]
+    ) -> None:
+        """`on_commit`: called on rank 0 with the step of each checkpoint, and why it was not committed."""
         self._job_id = job_id
         self._attempt = attempt
         self._rank = rank
         self._store = store
+        self._on_commit = on_commit
         self._num_committed = 0
         self._own: queue.Queue[SavedPart | None] = queue.Queue()
         self._thread = threading.Thread(target=self._commit_all, name="shoal-commit", daemon=True)
@@ -57,8 +62,10 @@ class PartCollector:
                 marker = marker_of(parts, job_id=self._job_id, attempt=self._attempt, now=time.time())
                 write_marker(own.directory, marker)
                 self._num_committed += 1
+                self._on_commit(own.step, "")
             except (DistError, OSError) as error:
                 sys.stderr.write(f"the checkpoint of step {own.step} was not committed: {error}\n")
+                self._on_commit(own.step, str(error))
 
 
 def _key(step: int, rank: int) -> str:

@@ -24,16 +24,23 @@ class Recent:
         self._reports: deque[tuple[dict[str, Any], str]] = deque(maxlen=_NUM_KEPT)
 
     def add(self, report: StepReport) -> None:
-        values = report.model_dump(exclude={"compute_s"})
+        values = _values(report)
         self._reports.append((values, json.dumps(values, allow_nan=False)))
 
     def values(self) -> list[dict[str, Any]]:
         return [values for values, _ in self._reports]
 
-    def encoded(self) -> str:
-        """The values as JSON; each report is encoded once."""
-        return f"[{', '.join(text for _, text in self._reports)}]"
+    def encoded(self, also: StepReport | None = None) -> str:
+        """The values as JSON, with one more if given; each report is encoded once."""
+        texts = [text for _, text in self._reports]
+        if also is not None:
+            texts = [*texts, json.dumps(_values(also), allow_nan=False)][-_NUM_KEPT:]
+        return f"[{', '.join(texts)}]"
 
     @staticmethod
     def parse(values: Iterable[dict[str, Any]]) -> tuple[StepReport, ...]:
         return tuple(StepReport.model_validate(value) for value in values)
+
+
+def _values(report: StepReport) -> dict[str, Any]:
+    return report.model_dump(exclude={"compute_s"})

@@ -5,6 +5,8 @@ Called by the trainer before the first step. Never writes to a store or to a che
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,8 @@ from shoal_workers.engine.state.training_state import apply_extra
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.snapshot_store.errors import SnapshotLost
 from shoal_workers.snapshot_store.store import SnapshotStore
+
+_NOTE_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
         extra, num_bytes, remote_bytes = loaded.extra, loaded.local_bytes + loaded.remote_bytes, loaded.remote_bytes
     else:
         assert assignment.restore_from is not None
-        extra = load(tensors, directory=assignment.restore_from)
+        extra = load(tensors, directory=assignment.restore_from, advanced=_noted(generation))
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
     state.update.fill_tied_copies()
     return Restored(
@@ -74,3 +78,17 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
         past=Recent.parse(extra.get("reports", ())),
         loss_scale=extra.get("loss_scale"),
     )
+
+
+def _noted(generation: Generation) -> Callable[[int], None]:
+    """Shows the bytes read so far, some times per second: a long restore is not one that stands still."""
+    noted_mono = time.monotonic()
+
+    def advanced(num_bytes: int) -> None:
+        nonlocal noted_mono
+        generation.check()
+        if time.monotonic() - noted_mono >= _NOTE_EVERY_S:
+            noted_mono = time.monotonic()
+            generation.position.note(f"reading the checkpoint: {num_bytes / (1 << 20):,.0f} MiB so far")
+
+    return advanced

@@ -1,13 +1,20 @@
 """Checkpoint parts of this rank: staged on the training thread, written in the background, reported once durable.
 
-Involves no collective. If a periodic save fails, that is only reported. A clean end waits for its save, and `outcome`
-returns the result. Called by the trainer and the engine.
+    training thread   | save: staged | training ......................... | the next save waits for the one before
+    writer thread                    | written, synced | on_done
+    watch thread                     | no byte accepted for timeouts.save_s: not saved, the writer is left behind
+
+Involves no collective. If a periodic save fails or stalls, that is only reported, and while a writer that was left
+behind has not returned, each save fails at once: storage that hangs stops no training. A clean end waits for its save,
+and the final validation for the commit of the last one. Called by the trainer and the engine.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,21 +23,55 @@ from shoal_workers.checkpoint.writer import CheckpointWriter
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Assignment
 from shoal_workers.contract.worker_reports import SavedPart, SaveFailed
+from shoal_workers.engine.errors import StorageFailed
 from shoal_workers.engine.process.outbox import Outbox
 
 _SLICE_S = 0.05
+_MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class _Save:
+    """One save on its way to the storage. The writer thread sets the last two."""
+
+    name: CheckpointName
+    rank: int
+    directory: str
+    num_bytes: int = 0
+    """Accepted by the storage so far."""
+    advanced_mono: float = 0.0
+
+    def advanced(self, num_bytes: int) -> None:
+        self.num_bytes, self.advanced_mono = num_bytes, time.monotonic()
+
+    def failed(self, error: str, *, is_stalled: bool = False) -> SaveFailed:
+        return SaveFailed(
+            generation=self.name.generation,
+            step=self.name.step,
+            rank=self.rank,
+            directory=self.directory,
+            error=error,
+            is_stalled=is_stalled,
+        )
 
 
 class Saver:
     """One per worker; keeps the writer's warm staging buffers over all generations."""
 
-    def __init__(self, checkpoint_root: str, outbox: Outbox) -> None:
+    def __init__(self, checkpoint_root: str, outbox: Outbox, *, stall_s: float, note: Callable[[str], None]) -> None:
+        """`stall_s`: `timeouts.save_s`. `note`: called on the training thread, with the progress that it waits for."""
         self._root = checkpoint_root.rstrip("/")
         self._outbox = outbox
+        self._stall_s = stall_s
+        self._note = note
         self._writer = CheckpointWriter()
         self._changed = threading.Condition()
-        self._in_flight: CheckpointName | None = None
+        self._in_flight: _Save | None = None
+        self._stalled: _Save | None = None
+        """Its writer thread was left behind, and has not returned yet."""
         self._last: tuple[CheckpointName, SavedPart | SaveFailed] | None = None
+        self._committed = (0, 0, "")
+        """Generation, step and error of the last commit that was noted."""
 
     def save(
         self,
@@ -43,55 +84,130 @@ class Saver:
         """Stage this rank's part. When this returns, the live tensors may change again."""
         self._wait_until_idle(check)
         name = CheckpointName(step, assignment.attempt, assignment.generation)
-        directory = f"{self._root}/{name}"
+        save = _Save(name, assignment.rank, f"{self._root}/{name}", advanced_mono=time.monotonic())
         with self._changed:
-            self._in_flight = name
+            self._in_flight, stalled = save, self._stalled
+        if stalled is not None:
+            silent_s = time.monotonic() - stalled.advanced_mono
+            error = f"the storage has not answered for {silent_s:.0f} s, since the save of step {stalled.name.step}"
+            self._end(save, save.failed(error, is_stalled=True))
+            return name
         try:
             self._writer.save(
                 state,
-                directory=directory,
+                directory=save.directory,
                 rank=assignment.rank,
                 world_size=assignment.world_size,
                 owns_replicated=assignment.layout.owns_replicated(assignment.rank),
                 generation=assignment.generation,
                 step=step,
                 extra=extra,
-                on_done=lambda outcome: self._done(name, outcome),
+                on_done=lambda outcome: self._end(save, outcome),
+                advanced=save.advanced,
             )
         except OSError as error:
-            self._done(
-                name,
-                SaveFailed(
-                    generation=assignment.generation,
-                    step=step,
-                    rank=assignment.rank,
-                    directory=directory,
-                    error=f"{type(error).__name__}: {error}",
-                ),
-            )
+            self._end(save, save.failed(f"{type(error).__name__}: {error}"))
+            return name
+        threading.Thread(target=self._watch, args=(save,), name=f"shoal-save-watch-{step}", daemon=True).start()
         return name
 
-    def outcome(self, name: CheckpointName, check: Callable[[], None]) -> SavedPart | SaveFailed:
-        """Wait until the newest save, which must be `name`, is durable or has failed, and was reported."""
+    def durable_part(self, name: CheckpointName, check: Callable[[], None]) -> SavedPart:
+        """Wait until the newest save, which must be `name`, is durable and was reported.
+
+        Raises:
+            StorageFailed: it has failed.
+        """
         self._wait_until_idle(check)
         assert self._last is not None and self._last[0] == name
-        return self._last[1]
+        outcome = self._last[1]
+        if isinstance(outcome, SaveFailed):
+            raise StorageFailed(
+                f"the checkpoint of step {name.step} could not be written to {outcome.directory}: {outcome.error}"
+            )
+        return outcome
+
+    def wait_for_commit(self, name: CheckpointName, timeout_s: float, check: Callable[[], None]) -> None:
+        """After the newest save: wait until the supervisor has committed it, at most `timeout_s` seconds.
+
+        Raises:
+            StorageFailed: this rank's part or the commit has failed.
+        """
+        if not timeout_s:
+            return
+        self.durable_part(name, check)
+        self._note(f"waiting for the commit of the checkpoint of step {name.step}")
+        until_mono = time.monotonic() + timeout_s
+        while (error := self._commit_error(name)) is None:
+            check()
+            if time.monotonic() >= until_mono:
+                self._outbox.log_text(
+                    f"the checkpoint of step {name.step} was not committed within {timeout_s:g} s; going on without"
+                )
+                return
+        if error:
+            raise StorageFailed(f"the checkpoint of step {name.step} could not be committed: {error}")
+
+    def note_commit(self, generation: int, step: int, error: str) -> None:
+        """Control thread: this checkpoint is committed; `error`: why it is not."""
+        with self._changed:
+            self._committed = (generation, step, error)
+            self._changed.notify_all()
 
     def close(self) -> None:
-        self._writer.close()
+        """Waits for the last save, unless it stalls."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._in_flight is None)
+            is_stalled = self._stalled is not None
+        if not is_stalled:
+            self._writer.close()
+
+    def _commit_error(self, name: CheckpointName) -> str | None:
+        """Why `name` could not be committed, empty if it is; None: nothing was noted within a short slice of time."""
+        this = (name.generation, name.step)
+        with self._changed:
+            self._changed.wait_for(lambda: self._committed[:2] == this, timeout=_SLICE_S)
+            return self._committed[2] if self._committed[:2] == this else None
 
     def _wait_until_idle(self, check: Callable[[], None]) -> None:
-        """Waits in short slices, because storage that hangs must not hold a fenced rank."""
+        """Waits in short slices, because storage that hangs must not hold a fenced rank. Ends when the save stalls."""
+        noted = -1
         while True:
             check()
             with self._changed:
                 if self._changed.wait_for(lambda: self._in_flight is None, timeout=_SLICE_S):
                     return
+                save = self._in_flight
+            if save is not None and save.num_bytes != noted:
+                noted = save.num_bytes
+                self._note(f"writing the checkpoint of step {save.name.step}: {noted / _MIB:,.0f} MiB so far")
 
-    def _done(self, name: CheckpointName, outcome: SavedPart | SaveFailed) -> None:
-        """Called by the writer's thread, once per save."""
-        self._outbox.report(outcome)
+    def _watch(self, save: _Save) -> None:
+        """On a thread of its own: give the save up once the storage has accepted nothing for too long."""
+        error = (
+            f"the storage accepted nothing for {self._stall_s:g} s (timeouts.save_s); not saved, and training goes on. "
+            "Check checkpoint.url; a slow storage needs a larger timeouts.save_s"
+        )
         with self._changed:
-            self._last = (name, outcome)
-            self._in_flight = None
-            self._changed.notify_all()
+            while self._in_flight is save:
+                left_s = save.advanced_mono + self._stall_s - time.monotonic()
+                if left_s > 0:
+                    self._changed.wait(left_s)
+                    continue
+                self._stalled = save
+                self._writer.abandon()
+                self._end(save, save.failed(error, is_stalled=True))
+
+    def _end(self, save: _Save, outcome: SavedPart | SaveFailed) -> None:
+        """On the thread that knows the outcome of a save: the writer's or, if that stalls, first the watch's."""
+        with self._changed:
+            if self._in_flight is save:
+                self._outbox.report(outcome)
+                self._last = (save.name, outcome)
+                self._in_flight = None
+                self._changed.notify_all()
+            elif self._stalled is save:
+                self._stalled = None
+                silent_s = time.monotonic() - save.advanced_mono
+                self._outbox.log_text(
+                    f"the storage answers again, {silent_s:.0f} s after it stalled in the save of step {save.name.step}"
+                )

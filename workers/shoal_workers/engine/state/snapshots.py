@@ -16,17 +16,22 @@ from __future__ import annotations
 import time
 
 from shoal_workers.checkpoint.save_plan import local_tensor
-from shoal_workers.contract.worker_reports import SnapshotCost
+from shoal_workers.contract.worker_reports import ReplicaMismatch, SnapshotCost, SnapshotsStopped
+from shoal_workers.engine.state.buddy_copies import BuddyCopies
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
-from shoal_workers.engine.state.pace import SnapshotPace
+from shoal_workers.engine.state.gradient_log import GradientLog
+from shoal_workers.engine.state.pace import Pace, SnapshotPace
 from shoal_workers.engine.state.training_state import Extra
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.vote import Verdict
+from shoal_workers.engine.step.vote import NO_BUDDY, NO_LOG, Verdict
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.snapshot_store.log.entry_slots import STEPS_PER_COPY
 from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 
 _REPORT_EVERY = 50
+_PATIENCE_S = 3.0
+"""Longest wait for the first whole copy to arrive."""
 
 
 class Snapshots:
@@ -42,17 +47,26 @@ class Snapshots:
         self._state = state
         self._extra = extra
         self._can_copy = True
+        self._lacks_memory = False
         self._pace = SnapshotPace(generation.spec.snapshot.budget)
+        self._copies = BuddyCopies(self._assignment.generation, has_buddy=self._assignment.buddy is not None)
         self._copy_s = 0.0
-        self._sent_copy_s = 0.0
-        """Cost of the last copy beside the state in shared memory, until it is counted as part of the cost of its
-        send."""
         self._num_taken = 0
         self._num_reported = 0
-        self._has_copy = self._assignment.buddy is None
         self._has_freed_older = False
-        self._reported: tuple[float, float, bool] | None = None
-        """The two paces, and whether their cost was known."""
+        self.log = GradientLog(generation, store, state)
+        self._lag = 0
+        self._has_waited_for_copy = False
+        self._log_lag: int | None = None
+        """Of the last vote."""
+        self._log_costs = Pace(1.0)
+        self._has_senders = False
+        """Some ranks send copies. A rank without a buddy then keeps copies of the same steps: a step is whole only with
+        every shard."""
+        self._replicated_at = 0
+        """Step of the newest whole copy that was made in order to be sent; equal on all ranks."""
+        self._reported: tuple[object, ...] | None = None
+        """The two paces, whether their cost was known, the step that every buddy has, and the state of the log."""
         self._num_bytes = 0
         self._is_on_gpu = False
         self._busy_since_s = time.process_time()
@@ -62,17 +76,51 @@ class Snapshots:
         return self._store is not None
 
     @property
+    def lacks_memory(self) -> bool:
+        """This rank has no memory for snapshots, or for copies, so that copies of the others are of no use."""
+        return self._lacks_memory
+
+    @property
     def is_sending(self) -> bool:
         return self._store is not None and self._store.is_sending
 
     @property
-    def lacks_copy(self) -> bool:
-        """No snapshot of this generation has reached the buddy: after the loss of a node the one before is needed."""
-        return not self._has_copy
+    def arrived_step(self) -> float:
+        """For the ballot, once `take_costs` was called: see vote.Ballot."""
+        return self._copies.arrived_step
 
     def start(self) -> None:
         """Right before the first step: the CPU time until now is not part of a step."""
+        if self._store is not None:
+            self._store.break_off_send()
         self._busy_since_s = time.process_time()
+
+    def wait_for_buddy(self, step: int) -> None:
+        """Before each vote, `step` steps are complete: until the buddy has what it needs for the newest of them.
+
+        In the second step of a generation that is the first whole copy: before the third, the group could still go back
+        to the snapshot that it was restored from."""
+        self._lag = self.log.lag(step)
+        self.log.wait()
+        if self._store is not None and self.log.is_open and not self._has_waited_for_copy:
+            self._has_waited_for_copy = True
+            self._store.wait_until_sent(self._generation.check, patience_s=_PATIENCE_S)
+
+    @property
+    def log_lag(self) -> float:
+        """For the ballot, once `wait_for_buddy` and `take_costs` were called."""
+        if self._assignment.buddy is None:
+            return NO_BUDDY
+        return NO_LOG if self.log.reason(self._copies.arrived_step) else float(self._lag)
+
+    def is_replicating(self, verdict: Verdict, step: int) -> bool:
+        """All ranks: whether the state after `step` is copied to be sent. Whole copies have a fixed pace with a log."""
+        self._has_senders = any(at != NO_BUDDY for at in verdict.arrived_steps)
+        if verdict.requests.is_sending:
+            return False
+        if verdict.log_lag is None:
+            return verdict.requests.replicates
+        return step - self._replicated_at >= STEPS_PER_COPY
 
     def take_costs(self) -> tuple[float, float]:
         """Once per vote: what snapshots cost since the last vote.
@@ -83,11 +131,7 @@ class Snapshots:
         """
         cost = self._store.take_send_cost() if self._store is not None else None
         copy_s, self._copy_s = self._copy_s, 0.0
-        if cost is None:
-            return copy_s, 0.0
-        self._has_copy = True
-        sent_copy_s, self._sent_copy_s = self._sent_copy_s, 0.0
-        return copy_s, sent_copy_s + cost.cpu_s
+        return copy_s, self._copies.sent(cost)
 
     def is_due(self, step: int) -> bool:
         """Rank 0: whether the state after `step` shall be copied."""
@@ -100,13 +144,13 @@ class Snapshots:
     def mark_complete(self, step: int) -> None:
         """After each update, before anything else: mark a buffer in shared memory with the step that it holds.
 
-        Readers take the values that are not tensors from rank 0's part."""
+        Readers take the values that are not tensors from the part of shard 0."""
         if self._store is None or not self._state.is_in_shared_memory:
             return
         start_s = time.thread_time()
         self._pace.copies.hold()
-        is_rank_0 = self._assignment.rank == 0
-        self._state.finish(self._stamp(step), self._extra.encoded(step) if is_rank_0 else b"{}")
+        is_first = self._assignment.shard == 0
+        self._state.finish(self._stamp(step), self._extra.encoded(step) if is_first else b"{}")
         self._copy_s = time.thread_time() - start_s
 
     def take(self, step: int, *, replicate: bool) -> None:
@@ -119,12 +163,12 @@ class Snapshots:
         self._pace.copies.done(step)
         if self._num_taken == 1:
             self._measure_state()
-        if self._state.is_in_shared_memory:
-            if replicate and self._assignment.buddy is not None and self._can_copy:
-                self._sent_copy_s = self._copy(self._store, step)
-                self._send(step)
-        elif self._move_to_shared_memory(self._store, step):
-            self.mark_complete(step)
+        was_moved_before = self._state.is_in_shared_memory
+        if was_moved_before or self._move_to_shared_memory(self._store, step):
+            if not was_moved_before:
+                self.mark_complete(step)
+            if replicate and self._has_senders and self._can_copy:
+                self._replicate(self._store, step)
         else:
             self._copy_s = self._copy(self._store, step)
             if replicate:
@@ -132,18 +176,46 @@ class Snapshots:
 
     def update(self, verdict: Verdict, step_s: float, step: int) -> None:
         """After each step: free older snapshots once they are not needed, and (rank 0) adapt the pace to the cost."""
-        is_older_needed = self._num_taken <= 2 or verdict.requests.lacks_copy
+        self._copies.voted(verdict.arrived_steps, step)
+        self._report_difference()
+        is_older_needed = self._num_taken <= 2 or self._copies.are_lacking
+        if verdict.requests.lacks_memory:
+            self._can_copy, is_older_needed = False, False
+            if not self._state.is_in_shared_memory:
+                self._store = None
         if self._store is not None and not self._has_freed_older and not is_older_needed:
             self._has_freed_older = True
             self._store.drop_older(self._assignment.generation)
         busy_s = self._take_busy_s()
         if not self._decides:
             return
-        self._pace.note(step_s if self._is_on_gpu else min(step_s, busy_s), verdict.copy_s, verdict.send_s)
-        paces = self._pace.copies.every_steps, self._pace.sends.every_steps, self._pace.share > 0
-        if paces != self._reported or self._num_taken >= self._num_reported + _REPORT_EVERY:
-            self._reported, self._num_reported = paces, self._num_taken
+        step_s = step_s if self._is_on_gpu else min(step_s, busy_s)
+        self._log_lag = verdict.log_lag
+        self._log_costs.note_step(step_s)
+        if verdict.log_s:
+            self._log_costs.note_cost(verdict.log_s)
+        self._pace.note(step_s, verdict.copy_s, verdict.send_s)
+        pace = self._pace
+        log = self._log_reason, self._log_lag is not None and min(self._log_lag, 2)
+        current = pace.copies.every_steps, pace.sends.every_steps, pace.share > 0, self._copies.whole_step, log
+        if current != self._reported or self._num_taken >= self._num_reported + _REPORT_EVERY:
+            self._reported, self._num_reported = current, self._num_taken
             self._report(step)
+
+    @property
+    def _log_reason(self) -> str:
+        """Why not every rank has a log in force; empty: all have."""
+        if self._log_lag is not None:
+            return ""
+        return self.log.reason(self._copies.arrived_step) or "another rank has none"
+
+    def _replicate(self, store: SnapshotStore, step: int) -> None:
+        """A whole copy for the buddy, and with it a gradient log, unless one is open."""
+        self._replicated_at = step
+        self._copies.copied(self._copy(store, step))
+        if self._can_copy:
+            self.log.begin(step, store.plan)
+            self._send(step)
 
     @property
     def _decides(self) -> bool:
@@ -153,7 +225,7 @@ class Snapshots:
         try:
             return self._state.move_to_shared_memory(
                 store,
-                owns_replicated=self._assignment.layout.owns_replicated(self._assignment.rank),
+                owns_replicated=self._assignment.layout.is_first_of_stage(self._assignment.rank),
                 extra_bytes=len(self._extra.encoded(step)),
             )
         except SharedMemoryFull as error:
@@ -167,11 +239,11 @@ class Snapshots:
             store.snapshot(
                 self._state.view.tensors(),
                 generation=a.generation,
-                rank=a.rank,
-                world_size=a.world_size,
+                rank=a.shard,
+                world_size=a.num_shards,
                 step=step,
                 extra=self._extra.values(step),
-                owns_replicated=a.layout.owns_replicated(a.rank),
+                owns_replicated=a.layout.is_first_of_stage(a.rank),
             )
         except SharedMemoryFull as error:
             self._give_up(error)
@@ -181,8 +253,12 @@ class Snapshots:
 
     def _send(self, step: int) -> None:
         self._pace.sends.done(step)
-        if self._assignment.buddy is not None and self._store is not None and self._can_copy:
-            self._store.replicate(self._assignment.buddy)
+        if self._store is None or not self._can_copy:
+            return
+        if self._assignment.buddy is not None:
+            self._store.replicate(self._assignment.buddy, keep_step=self._copies.whole_step)
+        elif self._has_senders:
+            self._store.keep_copy(keep_step=self._copies.whole_step)
 
     def _measure_state(self) -> None:
         tensors = [local_tensor(tensor) for tensor in self._state.view.tensors().values()]
@@ -191,7 +267,7 @@ class Snapshots:
 
     def _stamp(self, step: int) -> Stamp:
         a = self._assignment
-        return Stamp(a.generation, a.rank, a.world_size, step)
+        return Stamp(a.generation, a.shard, a.num_shards, step)
 
     def _take_busy_s(self) -> float:
         """CPU seconds of this worker since the last call. If ranks share cores, a snapshot's CPU seconds are compared
@@ -200,28 +276,60 @@ class Snapshots:
         busy_s, self._busy_since_s = now_s - self._busy_since_s, now_s
         return busy_s
 
+    def _report_difference(self) -> None:
+        """A rank of which this one is the buddy has sent a copy that differs from the replay of its gradients."""
+        found = self._store.take_difference() if self._store is not None else None
+        if found is None or found.generation != self._assignment.generation:
+            return
+        own, names = self._assignment.rank, ", ".join(found.names[:3])
+        self._outbox.report(
+            ReplicaMismatch(
+                generation=found.generation,
+                step=found.step,
+                at=time.time(),
+                ranks=(found.rank, own),
+                is_certain=False,
+                message=f"after step {found.step}, the state of rank {found.rank} differs from what its buddy, rank "
+                f"{own}, has replayed from its gradients, in {len(found.names)} tensors ({names}); one is wrong",
+            )
+        )
+
     def _report(self, step: int) -> None:
         self._outbox.report(
             SnapshotCost(
                 generation=self._assignment.generation,
                 step=step,
                 every_steps=self._pace.copies.every_steps,
-                buddy_every_steps=self._pace.sends.every_steps,
+                buddy_every_steps=self._pace.sends.every_steps if self._log_lag is None else STEPS_PER_COPY,
                 copy_s=self._pace.copies.cost_s,
                 buddy_s=self._pace.sends.cost_s,
                 share=self._pace.share,
                 num_bytes=self._num_bytes,
+                buddy_step=self._copies.whole_step,
+                buddy_flight_steps=self._copies.flight_steps,
+                log_lag_steps=self._log_lag,
+                log_share=0.0 if self._log_lag is None else self._log_costs.share,
+                log_reason=self._log_reason,
             )
         )
 
     def _give_up(self, error: SharedMemoryFull) -> None:
-        if self._state.is_in_shared_memory:
-            self._can_copy, self._has_copy = False, True  # the copies that were sent before are the last ones
-            self._outbox.log_text(
-                f"no more copies to other nodes: {error}. A node's death will cost the steps since the last checkpoint."
-            )
+        self._lacks_memory = True
+        only_copies = self._state.is_in_shared_memory
+        if only_copies:
+            self._can_copy = False  # the copies that were sent before are the last ones
+            text = f"no more copies to other nodes: {error}. A lost node will cost the steps since the checkpoint."
         else:
             self._store = None
-            self._outbox.log_text(
-                f"no more snapshots in memory: {error}. A death will cost the steps since the last checkpoint."
+            text = f"no more snapshots in memory: {error}. A death will cost the steps since the last checkpoint."
+        self._outbox.log_text(text)
+        self._outbox.report(
+            SnapshotsStopped(
+                generation=self._assignment.generation,
+                step=self._generation.position.step,
+                at=time.time(),
+                rank=self._assignment.rank,
+                only_copies=only_copies,
+                message=str(error),
             )
+        )

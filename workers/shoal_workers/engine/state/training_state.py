@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from shoal_workers.contract.worker_reports import StepReport
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.step.loss_scale import Scaling
@@ -48,10 +49,12 @@ class Extra:
     def values(self, step: int) -> dict[str, Any]:
         return {**self._without_reports(step), "reports": self._recent.values()}
 
-    def encoded(self, step: int) -> bytes:
-        """The values as JSON, for every step; reports that were encoded for an earlier step are not encoded again."""
+    def encoded(self, step: int, also: StepReport | None = None) -> bytes:
+        """The values as JSON, for every step; reports that were encoded for an earlier step are not encoded again.
+
+        `also`: a report that is not among the recent ones yet."""
         rest = json.dumps(self._without_reports(step), allow_nan=False)
-        return f'{rest[:-1]}, "reports": {self._recent.encoded()}}}'.encode()
+        return f'{rest[:-1]}, "reports": {self._recent.encoded(also)}}}'.encode()
 
     def _without_reports(self, step: int) -> dict[str, Any]:
         values = self._update.plain_values()

@@ -19,6 +19,11 @@ from shoal_workers.engine.parallel.cutting import local
 _EPS = 1e-6
 
 
+def clip_factor(total_norm: float, max_norm: float | None) -> float:
+    """What all gradients are multiplied by: below 1 if `total_norm` is above `max_norm`. None: they are not clipped."""
+    return 1.0 if max_norm is None else min(1.0, max_norm / (total_norm + _EPS))
+
+
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """This rank's shards of all gradients that exist."""
@@ -46,10 +51,6 @@ class Gradients:
                 norms = torch.stack([norm.to(torch.float64) for norm in torch._foreach_norm(present)])
                 total += torch.dot(norms, norms) * share
         return total
-
-    def clip(self, total_norm: float, max_norm: float) -> None:
-        """Scale down in place if `total_norm` is above `max_norm`."""
-        self.scale(min(1.0, max_norm / (total_norm + _EPS)))
 
     @torch.no_grad()
     def scale(self, factor: float) -> None:

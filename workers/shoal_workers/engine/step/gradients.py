@@ -99,8 +99,8 @@ class GradientPass:
             batch = self._batches.training(generation.spec, step, index)
         return self.passes.forward_only(batch)
 
-    def after_update(self) -> None:
-        """Called once the optimizer has stepped."""
+    def balance(self) -> None:
+        """Called right before the optimizer's step: what a step changes in the model beside its parameters."""
         for part in self._assembly.parts:
             move_biases(part)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -75,13 +76,23 @@ class Replay:
                     message=message,
                 )
             )
-        # Wait for the supervisor's interrupt: the named rank must be gone before the next generation. If this rank left
-        # now, that would look like a broken collective, and the group would re-form with the named rank in it.
-        deadline = time.monotonic() + generation.assignment.collective_timeout_s
-        while time.monotonic() < deadline:
-            generation.check()
-            time.sleep(_CHECK_S)
-        raise ComputesWrong(f"rank {rank} computes wrong: {message}. Step {step} was not applied.")
+        wait_for_removal(generation, f"rank {rank} computes wrong: {message}. Step {step} was not applied.")
+
+
+def wait_for_removal(generation: Generation, message: str) -> NoReturn:
+    """On all ranks, once rank 0 has reported one of them: wait for the supervisor's interrupt. The named rank must be
+    gone before the next generation. If this rank left now, that would look like a broken collective, and the group
+    would re-form with the named rank in it.
+
+    Raises:
+        Fenced: the supervisor has ended the generation.
+        ComputesWrong: it did not, within the time limit of a collective.
+    """
+    deadline = time.monotonic() + generation.assignment.collective_timeout_s
+    while time.monotonic() < deadline:
+        generation.check()
+        time.sleep(_CHECK_S)
+    raise ComputesWrong(message)
 
 
 def name_the_odd_one(values: Sequence[Sequence[int]]) -> int | None:

@@ -61,6 +61,14 @@ class Update:
         """The optimizer if `default_update` made it for the CPU: then nothing else refers to its tensors."""
         return self.optimizer if isinstance(self.optimizer, DoubleBufferedAdamW) and self._local_parameters else None
 
+    def named_parameters(self) -> Iterator[tuple[int, str, nn.Parameter, Tensor]]:
+        """Number of the group, name, the optimizer's parameter and the model's; without tied copies."""
+        by_own: dict[int, Tensor] = {id(own): parameter for own, parameter in self._local_parameters}
+        for index, group in enumerate(self.optimizer.param_groups):
+            for own in group["params"]:
+                if id(own) in self._owners:
+                    yield index, self._owners[id(own)][0], own, by_own.get(id(own), own)
+
     def local_parameter(self, parameter: nn.Parameter) -> nn.Parameter | None:
         """The optimizer's parameter that shares its memory with a parameter of the model."""
         return self._own.get(id(parameter))

@@ -52,6 +52,7 @@ class Validation:
         sums = [torch.zeros((), dtype=torch.float64, device=generation.device)]
         for samples, weight in self._slices:
             generation.check()
+            generation.position.note("")  # progress: a validation may take longer than a hang
             seed_everything(randomness_seed(generation.spec.seed ^ _STREAM, 0, samples.start))
             with generation.user_code:
                 batch = self._batches.of(list(samples))

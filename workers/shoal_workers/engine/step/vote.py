@@ -1,8 +1,8 @@
 """The vote: one small all-reduce per step in which every rank contributes its results and its requests.
 
-    rank 0  [1, bad, loss, norm^2, requests ... | its seconds at index 0 of W] \\
-    rank 1  [1, bad, loss, norm^2, requests ... | its seconds at index 1 of W]  >  sum  ->  the same verdict everywhere
-    rank 2  [1, bad, loss, norm^2, requests ... | its seconds at index 2 of W] /
+    rank 0  [1, bad, loss, norm^2, requests ... | its figures at index 0 of W] \\
+    rank 1  [1, bad, loss, norm^2, requests ... | its figures at index 1 of W]  >  sum  ->  the same verdict everywhere
+    rank 2  [1, bad, loss, norm^2, requests ... | its figures at index 2 of W] /
 
 It comes after the gradients are reduced and before anything is changed. If it completes, every rank has finished its
 backward pass; if it does not, no rank has changed anything, and the step can be repeated. It replaces the all-reduce
@@ -12,13 +12,18 @@ from a collective without an error, with arbitrary values in the buffer. Called 
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass, fields
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_NUM_SECONDS = 3
+_NUM_FIGURES = 6
+"""Numbers that each rank contributes at an index of its own."""
+NOTHING_ARRIVED = -1.0
+NO_BUDDY = math.inf
+NO_LOG = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +41,8 @@ class Requests:
     """Also send the copy to the buddy. Not while any rank is still sending: after the loss of a node only a step of
     which every rank's copy has arrived can be restored."""
     is_sending: bool = False
-    lacks_copy: bool = False
-    """No snapshot of this generation has arrived at the buddy yet."""
+    lacks_memory: bool = False
+    """No copies any more: a snapshot is whole only with the part of every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,13 @@ class Ballot:
     """Seconds for which a snapshot kept the training thread busy since the last vote; 0: none was taken."""
     send_s: float
     """CPU seconds of a copy that reached the buddy since the last vote; 0: none did."""
+    arrived_step: float = NO_BUDDY
+    """Step of the newest copy of this generation that reached the buddy; NOTHING_ARRIVED, or NO_BUDDY."""
+    log_lag: float = NO_BUDDY
+    """Completed steps that the buddy cannot replay yet from the gradient log; NO_LOG: none is in force; NO_BUDDY: a
+    replica of the state is enough, or there is no other machine."""
+    log_s: float = 0.0
+    """CPU seconds of the gradient log since the last vote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +82,39 @@ class Verdict:
     copy_s: float
     """The slowest rank's."""
     send_s: float
+    arrived_steps: tuple[float, ...] = ()
+    """By rank: as in its ballot."""
+    log_lag: int | None = None
+    """Of the rank that is furthest behind; None: not every rank with a buddy has a log in force."""
+    log_s: float = 0.0
+    """Mean of all ranks."""
 
 
 def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     """All ranks, once per step. Raises DistError if not every rank's ballot was counted."""
     loss, norm = ballot.loss_sum.double(), ballot.squared_norm
     is_bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
-    seconds = [0.0] * (_NUM_SECONDS * world_size)
-    seconds[_NUM_SECONDS * rank : _NUM_SECONDS * (rank + 1)] = [ballot.compute_s, ballot.copy_s, ballot.send_s]
-    words = torch.tensor([1.0, *astuple(ballot.requests), *seconds], dtype=torch.float64, device=norm.device)
+    figures = [0.0] * (_NUM_FIGURES * world_size)
+    own = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step, ballot.log_lag, ballot.log_s]
+    figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = own
+    words = torch.tensor([1.0, *astuple(ballot.requests), *figures], dtype=torch.float64, device=norm.device)
     box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words])
     dist.all_reduce(box)
     total_loss, total_norm, num_bad, num_present, *rest = box.tolist()
     if num_present != world_size:
         raise dist.DistError(f"the vote counted {num_present:g} of {world_size} ranks: the communicator was aborted")
     num_requests = len(fields(Requests))
-    request_counts, all_seconds = rest[:num_requests], rest[num_requests:]
+    request_counts, all_figures = rest[:num_requests], rest[num_requests:]
+    lags = [lag for lag in all_figures[4::_NUM_FIGURES] if lag != NO_BUDDY]
     return Verdict(
         loss=total_loss,
         grad_norm=total_norm**0.5 if total_norm >= 0 else total_norm,
         is_finite=num_bad == 0,
         requests=Requests(*(count > 0 for count in request_counts)),
-        compute_s=tuple(all_seconds[0::_NUM_SECONDS]),
-        copy_s=max(all_seconds[1::_NUM_SECONDS]),
-        send_s=max(all_seconds[2::_NUM_SECONDS]),
+        compute_s=tuple(all_figures[0::_NUM_FIGURES]),
+        copy_s=max(all_figures[1::_NUM_FIGURES]),
+        send_s=max(all_figures[2::_NUM_FIGURES]),
+        arrived_steps=tuple(all_figures[3::_NUM_FIGURES]),
+        log_lag=int(max(lags)) if lags and NO_LOG not in lags else None,
+        log_s=sum(all_figures[5::_NUM_FIGURES]) / world_size,
     )

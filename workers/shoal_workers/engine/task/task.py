@@ -34,8 +34,9 @@ class Task(Protocol):
     Optional members, looked up by name:
 
         prepare(progress: Callable[[str], None]) -> None
-            Once per worker, before anything else: download, tokenise. Must be idempotent, and safe if several workers
-            of one node do it at the same time. `progress("...")` shows a note to people.
+            Before anything else: download, tokenise. The first worker of a node calls it alone; the others see its
+            progress and call it afterwards, together. So it must find what is there already, and not wait for other
+            workers. `progress("...")` shows a note to people, and moves the deadline `timeouts.start_s` on.
         build_optimizer(model: nn.Module, settings: dict) -> torch.optim.Optimizer
             Default: AdamW. `settings` is the spec's `optimizer` section. The parameters are DTensors at this point.
         collate(samples: list) -> batch
@@ -83,6 +84,10 @@ class LoadedTask:
         """After `open_data`."""
         assert self._train_data is not None, "open_data comes first"
         return self._train_data
+
+    @property
+    def has_preparation(self) -> bool:
+        return getattr(self._task, "prepare", None) is not None
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         if prepare := getattr(self._task, "prepare", None):

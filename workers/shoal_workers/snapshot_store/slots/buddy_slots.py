@@ -6,8 +6,11 @@ Called from the server's threads and from the training thread.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots import retention
 from shoal_workers.snapshot_store.slots.pool import SlotPool, at, fitting, not_fitting
 from shoal_workers.snapshot_store.slots.slot import Regions, SlotFile
@@ -21,28 +24,42 @@ class OutdatedCopy(Exception):
 
 
 class BuddySlots:
-    def __init__(self, directory: Path) -> None:
-        self._pool = SlotPool(directory, "buddy")
+    def __init__(self, directory: Path, make_room: Callable[[], bool] | None = None) -> None:
+        self._pool = SlotPool(directory, "buddy", make_room)
         self._lock = threading.Lock()
         self._receiving: set[SlotFile] = set()
         self._oldest_generation = 0
 
-    def acquire(self, regions: Regions, *, generation: int, rank: int) -> SlotFile:
+    def acquire(self, regions: Regions, *, generation: int, rank: int, keep_step: int | None = None) -> SlotFile:
         """A slot to receive a copy in. It holds no part until the caller calls its `finish`; `release` it in any case.
+
+        `keep_step`: the copy of this step is not overwritten, even if it is the older one.
 
         SharedMemoryFull if there is no room; OutdatedCopy if copies of this generation were dropped.
         """
         with self._lock:
-            if generation < self._oldest_generation:
-                raise OutdatedCopy(
-                    f"generation {generation} is over: copies before generation {self._oldest_generation} were dropped"
-                )
-            slot = self._reusable(generation, rank, regions.file_bytes)
+            self._refuse_outdated(generation)
+            slot = self._reusable(generation, rank, keep_step, regions.file_bytes)
             if slot is None:
                 slot = self._pool.allocate(regions.file_bytes + _HEADROOM_BYTES)
             self._receiving.add(slot)
         slot.begin()
         return slot
+
+    def acquire_another(self, regions: Regions, *, generation: int, rank: int, keep_step: int) -> SlotFile:
+        """As `acquire`, but overwrites an older copy of this rank only if there is no room for another one."""
+        with self._lock:
+            self._refuse_outdated(generation)
+            empty = [slot for slot in self._idle() if slot.header is None]
+            slot = next(iter(fitting(empty, regions.file_bytes)), None)
+            if slot is None:
+                with suppress(SharedMemoryFull):
+                    slot = self._pool.allocate(regions.file_bytes + _HEADROOM_BYTES)
+            if slot is not None:
+                self._receiving.add(slot)
+                slot.begin()
+                return slot
+        return self.acquire(regions, generation=generation, rank=rank, keep_step=keep_step)
 
     def release(self, slot: SlotFile) -> None:
         """The copy is complete, or was broken off."""
@@ -66,10 +83,22 @@ class BuddySlots:
         with self._lock:
             self._pool.close()
 
-    def _reusable(self, generation: int, rank: int, num_bytes: int) -> SlotFile | None:
+    def newest_step(self, generation: int, rank: int) -> int | None:
+        """Of the copies of this rank."""
+        headers = [slot.header for slot in self._pool.slots]
+        steps = [h.step for h in headers if h is not None and (h.generation, h.rank) == (generation, rank)]
+        return max(steps, default=None)
+
+    def _refuse_outdated(self, generation: int) -> None:
+        if generation < self._oldest_generation:
+            raise OutdatedCopy(
+                f"generation {generation} is over: copies before generation {self._oldest_generation} were dropped"
+            )
+
+    def _reusable(self, generation: int, rank: int, keep_step: int | None, num_bytes: int) -> SlotFile | None:
         idle = self._idle()
         headers = [slot.header for slot in idle]
-        free = at(idle, retention.reusable_for_copy(headers, generation=generation, rank=rank))
+        free = at(idle, retention.reusable_for_copy(headers, generation=generation, rank=rank, keep_step=keep_step))
         self._pool.release(not_fitting(free, num_bytes))
         return next(iter(fitting(free, num_bytes)), None)
 

@@ -12,6 +12,7 @@ complete snapshot of its own. Called by the engine's double-buffered state, from
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -69,8 +70,8 @@ class LiveSlot:
 class LiveSlots:
     """The live slots of one process, over all its generations."""
 
-    def __init__(self, directory: Path) -> None:
-        self._pool = SlotPool(directory, "own-live")
+    def __init__(self, directory: Path, make_room: Callable[[], bool] | None = None) -> None:
+        self._pool = SlotPool(directory, "own-live", make_room)
         self._current: list[SlotFile] = []
         self._restored: tuple[int, int] | None = None
 

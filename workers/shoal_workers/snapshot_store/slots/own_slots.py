@@ -45,8 +45,8 @@ class _Views:
 
 
 class OwnSlots:
-    def __init__(self, directory: Path) -> None:
-        self._pool = SlotPool(directory, "own")
+    def __init__(self, directory: Path, make_room: Callable[[], bool] | None = None) -> None:
+        self._pool = SlotPool(directory, "own", make_room)
         self._allocating = threading.Lock()
         """Held while memory is allocated, which is slow. Acquired before `_lock`."""
         self._lock = threading.Lock()
@@ -88,12 +88,20 @@ class OwnSlots:
             self._num_since_sent += 1
             self._remove(not_fitting(self._overwritable(stamp.generation), regions.file_bytes))
 
+    @property
+    def plan(self) -> SavePlan:
+        """Of the newest snapshot, of which there is one: asserted."""
+        assert self._shape is not None
+        return self._shape.plan
+
     def keep_restored(self, generation: int, step: int) -> None:
         """The group was restored from this snapshot; it stays until the new generation has one of its own."""
         self._restored = generation, step
 
-    def hand_over(self) -> tuple[SlotFile, Callable[[], None]] | None:
+    def hand_over(self, keep_step: int | None = None) -> tuple[SlotFile, Callable[[], None]] | None:
         """The newest snapshot, which does not change until `sent`, and a function that the sender thread calls first.
+
+        `keep_step`: this step of the same generation is retained instead of the last one that was sent.
 
         None: there is no snapshot. No snapshot may be being sent: asserted.
         """
@@ -103,7 +111,8 @@ class OwnSlots:
             if slot is None or shape is None:
                 return None
             self._sending = slot
-            self._retained = [slot] if self._last_sent is None else [self._last_sent, slot]
+            older = self._retained_at(slot, keep_step) or self._last_sent
+            self._retained = [slot] if older is None else [older, slot]
             num_slots = retention.num_own_slots(
                 has_copy=self._last_sent is not None, num_since_sent=self._num_since_sent
             )
@@ -116,6 +125,13 @@ class OwnSlots:
                 _log.warning("snapshot_store.no_spare_slot", extra={"error": str(error)})
 
         return slot, reserve
+
+    def _retained_at(self, newest: SlotFile, step: int | None) -> SlotFile | None:
+        generation = newest.header.generation if newest.header is not None else None
+        for slot in self._retained:
+            if slot.header is not None and (slot.header.generation, slot.header.step) == (generation, step):
+                return slot
+        return None
 
     def sent(self, slot: SlotFile, has_arrived: bool) -> None:
         """Called by the sender thread."""
@@ -141,10 +157,12 @@ class OwnSlots:
             self._remove(self._pool.slots)
 
     def _shape_of(self, state: Mapping[str, torch.Tensor], owns_replicated: bool, *, extra_bytes: int) -> Shape:
-        key = plan_key(state, owns_replicated=owns_replicated)
+        key = plan_key(state, owns_replicated=owns_replicated, every_replica=True)
         shape = self._shape
         if shape is None or key != self._key:
-            shape = Shape.of(plan_save(state, owns_replicated=owns_replicated), extra_bytes=extra_bytes)
+            shape = Shape.of(
+                plan_save(state, owns_replicated=owns_replicated, every_replica=True), extra_bytes=extra_bytes
+            )
         elif extra_bytes > shape.regions.extra_room:
             shape = shape.with_room(extra_bytes)
         self._key, self._shape = key, shape

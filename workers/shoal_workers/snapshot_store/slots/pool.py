@@ -1,6 +1,6 @@
-"""The slot pool: makes, finds and removes the slots of one kind ("own", "own-live" or "buddy") of this process.
+"""The slot pool: makes, finds and removes the slots of one kind ("own", "own-live", "buddy" or "log") of this process.
 
-The three kinds of slots use one pool each. `retention` decides which slots may be overwritten; the pool picks among
+The kinds of slots use one pool each. `retention` decides which slots may be overwritten; the pool picks among
 them the one that has the right size. A slot never changes its size: if it is too small, it is removed and a larger one
 is allocated.
 
@@ -11,17 +11,20 @@ slot. Its callers' own locks order what they decide about the slots.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
 from shoal_workers.snapshot_store.slots.slot import SlotFile
 
 
 class SlotPool:
-    def __init__(self, directory: Path, kind: str) -> None:
-        """`kind`: start of the files' names; the registry finds names that begin with `own-` or `buddy-`."""
+    def __init__(self, directory: Path, kind: str, make_room: Callable[[], bool] | None = None) -> None:
+        """`kind`: start of the files' names; the registry finds names that begin with `own-`, `buddy-` or `log-`.
+        `make_room`: called if there is no room; if it returns True, the allocation is tried again."""
         self._directory = directory
         self._kind = kind
+        self._make_room = make_room
         self._lock = threading.Lock()
         self._slots: list[SlotFile] = []
         self._num_allocated = 0
@@ -37,7 +40,12 @@ class SlotPool:
         with self._lock:
             self._num_allocated += 1
             path = self._directory / f"{self._kind}-{self._num_allocated}"
-        slot = SlotFile(path, num_bytes)
+        try:
+            slot = SlotFile(path, num_bytes)
+        except SharedMemoryFull:
+            if self._make_room is None or not self._make_room():
+                raise
+            slot = SlotFile(path, num_bytes)
         with self._lock:
             self._slots.append(slot)
         return slot

@@ -3,15 +3,20 @@
     <root>/shoal-<uid>/                      mode 0700
         <job>-a<attempt>/
             .lock                            held shared by every live process of the attempt on this machine
-            <node id>/
+            <memory id>/                     processes that read each other's slots: of one machine, or of one node
                 <worker id>.<random>/        one per process
                     owner                    held exclusively by its process
-                    own-*, buddy-*           slots
+                    own-*, buddy-*           slots with parts
+                    log-*                    slots with entries of gradient logs
 
 The kernel releases both locks when their holder dies, also by SIGKILL: if a lock can be acquired, its holders are dead.
 A sweeper must not delete the directory of a process that is starting. The process therefore checks, once it holds the
 lock, that the file that it locked still has its name; a sweeper renames a directory before it deletes it. The directory
 of a process is locked before it gets its final name, so a directory without a lock belongs to a dead process.
+
+An attempt whose processes on this machine have all died may be about to start one that reads what they left. So another
+job's sweeper only marks it with the time, and removes it KEEP_S later; a process that joins it removes the mark. It is
+removed at once if its job has a later attempt, or if memory is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +39,12 @@ _LOCK = ".lock"
 _OWNER = "owner"
 _TRASH = ".trash-"
 _STARTING = ".starting-"
+_ABANDONED = ".abandoned"
 _TRIES = 1000
+KEEP_S = 120.0
+"""Longer than a supervisor waits for a worker that is started to read the snapshots of a node (Timeouts.orphans_s)."""
+_PARTS = ("own-", "buddy-")
+_ENTRIES = ("log-",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +59,14 @@ class OpenPart:
 
 
 class SlotRegistry:
-    """This process's directory, within its node's, within its attempt's; holds both locks until `close`."""
+    """This process's directory, within its memory's, within its attempt's; holds both locks until `close`."""
 
-    def __init__(self, root: Path, *, job_id: str, attempt: int, node_id: str, worker_id: str) -> None:
+    def __init__(self, root: Path, *, job_id: str, attempt: int, memory_id: str, worker_id: str) -> None:
         """OSError if `root` cannot be used."""
         self._is_closed = False
         self._base = _base(root)
         self._attempt = self._base / _segment(f"{job_id}-a{attempt}")
-        self.node = self._attempt / _segment(node_id)
+        self.node = self._attempt / _segment(memory_id)
         for _ in range(_TRIES):
             try:
                 _make_private(self._base)
@@ -72,7 +83,7 @@ class SlotRegistry:
 
     def parts(self) -> Iterator[tuple[Path, PartHeader]]:
         """Every complete part in this node's memory, of all processes."""
-        for path in self._slots(self.node):
+        for path in self._slots(self.node, _PARTS):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -83,6 +94,22 @@ class SlotRegistry:
                 os.close(fd)
             if header is not None:
                 yield path, header
+
+    def entries(self, num_start_bytes: int) -> Iterator[tuple[Path, PartHeader, bytes]]:
+        """Every complete log entry in this node's memory, of all processes, with the start of its extra region."""
+        for path in self._slots(self.node, _ENTRIES):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                header = read_header(fd)
+                start = b"" if header is None else os.pread(fd, num_start_bytes, header.extra_offset)
+                is_unchanged = header is not None and read_sequence(fd) == header.sequence
+            finally:
+                os.close(fd)
+            if header is not None and is_unchanged:
+                yield path, header, start
 
     @contextmanager
     def open_part(self, generation: int, rank: int, step: int) -> Iterator[OpenPart | None]:
@@ -99,7 +126,7 @@ class SlotRegistry:
         for process in _directories(self.node):
             if process == self.path or _is_locked(process / _OWNER):
                 continue
-            for path in self._slots_of(process):
+            for path in self._slots_of(process, _PARTS + _ENTRIES):
                 with suppress(FileNotFoundError):
                     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
@@ -108,7 +135,7 @@ class SlotRegistry:
                         os.close(fd)
                     if is_outdated(header, before=generation):
                         path.unlink()
-            if not any(self._slots_of(process)):
+            if not any(self._slots_of(process, _PARTS + _ENTRIES)):
                 shutil.rmtree(process, ignore_errors=True)
 
     def remove_attempt(self) -> None:
@@ -139,7 +166,7 @@ class SlotRegistry:
         self._remove_base()
 
     def _find(self, generation: int, rank: int, step: int) -> OpenPart | None:
-        for path in self._slots(self.node):
+        for path in self._slots(self.node, _PARTS):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -150,14 +177,14 @@ class SlotRegistry:
             os.close(fd)
         return None
 
-    def _slots(self, node: Path) -> Iterator[Path]:
+    def _slots(self, node: Path, kinds: tuple[str, ...]) -> Iterator[Path]:
         for process in _directories(node):
-            yield from self._slots_of(process)
+            yield from self._slots_of(process, kinds)
 
     @staticmethod
-    def _slots_of(process: Path) -> Iterator[Path]:
+    def _slots_of(process: Path, kinds: tuple[str, ...]) -> Iterator[Path]:
         for path in _entries(process):
-            if path.name.startswith(("own-", "buddy-")):
+            if path.name.startswith(kinds):
                 yield path
 
     def _remove_base(self) -> None:
@@ -165,28 +192,64 @@ class SlotRegistry:
             self._base.rmdir()
 
 
-def sweep_stale(root: Path) -> list[str]:
-    """Removes every attempt without a live process on this machine; returns their names. Never raises for a race."""
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a process that starts may remove of others. `now`: seconds since the boot of the machine."""
+
+    job_id: str
+    attempt: int
+    now: float
+
+    def may_remove(self, directory: Path) -> bool:
+        """`directory`: of an attempt without a live process, which the caller has locked."""
+        job, _, number = directory.name.rpartition("-a")
+        if job == _segment(self.job_id) and number.isdecimal() and int(number) < self.attempt:
+            return True
+        mark = directory / _ABANDONED
+        try:
+            return self.now - float(mark.read_text()) >= KEEP_S
+        except (OSError, ValueError):
+            mark.write_text(repr(self.now))
+            return False
+
+
+def sweep_stale(root: Path, sweep: Sweep | None = None) -> list[str]:
+    """Removes every attempt without a live process on this machine, of those that `sweep` lets it remove (None: all);
+    returns their names. Never raises for a race."""
     swept = []
     base = _base(root)
     for attempt in _entries(base):
         if attempt.name.startswith(_TRASH):  # the sweeper that renamed it died before it deleted it
             shutil.rmtree(attempt, ignore_errors=True)
-        elif _sweep(attempt):
+        elif _sweep(attempt, sweep):
             swept.append(attempt.name)
     with suppress(OSError):
         base.rmdir()
     return swept
 
 
-def _sweep(attempt: Path) -> bool:
+def remove_attempts(attempts: Iterable[tuple[str, int]], root: Path = Path("/dev/shm"), *, wait_s: float = 5.0) -> None:
+    """Removes what processes of these attempts (job, number) left on this machine. They have been killed; the kernel
+    closes the files of a large process some time after it has become a zombie, so they get `wait_s` to release their
+    locks. A live process keeps its own."""
+    deadline = time.monotonic() + wait_s
+    for job_id, attempt in attempts:
+        directory = _base(root) / _segment(f"{job_id}-a{attempt}")
+        while not _sweep(directory, None) and directory.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+    with suppress(OSError):
+        _base(root).rmdir()
+
+
+def _sweep(attempt: Path, sweep: Sweep | None) -> bool:
     try:
         fd = os.open(attempt / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _is_at(fd, attempt / _LOCK) and _discard(attempt)
+        is_stale = _is_at(fd, attempt / _LOCK) and (sweep is None or sweep.may_remove(attempt))
+        return is_stale and _discard(attempt)
     except BlockingIOError:
         return False
     finally:
@@ -228,6 +291,7 @@ def _join(attempt: Path) -> int:
     if not _is_at(fd, attempt / _LOCK):
         os.close(fd)
         raise FileNotFoundError(str(attempt))
+    (attempt / _ABANDONED).unlink(missing_ok=True)
     return fd
 
 

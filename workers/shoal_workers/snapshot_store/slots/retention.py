@@ -17,8 +17,9 @@ part has a copy and every surviving part a slot; for that, `retained` slots stay
 Live slots. Two belong to the current model. A third stays if the group was restored from it.
 
 Buddy slots. For each rank of each generation, the two newest copies: the older one is overwritten, so a sender that
-dies in the middle leaves the newer one complete. Copies of earlier generations stay until the group no longer needs
-them, since it may be restoring from them.
+dies in the middle leaves the newer one complete. If the older one belongs to the newest step of which every rank has a
+copy (`keep_step`), the newer one is overwritten instead. Copies of earlier generations stay until the group no longer
+needs them, since it may be restoring from them.
 """
 
 from __future__ import annotations
@@ -80,14 +81,14 @@ def reusable_live(headers: Headers, *, restored: tuple[int, int] | None) -> list
     ]
 
 
-def reusable_for_copy(headers: Headers, *, generation: int, rank: int) -> list[int]:
+def reusable_for_copy(headers: Headers, *, generation: int, rank: int, keep_step: int | None = None) -> list[int]:
     """Buddy slots in which the next copy of this rank may be received: its own older copies first, then empty slots."""
     copies = [
         (header.step, position)
         for position, header in enumerate(headers)
         if header is not None and (header.generation, header.rank) == (generation, rank)
     ]
-    copies.sort(key=lambda copy: copy[0])
+    copies.sort(key=lambda copy: (copy[0] == keep_step, copy[0]))
     older = [position for _, position in copies[: len(copies) + 1 - _COPIES]]
     return older + [position for position, header in enumerate(headers) if header is None]
 

@@ -57,7 +57,8 @@ class Regions:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Which rank's state a part holds, and after which step."""
+    """Which shard's state a part holds, and after which step. `rank` and `world_size` count shards: see
+    contract/snapshots.py."""
 
     generation: int
     rank: int

@@ -1,8 +1,9 @@
 """Fills a state of any layout from a whole snapshot in memory, part by part, as `checkpoint/load_plan` plans it.
 
 Each rank reads on its own, without collectives. If this node has a copy of a part, the part is read here, even if the
-supervisor named another node. If it raises, some of the state's values may have been replaced and others not. Called by
-the snapshot store, on the training thread.
+supervisor named another node. A part that exists only as a log is replayed by the process that the supervisor named. If
+it raises, some of the state's values may have been replaced and others not. Called by the snapshot store, on the
+training thread.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shoal_workers.checkpoint.index import payload_name
 from shoal_workers.checkpoint.load_plan import ItemRead, plan_load
 from shoal_workers.contract.snapshots import SnapshotServer, SnapshotSource
 from shoal_workers.snapshot_store.errors import SnapshotLost
-from shoal_workers.snapshot_store.slots.registry import SlotRegistry
+from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.transfer.parts import LocalPart, ReadablePart, RemotePart
 from shoal_workers.snapshot_store.transfer.wire import PeerRefused, Wire, connect
 
@@ -91,17 +92,25 @@ class _Reader:
         source, server = self._source, self._source.parts[rank]
         with self.raises_snapshot_lost(rank):
             self._check()
-            here = self._resources.enter_context(self._registry.open_part(source.generation, rank, source.step))
+            here = self._open_here(rank)
             part: ReadablePart
+            if here is None and server.node_id == self._node_id:
+                # not as a file: the process that the supervisor named makes one, once for all ranks of this node
+                RemotePart(self._wire(server), source.generation, rank, source.step)
+                here = self._open_here(rank)
+                if here is None:
+                    raise PeerRefused("it no longer exists, or is not complete")
             if here is not None:
                 part = LocalPart(here, self._check)
-            elif server.node_id == self._node_id:
-                raise PeerRefused("it no longer exists, or is not complete")
             else:
                 part = RemotePart(self._wire(server), source.generation, rank, source.step)
             if part.index.world_size != source.world_size:
                 raise PeerRefused(f"its world size is {part.index.world_size}, not {source.world_size}")
             return part
+
+    def _open_here(self, rank: int) -> OpenPart | None:
+        opened = self._registry.open_part(self._source.generation, rank, self._source.step)
+        return self._resources.enter_context(opened)
 
     @contextmanager
     def raises_snapshot_lost(self, rank: int) -> Iterator[None]:

@@ -6,6 +6,8 @@
     UNCHANGED  part           -> Answer: ok if the part was not overwritten since; sent after reading
     PUT        part           -> Answer: there is room; then the client sends index, extra and payload, raw
                               -> Answer: the copy is complete
+    LOG        part           then the client sends the head, raw -> Answer
+                              then LogMessages, each with its bytes, raw -> Answer to each but aborts
 
 A connection may carry any number of requests. Used by both sides: `call` by clients, the types also by the server.
 """
@@ -30,6 +32,13 @@ class Verb(StrEnum):
     READ = "read"
     UNCHANGED = "unchanged"
     PUT = "put"
+    LOG = "log"
+
+
+class LogKind(StrEnum):
+    GRADIENTS = "gradients"
+    COMMIT = "commit"
+    ABORT = "abort"
 
 
 class Part(Frozen):
@@ -52,16 +61,30 @@ class Request(Frozen):
     """Required for all verbs but LIST."""
     ranges: tuple[tuple[Count, Count], ...] = ()
     """READ: (offset in the payload, bytes) each."""
+    keep_step: Count | None = None
+    """PUT: the step of an earlier copy of this rank that must not be overwritten."""
+
+
+class LogMessage(Frozen):
+    """One message of an open log."""
+
+    kind: LogKind
+    step: Count
+    """Of the entry: optimizer steps completed with it."""
+    num_bytes: Count
+    """What follows, raw."""
 
 
 class Answer(Frozen):
     ok: bool = True
+    pending: bool = False
+    """FIND: the part is being replayed; another answer follows."""
     why: str = ""
     """The reason, if not ok."""
     part: Part | None = None
     snapshot_parts: tuple[SnapshotPart, ...] = ()
     cpu_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """PUT, in the second answer: CPU seconds that receiving the copy took."""
+    """PUT, in the second answer, and in a log: CPU seconds that receiving took."""
 
 
 def call(wire: Wire, request: Request) -> Answer:
@@ -73,6 +96,8 @@ def call(wire: Wire, request: Request) -> Answer:
 def receive_ok(wire: Wire) -> Answer:
     """The next answer. PeerRefused if it is not ok."""
     answer = wire.receive_message(Answer)
+    while answer.pending:
+        answer = wire.receive_message(Answer)
     if not answer.ok:
         raise PeerRefused(answer.why)
     return answer

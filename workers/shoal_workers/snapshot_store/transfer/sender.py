@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from shoal_workers.contract.snapshots import SnapshotServer
 from shoal_workers.snapshot_store.slots.slot import PartHeader
 from shoal_workers.snapshot_store.transfer.requests import Part, Request, Verb, call, receive_ok
-from shoal_workers.snapshot_store.transfer.wire import Wire, connect
+from shoal_workers.snapshot_store.transfer.wire import SLICE_S, Wire, connect
 
 _PATIENCE_S = 5.0
+_BREAK_OFF_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ class SendCost:
     """CPU time of the sender thread and of the buddy's receiving thread, kernel included."""
     wall_s: float
     num_bytes: int
+    generation: int = 0
+    step: int = 0
+    """Generation and step of the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Sending:
     on_start: Callable[[], None]
     on_end: Callable[[bool], None]
     """True: the buddy has a complete copy."""
+    keep_step: int | None = None
+    """An earlier step of which the buddy must not overwrite its copy."""
 
 
 class Sender:
@@ -55,6 +61,9 @@ class Sender:
         self._sending: Sending | None = None
         self._cost: SendCost | None = None
         self._stopped = False
+        self._is_broken_off = False
+        self.sent_bytes = 0
+        """Of all copies that have arrived."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -71,6 +80,23 @@ class Sender:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="snapshot-send", daemon=True)
             self._thread.start()
+
+    def wait(self, check: Callable[[], None], *, patience_s: float) -> None:
+        """Returns when no copy is being sent, or after `patience_s`."""
+        give_up = time.monotonic() + patience_s
+        while True:
+            check()
+            with self._changed:
+                if self._changed.wait_for(lambda: self._sending is None, timeout=SLICE_S):
+                    return
+            if time.monotonic() > give_up:
+                return
+
+    def break_off(self) -> None:
+        """The copy that is being sent is not needed any more. Returns once it has ended, or after a moment."""
+        with self._changed:
+            self._is_broken_off = self._sending is not None
+            self._changed.wait_for(lambda: self._sending is None, timeout=_BREAK_OFF_S)
 
     def take_cost(self) -> SendCost | None:
         with self._changed:
@@ -97,14 +123,17 @@ class Sender:
             sending.on_end(cost is not None)
             with self._changed:
                 self._cost = cost or self._cost
+                self.sent_bytes += cost.num_bytes if cost is not None else 0
                 self._sending = None
+                self._is_broken_off = False
+                self._changed.notify_all()
 
     def _send(self, sending: Sending) -> SendCost | None:
         try:
             sending.on_start()
             wall, cpu = time.perf_counter(), time.thread_time()
             with connect(sending.buddy, self._key, check=self._raise_if_stopped, patience_s=_PATIENCE_S) as wire:
-                buddy_s = put(wire, sending.memory, sending.header)
+                buddy_s = put(wire, sending.memory, sending.header, keep_step=sending.keep_step)
         except Exception as error:  # the boundary of the thread: training goes on without a copy
             header = sending.header
             _log.warning(
@@ -118,14 +147,22 @@ class Sender:
                 },
             )
             return None
-        return SendCost(time.thread_time() - cpu + buddy_s, time.perf_counter() - wall, sending.header.num_bytes)
+        return SendCost(
+            cpu_s=time.thread_time() - cpu + buddy_s,
+            wall_s=time.perf_counter() - wall,
+            num_bytes=sending.header.num_bytes,
+            generation=sending.header.generation,
+            step=sending.header.step,
+        )
 
     def _raise_if_stopped(self) -> None:
         if self._stopped:
             raise ConnectionAbortedError("this process is closing its snapshot store")
+        if self._is_broken_off:
+            raise ConnectionAbortedError("its generation is over")
 
 
-def put(wire: Wire, memory: memoryview, header: PartHeader) -> float:
+def put(wire: Wire, memory: memoryview, header: PartHeader, *, keep_step: int | None = None) -> float:
     """Sends the slot in `memory`. Returns the buddy's CPU seconds once its copy is complete; OSError otherwise."""
     part = Part(
         generation=header.generation,
@@ -136,7 +173,7 @@ def put(wire: Wire, memory: memoryview, header: PartHeader) -> float:
         index_bytes=header.index_bytes,
         extra_bytes=header.extra_bytes,
     )
-    call(wire, Request(verb=Verb.PUT, part=part))
+    call(wire, Request(verb=Verb.PUT, part=part, keep_step=keep_step))
     for offset, count in (
         (header.index_offset, header.index_bytes),
         (header.extra_offset, header.extra_bytes),

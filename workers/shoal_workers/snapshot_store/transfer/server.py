@@ -16,18 +16,25 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.snapshot_store.log.comparison import Comparison
+from shoal_workers.snapshot_store.log.entry_slots import EntrySlots
+from shoal_workers.snapshot_store.log.replay import Replayer, ReplayFailed
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import OpenPart, SlotRegistry
 from shoal_workers.snapshot_store.slots.slot import Regions, Stamp
+from shoal_workers.snapshot_store.transfer.log_receiver import LogReceiver
 from shoal_workers.snapshot_store.transfer.requests import Answer, Part, Request, Verb
 from shoal_workers.snapshot_store.transfer.wire import CHUNK_BYTES, Wire
 
 MAX_CONNECTIONS = 64
 _PROOF_S = 2.0
 _PATIENCE_S = 10.0
+_PENDING_S = 1.0
+"""A client that waits for a replay gets a message this often."""
 _READ_BYTES = 1 << 20
 """Ranges are gathered in a buffer of this size, small enough to stay in the processor's cache."""
 
@@ -37,9 +44,23 @@ _log = logging.getLogger(__name__)
 class PartServer:
     """Listens from its construction on; its threads are daemons."""
 
-    def __init__(self, registry: SlotRegistry, buddies: BuddySlots, *, node_id: str, key: str, host: str) -> None:
+    def __init__(
+        self,
+        registry: SlotRegistry,
+        buddies: BuddySlots,
+        entries: EntrySlots,
+        replayer: Replayer,
+        comparison: Comparison,
+        *,
+        node_id: str,
+        key: str,
+        host: str,
+    ) -> None:
         self._registry = registry
         self._buddies = buddies
+        self._replayer = replayer
+        self._comparison = comparison
+        self._logs = LogReceiver(entries, buddies, replayer, comparison)
         self._node_id = node_id
         self._key = key
         self._stopped = threading.Event()
@@ -93,14 +114,22 @@ class PartServer:
 
     def _answer(self, wire: Wire, request: Request) -> None:
         if request.verb is Verb.LIST:
-            wire.send_message(Answer(snapshot_parts=snapshot_parts_of(self._registry, self._node_id)))
+            wire.send_message(Answer(snapshot_parts=snapshot_parts_of(self._registry, self._replayer, self._node_id)))
             return
         if request.part is None:
             raise ConnectionError(f"the request {request.verb} contains no part")
         if request.verb is Verb.PUT:
-            self._receive_copy(wire, request.part)
+            part = request.part
+            with self._comparison.of_copy(part.generation, part.rank) as is_compared:
+                if self._receive_copy(wire, part, request.keep_step) and is_compared:
+                    self._comparison.run(part.generation, part.rank, part.step, self._raise_if_stopped)
+            return
+        if request.verb is Verb.LOG:
+            self._logs.receive(wire, request.part, self._raise_if_stopped, patience_s=_PATIENCE_S)
             return
         wanted = request.part
+        if request.verb is Verb.FIND and not self._make_if_missing(wire, wanted):
+            return
         with self._registry.open_part(wanted.generation, wanted.rank, wanted.step) as found:
             if found is None:
                 wire.send_message(Answer(ok=False, why="it no longer exists, or is not complete"))
@@ -116,14 +145,37 @@ class PartServer:
                 wire.send_message(Answer())
                 _send_ranges(wire, found, request.ranges)
 
-    def _receive_copy(self, wire: Wire, part: Part) -> None:
+    def _make_if_missing(self, wire: Wire, wanted: Part) -> bool:
+        """Replays the log if the part is not here as a file. False: that failed, and the client knows why."""
+        place = wanted.generation, wanted.rank, wanted.step
+        with self._registry.open_part(*place) as found:
+            if found is not None:
+                return True
+        reported = time.monotonic()
+
+        def keep_waiting() -> None:
+            nonlocal reported
+            self._raise_if_stopped()
+            if time.monotonic() - reported > _PENDING_S:
+                reported = time.monotonic()
+                wire.send_message(Answer(pending=True))
+
+        try:
+            self._replayer.make(*place, check=keep_waiting)
+        except ReplayFailed as error:
+            wire.send_message(Answer(ok=False, why=str(error)))
+            return False
+        return True
+
+    def _receive_copy(self, wire: Wire, part: Part, keep_step: int | None) -> bool:
+        """False: it was refused."""
         start_s = time.thread_time()
         regions = Regions.of(index_bytes=part.index_bytes, extra_room=part.extra_bytes, num_bytes=part.num_bytes)
         try:
-            slot = self._buddies.acquire(regions, generation=part.generation, rank=part.rank)
+            slot = self._buddies.acquire(regions, generation=part.generation, rank=part.rank, keep_step=keep_step)
         except (SharedMemoryFull, OutdatedCopy) as error:
             wire.send_message(Answer(ok=False, why=str(error)))
-            return
+            return False
         try:
             wire.send_message(Answer())
             memory = memoryview(slot.map)
@@ -138,6 +190,7 @@ class PartServer:
         finally:
             self._buddies.release(slot)
         wire.send_message(Answer(cpu_s=time.thread_time() - start_s))
+        return True
 
     def _raise_if_stopped(self) -> None:
         if self._stopped.is_set():
@@ -156,8 +209,11 @@ class _Deadline:
             raise ConnectionAbortedError(f"the client did not prove within {_PROOF_S:g} s that it knows the key")
 
 
-def snapshot_parts_of(registry: SlotRegistry, node_id: str) -> tuple[SnapshotPart, ...]:
-    """Every complete part in this node's memory, each once, sorted by generation, step and rank."""
+def snapshot_parts_of(registry: SlotRegistry, replayer: Replayer, node_id: str) -> tuple[SnapshotPart, ...]:
+    """Every part in this node's memory, each once, sorted by generation, step and rank: complete ones, and those that
+    can be replayed from a log."""
+    headers = [header for _, header in registry.parts()]
+    headers += [replace(one.header, step=one.step) for one in replayer.replayable()]
     found = {
         SnapshotPart(
             generation=header.generation,
@@ -167,7 +223,7 @@ def snapshot_parts_of(registry: SlotRegistry, node_id: str) -> tuple[SnapshotPar
             num_bytes=header.num_bytes,
             node_id=node_id,
         )
-        for _, header in registry.parts()
+        for header in headers
     }
     return tuple(sorted(found, key=lambda part: (part.generation, part.step, part.rank)))
 

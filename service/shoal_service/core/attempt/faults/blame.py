@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shoal_service.core.attempt.faults.table import FAULTS, Memory
+from shoal_service.core.attempt.commands import ShowIncident
+from shoal_service.core.attempt.faults import silences
+from shoal_service.core.attempt.faults.table import FAULTS, Blame, Memory
+from shoal_service.core.attempt.group.node_loss import node_loss_bound
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.health import ClosedIncident
 from shoal_service.core.attempt.state.incident import GroupBefore, Incident
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened
+from shoal_service.core.events.workers import WorkerExited
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ExitKind
 
@@ -29,6 +34,7 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
     names = () if worker is None else (worker.worker_id,)
     node_id = worker.info.node_id if worker is not None and worker.info is not None else ""
     known = state.incident
+    bound = node_loss_bound(state) if FAULTS[cause].blames is Blame.NODE else None
     if known is None:
         incident = Incident(
             id=state.history.num_incidents + 1,
@@ -46,21 +52,11 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
             at=turn.now,
             last_sign_at=_last_sign(state, worker, turn.now),
             message=message,
+            node_loss=bound,
         )
         turn.incident = incident
         turn.history = replace(turn.history, num_incidents=incident.id)
-        turn.emit(
-            IncidentOpened(
-                id=incident.id,
-                cause=cause,
-                witness=witness,
-                ranks=ranks,
-                message=message,
-                generation=state.group.generation,
-                workers=len(state.group.workers),
-                step=state.progress.step,
-            )
-        )
+        turn.emit(opened(incident))
     else:
         signs = [s for s in (known.last_sign_at, _last_sign(state, worker, known.at)) if s is not None]
         updated = known
@@ -74,8 +70,23 @@ def blame(turn: Turn, cause: IncidentCause, witness: str, message: str, worker: 
             worker_ids=tuple(dict.fromkeys((*known.worker_ids, *names))),
             last_sign_at=max(signs) if signs and known.after is None else known.last_sign_at,
             formed_at=None,  # a late report of a step must not close it
+            node_loss=known.node_loss or bound,
         )
     turn.show_incident()
+
+
+def opened(incident: Incident) -> IncidentOpened:
+    return IncidentOpened(
+        id=incident.id,
+        cause=incident.cause,
+        witness=incident.witness,
+        ranks=incident.ranks,
+        message=incident.message,
+        generation=incident.before.generation,
+        workers=incident.before.num_workers,
+        step=incident.before.step,
+        node_loss=incident.node_loss,
+    )
 
 
 def distrust_memory(turn: Turn, cause: IncidentCause) -> None:
@@ -92,6 +103,18 @@ def date_death(turn: Turn, worker_id: str, died_at: float) -> None:
     if max(0.0, incident.last_sign_at or 0.0) < died_at <= incident.at:
         turn.incident = replace(incident, last_sign_at=died_at)
         turn.show_incident()
+
+
+def explain_death(turn: Turn, worker_id: str, message: str) -> None:
+    """The incident of this death, which may be closed already, has the words of the operating system."""
+    turn.emit(WorkerExited(worker_id=worker_id, message=message))
+    incident, closed = turn.incident, turn.health.last_closed
+    if incident is not None:
+        if FAULTS[incident.cause].is_death and worker_id in incident.worker_ids:
+            turn.incident = replace(incident, message=message)
+            turn.show_incident()
+    elif closed is not None and FAULTS[closed.incident.cause].is_death and worker_id in closed.incident.worker_ids:
+        turn.do(ShowIncident(replace(closed.incident, message=message), closed.closed_at))
 
 
 def close(turn: Turn) -> None:
@@ -114,6 +137,8 @@ def close(turn: Turn) -> None:
             bytes_moved=after.bytes_moved if after else None,
         )
     )
+    turn.health = replace(turn.health, last_closed=ClosedIncident(incident=incident, closed_at=turn.now))
+    silences.remember(turn, incident)
     turn.incident = None
 
 

@@ -1,4 +1,5 @@
-"""Which nodes are suspected. The control plane puts such a node on probation, and no worker starts there meanwhile.
+"""Which nodes are suspected. The job starts no worker there until the node passes a test; the control plane decides
+whether other jobs avoid it as well.
 
 `group/exits` and `stragglers` call this; the column `probation` of the table of faults says for which causes. While
 another worker of the job answers from the node, the worker is at fault and not the node. A node is never suspected if

@@ -25,6 +25,8 @@ class Action(StrEnum):
     """The worker is killed, or is dead already; another one starts in its place once the group trains again."""
     REPLACE = "replace from standby"
     SHRINK = "shrink"
+    LEAVE_OUT = "leave out until it answers"
+    """The group goes on without the workers of the node; they are fenced, not ended, and take part again later."""
     EXCLUDE = "exclude node"
     """The node is not used until a test of it passes."""
     ROLL_BACK = "roll back"
@@ -43,7 +45,8 @@ class Blame(StrEnum):
 
 
 class Probation(StrEnum):
-    """When the node of the lost worker goes on probation."""
+    """When the job suspects the node of the lost worker, and avoids it. It is on probation for other jobs once a second
+    job suspects it, or it fails a test (`core/nodes.py`)."""
 
     NEVER = "never"
     """Nor is the loss counted."""
@@ -63,7 +66,7 @@ class Memory(StrEnum):
     ON_NODE = "on node"
     """They outlive the worker in shared memory of its node; a worker that starts there can serve them."""
     LOST = "lost"
-    """The node is gone or does not answer; the copies on other nodes remain."""
+    """The node is gone or does not answer; what others keep remains: workers of the same machine, replicas, buddies."""
     UNREADABLE = "unreadable"
     """One snapshot could not be read; it is not chosen again."""
     DISTRUSTED = "distrusted"
@@ -110,6 +113,21 @@ FAULTS: dict[IncidentCause, Fault] = {
         is_death=True,
         is_preemption_after_notice=True,
     ),
+    IncidentCause.WORKER_FAULT: Fault(
+        witness="the exception of a rank that the others do not raise, by its class: see contract/errors",
+        blames=Blame.WORKER,
+        action=Action.RESTART,
+        probation=Probation.ALWAYS,
+        memory=Memory.ON_NODE,
+        words="the device, the memory or the operating system failed on one worker",
+    ),
+    IncidentCause.ENGINE_ERROR: Fault(
+        witness="an exception of the engine's own code on a rank that the others do not raise",
+        blames=Blame.WORKER,
+        action=Action.RESTART,
+        memory=Memory.ON_NODE,
+        words="Shoal's own code failed on one worker",
+    ),
     IncidentCause.NODE_DIED: Fault(
         witness="the ports of the worker and of its raylet refuse connections, or Ray's health check fails",
         blames=Blame.NODE,
@@ -145,6 +163,14 @@ FAULTS: dict[IncidentCause, Fault] = {
         words="the worker does not answer, and was given up",
         is_preemption_after_notice=True,
     ),
+    IncidentCause.NODE_UNREACHABLE: Fault(
+        witness="the node's kernel answers no connect for 1.5 s, which a busy node does",
+        blames=Blame.NODE,
+        action=Action.LEAVE_OUT,
+        budget=Budget.NONE,
+        memory=Memory.LOST,
+        words="the node does not answer; its workers are left out until it does",
+    ),
     IncidentCause.PREEMPTED: Fault(
         witness="the worker is lost after a drain of its node, or after it received SIGTERM",
         blames=Blame.NONE,
@@ -161,12 +187,13 @@ FAULTS: dict[IncidentCause, Fault] = {
         words="the worker computes much slower than the others",
     ),
     IncidentCause.CORRUPTED: Fault(
-        witness="another rank repeats one of its micro-batches with another result; a third rank decides",
+        witness="another rank repeats one of its micro-batches with another result, and a third rank decides; or ranks "
+        "that hold the same state have different checksums of it",
         blames=Blame.WORKER,
         action=Action.ROLL_BACK,
         probation=Probation.ALWAYS,
         memory=Memory.DISTRUSTED,
-        words="the worker computes wrong results",
+        words="the worker computes wrong results, or holds wrong values",
     ),
     IncidentCause.NON_FINITE: Fault(
         witness="the vote of the step, before any rank updates its state",
@@ -205,6 +232,14 @@ FAULTS: dict[IncidentCause, Fault] = {
         budget=Budget.NONE,
         words="a checkpoint is damaged; the one before it is restored",
         exit_kind=ExitKind.DAMAGED_CHECKPOINT,
+    ),
+    IncidentCause.CLUSTER_LOST: Fault(
+        witness="the control plane finds no supervisor of a job that was training, or has ended the cluster itself",
+        blames=Blame.NONE,
+        action=Action.ROLL_BACK,
+        budget=Budget.NONE,
+        memory=Memory.LOST,
+        words="the Ray cluster is gone with the supervisor and all workers; a new attempt continues from storage",
     ),
 }
 

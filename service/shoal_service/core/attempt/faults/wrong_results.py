@@ -1,21 +1,40 @@
-"""Steps that are not finite, and ranks that compute wrong results. `reports` calls this.
+"""Steps that are not finite, ranks that compute wrong results, and ranks that hold wrong ones. `reports` calls this.
 
 loss or gradient norm is not finite   health.non_finite decides: stop (`group/follow_up`), skip the step (the engine),
                                       or roll back to the newest durable checkpoint and leave the step out
 a replayed micro-batch differs        the worker is killed, its node is suspected, and the group goes back to the
                                       newest durable checkpoint: the snapshots in memory are of a later time than
                                       the first wrong result
+replicas of the state differ          the same, for the ranks that others outvote. If there is no majority, all of them
+                                      are suspected and none is killed; a fault that stays is found again
+
+After wrong results only what is older than the last clean comparison is trusted:
+
+    checkpoint 40   comparison 50: equal   checkpoint 60   a bit flips   checkpoint 80   comparison 100: they differ
+    trusted                                not trusted                   not trusted     back to 40
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from shoal_service.core.attempt.commands import ForgetDamaged
+from shoal_service.core.attempt.faults import suspicion
 from shoal_service.core.attempt.group import exits
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.checkpoints import CheckpointDamaged
 from shoal_service.core.events.generations import NonFiniteStepSkipped
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.worker_reports import ReplayMismatch, StepSkipped
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.worker_reports import (
+    GroupFormed,
+    ReplayMismatch,
+    ReplicaMismatch,
+    ReplicasEqual,
+    StepSkipped,
+)
+
+_MOST_UNVERIFIED = 256
 
 
 def step_skipped(turn: Turn, item: StepSkipped) -> None:
@@ -32,4 +51,80 @@ def replay_differed(turn: Turn, item: ReplayMismatch) -> None:
         f"rank {item.rank} computes wrong results: {item.message}; snapshots in memory may hold them, so the state "
         "comes from the newest durable checkpoint"
     )
+    every_steps = state.target.spec.health.replay_every_steps
+    if every_steps is not None:
+        _distrust_later_than(turn, max(0, item.step - 1 - every_steps))
     exits.evict(turn, state.group.workers[item.rank], IncidentCause.CORRUPTED, "replay", message)
+
+
+def replicas_equal(turn: Turn, item: ReplicasEqual) -> None:
+    """The state of this step and of all earlier ones is trusted."""
+    known = turn.checkpoints
+    turn.checkpoints = replace(
+        known,
+        clean_step=max(item.step, known.clean_step or 0),
+        verified_step=max(item.step, known.verified_step or 0),
+        unverified=tuple(name for name in known.unverified if _step(name) > item.step),
+    )
+
+
+def replicas_differed(turn: Turn, item: ReplicaMismatch) -> None:
+    state = turn.state
+    if not state.group_active or not all(0 <= rank < len(state.group.workers) for rank in item.ranks):
+        return
+    workers = [state.group.workers[rank] for rank in item.ranks]
+    message = f"{item.message}; the state comes from the newest checkpoint that is not later than step "
+    message += f"{state.checkpoints.clean_step or 0}, the last that was found equal on all ranks"
+    _distrust_later_than(turn, state.checkpoints.clean_step or 0)
+    if item.is_certain:
+        for index in workers:
+            exits.evict(turn, index, IncidentCause.CORRUPTED, "replicas", message)
+        return
+    exits.lose_group(turn, IncidentCause.CORRUPTED, "replicas", message)
+    for index in workers:
+        worker = turn.pool.worker(index)
+        if worker is not None and worker.info is not None:
+            suspicion.suspect(turn, worker.info.node_id, item.message)
+
+
+def formed(turn: Turn, item: GroupFormed) -> None:
+    """A group that has read a checkpoint, or the seed, holds the same state everywhere."""
+    if turn.group.source is None or turn.checkpoints.clean_step is None:
+        turn.checkpoints = replace(turn.checkpoints, clean_step=item.start_step)
+
+
+def saved(turn: Turn, name: str) -> None:
+    """A checkpoint was committed."""
+    known = turn.checkpoints
+    if _step(name) > (known.clean_step or 0) and name not in known.unverified:
+        turn.checkpoints = replace(known, unverified=(*known.unverified, name)[-_MOST_UNVERIFIED:])
+
+
+def distrust(turn: Turn, name: str) -> None:
+    """A committed checkpoint is not read again."""
+    known = turn.checkpoints
+    assert known.distrusted is not None
+    message = f"not trusted: the state was found wrong later, and step {known.distrusted[1]} is the last that was not"
+    turn.emit(CheckpointDamaged(name=name, message=message))
+    turn.do(ForgetDamaged(name, message))
+    is_newest = known.newest == name
+    turn.checkpoints = replace(
+        known,
+        damaged=(*known.damaged, name),
+        unverified=tuple(other for other in known.unverified if other != name),
+        newest=None if is_newest else known.newest,
+        must_search=known.must_search or is_newest,
+    )
+
+
+def _distrust_later_than(turn: Turn, clean_step: int) -> None:
+    """Also what is committed from now on, if it is of this generation."""
+    turn.checkpoints = replace(turn.checkpoints, distrusted=(turn.group.generation, clean_step))
+    for name in turn.checkpoints.unverified:
+        if turn.checkpoints.is_distrusted(name):
+            distrust(turn, name)
+
+
+def _step(name: str) -> int:
+    parsed = CheckpointName.parse(name)
+    return parsed.step if parsed is not None else 0

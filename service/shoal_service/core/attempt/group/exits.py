@@ -7,14 +7,15 @@ does, when no worker is in `run` any more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt import nodes, worker_pool
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
-from shoal_service.core.attempt.faults import hangs, suspicion
+from shoal_service.core.attempt.faults import hangs, out_of_memory, silences, suspicion
 from shoal_service.core.attempt.faults.blame import blame, distrust_memory
 from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS
-from shoal_service.core.attempt.group import follow_up, orphaned_snapshots, outcome, snapshot_reports
+from shoal_service.core.attempt.group import follow_up, orphaned_snapshots, outcome, saved_parts, snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import Worker
@@ -31,11 +32,13 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
     if turn.pool.worker(index) is None:
         return
     worker = turn.drop_worker(index)
+    silences.lost(turn, worker, cause, message)
     if FAULTS[cause].is_preemption_after_notice and nodes.leave_of(turn.state, worker) is not None:
         cause = IncidentCause.PREEMPTED
     turn.emit(WorkerLost(worker_id=worker.worker_id, rank=turn.group.rank_of(index), cause=cause, message=message))
     distrust_memory(turn, cause)
     suspicion.worker_was_lost(turn, worker, cause)
+    out_of_memory.death_explained(turn, worker.worker_id, message)
     if not worker.warm:
         worker_pool.start_died(turn, worker, message)
     elif worker.in_run and turn.state.group_active:
@@ -43,6 +46,7 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
         _lose(turn, cause, witness, message, worker)
         follow_up.follow_when_all_left(turn)
     elif outcome.part_is_unreported(turn.state, index):
+        orphaned_snapshots.note_lost_worker(turn, worker, cause)
         blame(turn, cause, witness, message, worker)
         follow_up.after_commit(turn)
     elif turn.stage is Stage.QUIESCING:
@@ -59,11 +63,18 @@ def evict(turn: Turn, index: int, cause: IncidentCause, witness: str, message: s
 def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
     state = turn.state
     worker = state.pool.worker(index)
+    if worker is not None and worker.left_out is not None and worker.left_out.generation == worker_exit.generation:
+        worker = replace(worker, left_out=None)  # it answers, and has left
+        turn.pool = turn.pool.with_worker(worker)
+        if worker_exit.generation != state.group.generation:
+            snapshot_reports.request_if_useful(turn, index)
     if worker_exit.generation != state.group.generation or worker is None:
         return  # of a generation that is over
     turn.pool = turn.pool.with_worker(replace(worker, in_run=False))
     turn.group = replace(turn.group, exits={**turn.group.exits, index: worker_exit})
     turn.progress = replace(turn.progress, step=max(turn.progress.step, worker_exit.step))
+    if worker_exit.saved_part is not None:
+        saved_parts.arrived(turn, worker_exit.saved_part)
     if outcome.is_planned(worker_exit):
         if turn.stage in (Stage.FORMING, Stage.RUNNING):
             # not requested: the others are about to leave as well, or exceed the deadline
@@ -77,7 +88,7 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
             if worker_exit.kind is ExitKind.STORAGE_FAILED:
                 turn.emit(CheckpointFailed(rank=worker_exit.rank, step=worker_exit.step, message=detail))
                 turn.budgets = replace(turn.budgets, grow_not_before=turn.now + 60.0)
-            if worker_exit.kind is ExitKind.USER_ERROR:
+            if worker_exit.kind in (ExitKind.USER_ERROR, ExitKind.WORKER_FAULT, ExitKind.ENGINE_ERROR):
                 _await_same_error(turn)
             else:
                 _quiesce(turn)
@@ -87,6 +98,16 @@ def run_returned(turn: Turn, index: int, worker_exit: WorkerExit) -> None:
 def lose_group(turn: Turn, cause: IncidentCause, witness: str, message: str) -> None:
     """The group is given up although none of its workers is known to be gone."""
     _lose(turn, cause, witness, message, None)
+    follow_up.follow_when_all_left(turn)
+
+
+def leave_out(turn: Turn, workers: Sequence[tuple[Worker, str]]) -> None:
+    """With the reasons. The group goes on without these workers, which are in `run`. They are fenced: the interrupt
+    reaches them when their node answers again."""
+    for worker, message in workers:
+        blame(turn, IncidentCause.NODE_UNREACHABLE, "no answer to connects", message, worker)
+    _quiesce(turn)
+    turn.do(*(Interrupt(worker.index, turn.group.generation) for worker, _ in workers))
     follow_up.follow_when_all_left(turn)
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged
-from shoal_service.core.attempt.faults.blame import blame
-from shoal_service.core.attempt.group import forming, outcome, source
+from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, KillWorker
+from shoal_service.core.attempt.faults import raised_errors, suspicion
+from shoal_service.core.attempt.faults.blame import blame, close
+from shoal_service.core.attempt.faults.table import FAULTS, Budget
+from shoal_service.core.attempt.group import forming, orphaned_snapshots, outcome, source
 from shoal_service.core.attempt.group.outcome import Outcome
 from shoal_service.core.attempt.state.stages import Committing, FallingBack, Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import AvoidedNode
@@ -18,12 +20,15 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.checkpoints import CheckpointDamaged, CheckpointRetried
 from shoal_service.core.events.generations import NonFiniteStepRolledBack, SwitchLossy
+from shoal_service.core.events.workers import WorkerLost
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
 from shoal_workers.contract.spec import NonFinitePolicy
 
 _FRUITLESS_LIMIT = 6
+_LAST_VALIDATIONS = 3
+"""Tries of the final validation: what kills its worker three times will kill it again, and the model is saved."""
 _LAST_SAVES = 5
 """Tries to save the state after the last step, with 1, 2, 4 and 8 s between them: a short outage of the storage must
 not cost a whole training run."""
@@ -39,6 +44,14 @@ def follow_when_all_left(turn: Turn) -> None:
         case Outcome.USER_ERROR:
             failure = _most_frequent(decision.exits)
             turn.end(EndReason.USER_ERROR, f"{failure.type}: {failure.message}", failure)
+        case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
+            is_engine = decision.outcome is Outcome.ENGINE_ERROR
+            message = f"{raised_errors.message_of(decision.exits[0])} ({decision.reason})"
+            reason = EndReason.INTERNAL if is_engine else EndReason.WORKERS_FAILED
+            turn.end(reason, message, _most_frequent(decision.exits))
+        case Outcome.WORKERS_AT_FAULT:
+            _replace_faulty(turn, decision.exits)
+            follow_when_all_left(turn)
         case Outcome.NON_FINITE:
             assert first is not None
             _not_finite(turn, first)
@@ -76,6 +89,12 @@ def after_commit(turn: Turn) -> None:
         state.pool.worker(index) is None and outcome.part_is_unreported(state, index) for index in state.group.workers
     ):
         _re_form(turn)
+
+
+def close_at_the_end(turn: Turn) -> None:
+    """No step follows the last one, so the incident of a group that only saved or validated again closes here."""
+    if turn.incident is not None and turn.incident.formed_at is not None and turn.state.is_finishing:
+        close(turn)
 
 
 def go_on_without_commit(turn: Turn, message: str) -> None:
@@ -145,6 +164,19 @@ def _switch_from_best_source(turn: Turn, last: WorkerExit, message: str) -> None
     forming.plan_next(turn)
 
 
+def _replace_faulty(turn: Turn, exits: tuple[WorkerExit, ...]) -> None:
+    """Workers that raised what the others did not: they are killed, and the incident names them."""
+    for index, worker_exit in [(i, e) for i, e in turn.group.exits.items() if e in exits]:
+        cause, message = raised_errors.cause_of(worker_exit), raised_errors.message_of(worker_exit)
+        blame(turn, cause, f"rank {worker_exit.rank}", message, turn.pool.worker(index))
+        turn.do(KillWorker(index, message))
+        worker = turn.drop_worker(index)
+        turn.emit(WorkerLost(worker_id=worker.worker_id, rank=worker_exit.rank, cause=cause, message=message))
+        orphaned_snapshots.note_lost_worker(turn, worker, cause)
+        suspicion.worker_was_lost(turn, worker, cause)
+    turn.health = replace(turn.health, raised=raised_errors.fault_of(exits, turn.health.raised))
+
+
 def _exclude_source(turn: Turn) -> None:
     """A snapshot that could not be read although all its servers are alive is not chosen again. If a server was lost,
     the snapshot may still be whole with other servers; it is excluded after a second failure."""
@@ -175,6 +207,7 @@ def _replace_worker_that_hangs_again(turn: Turn) -> None:
 
 def _go_on(turn: Turn, kind: ExitKind) -> None:
     if kind is ExitKind.FINISHED:
+        close_at_the_end(turn)
         turn.end(EndReason.FINISHED, f"finished after {turn.progress.step} steps")
     else:
         forming.plan_next(turn)
@@ -184,7 +217,8 @@ def _re_form(turn: Turn) -> None:
     """All survivors have left `run`: form the next group, unless a budget is exceeded."""
     _replace_worker_that_hangs_again(turn)
     state = turn.state
-    recoveries, fruitless = state.budgets.recoveries + 1, state.budgets.fruitless + 1
+    is_free = state.incident is not None and FAULTS[state.incident.cause].budget is Budget.NONE
+    recoveries, fruitless = state.budgets.recoveries + (not is_free), state.budgets.fruitless + 1
     back_off_s = 0.0 if fruitless <= 2 else min(30.0, 0.5 * 2 ** (fruitless - 2))
     turn.budgets = replace(
         turn.budgets, recoveries=recoveries, fruitless=fruitless, form_not_before=turn.now + back_off_s
@@ -194,7 +228,14 @@ def _re_form(turn: Turn) -> None:
         turn.incident = replace(state.incident, quiesced_at=turn.now, before=before)
     last = state.incident.message if state.incident else "unknown"
     limit = state.target.spec.retry.max_recoveries
-    if recoveries > limit:
+    if fruitless >= _LAST_VALIDATIONS and state.is_finishing and outcome.is_durable(state, state.progress.step):
+        turn.end(
+            EndReason.VALIDATION_FAILED,
+            f"all {state.progress.step} steps are done and {state.checkpoints.newest} is committed, but the final "
+            f"validation was lost {fruitless} times; last: {last}. The model can be exported; set validation.samples "
+            "to 0 to train without validation",
+        )
+    elif recoveries > limit:
         turn.end(
             EndReason.RECOVERY_BUDGET,
             f"recovered {state.budgets.recoveries} times, and retry.max_recoveries is {limit}; last: {last}",
@@ -204,6 +245,10 @@ def _re_form(turn: Turn) -> None:
             EndReason.RECOVERY_BUDGET,
             f"{_FRUITLESS_LIMIT} re-formations in a row completed no step; last: {last}",
         )
+    elif turn.checkpoints.must_search:
+        turn.checkpoints = replace(turn.checkpoints, must_search=False)
+        turn.enter(FallingBack(since=turn.now))
+        turn.do(FindCheckpoint(excluding=turn.checkpoints.damaged))
     else:
         forming.plan_next(turn)
 
@@ -217,8 +262,8 @@ def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
     turn.emit(CheckpointDamaged(name=bad, message=message))
     if state.incident is not None:
         turn.incident = replace(state.incident, quiesced_at=turn.now)
-    if state.target.desired is Desired.PAUSE:
-        turn.end(EndReason.PAUSED, "paused on request")
+    if state.target.ends_saved:
+        turn.end_saved()
         return
     turn.enter(FallingBack(since=turn.now))
     turn.do(ForgetDamaged(bad, message), FindCheckpoint(excluding=damaged))

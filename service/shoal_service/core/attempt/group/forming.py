@@ -9,8 +9,9 @@ from shoal_service.core.attempt.commands import Run
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.group import orphaned_snapshots, snapshot_reports
-from shoal_service.core.attempt.group.buddies import buddies
+from shoal_service.core.attempt.group.buddies import buddies, machine_of
 from shoal_service.core.attempt.group.ranks import is_settled, next_workers
+from shoal_service.core.attempt.group.replicas import is_covered
 from shoal_service.core.attempt.group.source import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.group import Group
@@ -18,10 +19,10 @@ from shoal_service.core.attempt.state.incident import GroupAfter
 from shoal_service.core.attempt.state.stages import Forming, Stage, Waiting
 from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
-from shoal_service.core.desired import Desired
 from shoal_service.core.events.generations import GenerationForming
 from shoal_service.core.events.job import JobWaiting
-from shoal_workers.contract.job import EndReason, StateSource
+from shoal_workers.contract.ids import next_generation
+from shoal_workers.contract.job import StateSource
 from shoal_workers.contract.messages import Assignment
 
 
@@ -60,10 +61,10 @@ def plan_next(turn: Turn) -> None:
         return
     chosen = next_workers(state, turn.now)
     can_form = len(chosen) >= max(1, state.target.min_workers) and turn.now >= state.budgets.form_not_before
-    if state.target.desired is Desired.PAUSE:
+    if state.target.ends_saved:
         best = best_source(state)
         if best is None or best.step <= state.checkpoints.durable_step or not can_form:
-            turn.end(EndReason.PAUSED, "paused on request")
+            turn.end_saved()
             return
         # the snapshot is newer than the checkpoint: continue from it, and pause at the next step boundary
     if can_form:
@@ -81,18 +82,20 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     """Send `run` of the next generation to `chosen`, in rank order; those that the layout does not need stay warm."""
     orphaned_snapshots.stop_waiting(turn)
     state = turn.state
-    generation = state.group.generation + 1
+    generation = next_generation(state.group.generation, state.life)
     planned = turn.plan(state.target.spec, len(chosen), state.config.profile)
     layout = planned.layout
     chosen = chosen[: layout.world_size]
     infos = [worker.info for worker in chosen if worker.info is not None]
     memory = best_source(state, chosen) if state.target.keeps_snapshots else None
-    by_rank = buddies(infos) if state.target.keeps_snapshots else (None,) * len(infos)
+    machines = tuple(machine_of(info) for info in infos)
+    by_rank = buddies(infos, layout) if state.target.keeps_snapshots else (None,) * len(infos)
     for rank, (worker, buddy) in enumerate(zip(chosen, by_rank, strict=True)):
         turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
         assignment = Assignment(
             job_id=state.config.job_id,
             attempt=state.config.attempt,
+            life=state.life,
             generation=generation,
             rank=rank,
             layout=layout,
@@ -101,14 +104,17 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             restore_from=_newest_url(state),
             restore_snapshot=memory,
             buddy=buddy,
+            is_covered=buddy is None and is_covered(layout, machines, rank),
             is_recovery=state.incident is not None,
             skip_steps=state.history.skip_steps,
+            commit_timeout_s=state.config.timeouts.commit_s,
             collective_timeout_s=hangs.collective_timeout_s(state),
         )
         turn.do(Run(worker.index, assignment))
     source = (
         StateSource.MEMORY if memory else StateSource.CHECKPOINT if state.checkpoints.newest else StateSource.INITIAL
     )
+    before = state.group.workers
     if state.incident is not None:
         turn.incident = replace(
             state.incident,
@@ -116,20 +122,26 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
                 forming_at=turn.now,
                 num_workers=len(chosen),
                 layout=layout.describe(),
-                num_spares=sum(worker.index not in state.group.workers for worker in chosen),
+                num_spares=sum(worker.index not in before for worker in chosen) if before else 0,
                 state_source=source,
             ),
         )
         turn.show_incident()
+    has_trained = state.group.has_trained or (state.group.is_formed and state.progress.step > state.group.start_step)
+    is_same = layout == state.group.layout and {w.index for w in chosen} == set(state.group.workers)
     turn.group = Group(
         generation=generation,
         workers=tuple(worker.index for worker in chosen),
+        nodes=tuple(info.node_id for info in infos),
+        machines=machines,
         layout=layout,
         planned_by=state.target.spec.parallelism,
         source=memory,
         restored=state.checkpoints.newest,
+        has_trained=has_trained and is_same,
     )
     _forget_the_last_group(turn)
+    snapshot_reports.note_workers_without_memory(turn, chosen)
     turn.enter(Forming(since=turn.now))
     turn.emit(
         GenerationForming(
@@ -152,7 +164,7 @@ def _newest_url(state: Attempt) -> str | None:
 def _forget_the_last_group(turn: Turn) -> None:
     """Its snapshots are overwritten from now on, and the parts that it has saved will not become whole."""
     turn.snapshots = replace(turn.snapshots, requested={}, reported={})
-    turn.progress = replace(turn.progress, stamps={}, slow_steps={})
+    turn.progress = replace(turn.progress, stamps={}, slow_steps={}, snapshots=None, stopped={})
     committing = turn.checkpoints.committing
     parts = {name: parts for name, parts in turn.checkpoints.parts.items() if name in committing}
     turn.checkpoints = replace(turn.checkpoints, parts=parts)

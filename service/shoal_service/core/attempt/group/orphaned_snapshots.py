@@ -25,6 +25,8 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events.incidents import SnapshotsRecovering
 from shoal_workers.contract.job import IncidentCause
 
+_MOST_WAITS = 4
+"""A worker that makes progress is waited for at most this many times timeouts.orphans_s."""
 _BEARABLE = 1
 """Steps that are done again rather than waited for."""
 
@@ -40,7 +42,7 @@ def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
 
 def is_worth_waiting(state: Attempt) -> Decision:
     """Whether steps would be lost that a node without workers may still hold."""
-    if state.target.desired is not Desired.RUN or not state.target.keeps_snapshots:
+    if state.target.desired is not Desired.RUN or state.target.server_stops or not state.target.keeps_snapshots:
         return Decision(False, "no snapshot is needed")
     if state.snapshots.oldest_generation > state.group.generation:
         return Decision(False, f"the snapshots of generation {state.group.generation} may be wrong")
@@ -65,7 +67,16 @@ def is_pending(state: Attempt, now: float) -> Decision:
 
 
 def waiting_until(state: Attempt) -> float | None:
-    return state.current.orphans_until if isinstance(state.current, Waiting) else None
+    """None: no worker was started for its node's snapshots. While such a worker makes progress, the deadline moves on,
+    but a few steps are not worth a long wait."""
+    until = state.current.orphans_until if isinstance(state.current, Waiting) else None
+    if until is None:
+        return None
+    there = {worker.index for worker in state.pool.workers if worker.only_on and not worker.warm}
+    seen = [stamp.seen_at for index, stamp in state.progress.starting.items() if index in there]
+    orphans_s = state.config.timeouts.orphans_s
+    later = max(seen, default=until - orphans_s) + orphans_s
+    return min(max(until, later), until + (_MOST_WAITS - 1) * orphans_s)
 
 
 def next_node(state: Attempt) -> str:

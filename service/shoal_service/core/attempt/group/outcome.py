@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from shoal_service.core.attempt.faults import raised_errors
+from shoal_service.core.attempt.faults.raised_errors import Culprit
 from shoal_service.core.attempt.group import snapshot_reports
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.stages import Stage
@@ -18,6 +20,10 @@ class Outcome(StrEnum):
     """How a group has ended."""
 
     USER_ERROR = "user_error"
+    ENGINE_ERROR = "engine_error"
+    EVERY_WORKER_FAILED = "every_worker_failed"
+    WORKERS_AT_FAULT = "workers_at_fault"
+    """Some workers are to be replaced before anything else is decided."""
     NON_FINITE = "non_finite"
     DAMAGED_CHECKPOINT = "damaged_checkpoint"
     AS_PLANNED = "as_planned"
@@ -28,6 +34,14 @@ class Outcome(StrEnum):
     SNAPSHOTS_UNKNOWN = "snapshots_unknown"
     """The group is lost, and other workers may still report a newer snapshot."""
     LOST = "lost"
+
+
+_OUTCOMES = {
+    Culprit.TASK: Outcome.USER_ERROR,
+    Culprit.ENGINE: Outcome.ENGINE_ERROR,
+    Culprit.EVERY_WORKER: Outcome.EVERY_WORKER_FAILED,
+    Culprit.WORKERS: Outcome.WORKERS_AT_FAULT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +59,8 @@ def decide(state: Attempt, now: float) -> OutcomeDecision | None:
     exits = tuple(state.group.exits.values())
     by_kind = {kind: tuple(e for e in exits if e.kind is kind) for kind in ExitKind}
     storage = by_kind[ExitKind.STORAGE_FAILED]
-    if errors := by_kind[ExitKind.USER_ERROR]:
-        return OutcomeDecision(Outcome.USER_ERROR, f"{len(errors)} ranks raised an error", errors)
+    if raised := raised_errors.decide(state):
+        return OutcomeDecision(_OUTCOMES[raised.culprit], raised.reason, raised.exits)
     if bad := by_kind[ExitKind.NON_FINITE]:
         return OutcomeDecision(Outcome.NON_FINITE, f"step {bad[0].step + 1} is not finite", bad)
     if (damaged := by_kind[ExitKind.DAMAGED_CHECKPOINT]) and state.group.restored is not None:

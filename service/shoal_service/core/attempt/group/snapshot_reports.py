@@ -3,14 +3,19 @@ the group are asked. Called when a group is lost and when a worker becomes warm;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shoal_service.core.attempt.commands import RequestSnapshotParts
 from shoal_service.core.attempt.decision import Decision
 from shoal_service.core.attempt.group.source import best_source
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
+from shoal_service.core.events.incidents import SnapshotsLacking
 from shoal_workers.contract.snapshots import SnapshotPart
+from shoal_workers.contract.worker_reports import SnapshotsStopped
 
 
 def request(turn: Turn, *indexes: int) -> None:
@@ -21,6 +26,12 @@ def request(turn: Turn, *indexes: int) -> None:
     asked = [index for index in indexes if index in serving]
     turn.snapshots = replace(turn.snapshots, requested={**turn.snapshots.requested, **dict.fromkeys(asked, turn.now)})
     turn.do(*(RequestSnapshotParts(index) for index in asked))
+
+
+def request_if_useful(turn: Turn, index: int) -> None:
+    """From a worker that could not be asked before: while the source of the next group is not chosen yet."""
+    if turn.stage in (Stage.QUIESCING, Stage.WAITING):
+        request(turn, index)
 
 
 def request_from_others(turn: Turn) -> None:
@@ -36,6 +47,38 @@ def reported(turn: Turn, index: int, parts: tuple[SnapshotPart, ...]) -> None:
             requested={i: since for i, since in turn.snapshots.requested.items() if i != index},
             reported={**turn.snapshots.reported, index: parts},
         )
+
+
+def stopped(turn: Turn, item: SnapshotsStopped) -> None:
+    """A rank of the group has no memory for snapshots. Reported once for each rank and generation."""
+    if item.rank in turn.progress.stopped:
+        return
+    turn.progress = replace(turn.progress, stopped={**turn.progress.stopped, item.rank: item})
+    turn.emit(
+        SnapshotsLacking(
+            generation=item.generation,
+            step=item.step,
+            rank=item.rank,
+            only_copies=item.only_copies,
+            message=item.message,
+        )
+    )
+
+
+def note_workers_without_memory(turn: Turn, workers: Sequence[Worker]) -> None:
+    """The group forms: a worker that could not open its shared memory keeps no snapshots. The worker's log says why."""
+    if not turn.target.keeps_snapshots:
+        return
+    for rank, worker in enumerate(workers):
+        if worker.info is not None and worker.info.snapshot_port == 0:
+            text = f"worker {worker.worker_id} could not use shared memory when it started; its log says why"
+            generation, step = turn.group.generation, turn.progress.step
+            stopped(
+                turn,
+                SnapshotsStopped(
+                    generation=generation, step=step, at=turn.now, rank=rank, only_copies=False, message=text
+                ),
+            )
 
 
 def are_awaited(state: Attempt, now: float) -> Decision:

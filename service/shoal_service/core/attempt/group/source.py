@@ -4,8 +4,9 @@
     newest durable checkpoint           if it is newer, or no snapshot is whole
     the seed                            if there is neither
 
-A snapshot is whole when the parts of all its ranks lie on nodes where a live worker of the job serves them. Any
-worker of the node can: shared memory outlives its writer, and a buddy's copy equals the original.
+A snapshot is whole when the parts of all its shards lie on nodes where a live worker of the job serves them. Any
+worker of the node can: shared memory outlives its writer, and a buddy's copy equals the original. A shard that several
+replicas train is read from any of them.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ def consider(turn: Turn) -> None:
 
 def decide(state: Attempt, running: Running, now: float, plan: PlanLayout) -> SwitchDecision:
     num_workers = len(state.group.workers)
-    if state.target.desired is Desired.PAUSE:
-        return SwitchDecision(True, "pause")
+    if state.target.ends_saved:
+        return SwitchDecision(True, "pause" if state.target.desired is Desired.PAUSE else "the server stops")
     if state.target.granted < num_workers:
         return SwitchDecision(True, f"shrink {num_workers} -> {state.target.granted}")
     drain = drain_decision(state, running, now)
@@ -69,6 +69,9 @@ def drain_decision(state: Attempt, running: Running, now: float) -> Decision:
         return Decision(False, f"{reason}; without it {num_next} of at least {minimum} workers would be left")
     if num_next >= min(state.target.granted, len(state.group.workers)):
         return Decision(True, reason)
+    leaves = [nodes.leave_of(state, worker) for worker in leaving]
+    if any(leave is not None and not leave.is_replaceable for leave in leaves):
+        return Decision(True, f"{reason}; no other node has room for a worker that takes its place")
     if _no_worker_is_expected(state, running.draining_since or now, now):
         return Decision(True, reason)
     return Decision(False, f"{reason}; waits for a worker that takes its place")
@@ -120,7 +123,7 @@ def _switch(turn: Turn, reason: str) -> None:
     it from there: in a pause, or when the attempt will have to wait for capacity."""
     target, group = turn.target, turn.group
     num_next = len(next_workers(turn.state, turn.now))
-    durable = target.desired is Desired.PAUSE or not target.keeps_snapshots or num_next < max(1, target.min_workers)
+    durable = target.ends_saved or not target.keeps_snapshots or num_next < max(1, target.min_workers)
     turn.enter(Switching(since=turn.now, durable=durable))
     turn.emit(GenerationSwitching(generation=group.generation, reason=reason, durable=durable))
     turn.do(*(RequestYield(index, group.generation, durable) for index in group.workers))

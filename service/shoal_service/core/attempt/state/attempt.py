@@ -30,6 +30,8 @@ class Attempt:
     target: Target
     current: CurrentStage
     """The stage, with what only that stage knows."""
+    life: int = 1
+    """Of the supervisor; see `contract.ids`."""
     group: Group = field(default_factory=Group)
     pool: WorkerPool = field(default_factory=WorkerPool)
     snapshots: SnapshotIndex = field(default_factory=SnapshotIndex)

@@ -19,6 +19,28 @@ class CheckpointIndex:
     """Their commit is in flight."""
     failed: tuple[str, ...] = ()
     """Checkpoints of this attempt that will never be committed."""
+    clean_step: int | None = None
+    """Completed steps of the newest state that every rank was found to hold alike; None: no group was formed yet."""
+    verified_step: int | None = None
+    """The same, if it follows from a comparison and not from how the group started."""
+    unverified: tuple[str, ...] = ()
+    """Committed ones of later steps."""
+    distrusted: tuple[int, int] | None = None
+    """(generation, step): checkpoints of this generation or an earlier one, and of later steps, are not read."""
+    must_search: bool = False
+    """The newest one is not trusted any more: the storage is asked for an older one before the next group forms."""
+
+    def is_distrusted(self, name: str) -> bool:
+        parsed = CheckpointName.parse(name)
+        if parsed is None or self.distrusted is None:
+            return False
+        generation, step = self.distrusted
+        return parsed.generation <= generation and parsed.step > step
+
+    @property
+    def trusts_seed_only(self) -> bool:
+        """The state was found wrong before the first comparison that was clean."""
+        return self.distrusted is not None and self.distrusted[1] == 0
 
     @property
     def durable_step(self) -> int:

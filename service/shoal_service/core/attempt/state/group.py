@@ -17,6 +17,10 @@ class Group:
     """0: no group was formed yet."""
     workers: tuple[int, ...] = ()
     """Worker indexes in rank order."""
+    nodes: tuple[str, ...] = ()
+    """By rank: the id of the node on which it is."""
+    machines: tuple[str, ...] = ()
+    """By rank: workers with the same value share one memory."""
     layout: Layout | None = None
     planned_by: Literal["auto"] | ParallelismSpec = "auto"
     """`parallelism` of the spec that the layout was planned for."""
@@ -26,6 +30,8 @@ class Group:
     """Directory name of the newest checkpoint when the group was formed: it restored it unless it had `source`."""
     is_formed: bool = False
     """Rank 0 has reported that all ranks have met and restored the state."""
+    has_trained: bool = False
+    """The same workers have completed a step in this layout before."""
     start_step: int = 0
     exits: dict[int, WorkerExit] = field(default_factory=dict)
     """By worker index: how the workers that have left `run` left it."""

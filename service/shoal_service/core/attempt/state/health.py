@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shoal_service.core.attempt.state.incident import Incident
+from shoal_workers.contract.errors.classes import ErrorClass
+from shoal_workers.contract.messages import ExitKind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoss:
@@ -26,11 +30,40 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedFault:
+    """The last exception for which workers were replaced."""
+
+    step: int
+    """Completed steps at the time."""
+    kind: ExitKind
+    error_class: ErrorClass
+    times: int = 1
+    """In a row at this step."""
+
+    def is_like(self, other: RaisedFault) -> bool:
+        return (self.step, self.kind, self.error_class) == (other.step, other.kind, other.error_class)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedIncident:
+    """It may still change: a silent node is declared dead, or the exit status of a worker becomes known."""
+
+    incident: Incident
+    closed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     hang: Hang | None = None
+    raised: RaisedFault | None = None
     losses: tuple[NodeLoss, ...] = ()
     """Recent ones."""
     suspected: dict[str, float] = field(default_factory=dict)
     """By node id: when it was last put on probation."""
+    silences: dict[str, ClosedIncident] = field(default_factory=dict)
+    """By node id: the closed incidents of nodes that are silent still."""
+    last_closed: ClosedIncident | None = None
     no_straggler_before: int = 0
     """Step before which no other straggler is named."""
+    is_memory_scarce: bool = False
+    """A worker was killed for lack of memory: new ones touch none before they need it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shoal_service.core.attempt.faults.table import FAULTS, Blame, action_of
+from shoal_service.core.node_loss import NodeLossBound
 from shoal_workers.contract.job import IncidentCause, StateSource
 
 
@@ -58,6 +59,8 @@ class Incident:
     formed_at: float | None = None
     """When `after` was formed; None again if it was lost before its first step."""
     steps_lost: int | None = None
+    node_loss: NodeLossBound | None = None
+    """A node was lost: the bound that was in force."""
 
     @property
     def is_suspicion(self) -> bool:

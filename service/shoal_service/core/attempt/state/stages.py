@@ -60,7 +60,19 @@ class _AnyStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """For a checkpoint, in a storage that may not answer."""
+
+    num_failures: int = 0
+    error: str = ""
+    """Of the last try."""
+    retry_at: float | None = None
+    """When the storage is asked again; None: its answer is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opening(_AnyStage):
+    search: Search = Search()
     stage: Literal[Stage.OPENING] = Stage.OPENING
 
 
@@ -125,6 +137,7 @@ class Committing(_AnyStage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallingBack(_AnyStage):
+    search: Search = Search()
     stage: Literal[Stage.FALLING_BACK] = Stage.FALLING_BACK
 
 

@@ -33,6 +33,13 @@ class Target:
     """World size that the scheduler allows."""
     desired: Desired = Desired.RUN
     avoided: tuple[AvoidedNode, ...] = ()
+    server_stops: bool = False
+    """The server is about to end the cluster, whatever is desired."""
+
+    @property
+    def ends_saved(self) -> bool:
+        """The attempt saves at its next step boundary, and ends: in a pause, or because the server stops."""
+        return self.server_stops or self.desired is Desired.PAUSE
 
     @property
     def min_workers(self) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.spec import TimeoutsSpec
 
 
 class Timeouts(Frozen):
-    """Seconds. Each waiting stage ends after one of these, so no stage waits without a deadline."""
+    """Seconds. Each waiting stage ends after one of these, so no stage waits without a deadline. Some are in the
+    spec."""
 
     quiesce_s: float = 3.0
     """A worker of a lost group that has acknowledged the interrupt but has not left `run` within this time is killed
@@ -19,14 +21,21 @@ class Timeouts(Frozen):
     Much longer than a poll waits for reports."""
     unreachable_s: float = 3.0
     """A worker to which calls have failed for this long is given up, even if nothing else indicates a fault."""
+    left_out_s: float = 60.0
+    """A worker on a node that is silent for this long is given up, if Ray has not declared the node dead before."""
     absence_s: float = 1.0
     """If the supervisor handled no event for this long, it was suspended; workers are not to blame."""
     user_error_grace_s: float = 1.0
     """Time after the first rank's user error in which other ranks may raise it too, before they are interrupted."""
     form_s: float = 120.0
-    """From `run` to the first report of rank 0, which includes building the model and restoring the state."""
+    """Without progress, from `run` to the first report of rank 0, which includes building the model."""
+    restore_s: float = 300.0
+    """The same, while a rank reads its state."""
     start_s: float = 600.0
-    """An attempt that has fewer than elasticity.min_workers warm workers after this time ends."""
+    """Without progress of any worker that starts, an attempt with fewer than elasticity.min_workers warm workers ends
+    after this time."""
+    save_s: float = 120.0
+    """A save in which the storage accepts nothing for this long is given up by the worker."""
     gather_s: float = 15.0
     """The first group waits this long, from the last worker that became warm, for those that are still starting."""
     settle_s: float = 3.0
@@ -38,8 +47,12 @@ class Timeouts(Frozen):
     """For a worker on a node whose memory may hold snapshots that no live worker serves; see
     group/orphaned_snapshots.py."""
     commit_s: float = 120.0
-    """For a commit marker, and for the storage to list its checkpoints."""
+    """For a commit marker."""
     switch_s: float = 900.0
     """From the request to stop until the step boundary; a step, a validation and a save must fit."""
     leave_margin_s: float = 5.0
     """The group switches away from a node this long, plus two steps, before the node goes away."""
+
+    def with_spec(self, spec: TimeoutsSpec) -> Timeouts:
+        """With the values that the user has set."""
+        return self.model_copy(update=spec.model_dump())

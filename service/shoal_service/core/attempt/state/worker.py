@@ -16,6 +16,21 @@ class AvoidedNode(Frozen):
     """For people and for the incident: "drain requested", "on probation: ..."."""
     deadline: float | None = None
     """Wall-clock time at which it goes away; None: no deadline is known."""
+    is_replaceable: bool = True
+    """Other nodes have room for the workers that leave this one. False: no replacement is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """The worker's node is silent, or the worker has not yet left the generation that went on without it."""
+
+    since: float
+    reason: str
+    """For people: why the node counts as silent."""
+    generation: int | None = None
+    """It was in `run` of this generation, and has not returned; None: it was not in `run`, or has returned."""
+    answers_since: float | None = None
+    """The node answers again since then; None: it is silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +50,8 @@ class Worker:
     """A `run` call is in flight."""
     unreachable_since: float | None = None
     """Calls to it have failed since then, and it has not answered since."""
+    left_out: LeftOut | None = None
+    """Its node is suspected to be gone: no group takes it until it answers. See faults/silent_nodes.py."""
     leave: AvoidedNode | None = None
     """The worker (not its whole node) is about to be taken away."""
     slow_until: float | None = None
@@ -61,8 +78,12 @@ class WorkerPool:
 
     @property
     def usable(self) -> tuple[Worker, ...]:
-        """Those that could train: warm, and not unreachable."""
-        return tuple(worker for worker in self.workers if worker.warm and worker.unreachable_since is None)
+        """Those that could train: warm, not unreachable, not left out."""
+        return tuple(
+            worker
+            for worker in self.workers
+            if worker.warm and worker.unreachable_since is None and worker.left_out is None
+        )
 
     def with_worker(self, changed: Worker) -> WorkerPool:
         """With this worker in place of the one of the same index."""
@@ -72,3 +93,12 @@ class WorkerPool:
     def without(self, index: int) -> WorkerPool:
         workers = tuple(worker for worker in self.workers if worker.index != index)
         return WorkerPool(workers=workers, next_index=self.next_index)
+
+
+def silent_nodes(pool: WorkerPool) -> frozenset[str]:
+    """Nodes whose workers are left out because they are silent."""
+    return frozenset(
+        worker.info.node_id
+        for worker in pool.workers
+        if worker.info is not None and worker.left_out is not None and worker.left_out.answers_since is None
+    )

@@ -13,19 +13,24 @@ from shoal_service.core.attempt.commands import End
 from shoal_service.core.attempt.events import (
     CheckpointCommitted,
     CheckpointFound,
+    ClockJumped,
     CommitFailed,
     DeathDated,
+    DeathExplained,
     DesiredChanged,
     ElasticityChanged,
     Event,
     GrantChanged,
     InterruptAcknowledged,
     NodesAvoided,
+    NodesSilent,
     ParallelismChanged,
     ProgressReported,
     ReportArrived,
     RunReturned,
+    ServerStopping,
     SnapshotPartsReported,
+    StorageAway,
     StorageUnusable,
     Tick,
     WorkerFailedToStart,
@@ -49,6 +54,7 @@ from shoal_workers.contract.worker_reports import (
     SavedPart,
     SaveFailed,
     SnapshotCost,
+    SnapshotsStopped,
     StepReport,
     StepSkipped,
     ValidationReport,
@@ -65,6 +71,7 @@ def worlds(new_world: NewWorld) -> Iterator[Any]:
     for memory in (False, True):
         yield from _worlds(lambda memory=memory, **more: new_world(memory=memory, **{"health": HEALTH, **more}))
     yield from _sick_worlds(new_world)
+    yield from _silent_worlds(new_world)
 
 
 def _sick_worlds(new_world: NewWorld) -> Iterator[Any]:
@@ -89,6 +96,21 @@ def _sick_worlds(new_world: NewWorld) -> Iterator[Any]:
     world.die(1)
     world.recover()
     yield world
+
+
+def _silent_worlds(new_world: NewWorld) -> Iterator[Any]:
+    """A node is silent; it answers again; its worker has not left its old generation."""
+    for answers in (False, True):
+        world = new_world(workers=3, memory=True, health=HEALTH).open(then=6)
+        world.stop(2)
+        world.pass_time(2.0)
+        world.feed(NodesSilent({"n2": "no answer"}))
+        yield world
+        world.recover()
+        world.run(1)
+        if answers:
+            world.feed(NodesSilent({}))
+        yield world
 
 
 def _worlds(new_world: NewWorld) -> Iterator[Any]:
@@ -140,13 +162,19 @@ def events(state: Attempt) -> Iterator[Event]:
     step = state.progress.step
     name = f"step-{step:012d}-a1-g{state.group.generation}"
     yield Tick()
+    for jump_s in (86400.0, -86400.0):
+        yield ClockJumped(jump_s)
     for found in (None, "step-000000000002-a0-g1", name, *state.checkpoints.damaged):
         yield CheckpointFound(found)
+    yield CheckpointFound(None, (("step-000000000004-a0-g1", "COMMIT.json has another crc32"),))
     yield StorageUnusable("read-only")
+    yield StorageAway("TimeoutError: no answer")
     for grant in (0, 1, 2, 3, 5):
         yield GrantChanged(grant)
     for desired in Desired:
         yield DesiredChanged(desired)
+    for stops in (True, False):
+        yield ServerStopping(stops)
     for minimum in (1, 4):
         yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
     for tp in (1, 2):
@@ -156,6 +184,9 @@ def events(state: Attempt) -> Iterator[Event]:
         yield CommitFailed(name, generation, "disk full")
     for worker_id in ("nobody", *(worker.worker_id for worker in state.pool.workers)):
         yield DeathDated(worker_id, 1.0)
+        yield DeathExplained(worker_id, "exited with 3")
+    for silent in ((), ("n0",), ("n0", "n1", "n2", "n3")):
+        yield NodesSilent(dict.fromkeys(silent, "no answer"))
     for avoided in ((), ("n0",), ("n0", "n1", "n2", "n3")):
         for deadline in (None, 0.0, 1e9):
             yield NodesAvoided(tuple(AvoidedNode(node_id=n, reason="drain", deadline=deadline) for n in avoided))
@@ -220,6 +251,7 @@ def _reports(generation: int, step: int) -> list[WorkerReport]:
             share=0,
             num_bytes=1,
         ),
+        SnapshotsStopped(generation=generation, step=step, at=0, rank=0, only_copies=True, message="full"),
         *(ReplayMismatch(generation=generation, step=step, at=0, rank=rank, message="m") for rank in (0, 7)),
     ]
 
@@ -244,13 +276,13 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
     assert pairs > 2000
 
 
-@pytest.mark.parametrize("desired", [Desired.RUN, Desired.PAUSE])
-def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, desired: Desired) -> None:
+@pytest.mark.parametrize("event", [DesiredChanged(Desired.RUN), DesiredChanged(Desired.PAUSE), ServerStopping(True)])
+def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, event: Event) -> None:
     """No worker ever answers: every stage ends."""
     for world in worlds(new_world):
         state, now = world.state, world.now
         if state.stage is not Stage.ENDED:
-            state, _ = machine.step(state, DesiredChanged(desired), now, plan)
+            state, _ = machine.step(state, event, now, plan)
         for _ in range(400):
             if state.stage is Stage.ENDED:
                 break

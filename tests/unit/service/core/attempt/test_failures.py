@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
+from shoal_service.core.attempt.events import DeathExplained
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 
@@ -75,3 +78,22 @@ def test_an_assignment_that_was_fenced_before_it_arrived_is_followed_by_another(
         world.leave(worker, ExitKind.STALE)
     world.deliver_all()
     assert world.end is None and world.state.group.generation == 2
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_incident_gets_the_words_of_the_operating_system_also_after_it_was_closed(
+    new_world: NewWorld, steps: int
+) -> None:
+    world = new_world(workers=3, memory=True).open(then=2)
+    worker_id = world.workers[1].worker_id
+    world.die(1)
+    world.recover()
+    world.run(steps)
+    words = "process 4001 on 10.0.0.1 was killed by the kernel: out of memory"
+    world.feed(DeathExplained(worker_id, words))
+    [incident] = world.incidents()
+    assert (incident.message, incident.closed) == (words, bool(steps))
+    assert len(world.events("worker.warm_memory_off")) == 1, "known only now"
+    assert world.events("worker.exited") == [{"worker_id": worker_id, "message": words}]
+    world.feed(DeathExplained("shoal/j1/1/worker-99", "exited with 3"))
+    assert world.incidents()[0].message == words

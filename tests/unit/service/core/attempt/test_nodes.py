@@ -73,6 +73,17 @@ def test_without_a_replacement_the_group_shrinks(new_world: NewWorld) -> None:
     assert world.state.group.workers == (0, 2) and world.state.history.steps_lost == 0
 
 
+def test_if_no_other_node_has_room_the_group_shrinks_at_once(new_world: NewWorld) -> None:
+    """It trained there for 15 s more, waiting for a worker that could not be placed."""
+    world = new_world(workers=3, memory=True).open(then=2)
+    world.feed(NodesAvoided((AvoidedNode(node_id="n2", reason="drained: new disks", is_replaceable=False),)))
+    assert world.state.stage is Stage.SWITCHING
+    [switching] = world.events("generation.switching")
+    assert switching["reason"].endswith("; no other node has room for a worker that takes its place")
+    world.until(Stage.RUNNING)
+    assert world.state.group.workers == (0, 1) and world.state.history.steps_lost == 0
+
+
 def test_a_deadline_is_not_waited_for_to_the_last_second(new_world: NewWorld) -> None:
     world = new_world(workers=3, memory=True).open(then=5)
     drain(world, "n1", in_s=7.0)

@@ -25,26 +25,29 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from kit.worlds.attempt.parts import from_journal
+from kit.worlds.attempt.supervisor_rules import SupervisorRules
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.events import (
     DesiredChanged,
     ElasticityChanged,
     GrantChanged,
     NodesAvoided,
+    NodesSilent,
     ParallelismChanged,
     ReportArrived,
     RunReturned,
+    StorageAway,
     Tick,
 )
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.planner import plan
+from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.spec import ElasticitySpec, ParallelismSpec
-from shoal_workers.contract.worker_reports import PreemptionNotice, ReplayMismatch
+from shoal_workers.contract.worker_reports import PreemptionNotice, ReplayMismatch, ReplicaMismatch, ReplicasEqual
 
 NewWorld = Callable[..., Any]
 ERROR = ErrorReport(type="ValueError", message="boom", traceback="tb", phase=Phase.FORWARD)
@@ -56,12 +59,18 @@ def lives_of(
 ) -> type[RuleBasedStateMachine]:
     """Without `fatal`, no event legitimately ends an attempt, so histories are long."""
 
-    class Life(RuleBasedStateMachine):
+    class Life(SupervisorRules):
         def __init__(self) -> None:
             super().__init__()
             health = {"hang_floor_s": 5.0, "non_finite": "roll_back" if memory else "stop"}
             self.world = new_world(
-                workers=3, standby=1, memory=memory, nodes=nodes, health=health, retry={"max_recoveries": 1000}
+                workers=3,
+                standby=1,
+                memory=memory,
+                nodes=nodes,
+                health=health,
+                retry={"max_recoveries": 1000},
+                checkpoint={"all_damaged": "stop" if fatal else "start_over"},
             )
             self.world.total_steps = TOTAL_STEPS
 
@@ -115,6 +124,12 @@ def lives_of(
         def searches_are_answered(self) -> None:
             self.world.answer_finds()
 
+        @precondition(lambda self: self.world.finds)
+        @rule()
+        def the_storage_is_away_for_a_moment(self) -> None:
+            self.world.finds = []
+            self.world.post("find", StorageAway("TimeoutError: no answer"))
+
         @rule()
         def commits_are_answered(self) -> None:
             self.world.answer_commits()
@@ -138,6 +153,13 @@ def lives_of(
         def a_worker_stops(self, data: st.DataObject, unreachable: bool) -> None:
             if self.alive:
                 self.world.stop(data.draw(st.sampled_from(self.alive)), unreachable=unreachable)
+
+        @rule(data=st.data())
+        def nodes_are_silent(self, data: st.DataObject) -> None:
+            """For a moment or for long, rightly or not; none: all answer again."""
+            there = sorted({p.node_id for p in self.world.workers.values() if p.alive and p.node_id})
+            chosen = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=2)) if there else []
+            self.world.feed(NodesSilent(dict.fromkeys(chosen, "no answer")))
 
         @precondition(lambda self: memory)
         @rule(data=st.data())
@@ -240,16 +262,6 @@ def lives_of(
                 self.world.feed(data.draw(st.sampled_from(old)))
                 assert self.world.state.group.exits == before.group.exits or self.world.state.stage is not before.stage
 
-        @rule()
-        def the_supervisor_is_restarted(self) -> None:
-            """Its state comes from the journal; the calls to the storage are lost with it, and made again."""
-            state = from_journal(self.world.state)
-            assert state == self.world.state
-            self.world.finds, self.world.commits = [], []
-            self.world.pending.pop("find", None)
-            self.world.pending.pop("commit", None)
-            self.world.perform(machine.reopen(state))
-
         @precondition(lambda self: fatal)
         @rule(desired=st.sampled_from(list(Desired)))
         def the_user_wants(self, desired: Desired) -> None:
@@ -260,12 +272,42 @@ def lives_of(
         def a_rank_fails(self, data: st.DataObject, kind: ExitKind) -> None:
             self.world.leave(data.draw(st.sampled_from(self.world.group())), kind, ERROR)
 
+        @precondition(lambda self: fatal and self.world.group())
+        @rule(data=st.data(), kind=st.sampled_from([ExitKind.WORKER_FAULT, ExitKind.ENGINE_ERROR]))
+        def a_rank_fails_as_its_node_does(self, data: st.DataObject, kind: ExitKind) -> None:
+            error = ERROR.model_copy(
+                update={
+                    "error_class": data.draw(st.sampled_from(list(ErrorClass))),
+                    "origin": data.draw(st.sampled_from(list(Origin))),
+                }
+            )
+            self.world.leave(data.draw(st.sampled_from(self.world.group())), kind, error)
+
+        @precondition(lambda self: fatal and self.world.group())
+        @rule(data=st.data())
+        def replicas_are_compared(self, data: st.DataObject) -> None:
+            world, group = self.world, self.world.group()
+            named = {"generation": group[0].run.generation, "step": group[0].step, "at": world.now}
+            if data.draw(st.booleans()):
+                world.send(group[0], ReplicasEqual(**named, cpu_s=0.0))
+            else:
+                ranks = (data.draw(st.sampled_from(range(group[0].run.world_size))),)
+                is_certain = data.draw(st.booleans())
+                world.send(group[0], ReplicaMismatch(**named, ranks=ranks, is_certain=is_certain, message="other bits"))
+
         @precondition(lambda self: fatal and self.alive)
         @rule(data=st.data())
         def a_worker_cannot_load_the_task(self, data: st.DataObject) -> None:
             starting = [i for i in self.alive if not self.world.workers[i].is_warm]
             if starting:
                 self.world.fail_to_start(data.draw(st.sampled_from(starting)))
+
+        @invariant()
+        def no_group_restores_what_is_not_trusted(self) -> None:
+            state = self.world.state
+            known, restored = state.checkpoints, state.group.restored
+            if known.distrusted is not None and restored and state.group.generation > known.distrusted[0]:
+                assert not known.is_distrusted(restored)
 
         @invariant()
         def a_generation_starts_at_its_source(self) -> None:
@@ -334,14 +376,24 @@ COMMON = {
 }
 
 
-def test_long_histories_with_lost_workers_and_failing_storage(new_world: NewWorld) -> None:
-    run_state_machine_as_test(lives_of(new_world, fatal=False, memory=False), settings=settings(**COMMON))
+VARIANTS: dict[str, dict[str, Any]] = {
+    "lost workers and failing storage": {"fatal": False, "memory": False},
+    "may end at any moment": {"fatal": True, "memory": True, "nodes": 1},
+    "snapshots, a node per worker": {"fatal": False, "memory": True},
+    "snapshots, two nodes": {"fatal": False, "memory": True, "nodes": 2},
+    "snapshots, three nodes": {"fatal": False, "memory": True, "nodes": 3},
+}
 
 
-def test_histories_that_may_end_at_any_moment(new_world: NewWorld) -> None:
-    run_state_machine_as_test(lives_of(new_world, fatal=True, memory=True, nodes=1), settings=settings(**COMMON))
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_random_histories(new_world: NewWorld, variant: str) -> None:
+    run_state_machine_as_test(lives_of(new_world, **VARIANTS[variant]), settings=settings(**COMMON))
 
 
-@pytest.mark.parametrize("nodes", [None, 2, 3])
-def test_long_histories_with_snapshots_in_memory(new_world: NewWorld, nodes: int | None) -> None:
-    run_state_machine_as_test(lives_of(new_world, fatal=False, memory=True, nodes=nodes), settings=settings(**COMMON))
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_many_random_histories(new_world: NewWorld, variant: str) -> None:
+    """Five variants of 120 examples: 600."""
+    many = settings(**{**COMMON, "max_examples": 120})
+    run_state_machine_as_test(lives_of(new_world, **VARIANTS[variant]), settings=many)

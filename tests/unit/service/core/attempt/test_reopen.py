@@ -1,14 +1,14 @@
-"""After the supervisor's own death: unanswered requests are sent again."""
+"""After the supervisor's own death: the requests without an answer, as far as the state tells them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.commands import FindCheckpoint, Interrupt, RequestYield
 from shoal_service.core.attempt.events import GrantChanged
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.unanswered import orders_of
 from shoal_workers.contract.job import EndReason
 
 NewWorld = Callable[..., Any]
@@ -16,20 +16,20 @@ NewWorld = Callable[..., Any]
 
 def test_the_search_for_a_checkpoint_is_repeated(new_world: NewWorld) -> None:
     world = new_world(workers=2)
-    assert machine.reopen(world.state) == (FindCheckpoint(),)
+    assert orders_of(world.state) == (FindCheckpoint(),)
     world.committed["step-000000000004-a0-g1"] = False
     world.open()
     world.start_all()
     world.form()
     world.deliver_all()
-    assert machine.reopen(world.state) == (FindCheckpoint(excluding=("step-000000000004-a0-g1",)),)
+    assert orders_of(world.state) == (FindCheckpoint(excluding=("step-000000000004-a0-g1",)),)
 
 
 def test_those_still_in_run_are_interrupted_again(new_world: NewWorld) -> None:
     world = new_world(workers=3).open(then=5)
     world.die(1)
     world.deliver_all()
-    assert machine.reopen(world.state) == (Interrupt(0, 1), Interrupt(2, 1))
+    assert orders_of(world.state) == (Interrupt(0, 1), Interrupt(2, 1))
 
 
 def test_workers_still_in_run_receive_the_yield_again(new_world: NewWorld) -> None:
@@ -37,11 +37,11 @@ def test_workers_still_in_run_receive_the_yield_again(new_world: NewWorld) -> No
     world.feed(GrantChanged(2))
     world.train(1)
     world.deliver("exit-0")
-    assert machine.reopen(world.state) == (RequestYield(1, 1), RequestYield(2, 1))
+    assert orders_of(world.state) == (RequestYield(1, 1), RequestYield(2, 1))
 
 
 def test_a_running_group_is_left_alone(new_world: NewWorld) -> None:
-    assert machine.reopen(new_world(workers=2).open(then=5).state) == ()
+    assert orders_of(new_world(workers=2).open(then=5).state) == ()
 
 
 def test_the_commit_of_the_result_is_repeated(new_world: NewWorld) -> None:
@@ -51,8 +51,8 @@ def test_the_commit_of_the_result_is_repeated(new_world: NewWorld) -> None:
     world.deliver_all()
     assert world.state.stage is Stage.COMMITTING
     commits, world.commits = world.commits, []
-    assert list(machine.reopen(world.state)) == commits
-    world.perform(machine.reopen(world.state))
+    assert list(orders_of(world.state)) == commits
+    world.perform(orders_of(world.state))
     world.answer_storage()
     world.deliver_all()
     assert world.end.reason is EndReason.FINISHED
@@ -65,7 +65,7 @@ def test_a_commit_of_the_generation_before_is_repeated(new_world: NewWorld) -> N
     commits = world.commits
     world.die(1)
     world.recover()
-    assert world.state.group.generation == 2 and list(machine.reopen(world.state)) == commits
+    assert world.state.group.generation == 2 and list(orders_of(world.state)) == commits
     world.answer_storage()
     world.deliver_all()
-    assert machine.reopen(world.state) == () and world.state.checkpoints.parts == {}
+    assert orders_of(world.state) == () and world.state.checkpoints.parts == {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from shoal_service.core.attempt.commands import FindCheckpoint, Run, StartWorker
-from shoal_service.core.attempt.events import StorageUnusable
+from shoal_service.core.attempt.events import StorageAway, StorageUnusable
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Phase
@@ -170,7 +171,40 @@ def test_storage_that_cannot_be_written_ends_the_attempt_before_it_costs_anythin
     assert world.count(StartWorker) == 0
 
 
-def test_storage_that_does_not_answer_ends_the_attempt(new_world: NewWorld) -> None:
+def test_storage_that_does_not_answer_ends_the_attempt_at_its_deadline(new_world: NewWorld) -> None:
+    world = new_world(workers=2, checkpoint={"wait_s": 20.0})
+    world.pass_time(20.0)
+    assert world.end is None
+    world.pass_time(0.25)
+    assert world.end.reason is EndReason.STORAGE_FAILED
+    assert "did not answer for 20 s (checkpoint.wait_s is 20)" in world.end.message
+
+
+def test_a_storage_outage_at_the_start_is_not_final(new_world: NewWorld) -> None:
     world = new_world(workers=2)
-    world.pass_time(20.1)
-    assert world.end.reason is EndReason.STORAGE_FAILED and "did not answer" in world.end.message
+    asked_at = []
+    for _ in range(5):
+        asked_at.append(world.now)
+        [find] = world.finds
+        world.finds = []
+        world.feed(StorageAway("TimeoutError: no answer"))
+        world.feed(StorageAway("TimeoutError: no answer"))  # the answer to a repeated request
+        while not world.finds:
+            world.pass_time(0.25)
+        assert world.finds == [find]
+    assert [later - earlier for earlier, later in pairwise(asked_at)] == [1.0, 2.0, 4.0, 8.0]
+    assert [event["message"] for event in world.events("checkpoint.storage_away")] == ["TimeoutError: no answer"]
+    world.open(then=1)
+    assert world.end is None and world.state.progress.step == 1
+
+
+def test_a_restarted_supervisor_keeps_the_pause_before_the_next_request(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.finds = []
+    world.feed(StorageAway("TimeoutError: no answer"))
+    world.restart_supervisor()
+    assert world.finds == []
+    world.pass_time(1.0)
+    assert len(world.finds) == 1
+    world.restart_supervisor()
+    assert len(world.finds) == 1, "the request is repeated, since its answer was lost"

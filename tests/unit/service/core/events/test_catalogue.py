@@ -21,6 +21,7 @@ from shoal_service.core.events.checkpoints import (
     CheckpointFallback,
     CheckpointRetentionFailed,
     CheckpointRetried,
+    StorageAway,
 )
 from shoal_service.core.events.generations import (
     GenerationFormed,
@@ -31,19 +32,24 @@ from shoal_service.core.events.generations import (
     SwitchLossy,
     Validated,
 )
-from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened, SnapshotsRecovering
+from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened, SnapshotsLacking, SnapshotsRecovering
 from shoal_service.core.events.job import (
     JobCreated,
     JobGranted,
     JobPatched,
+    JobQuarantined,
     JobRequested,
     JobStateChanged,
     JobWaiting,
 )
 from shoal_service.core.events.service import NodeCleared, NodeSuspected, SupervisorRestarted
 from shoal_service.core.events.workers import (
+    NodeAnswers,
+    NodeSilent,
     StragglerFound,
     StragglerKept,
+    WarmMemoryOff,
+    WorkerExited,
     WorkerLeaving,
     WorkerLost,
     WorkerReleased,
@@ -64,6 +70,7 @@ NAMES = [
     "checkpoint.fallback",
     "checkpoint.retention_failed",
     "checkpoint.retried",
+    "checkpoint.storage_away",
     "generation.formed",
     "generation.forming",
     "generation.switch_lossy",
@@ -73,16 +80,21 @@ NAMES = [
     "job.created",
     "job.granted",
     "job.patched",
+    "job.quarantined",
     "job.requested",
     "job.state",
     "job.waiting",
+    "node.answers",
     "node.cleared",
+    "node.silent",
     "node.suspected",
+    "snapshot.lacking",
     "snapshot.recovering",
     "step.rolled_back",
     "step.skipped",
     "supervisor.restarted",
     "validation",
+    "worker.exited",
     "worker.leaving",
     "worker.lost",
     "worker.released",
@@ -90,6 +102,7 @@ NAMES = [
     "worker.started",
     "worker.straggler",
     "worker.straggler_kept",
+    "worker.warm_memory_off",
 ]
 
 EXAMPLES: list[tuple[JobEvent, str]] = [
@@ -99,6 +112,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "job RUNNING -> PAUSED (paused): Paused on request.",
     ),
     (JobRequested(desired=Desired.PAUSE), "a user asked to pause the job"),
+    (
+        JobQuarantined(message="stop.steps is -1"),
+        "job quarantined: stop.steps is -1",
+    ),
     (
         JobPatched(spec_version=2, elasticity={"max_workers": 3}, priority=4),
         "spec changed to version 2: elasticity, priority",
@@ -115,16 +132,29 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "worker 3 (rank 2) lost: worker_died, SIGKILL",
     ),
     (
+        WorkerExited(worker_id=W, message="process 7 on 10.0.0.1 exited with 3"),
+        "worker 3: process 7 on 10.0.0.1 exited with 3",
+    ),
+    (
         StragglerFound(
             worker_id=W, rank=3, node_id="n", compute_s=1.0, median_s=0.2, step=9, action="an extra worker is started"
         ),
         "worker 3 (rank 3) is slow: 1.0 s per step, the others 200 ms; an extra worker is started",
     ),
     (
+        WarmMemoryOff(worker_id=W, message="was killed by the kernel: out of memory"),
+        "worker 3: was killed by the kernel: out of memory; new workers touch no memory in advance any more",
+    ),
+    (
         StragglerKept(worker_id=W, rank=3, message="no other worker became warm within 60 s"),
         "worker 3 (rank 3) is slow but stays: no other worker became warm within 60 s",
     ),
     (WorkerLeaving(worker_id=W, rank=None, reason="SIGTERM", grace_s=30.0), "worker 3 will be gone in 30 s: SIGTERM"),
+    (
+        NodeSilent(node_id="ab12", node_ip="10.0.0.1", workers=2, ranks=(1,), message="no answer to 5 connects"),
+        "node ab12 (10.0.0.1) is silent, 2 workers left out until it answers: no answer to 5 connects",
+    ),
+    (NodeAnswers(node_id="ab12", silent_s=4.0), "node ab12 answers again after 4.0 s"),
     (WorkerReleased(worker_id=W, reason="more workers than granted"), "worker 3 released: more workers than granted"),
     (
         GenerationForming(
@@ -178,7 +208,11 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (
         SnapshotsRecovering(nodes=("n1", "n2"), steps=5, until=9.0),
-        "workers are started on 2 nodes to read the snapshots in memory there, which save 5 steps",
+        "workers are started on 2 nodes to read the snapshots in memory there, which may save 5 steps",
+    ),
+    (
+        SnapshotsLacking(generation=2, step=5, rank=1, only_copies=False, message="no space left"),
+        "rank 1 keeps no more snapshots in memory: no space left",
     ),
     (
         IncidentClosed(
@@ -203,6 +237,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "the final state could not be saved; try 1 of 4 follows in 2.0 s: disk full",
     ),
     (CheckpointDamaged(name="step-20", message="crc32 differs"), "checkpoint step-20 is damaged: crc32 differs"),
+    (
+        StorageAway(message="timed out", until=9.0),
+        "the checkpoint storage does not answer; it is asked again: timed out",
+    ),
     (CheckpointFallback(to=None), "no older checkpoint: training starts again"),
     (CheckpointRetentionFailed(message="denied"), "old checkpoints could not be deleted: denied"),
     (SupervisorRestarted(found=3, of=4), "supervisor restarted: reattached to 3 of 4 workers"),

@@ -15,6 +15,7 @@ from kit.contracts.fleet import assignment
 from kit.contracts.journal import CONFIG
 from shoal_service.core.attempt.events import (
     DeathDated,
+    DeathExplained,
     Event,
     InterruptAcknowledged,
     ProgressReported,
@@ -26,6 +27,7 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
+from shoal_service.core.attempt.faults import hangs
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.new_attempt import new_attempt
 from shoal_service.supervisor.reporting.outbox import Outbox
@@ -269,9 +271,11 @@ def test_requests_are_passed_on() -> None:
         bench = Bench()
         worker = await bench.start()
         bench.client.request_yield(1, True)
+        bench.client.note_commit(1, 20, "disk full")
         bench.client.request_snapshot_parts()
         await settle()
         assert worker.yields == [True]
+        assert worker.commits == [(1, 20, "disk full")]
         assert bench.of(SnapshotPartsReported) == [SnapshotPartsReported(0, ())]
 
     run(main())
@@ -320,11 +324,11 @@ def test_each_poll_reports_progress_and_a_stalled_worker_is_polled_more_often() 
         worker = await bench.start()
         await bench.clock.advance(2.5)
         assert worker.polls == [1.0, 1.0, 1.0] and len(bench.of(ProgressReported)) == 2
-        floor_s = CONFIG.spec.health.hang_floor_s
-        worker.progress = Progress(generation=1, phase=Phase.BACKWARD, step=3, at=1.0, stalled_s=floor_s / 2)
+        limit_s = hangs.threshold_s(bench.client._context.state())
+        worker.progress = Progress(generation=1, phase=Phase.BACKWARD, step=3, at=1.0, stalled_s=limit_s / 2)
         await bench.clock.advance(1.0)
         assert worker.polls[-1] == 0.25
-        worker.progress = Progress(generation=1, phase=Phase.IDLE, step=3, at=1.0, stalled_s=floor_s)
+        worker.progress = Progress(generation=1, phase=Phase.IDLE, step=3, at=1.0, stalled_s=limit_s)
         await bench.clock.advance(1.0)
         assert worker.polls[-1] == 1.0, "an idle worker does not hang"
 
@@ -374,5 +378,23 @@ def test_a_restarted_supervisor_joins_the_run_of_its_predecessor() -> None:
         [returned] = bench.of(RunReturned)
         assert (returned.exit.generation, returned.exit.kind) == (2, ExitKind.FINISHED)
         await running
+
+    run(main())
+
+
+def test_the_exit_status_of_a_lost_worker_follows_its_loss() -> None:
+    """Its message was "The actor died unexpectedly before finishing this task"."""
+
+    async def main() -> None:
+        bench = Bench()
+        worker = await bench.start()
+        worker.die()
+        await settle()
+        assert bench.of(DeathExplained) == []
+        await bench.clock.advance(1.0)
+        message = f"process {worker.info.pid} on 10.0.0.1 was killed by signal 9 (SIGKILL)"
+        assert bench.of(DeathExplained) == [DeathExplained(NAME, message)]
+        await bench.clock.advance(30.0)
+        assert len(bench.of(DeathExplained)) == 1
 
     run(main())

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shoal_workers.contract.spec import OptimizerSpec
-from shoal_workers.engine.step.clip import Gradients
+from shoal_workers.engine.step.clip import Gradients, clip_factor
 from shoal_workers.engine.step.optimizer import adamw
 
 SIZE = 531
@@ -28,7 +28,7 @@ def trained(cuts: list[int], columns: int) -> torch.Tensor:
         gradient = torch.randn(SIZE, columns, generator=draws) * scale
         for piece, part in zip(pieces, gradient.tensor_split(cuts), strict=True):
             piece.grad = part.reshape(piece.shape).clone()
-        Gradients.of((piece, 1.0) for piece in pieces).clip(3.7, 1.1)
+        Gradients.of((piece, 1.0) for piece in pieces).scale(clip_factor(3.7, 1.1))
         for group in optimizer.param_groups:
             group["lr"] = SETTINGS.lr * (step + 1) / 5
         optimizer.step()

@@ -37,6 +37,20 @@ def test_slot_that_cannot_be_allocated_is_not_listed(tmp_path: Path) -> None:
     assert pool.slots == ()
 
 
+def test_an_allocation_is_tried_again_once_there_is_room(tmp_path: Path) -> None:
+    directory = tmp_path / "later"
+
+    def make_room() -> bool:
+        directory.mkdir()
+        return True
+
+    pool = SlotPool(directory, "own", make_room)
+    assert pool.allocate(4096).path.exists()
+    pool.close()
+    with pytest.raises(SharedMemoryFull):
+        SlotPool(tmp_path / "removed", "own", lambda: False).allocate(4096)
+
+
 def test_slots_are_split_by_size(tmp_path: Path) -> None:
     pool = SlotPool(tmp_path, "own")
     small, middle, large = (pool.allocate(size * MIB) for size in (1, 4, 16))

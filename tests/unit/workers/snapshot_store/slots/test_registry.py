@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -11,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.snapshot_store.slots.registry import SlotRegistry, sweep_stale
+from shoal_workers.snapshot_store.slots.registry import KEEP_S, SlotRegistry, Sweep, remove_attempts, sweep_stale
 
 StartWorker = Callable[..., Any]
 
 
 @pytest.fixture
 def join(tmp_path: Path) -> Iterator[Callable[..., SlotRegistry]]:
-    """`join(job_id=, node_id=, ...)`: a directory of this process, which can have many: locks are per open file."""
+    """`join(job_id=, memory_id=, ...)`: a directory of this process, which can have many: locks are per open file."""
     with ExitStack() as stack:
 
         def make(**changes: Any) -> SlotRegistry:
-            names = {"job_id": "job", "attempt": 1, "node_id": "n", "worker_id": "s", **changes}
+            names = {"job_id": "job", "attempt": 1, "memory_id": "n", "worker_id": "s", **changes}
             directory = SlotRegistry(tmp_path, **names)
             stack.callback(directory.close)
             return directory
@@ -60,7 +61,7 @@ def test_a_link_instead_of_the_directory_is_refused(tmp_path: Path, join: Callab
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", ".trash-x", "lock", "ä"])
 def test_any_name_is_one_segment(tmp_path: Path, join: Callable[..., SlotRegistry], name: str) -> None:
-    directory = join(job_id=name, node_id=name, worker_id=name)
+    directory = join(job_id=name, memory_id=name, worker_id=name)
     assert len(directory.path.relative_to(tmp_path).parts) == 4
     assert not any(part.startswith(".") for part in directory.path.relative_to(tmp_path).parts)
     assert sweep_stale(tmp_path) == []
@@ -99,6 +100,47 @@ def test_own_attempt_is_not_swept(tmp_path: Path, join: Callable[..., Any], star
     assert _steps(directory) == [(1, 10)]
 
 
+def test_another_job_does_not_remove_snapshots_that_a_job_is_about_to_read(
+    tmp_path: Path, join: Callable[..., Any], start_process: StartWorker
+) -> None:
+    start_process("1:10", job="victim").kill()
+    assert sweep_stale(tmp_path, Sweep("other", 1, now=1000.0)) == []
+    assert sweep_stale(tmp_path, Sweep("other", 1, now=1000.0 + KEEP_S - 1)) == []
+    directory = join(job_id="victim")
+    assert _steps(directory) == [(1, 10)]
+    directory.close()
+
+
+def test_an_abandoned_attempt_is_removed_after_a_while_and_a_process_that_joins_it_restarts_the_time(
+    tmp_path: Path, start_process: StartWorker
+) -> None:
+    start_process("1:10", job="victim").kill()
+    assert sweep_stale(tmp_path, Sweep("other", 1, now=1000.0)) == []
+    start_process("1:11", job="victim").kill()
+    assert sweep_stale(tmp_path, Sweep("other", 1, now=1000.0 + KEEP_S)) == []
+    assert sweep_stale(tmp_path, Sweep("other", 1, now=1000.0 + 2 * KEEP_S)) == ["victim-a1"]
+
+
+def test_a_later_attempt_of_the_job_removes_what_earlier_ones_left(tmp_path: Path, start_process: StartWorker) -> None:
+    start_process("1:10", job="job").kill()
+    start_process("1:10", job="job-a1-x").kill()
+    assert sweep_stale(tmp_path, Sweep("job", 1, now=1000.0)) == []
+    assert sweep_stale(tmp_path, Sweep("job", 2, now=1000.0)) == ["job-a1"]
+
+
+def test_attempts_are_removed_once_their_killed_processes_have_released_their_locks(tmp_path: Path) -> None:
+    lock = tmp_path / f"shoal-{os.geteuid()}" / "job-a1" / ".lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as dying:
+        fcntl.flock(dying, fcntl.LOCK_SH)
+        remove_attempts([("job", 1), ("other", 1)], tmp_path, wait_s=0.0)
+        assert lock.exists(), "a live process keeps its own"
+        remover = threading.Thread(target=remove_attempts, args=([("job", 1)], tmp_path), kwargs={"wait_s": 60.0})
+        remover.start()
+    remover.join()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_killed_sweeper_left_is_swept(tmp_path: Path, start_process: StartWorker) -> None:
     process = start_process("1:10")
     process.kill()
@@ -120,7 +162,7 @@ def test_concurrent_sweeps_and_starts_do_not_interfere(tmp_path: Path) -> None:
     def start(shard: str) -> None:
         try:
             for _ in range(40):
-                directory = SlotRegistry(tmp_path, job_id="job", attempt=1, node_id="n", worker_id=shard)
+                directory = SlotRegistry(tmp_path, job_id="job", attempt=1, memory_id="n", worker_id=shard)
                 (directory.path / "own-1").touch()
                 if not (directory.path / "own-1").exists():
                     wrong.append(directory.path)
@@ -186,4 +228,4 @@ def test_the_last_process_to_close_deletes_everything_also_of_dead_processes(
 
 def test_unusable_root_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(OSError):
-        SlotRegistry(tmp_path / "nosuch", job_id="j", attempt=1, node_id="n", worker_id="s")
+        SlotRegistry(tmp_path / "nosuch", job_id="j", attempt=1, memory_id="n", worker_id="s")

@@ -85,6 +85,12 @@ def test_single_copy_of_a_rank_and_copies_of_other_generations_are_not_replaced(
     assert retention.reusable_for_copy(headers, generation=2, rank=7) == [3]
 
 
+def test_the_copy_of_a_step_of_which_every_rank_has_one_is_not_replaced() -> None:
+    headers = _headers((1, 4, 7), (1, 8, 7))
+    assert retention.reusable_for_copy(headers, generation=1, rank=7, keep_step=8) == [0]
+    assert retention.reusable_for_copy(headers, generation=1, rank=7, keep_step=4) == [1]
+
+
 def test_two_empty_buddy_slots_stay_allocated() -> None:
     assert retention.surplus_empty(_headers(None, (1, 1), None, None, None)) == [3, 4]
     assert retention.surplus_empty(_headers(None, (1, 1), None)) == []

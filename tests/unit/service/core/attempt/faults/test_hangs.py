@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shoal_service.core.attempt.commands import Interrupt, KillWorker, Run
 from shoal_service.core.attempt.events import GrantChanged
+from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.state.attempt import essential
+from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Phase
@@ -187,6 +190,19 @@ def test_a_long_save_is_not_a_hang(new_world: NewWorld) -> None:
     assert world.state.stage is Stage.QUIESCING, "but not longer than the switch may take"
 
 
+@pytest.mark.parametrize("phase", [Phase.SAVING, Phase.COMMITTING])
+def test_a_hang_in_a_save_is_found_after_the_limit_of_a_save(new_world: NewWorld, phase: Phase) -> None:
+    """The worker itself gives a save up after timeouts.save_s; what lasts longer is not slow storage."""
+    world = running(new_world)
+    for index in (0, 1, 2):
+        world.beat(index, beat=11, phase=phase)
+    world.pass_time(150.0)
+    assert world.state.stage is Stage.RUNNING
+    world.pass_time(0.25)
+    assert world.state.incident.cause is IncidentCause.HUNG
+    assert "timeouts.save_s 120 s" in world.state.incident.message
+
+
 def test_a_hang_on_the_way_to_a_boundary_is_seen(new_world: NewWorld) -> None:
     world = running(new_world)
     world.feed(GrantChanged(2))
@@ -211,3 +227,78 @@ def test_progress_and_steps_write_no_journal_entry(new_world: NewWorld) -> None:
     world.pass_time(0.25)
     world.report(0.1, 0.1, 0.9)
     assert world.state != before and essential(world.state) == essential(before)
+
+
+def at_pace(new_world: NewWorld, step_s: float, *, slowest_s: float = 0.0, **settings: Any) -> Any:
+    """A group with the shipped settings, after six steps; its measured times are replaced."""
+    world = new_world(workers=3, memory=True, **{"health": {}, **settings}).open(then=6)
+    progress = replace(world.state.progress, step_times=(step_s,) * 6, slowest_steps=(slowest_s or step_s,))
+    world.state = replace(world.state, progress=progress)
+    for index in (0, 1, 2):
+        world.beat(index, beat=10)
+    return world
+
+
+def test_a_stopped_worker_at_a_fifth_of_a_second_per_step_is_noticed_after_three_seconds(new_world: NewWorld) -> None:
+    """It was 30 s, whatever the pace: the old default of health.hang_floor_s."""
+    world = at_pace(new_world, 0.2)
+    world.stop(1)
+    world.pass_time(3.0)
+    assert world.state.stage is Stage.RUNNING
+    world.pass_time(0.25)
+    assert world.state.stage is Stage.QUIESCING and world.state.incident.cause is IncidentCause.HUNG
+
+
+def test_what_stands_still_is_shown_before_it_counts_as_hung(new_world: NewWorld) -> None:
+    world = at_pace(new_world, 0.2)
+    world.pass_time(0.75)
+    for index in (0, 2):
+        world.beat(index, beat=11)
+    assert not hangs.standstill(world.state, world.now)
+    world.pass_time(1.25)
+    assert hangs.standstill(world.state, world.now).reason == (
+        "rank 1 has made no progress for 1.2 s, in backward after step 6; the group counts as hung after 3.0 s"
+    )
+
+
+def test_the_slowest_step_of_the_last_thousand_counts_and_is_limited(new_world: NewWorld) -> None:
+    assert hangs.threshold_s(at_pace(new_world, 0.2, slowest_s=2.0).state) == 4 * 2.0
+    assert hangs.threshold_s(at_pace(new_world, 0.2, slowest_s=60.0).state) == 30.0
+    assert hangs.threshold_s(at_pace(new_world, 4.0, slowest_s=60.0).state) == 10 * 4.0
+
+
+def test_the_slowest_step_is_forgotten_after_a_thousand_steps() -> None:
+    progress = hangs.step_measured(GroupProgress(), 9.0, is_first=False)
+    for _ in range(1023 - 64):
+        progress = hangs.step_measured(progress, 0.2, is_first=False)
+    assert max(progress.slowest_steps) == 9.0
+    for _ in range(65):
+        progress = hangs.step_measured(progress, 0.2, is_first=False)
+    assert set(progress.slowest_steps) == {0.2} and len(progress.slowest_steps) == 16
+
+
+def test_the_first_step_of_a_generation_measures_nothing() -> None:
+    progress = hangs.step_measured(GroupProgress(), 25.0, is_first=True)
+    assert progress.slowest_steps == () and progress.num_measured == 0
+
+
+def test_what_was_not_measured_has_thirty_seconds(new_world: NewWorld) -> None:
+    young = new_world(workers=3, memory=True, health={}).open(then=1)
+    assert hangs.threshold_s(young.state) >= 30.0, "too few steps are measured"
+    world = at_pace(new_world, 0.2)
+    world.beat(0, beat=11, phase=Phase.VALIDATING)
+    assert hangs.threshold_s(world.state) == 30.0
+    world = at_pace(new_world, 0.2)
+    world.die(2)
+    world.recover()
+    world.beat(0, beat=1)
+    assert hangs.threshold_s(world.state) == 30.0, "the first step in another layout"
+
+
+def test_a_group_that_has_trained_before_is_not_waited_for_longer_in_its_first_step(new_world: NewWorld) -> None:
+    world = at_pace(new_world, 0.2)
+    world.pass_time(3.25)
+    world.recover()
+    for index in (0, 1, 2):
+        world.beat(index, beat=1)
+    assert world.state.group.workers == (0, 1, 2) and hangs.threshold_s(world.state) == 3.0

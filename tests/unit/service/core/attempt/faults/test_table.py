@@ -42,6 +42,7 @@ def test_the_snapshots_of_these_causes_are_not_trusted() -> None:
 def test_the_nodes_of_these_causes_are_suspected() -> None:
     suspected = {cause for cause, fault in FAULTS.items() if fault.probation in (Probation.ALONE, Probation.ALWAYS)}
     assert suspected == {
+        IncidentCause.WORKER_FAULT,
         IncidentCause.STUCK,
         IncidentCause.HUNG,
         IncidentCause.UNREACHABLE,

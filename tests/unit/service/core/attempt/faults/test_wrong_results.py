@@ -10,7 +10,7 @@ from shoal_service.core.attempt.events import ReportArrived
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
-from shoal_workers.contract.worker_reports import ReplayMismatch, StepSkipped
+from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch, ReplicasEqual, StepSkipped
 
 NewWorld = Callable[..., Any]
 NAN = ErrorReport(type="NonFinite", message="loss is nan", traceback="", phase=Phase.BACKWARD)
@@ -122,3 +122,113 @@ def test_a_rank_that_several_name_is_killed_once(new_world: NewWorld) -> None:
     name(world, 1)
     assert len(world.events("incident.opened")) == 1
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
+
+
+def recover_from_storage(world: Any) -> None:
+    world.recover()
+    world.answer_storage()
+    world.deliver_all()
+    world.form()
+    world.deliver_all()
+
+
+def equal(world: Any, step: int) -> None:
+    report = ReplicasEqual(generation=world.state.group.generation, step=step, at=world.now, cpu_s=0.0)
+    world.feed(ReportArrived(0, report))
+
+
+def differ(world: Any, *ranks: int, is_certain: bool = True) -> None:
+    report = ReplicaMismatch(
+        generation=world.state.group.generation,
+        step=world.state.progress.step,
+        at=world.now,
+        ranks=ranks,
+        is_certain=is_certain,
+        message="ranks hold other values",
+    )
+    world.feed(ReportArrived(0, report))
+
+
+def test_after_corruption_no_checkpoint_later_than_the_last_clean_comparison_is_read(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=4)
+    equal(world, 4)
+    world.run(6)  # commits step 8
+    assert world.state.checkpoints.unverified == ("step-000000000008-a1-g1",)
+    differ(world, 1)
+    assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
+    assert [c.node_id for c in world.commands if isinstance(c, SuspectNode)] == ["n1"]
+    recover_from_storage(world)
+    run = last_run(world)
+    assert run.restore_snapshot is None and run.restore_from.endswith("step-000000000004-a1-g1")
+    assert [e["name"] for e in world.events("checkpoint.damaged")] == ["step-000000000008-a1-g1"]
+    world.run(1)
+    [incident] = world.incidents()
+    assert (incident.cause, incident.witness, incident.ranks) == (IncidentCause.CORRUPTED, "replicas", (1,))
+    assert incident.steps_lost == 6 and "not later than step 4" in incident.message
+
+
+def test_a_clean_comparison_makes_earlier_checkpoints_trusted(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=9)
+    assert world.state.checkpoints.verified_step is None
+    equal(world, 8)
+    assert world.state.checkpoints.unverified == () and world.state.checkpoints.verified_step == 8
+    differ(world, 2)
+    recover_from_storage(world)
+    assert last_run(world).restore_from.endswith("step-000000000008-a1-g1")
+    assert world.events("checkpoint.damaged") == []
+
+
+def test_without_a_clean_comparison_the_state_is_that_from_which_the_group_started(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=6)
+    differ(world, 1)
+    recover_from_storage(world)
+    run = last_run(world)
+    assert (run.restore_from, run.restore_snapshot) == (None, None)
+
+
+def test_two_replicas_are_both_suspected_and_neither_is_killed(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=6)
+    equal(world, 4)
+    differ(world, 0, 1, is_certain=False)
+    assert [c.node_id for c in world.commands if isinstance(c, SuspectNode)] == ["n0", "n1"]
+    recover_from_storage(world)
+    assert [c for c in world.commands if isinstance(c, KillWorker)] == []
+    assert last_run(world).restore_from.endswith("step-000000000004-a1-g1")
+    world.run(1)
+    [incident] = world.incidents()
+    assert (incident.cause, incident.ranks) == (IncidentCause.CORRUPTED, ())
+
+
+def test_a_checkpoint_that_was_restored_is_trusted_and_a_snapshot_proves_nothing(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=6)
+    world.die(2)
+    world.recover()
+    world.run(4)
+    assert world.state.group.source is not None and world.state.checkpoints.clean_step == 0
+    differ(world, 1)
+    recover_from_storage(world)
+    assert last_run(world).restore_from is None and world.state.checkpoints.clean_step == 0
+
+
+def test_a_replay_that_differs_distrusts_the_checkpoints_since_the_last_replay(new_world: NewWorld) -> None:
+    world = new_world(workers=3, standby=1, memory=True, health={"replay_every_steps": 4}).open(then=9)
+    named = ReplayMismatch(generation=1, step=10, at=world.now, rank=1, message="another loss")
+    world.feed(ReportArrived(0, named))
+    recover_from_storage(world)
+    assert last_run(world).restore_from.endswith("step-000000000004-a1-g1"), "step 8 is later than step 5"
+
+
+def test_a_checkpoint_that_is_committed_after_the_difference_was_found_is_not_trusted_either(
+    new_world: NewWorld,
+) -> None:
+    world = new_world(workers=3, standby=1, memory=True).open(then=7)
+    equal(world, 4)
+    world.train(1)
+    world.deliver_all()
+    [commit] = world.commits
+    differ(world, 1)
+    world.recover()
+    world.answer_storage()
+    world.deliver_all()
+    assert commit.name == "step-000000000008-a1-g1" in world.state.checkpoints.damaged
+    assert last_run(world).restore_from.endswith("step-000000000004-a1-g1")

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_service.core.attempt.group.buddies import buddies
+from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import WorkerInfo
+from shoal_workers.contract.snapshots import SnapshotServer
 
 
 def infos(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
@@ -26,8 +28,12 @@ def infos(*nodes: str, ports: tuple[int, ...] = ()) -> list[WorkerInfo]:
     ]
 
 
+def of(workers: list[WorkerInfo], layout: Layout | None = None) -> tuple[SnapshotServer | None, ...]:
+    return buddies(workers, layout or fully_sharded(len(workers)))
+
+
 def ranks_of(*nodes: str) -> list[int | None]:
-    return [None if buddy is None else buddy.port - 100 for buddy in buddies(infos(*nodes))]
+    return [None if buddy is None else buddy.port - 100 for buddy in of(infos(*nodes))]
 
 
 def test_a_single_node_has_no_buddies() -> None:
@@ -52,18 +58,18 @@ def test_a_full_node_spreads_its_copies_over_the_others() -> None:
 
 
 def test_a_buddy_is_identified_by_its_snapshot_server() -> None:
-    [first, _] = buddies(infos("a", "b"))
+    [first, _] = of(infos("a", "b"))
     assert first is not None and (first.node_id, first.host, first.port) == ("b", "ip-b", 101)
 
 
 def test_a_worker_without_snapshots_is_not_a_buddy() -> None:
-    assert [b and b.port for b in buddies(infos("a", "b", "b", ports=(7, 0, 9)))] == [9, 7, 7]
-    assert buddies(infos("a", "b", ports=(0, 0))) == (None, None)
+    assert [b and b.port for b in of(infos("a", "b", "b", ports=(7, 0, 9)))] == [9, 7, 7]
+    assert of(infos("a", "b", ports=(0, 0))) == (None, None)
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12))
 def test_never_on_the_same_node_and_never_more_than_needed(nodes: list[str]) -> None:
-    chosen = buddies(infos(*nodes))
+    chosen = of(infos(*nodes))
     if len(set(nodes)) == 1:
         assert set(chosen) == {None}
         return
@@ -74,3 +80,18 @@ def test_never_on_the_same_node_and_never_more_than_needed(nodes: list[str]) -> 
         -(-num // (len(nodes) - num)) for num in crowd.values()
     )  # a node's copies, spread over all workers of other nodes
     assert max(copies.values()) <= fair + 1
+
+
+def test_a_shard_with_a_replica_on_another_node_needs_no_copy() -> None:
+    hybrid = Layout(dp_replicate=2, dp_shard=2)
+    assert of(infos("a", "a", "b", "b"), hybrid) == (None,) * 4
+    assert [b and b.node_id for b in of(infos("a", "b", "a", "c"), hybrid)] == ["b", None, None, None]
+
+
+def test_nodes_of_one_machine_are_no_buddies() -> None:
+    workers = [
+        info.model_copy(update={"machine_id": machine})
+        for info, machine in zip(infos("a", "b", "c"), ("m", "m", "n"), strict=True)
+    ]
+    assert [b and b.node_id for b in of(workers)] == ["c", "c", "a"]
+    assert of(workers[:2]) == (None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDamaged, Run
+from shoal_service.core.attempt.commands import Commit, FindCheckpoint, ForgetDamaged, Run, StartWorker
 from shoal_service.core.attempt.events import CheckpointFound, ReportArrived
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_workers.contract.job import EndReason, IncidentCause
@@ -81,14 +81,47 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_it(new_world: NewWorld)
     assert world.incidents()[0].cause is IncidentCause.DAMAGED_CHECKPOINT and world.incidents()[0].closed
 
 
-def test_without_any_good_checkpoint_training_starts_from_the_seed(new_world: NewWorld) -> None:
+def test_the_only_checkpoint_being_damaged_ends_the_job_and_names_it(new_world: NewWorld) -> None:
     world = new_world(workers=2)
+    world.committed = {OLD: False}
+    world.open()
+    world.start_all()
+    world.form()
+    world.deliver_all()
+    world.answer_storage()
+    world.deliver_all()
+    assert world.end.reason is EndReason.DAMAGED_CHECKPOINT
+    assert OLD in world.end.message and "checkpoint.all_damaged" in world.end.message
+    assert world.events("checkpoint.fallback") == []
+
+
+def test_with_leave_a_job_without_any_good_checkpoint_starts_over(new_world: NewWorld) -> None:
+    world = new_world(workers=2, checkpoint={"all_damaged": "start_over"})
     world.committed = {OLD: False}
     world.open()
     world.start_all()
     world.until(Stage.RUNNING)
     world.run(1)
     assert world.state.progress.step == 1 and world.state.group.restored is None
+    assert world.events("checkpoint.fallback") == [{"to": None}]
+
+
+def test_a_damaged_only_marker_ends_the_job_instead_of_restarting_at_step_0(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.committed = {NEW: False}
+    world.feed(CheckpointFound(None, ((NEW, "COMMIT.json has another crc32"),)))
+    assert world.end.reason is EndReason.DAMAGED_CHECKPOINT and NEW in world.end.message
+    assert world.events("checkpoint.damaged") == [{"name": NEW, "message": "COMMIT.json has another crc32"}]
+    assert ForgetDamaged(NEW, "COMMIT.json has another crc32") in world.commands
+    assert world.count(StartWorker) == 0
+
+
+def test_a_damaged_newest_marker_is_an_event_and_the_one_before_it_is_used(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    world.committed = {OLD: True, NEW: False}
+    world.feed(CheckpointFound(OLD, ((NEW, "COMMIT.json has another crc32"),)))
+    assert world.events("checkpoint.fallback") == [{"to": OLD}]
+    assert world.state.checkpoints.damaged == (NEW,) and world.state.stage is Stage.STARTING
 
 
 def test_the_damaged_one_is_the_one_that_was_read_not_the_newest_by_then(new_world: NewWorld) -> None:

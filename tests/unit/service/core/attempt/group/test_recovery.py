@@ -226,12 +226,28 @@ def test_backing_off_is_not_mistaken_for_a_lack_of_capacity(new_world: NewWorld)
 
 
 def test_a_completed_step_forgives_fruitless_re_formations(new_world: NewWorld) -> None:
-    world = new_world(workers=2).open(then=1)
+    world = new_world(workers=2, memory=True).open(then=1)
     for _ in range(8):
         world.break_collectives()
         world.recover()
         world.run(1)
     assert world.state.stage is Stage.RUNNING and world.state.budgets.recoveries == 8
+
+
+def test_a_step_that_is_done_again_forgives_no_fruitless_re_formation(new_world: NewWorld) -> None:
+    """Without snapshots each group begins at the seed; a group that never gets beyond step 1 makes no progress."""
+    world = new_world(workers=2).open(then=1)
+    for _ in range(3):
+        world.break_collectives()
+        world.deliver_all()
+        world.now = max(world.now, world.state.budgets.form_not_before)
+        world.pass_time(0.0)
+        world.form()
+        world.deliver_all()
+        world.run(1)
+    assert world.state.progress.step == 1 and world.state.budgets.fruitless == 3
+    world.run(1)
+    assert world.state.progress.step == 2 and world.state.budgets.fruitless == 0
 
 
 def test_the_recovery_budget_ends_the_attempt(new_world: NewWorld) -> None:

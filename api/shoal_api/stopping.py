@@ -1,0 +1,103 @@
+"""How `shoal serve` stops: what a signal means, and what the terminal says while jobs are saved. Called by `serve.py`.
+
+    first signal    every attempt saves at its next step boundary, then the cluster and the server end
+    second signal   they end at once; what was not saved is an incident of the next attempt
+
+A server that leaves its cluster running has nothing to save: its first signal already is the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+
+from shoal_service.store.driving import DriveRow
+from shoal_service.store.store import Store
+from shoal_service.views import JobView
+from shoal_workers.contract.job import EndReason, JobState
+
+_REPEAT_S = 10.0
+"""A line is repeated after this time if nothing has changed, so that the terminal does not look dead."""
+
+
+class StopRequest:
+    """What the user has asked for, as two events. Made and used on the event loop."""
+
+    def __init__(self, *, saves: bool, begin: Callable[[], None] = lambda: None) -> None:
+        """`begin` is called with the first signal, before anything else reacts to it."""
+        self._saves = saves
+        self._begin = begin
+        self.requested = asyncio.Event()
+        """Stop, in order."""
+        self.now = asyncio.Event()
+        """Wait for nothing any more."""
+
+    def signal(self) -> None:
+        if not self.requested.is_set():
+            self._begin()
+        if self.requested.is_set() or not self._saves:
+            self.now.set()
+        self.requested.set()
+
+
+class SavingProgress:
+    """Says on the terminal which jobs are being saved, and what became of them."""
+
+    def __init__(self, store: Store, say: Callable[[str], None], monotonic: Callable[[], float]) -> None:
+        self._store = store
+        self._say = say
+        self._monotonic = monotonic
+        self._shown: dict[str, str] = {}
+        self._began_mono = self._said_mono = 0.0
+
+    def show(self, rows: Sequence[DriveRow]) -> None:
+        """The jobs that still have an attempt; see `ControlLoop.save_and_end`."""
+        if not self._began_mono:
+            self._began_mono = self._said_mono = self._monotonic()
+        if not self._shown and rows:
+            jobs = "1 job" if len(rows) == 1 else f"{len(rows)} jobs"
+            self._say(
+                f"Saving {jobs} before the Ray cluster stops. Ctrl-C again: stop at once, and lose what is not saved."
+            )
+        for job_id in set(self._shown) - {row.id for row in rows}:
+            del self._shown[job_id]
+            self._tell(outcome(self._store.get_job(job_id)))
+        is_silent = self._monotonic() - self._said_mono > _REPEAT_S
+        for row in rows:
+            line = _doing(row)
+            if is_silent:
+                self._tell(f"{line} (for {self._monotonic() - self._began_mono:.0f} s)")
+            elif self._shown.get(row.id) != line:
+                self._tell(line)
+            self._shown[row.id] = line
+
+    def close(self, given_up: Collection[str]) -> None:
+        """The control loop has ended. `given_up`: the jobs that were not saved."""
+        for job_id in sorted({*self._shown, *given_up}):
+            self._tell(outcome(self._store.get_job(job_id)))
+        self._say("Stopping the Ray cluster.")
+
+    def _tell(self, line: str) -> None:
+        self._said_mono = self._monotonic()
+        self._say(f"  {line}")
+
+
+def outcome(job: JobView) -> str:
+    """What the stop has made of a job, in one line."""
+    status = job.status
+    saved = status.checkpoint_step or 0
+    if status.state is not JobState.QUEUED:
+        return f"{job.id}: {status.state}"
+    if status.lost is None and status.reason == EndReason.SERVER_STOPPED:
+        if not saved:
+            return f"{job.id}: had completed no step, begins under the next server"
+        return f"{job.id}: saved at step {saved}, continues there under the next server"
+    return f"{job.id}: not saved; step {status.step} was reached, the newest checkpoint is of step {saved}"
+
+
+def _doing(row: DriveRow) -> str:
+    status = row.status
+    of = f" of {status.total_steps}" if status.total_steps is not None else ""
+    if status.state in (JobState.RUNNING, JobState.PAUSING):
+        return f"{row.id}: step {status.step}{of} is complete; saves after the one under way"
+    return f"{row.id}: {status.state}, step {status.step}{of}"

@@ -1,0 +1,88 @@
+"""One replica of the torchft peer: the plain loop's model, data and optimizer under torchft's Manager and DDP.
+
+    python bench/recovery/peers/torchft_worker.py FOLDER RANK LIGHTHOUSE
+
+A replica that joins fetches the state from a live one. Every replica trains one micro-batch of 3 samples in each step,
+so that a step has fewer samples while a replica is missing, as torchft's documentation describes.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import yaml
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+# Started as a script from any directory: the shared modules are found beside this folder.
+sys.path.extend(str(Path(__file__).parents[3] / name) for name in ("bench", "tools"))
+
+from measurements.stamps import StampWriter
+from recovery.workload import WORKERS
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.engine.step.learning_rate import lr_factor
+from shoal_workers.tasks.lm import LanguageModel
+
+_TIMEOUT_S = 5.0
+"""Of a collective and of torchft's own calls; its default is 60 s. A shorter one fails on a loaded machine."""
+
+
+def main() -> None:
+    folder, rank, lighthouse = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    torch.set_num_threads(1)
+    spec = parse_spec(yaml.safe_load((folder / "spec.yaml").read_text()))
+    task = LanguageModel(model=spec.model, data=spec.data, seed=spec.seed)
+    task.prepare(lambda _: None)
+    data = task.build_dataset("train")
+    torch.manual_seed(spec.seed)
+    model = task.build_model()
+    adamw = torch.optim.AdamW(model.parameters(), lr=spec.optimizer.lr, weight_decay=spec.optimizer.weight_decay)
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optimizer": adamw.state_dict()}
+
+    def load(saved: dict[str, Any]) -> None:
+        model.load_state_dict(saved["model"])
+        adamw.load_state_dict(saved["optimizer"])
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=_TIMEOUT_S)),
+        load_state_dict=load,
+        state_dict=state,
+        min_replica_size=1,
+        timeout=timedelta(seconds=_TIMEOUT_S),
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        replica_id=f"replica_{rank}_",
+        hostname="127.0.0.1",
+    )
+    replicated = DistributedDataParallel(manager, model)
+    optimizer = Optimizer(manager, adamw)
+    stamps = StampWriter(folder, rank, WORKERS)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(spec.seed)).tolist()
+    while manager.current_step() < (spec.stop.steps or 0):
+        before = manager.current_step()
+        optimizer.zero_grad()
+        first = (before * WORKERS + rank) * spec.batch.micro_size
+        chosen = range(first, first + spec.batch.micro_size)
+        task.loss(replicated, task.collate([data[order[i % len(order)]] for i in chosen])).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), spec.optimizer.clip_norm or float("inf"))
+        for group in adamw.param_groups:
+            group["lr"] = spec.optimizer.lr * lr_factor(spec.schedule, before, spec.stop.steps or 0)
+        optimizer.step()
+        step = manager.current_step()
+        if step > before and manager.participating_rank() == 0:
+            size = manager.num_participants()
+            stamps.completed(step, world_size=size, life=f"quorum {manager._quorum_id}, {size} replicas")
+
+
+if __name__ == "__main__":
+    main()

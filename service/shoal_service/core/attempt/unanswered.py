@@ -1,0 +1,85 @@
+"""Which orders still wait for their answer: those that a restarted supervisor repeats. Pure; called by the executor.
+
+The supervisor may have died before it performed an order, or after, when its answer was lost with it. Its successor
+cannot distinguish the two, so every order can be repeated: a worker recognises a `run` of a generation that it has run
+already, fences and requests only grow, a checkpoint is committed once, and only one worker can have a name.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from shoal_service.core.attempt.commands import (
+    Commit,
+    FindCheckpoint,
+    ForgetDamaged,
+    Interrupt,
+    KillWorker,
+    NoteCommit,
+    Order,
+    RequestSnapshotParts,
+    RequestYield,
+    Run,
+    StartWorker,
+)
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.stages import FallingBack, Opening, Quiescing, Stage, Switching
+
+_TRAINING = (Stage.RUNNING, Stage.SWITCHING)
+
+
+def is_unanswered(order: Order, state: Attempt) -> bool:
+    """Whether the answer is missing in this state, and would still matter."""
+    match order:
+        case FindCheckpoint():
+            return isinstance(state.current, (Opening, FallingBack)) and state.current.search.retry_at is None
+        case StartWorker(index=index):
+            worker = state.pool.worker(index)
+            return worker is not None and not worker.warm
+        case Run(index=index, assignment=assignment):
+            is_current = assignment.generation == state.group.generation and index in state.in_run
+            return is_current and not state.group.is_formed  # a formed group: all its workers have their assignments
+        case Interrupt(index=index, generation=generation):
+            worker = state.pool.worker(index)
+            if worker is not None and worker.left_out is not None:
+                return worker.left_out.generation == generation
+            is_current = generation == state.group.generation and index in state.in_run
+            return is_current and state.stage is Stage.QUIESCING
+        case RequestYield(index=index, generation=generation):
+            is_current = generation == state.group.generation and index in state.in_run
+            return is_current and state.stage is Stage.SWITCHING
+        case NoteCommit(index=index, generation=generation):
+            return generation == state.group.generation and index in state.in_run and state.stage in _TRAINING
+        case RequestSnapshotParts(index=index):
+            return index in state.snapshots.requested and state.pool.worker(index) is not None
+        case Commit(name=name):
+            return name in state.checkpoints.committing and state.stage is not Stage.ENDED
+        case KillWorker() | ForgetDamaged():
+            return True  # the machine forgets what it has ended; the executor knows when it is done
+        case _:
+            assert_never(order)
+
+
+def orders_of(state: Attempt) -> tuple[Order, ...]:
+    """The orders without an answer, as far as they follow from the state: for a journal of the release that did not
+    keep orders. A `run` that was not sent and a worker that was not killed are unknown there."""
+    if state.stage is Stage.ENDED:
+        return ()
+    commits: tuple[Order, ...] = tuple(
+        Commit(name, tuple(parts[rank] for rank in sorted(parts)))
+        for name, parts in state.checkpoints.parts.items()
+        if name in state.checkpoints.committing
+    )
+    requests: tuple[Order, ...] = (
+        *commits,
+        *(RequestSnapshotParts(index) for index in state.snapshots.requested if state.pool.worker(index) is not None),
+    )
+    match state.current:
+        case Opening() | FallingBack():
+            return (*requests, FindCheckpoint(excluding=state.checkpoints.damaged))
+        case Quiescing(interrupted_at=float()):
+            return (*requests, *(Interrupt(index, state.group.generation) for index in state.in_run))
+        case Switching(durable=durable):
+            return (*requests, *(RequestYield(index, state.group.generation, durable) for index in state.in_run))
+        case _:
+            return requests

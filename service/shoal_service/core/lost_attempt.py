@@ -1,0 +1,44 @@
+"""LostAttempt: what a job had when its attempt was lost with the Ray cluster, kept until the job trains again.
+
+Pure. The store calls `after_end` when an attempt is over; the next attempt opens an incident from the result
+(core/attempt/faults/cluster_loss.py), so that lost steps and the time without training have a cause.
+"""
+
+from __future__ import annotations
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.job import EndReason
+
+_LOSSES = (EndReason.SUPERVISOR_LOST, EndReason.CLUSTER_LOST)
+
+
+class LostAttempt(Frozen):
+    """An attempt whose supervisor and workers are gone, and with them the steps since its newest checkpoint."""
+
+    attempt: int
+    generation: int
+    workers: int
+    layout: str
+    step: int
+    """Its newest completed step that was reported."""
+    at: float
+    """When the control plane noticed, or ended the cluster itself."""
+    last_report_at: float | None
+    """Wall-clock time of its last stored report."""
+    message: str
+
+
+def after_end(
+    known: LostAttempt | None, ended: LostAttempt, reason: EndReason, *, saved_step: int
+) -> LostAttempt | None:
+    """What the job has lost by now; None: nothing.
+
+    Args:
+        known: lost before, if no step was completed since.
+        ended: the attempt that is over.
+        saved_step: step of its newest checkpoint.
+    """
+    is_lost = reason in _LOSSES or (reason is EndReason.SERVER_STOPPED and saved_step < ended.step)
+    if known is None:
+        return ended if is_lost else None
+    return ended.model_copy(update={"step": max(known.step, ended.step)}) if is_lost else known

@@ -1,0 +1,63 @@
+"""What the loss of one node would cost a job now: the value that status, metrics and incidents show.
+
+`core/attempt/group/node_loss.py` decides it; the supervisor reports it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from shoal_service.core.quantities import count_text
+from shoal_workers.contract.base import Frozen
+
+
+class Protection(StrEnum):
+    """Where the state of a lost node comes from, best first."""
+
+    REPLICAS = "replicas"
+    """Other nodes train replicas of every shard."""
+    SHARED_MEMORY = "shared_memory"
+    """The nodes are on one machine, and its memory outlives each of them."""
+    GRADIENT_LOG = "gradient_log"
+    """Buddies replay the gradients of the steps since the last copy."""
+    COPIES = "copies"
+    """Copies of the whole state on other nodes."""
+    CHECKPOINT = "checkpoint"
+    """Nothing in memory: the newest checkpoint, or the seed."""
+
+
+class NodeLossBound(Frozen):
+    """The bound in force."""
+
+    protection: Protection
+    at_most: int | None
+    """Completed steps that the loss of a node costs at most; null: not limited by a number of steps."""
+    now: int
+    """Completed steps that it would cost now, at the newest completed step."""
+    every_steps: float | None = None
+    """Steps between two copies of the whole state on other nodes; null: there are none."""
+    log_lag_steps: int | None = None
+    """Completed steps that the gradient log lacks; null: no log is in force."""
+    log_share: float | None = None
+    """Share of the step time that the gradient log takes; null: no log is in force."""
+    reason: str = ""
+    """Why the bound is not a better one."""
+
+    def words(self) -> str:
+        most = "the steps since the last checkpoint" if self.at_most is None else count_text(self.at_most, "step")
+        limit = "costs" if self.at_most is None else "costs at most"
+        return f"a lost node {limit} {most}, now {self.now} ({self._how()})"
+
+    def _how(self) -> str:
+        match self.protection:
+            case Protection.REPLICAS:
+                return "other nodes have replicas"
+            case Protection.SHARED_MEMORY:
+                return "all nodes are on one machine, whose memory outlives them"
+            case Protection.GRADIENT_LOG:
+                return f"gradient log, {count_text(self.log_lag_steps or 0, 'step')} behind"
+            case Protection.COPIES:
+                how = f"copies on other nodes after every {self.every_steps:g} steps"
+            case Protection.CHECKPOINT:
+                how = "from the last checkpoint"
+        return f"{how}; {self.reason}" if self.reason else how

@@ -1,0 +1,151 @@
+"""What the loss of a node costs, against what the status promised before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kit.processes.server import until
+from shoal_api.client import Client
+from shoal_workers.contract.job import IncidentCause
+
+_HOLD = {"at": "step", "do": "hold"}
+
+
+@pytest.fixture
+def client(arena: Any) -> Iterator[Client]:
+    """Of the arena's server, for which each node is a machine of its own."""
+    arena.mend()
+    with arena.server.client as client:
+        yield client
+
+
+@pytest.fixture
+def machine_client(arena: Any, tmp_path: Any) -> Iterator[Client]:
+    """Of another server on the same cluster, which knows that its nodes share a machine."""
+    arena.mend()
+    options = [f"--ray-address={arena.server.note['address']}"]
+    server = type(arena.server)(arena.server.python, tmp_path, options, arena.server.ray_environment)
+    try:
+        server.start().wait_for_cluster()
+        with server.client as client:
+            yield client
+        assert server.stop() == 0
+    finally:
+        if server.process is not None and server.process.poll() is None:
+            server.kill()
+        server.sweep()
+
+
+def _by_node(client: Client, run: Any) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for worker in client.workers(run.id):
+        if worker.rank is not None:
+            found.setdefault(worker.node_ip, []).append(worker.rank)
+    return found
+
+
+def _node_of_two(client: Client, run: Any) -> str:
+    """Four workers on three nodes with room for two each."""
+    return next(ip for ip, ranks in _by_node(client, run).items() if len(ranks) == 2)
+
+
+@pytest.mark.matrix
+def test_a_raylet_that_dies_alone_leaves_its_snapshots_to_the_machine(
+    machine_client: Client, arena: Any, submit: Any
+) -> None:
+    client = machine_client
+    held = {**_HOLD, "rank": 0}
+    run = submit(
+        to=client, workers=4, steps=16, checkpoint={"every_steps": 100}, strikes=[{**held, "n": 8}, {**held, "n": 14}]
+    )
+    run.wait_at("step-8-0")
+    nodes = _by_node(client, run)
+    [mine] = [ip for ip, ranks in nodes.items() if 0 in ranks]
+    victim = next(ip for ip in nodes if ip != mine)
+    bound = run.now().status.node_loss
+    assert (bound.protection, bound.at_most, bound.now) == ("shared_memory", 1, 0)
+    arena.nodes.kill_raylet(victim)
+    run.wait_for_event("incident.opened")
+    run.release("step-8-0")
+    run.wait_at("step-14-0")
+    run.release("step-14-0")
+    job = run.finish()
+
+    [incident] = client.incidents(run.id)
+    assert incident.cause is IncidentCause.NODE_DIED
+    assert incident.ranks == tuple(nodes[victim])
+    assert (incident.state_source, incident.steps_lost, job.status.steps_lost) == ("memory", 0, 0)
+    assert run.events("snapshot.recovering") == [], "no worker is started to read what lies there"
+    run.assert_undisturbed_losses()
+
+
+@pytest.mark.matrix
+def test_the_loss_of_a_node_with_two_ranks_costs_no_more_than_the_status_said(
+    client: Client, arena: Any, submit: Any
+) -> None:
+    """The budget is the shipped one: copies of the whole state are far apart."""
+    last = {**_HOLD, "rank": 3}
+    run = submit(
+        to=client,
+        workers=4,
+        steps=70,
+        step_s=0.05,
+        checkpoint={"every_steps": 100},
+        snapshot={"budget": 0.01},
+        strikes=[{**last, "n": 49}],
+    )
+    run.wait_at("step-49-3")
+    victim = _node_of_two(client, run)
+    until(lambda: run.now().status.step == 48, "the status shows the newest step")
+    before = run.now().status.node_loss
+    arena.nodes.kill_raylet(victim)
+    run.wait_for_event("incident.opened")
+    run.release("step-49-3")
+    job = run.finish()
+
+    [incident] = client.incidents(run.id)
+    assert incident.cause is IncidentCause.NODE_DIED and incident.node_loss is not None
+    assert incident.node_loss.protection == before.protection
+    assert incident.steps_lost <= incident.node_loss.now <= incident.node_loss.at_most, incident.node_loss.words()
+    assert incident.steps_lost <= before.at_most, before.words()
+    assert job.status.steps_lost == incident.steps_lost
+    run.assert_undisturbed_losses()
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("phase", ["forward", "optimizer"])
+def test_with_a_gradient_log_the_loss_of_a_node_with_two_ranks_costs_at_most_one_step(
+    client: Client, arena: Any, submit: Any, phase: str
+) -> None:
+    """The same job and budget, but with the built-in optimizer. The node dies in the middle of step 49, and in the
+    update."""
+    settings: dict[str, Any] = {
+        "to": client,
+        "task": "struck:BuiltIn",
+        "workers": 4,
+        "steps": 60,
+        "checkpoint": {"every_steps": 1000},
+        "snapshot": {"budget": 0.01},
+    }
+    undisturbed = submit(**settings)
+    undisturbed.finish()
+    run = submit(**settings, step_s=0.05, holds=[{"phase": phase, "n": 49, "rank": 0}])
+    run.wait_at(f"{phase}-49-0")
+    victim = _node_of_two(client, run)
+    until(lambda: run.now().status.step == 48, "the status shows the newest step")
+    before = run.now().status.node_loss
+    assert (before.protection, before.at_most) == ("gradient_log", 1), before.words()
+    arena.nodes.kill_raylet(victim)
+    run.wait_for_event("incident.opened")
+    run.release(f"{phase}-49-0")
+    run.finish()
+
+    [incident] = client.incidents(run.id)
+    assert incident.cause is IncidentCause.NODE_DIED
+    assert incident.node_loss is not None and incident.node_loss.protection == "gradient_log"
+    assert incident.state_source == "memory"
+    assert incident.steps_lost <= 1
+    assert run.losses() == pytest.approx(undisturbed.losses(), rel=1e-5)

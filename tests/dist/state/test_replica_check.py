@@ -1,0 +1,95 @@
+"""A bit that flips in the memory of one replica is found at the next comparison, and an honest group never is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import ReplicaMismatch, ReplicasEqual
+
+STEPS, EVERY = 10, 4
+SPEC: dict[str, Any] = {
+    "batch": {"global_size": 12, "micro_size": 2},
+    "optimizer": {"lr": 0.02},
+    "schedule": {"warmup_steps": 2},
+    "stop": {"steps": STEPS},
+    "checkpoint": {"every_steps": 2},
+    "validation": {"samples": 0},
+    "elasticity": {"max_workers": 4},
+    "health": {"checksum_every_steps": EVERY},
+}
+
+
+def differences(workers: list[Any]) -> list[ReplicaMismatch]:
+    return [item for worker in workers for item in worker.poll() if isinstance(item, ReplicaMismatch)]
+
+
+def compared(workers: list[Any]) -> list[int]:
+    return [item.step for worker in workers for item in worker.poll() if isinstance(item, ReplicasEqual)]
+
+
+def wait_for_difference(workers: list[Any]) -> ReplicaMismatch:
+    deadline = time.monotonic() + 60
+    while not (found := differences(workers[:1])):
+        assert time.monotonic() < deadline
+    return found[0]
+
+
+@pytest.mark.parametrize("wrong", [0, 2])
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_flipped_bit_is_found_within_k_steps_and_the_result_is_that_of_the_undisturbed_run(
+    make_job: Any, reference: Any, wrong: int, memory: bool
+) -> None:
+    job = make_job(memory=memory, **SPEC)
+    workers = job.workers(3)
+    workers[wrong].strike("forward", 5, "flip")
+    job.start(workers, layout=Layout(dp_replicate=3))
+    found = wait_for_difference(workers)
+    assert (found.ranks, found.is_certain, found.step) == ((wrong,), True, 8), "at most 4 steps after the flip"
+    assert compared(workers[:1]) == [EVERY], "the comparison before was clean"
+    survivors = [worker for worker in workers if worker is not workers[wrong]]
+    job.wait_until_committed(workers, 8)
+    workers[wrong].kill()
+    exits = job.interrupt(survivors)
+    assert [(e.kind, e.step) for e in exits] == [(ExitKind.INTERRUPTED, 8)] * 2, "step 9 was not applied"
+    trusted = next(directory for directory in job.committed if "step-000000000004" in directory)
+    ended = job.run(survivors, layout=Layout(dp_replicate=2), restore_from=trusted)
+    assert [e.kind for e in ended] == [ExitKind.FINISHED] * 2
+    again = {report.step: report.loss for report in job.reports(survivors[0])}
+    expected = reference(STEPS, **SPEC)
+    assert again == pytest.approx({step: expected[step] for step in range(5, STEPS + 1)}, abs=1e-5)
+
+
+def test_two_replicas_are_both_suspected(make_job: Any) -> None:
+    job = make_job(memory=True, **SPEC)
+    workers = job.workers(2)
+    workers[1].strike("forward", 1, "flip")
+    exits = job.run(workers, layout=Layout(dp_replicate=2), collective_timeout_s=1.0)
+    assert [(e.kind, e.step) for e in exits] == [(ExitKind.COLLECTIVE_FAILED, EVERY)] * 2
+    [found] = differences(workers)
+    assert (found.ranks, found.is_certain) == ((0, 1), False)
+
+
+def test_a_bit_that_flips_after_the_last_comparison_is_found_before_the_result_is_saved(make_job: Any) -> None:
+    job = make_job(memory=True, **{**SPEC, "checkpoint": {"every_steps": None}})
+    workers = job.workers(3)
+    workers[1].strike("forward", STEPS - 1, "flip")
+    exits = job.run(workers, layout=Layout(dp_replicate=3), collective_timeout_s=1.0)
+    assert {e.kind for e in exits} == {ExitKind.COLLECTIVE_FAILED}
+    assert [(found.ranks, found.step) for found in differences(workers)] == [((1,), STEPS)]
+    assert job.committed == []
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(dp_replicate=2, dp_shard=2), Layout(dp_replicate=4), Layout(dp_replicate=2)], ids=Layout.describe
+)
+def test_an_honest_group_is_equal_at_each_comparison(make_job: Any, reference: Any, layout: Layout) -> None:
+    job = make_job(memory=True, **SPEC)
+    workers = job.workers(layout.world_size)
+    assert {e.kind for e in job.run(workers, layout=layout)} == {ExitKind.FINISHED}
+    assert compared(workers) == [4, 8, STEPS] and differences(workers) == []
+    assert job.losses(workers) == pytest.approx(reference(STEPS, **SPEC), abs=1e-5)

@@ -1,0 +1,185 @@
+"""The bound on what a lost node costs: what status and incidents promise, from what the workers reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.commands import Emit
+from shoal_service.core.attempt.events import ReportArrived
+from shoal_service.core.attempt.group.node_loss import node_loss_bound
+from shoal_service.core.attempt.group.replicas import lonely_ranks
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.events.incidents import IncidentOpened
+from shoal_service.core.node_loss import Protection
+from shoal_service.supervisor.reporting.status import Readings, status_of
+from shoal_service.views import ConditionType
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.worker_reports import SnapshotCost, SnapshotsStopped
+
+NewWorld = Callable[..., Any]
+
+
+def _cost(world: Any, **changes: Any) -> None:
+    values = {"every_steps": 1, "buddy_every_steps": 3, "copy_s": 0, "buddy_s": 0.1, "share": 0.01, "num_bytes": 9}
+    generation, step = world.state.group.generation, world.state.progress.step
+    world.feed(ReportArrived(0, SnapshotCost(**{**values, "generation": generation, "step": step, **changes})))
+
+
+def _bound(world: Any) -> Any:
+    bound = node_loss_bound(world.state)
+    assert bound is not None
+    return bound
+
+
+def test_before_a_group_has_formed_there_is_no_bound(new_world: NewWorld) -> None:
+    assert node_loss_bound(new_world(workers=2, memory=True).state) is None
+
+
+def test_until_a_copy_of_every_rank_has_arrived_only_the_checkpoint_counts(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=3)
+    bound = _bound(world)
+    assert (bound.protection, bound.at_most, bound.now) == (Protection.CHECKPOINT, 100, 3)
+    _cost(world)
+    assert _bound(world).protection is Protection.CHECKPOINT
+    assert "no copy" in _bound(world).reason
+
+
+def test_copies_promise_their_pace_and_the_steps_until_they_have_arrived(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=6)
+    _cost(world, buddy_step=4, buddy_every_steps=2.5, buddy_flight_steps=2, log_reason="the optimizer is not known")
+    bound = _bound(world)
+    assert (bound.protection, bound.at_most, bound.now, bound.every_steps) == (Protection.COPIES, 5, 2, 2.5)
+    assert bound.words() == (
+        "a lost node costs at most 5 steps, now 2 (copies on other nodes after every 2.5 steps; "
+        "the optimizer is not known)"
+    )
+
+
+def test_copies_that_no_longer_arrive_raise_the_bound(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=1)
+    _cost(world, buddy_step=0, buddy_every_steps=1)
+    assert (_bound(world).at_most, _bound(world).now) == (2, 1)
+    world.run(2)
+    assert (_bound(world).at_most, _bound(world).now) == (3, 3)
+
+
+def test_a_gradient_log_promises_one_step(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=6)
+    _cost(world, buddy_step=2, log_lag_steps=0, log_share=0.01)
+    bound = _bound(world)
+    assert (bound.protection, bound.at_most, bound.now) == (Protection.GRADIENT_LOG, 1, 0)
+    assert (bound.log_lag_steps, bound.log_share) == (0, 0.01)
+
+
+def test_on_one_node_a_lost_node_costs_the_steps_since_the_checkpoint(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True, nodes=1, checkpoint={"every_s": 60, "every_steps": None}).open(then=3)
+    _cost(world)
+    bound = _bound(world)
+    assert (bound.protection, bound.at_most, bound.now) == (Protection.CHECKPOINT, None, 3)
+    assert bound.words().startswith("a lost node costs the steps since the last checkpoint, now 3")
+
+
+def test_nodes_of_one_machine_share_a_memory_that_outlives_them(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=3)
+    _cost(world)
+    world.state = replace(world.state, group=replace(world.state.group, machines=("m", "m")))
+    assert (_bound(world).protection, _bound(world).at_most) == (Protection.SHARED_MEMORY, 1)
+
+
+def test_replicas_on_other_nodes_need_no_copy(new_world: NewWorld) -> None:
+    world = new_world(workers=4, memory=True).open(then=3)
+    _cost(world)
+    hybrid = replace(world.state.group, layout=Layout(dp_replicate=2, dp_shard=2), machines=("a", "a", "b", "b"))
+    world.state = replace(world.state, group=hybrid)
+    assert (_bound(world).protection, _bound(world).at_most, _bound(world).now) == (Protection.REPLICAS, 1, 0)
+    world.state = replace(world.state, group=replace(hybrid, machines=("a", "b", "a", "b")))
+    assert _bound(world).protection is Protection.CHECKPOINT
+
+
+def test_without_snapshots_only_the_checkpoint_counts(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=3)
+    assert (_bound(world).protection, _bound(world).reason) == (Protection.CHECKPOINT, "snapshot.enabled is false")
+
+
+def test_one_rank_without_memory_ends_the_snapshots_of_all_and_the_status_says_so(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    _cost(world, buddy_step=5)
+    status = status_of(world.state, Readings(), spec_version=1, now=0.0)
+    assert _healthy(status) == (True, "Keeping", "")
+    full = SnapshotsStopped(generation=1, step=6, at=9.0, rank=1, only_copies=False, message="no space left")
+    for _ in range(2):
+        world.feed(ReportArrived(1, full))
+    assert _bound(world).protection is Protection.CHECKPOINT
+    assert _bound(world).reason == "rank 1 has no memory for snapshots"
+    readings = Readings(snapshots=world.state.progress.snapshots)
+    status = status_of(world.state, readings, spec_version=1, now=0.0)
+    assert _healthy(status) == (False, "MemoryFull", "rank 1: no space left")
+    assert status.snapshot_every_steps is None
+    assert len(world.events("snapshot.lacking")) == 1
+    world.die(2)
+    world.recover()
+    assert _healthy(status_of(world.state, readings, spec_version=1, now=0.0))[0], "the next group tries again"
+
+
+def test_a_worker_that_could_not_open_its_shared_memory_is_shown(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    worker = world.state.pool.worker(1)
+    without = replace(worker, info=worker.info.model_copy(update={"snapshot_port": 0}))
+    world.state = replace(world.state, pool=world.state.pool.with_worker(without))
+    world.die(2)
+    world.recover()
+    world.until(Stage.RUNNING)
+    status = status_of(world.state, Readings(), spec_version=1, now=0.0)
+    assert _healthy(status)[:2] == (False, "MemoryFull")
+    assert "could not use shared memory" in _healthy(status)[2]
+    [event] = world.events("snapshot.lacking")
+    assert (event["rank"], event["generation"]) == (1, 2)
+
+
+def _healthy(status: Any) -> tuple[bool, str, str]:
+    [one] = [one for one in status.conditions if one.type is ConditionType.SNAPSHOTS_HEALTHY]
+    return one.status, one.reason, one.message
+
+
+def test_the_incident_of_a_lost_node_says_which_bound_was_in_force(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    _cost(world, buddy_step=5)
+    before = _bound(world)
+    world.die_node("n1")
+    world.recover()
+    world.run(1)
+    [incident] = world.incidents()
+    assert incident.node_loss == before
+    [opened] = [c.event for c in world.commands if isinstance(c, Emit) and isinstance(c.event, IncidentOpened)]
+    assert before.words() in opened.words()
+
+
+def test_the_death_of_a_worker_has_no_such_bound(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=6)
+    world.die(1)
+    world.recover()
+    world.run(1)
+    [incident] = world.incidents()
+    assert incident.node_loss is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "machines", "lonely"),
+    [
+        (Layout(dp_shard=3), "abc", (0, 1, 2)),
+        (Layout(dp_replicate=2), "ab", ()),
+        (Layout(dp_replicate=2), "aa", (0,)),
+        (Layout(dp_replicate=2, dp_shard=2), "abba", ()),
+        (Layout(dp_replicate=2, dp_shard=2), "abac", (0,)),
+        (Layout(pp=2, dp_replicate=2), "aabc", (0,)),
+        (Layout(pp=2, dp_replicate=2, tp=2), "aabbccdd", ()),
+    ],
+)
+def test_one_rank_of_each_shard_that_is_on_one_machine_needs_a_copy(
+    layout: Layout, machines: str, lonely: tuple[int, ...]
+) -> None:
+    assert lonely_ranks(layout, machines) == lonely

@@ -1,0 +1,79 @@
+"""Which fields of an attempt's state are times, and that all of them move when the wall clock jumps."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, get_args, get_origin, get_type_hints
+
+from shoal_service.core.attempt.events import ClockJumped
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.clock_jump import is_time, moved
+from shoal_service.core.attempt.state.stages import Stage
+
+NewWorld = Callable[..., Any]
+_NO_TIMES = {"slowest_steps", "booked", "unsettled", "incident", "step_times", "requested", "suspected"}
+"""Amounts and durations without a unit in their name, and dictionaries that are named in clock_jump.py."""
+
+
+def test_every_number_with_a_fraction_in_the_state_is_a_time_or_has_a_unit() -> None:
+    """A new field must be named after the convention, else a jump of the clock would make it wrong."""
+    found = set(_floats(Attempt, set()))
+    assert {("GroupProgress", "advanced_at"), ("Waiting", "since"), ("Incident", "at")} <= found
+    names = {name for _, name in found}
+    unclear = {name for name in names if not is_time(name) and not name.endswith("_s")} - _NO_TIMES
+    assert unclear == set(), "name it like a time or a duration, or add it to _NO_TIMES"
+
+
+def test_a_jump_there_and_back_changes_nothing(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    world.die(1)
+    world.deliver_all()
+    assert world.state.stage is Stage.QUIESCING
+    there = moved(world.state, 4096.0)
+    assert there != world.state and there.current.since == world.state.current.since + 4096.0
+    assert moved(there, -4096.0) == world.state
+
+
+def test_a_wait_is_neither_shortened_nor_extended_by_a_jump(new_world: NewWorld) -> None:
+    for jump_s in (7200.0, -7200.0):
+        world = new_world(workers=2, min_workers=2, wait_s=30.0).open(then=5)
+        world.die(1)
+        world.recover()
+        assert world.state.stage is Stage.WAITING
+        world.now += jump_s
+        world.feed(ClockJumped(jump_s))
+        world.pass_time(20.0)
+        assert world.state.stage is Stage.WAITING
+        world.pass_time(15.0)
+        assert world.state.stage is Stage.ENDED
+
+
+def test_a_deadline_of_the_user_stays_where_it_is(new_world: NewWorld) -> None:
+    world = new_world(workers=2)
+    target = replace(world.state.target, avoided=())
+    assert moved(replace(world.state, target=target), 10.0).target is target
+
+
+def _floats(kind: type, seen: set[type]) -> Iterator[tuple[str, str]]:
+    """Owner and name of each field that holds a float, in this dataclass and in those that it is made of."""
+    if kind in seen:
+        return
+    seen.add(kind)
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        if field.name in ("config", "target"):
+            continue
+        for part in _parts(hints[field.name]):
+            if part is float:
+                yield kind.__name__, field.name
+            elif is_dataclass(part):
+                yield from _floats(part, seen)  # type: ignore[arg-type]
+
+
+def _parts(hint: Any) -> Iterator[Any]:
+    if get_origin(hint) is None and not isinstance(hint, types.UnionType):
+        yield hint
+    for argument in get_args(hint):
+        yield from _parts(argument)

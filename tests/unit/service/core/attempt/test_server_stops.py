@@ -1,0 +1,63 @@
+"""The server is about to end the cluster: an attempt saves and ends like a paused one, and its job stays wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal_service.core.attempt.events import DesiredChanged, ServerStopping
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.desired import Desired
+from shoal_service.supervisor.reporting.status import job_state
+from shoal_workers.contract.job import EndReason, JobState
+
+NewWorld = Callable[..., Any]
+
+
+def test_a_running_group_saves_the_step_under_way(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=5)
+    world.feed(ServerStopping(True))
+    assert world.state.stage is Stage.SWITCHING and world.state.current.durable
+    assert job_state(world.state) is JobState.PAUSING
+    world.run(1)
+    assert world.end.reason is EndReason.SERVER_STOPPED and world.end.message == "saved at step 6."
+    assert world.state.checkpoints.newest == "step-000000000006-a1-g1" and world.end.step == 6
+
+
+def test_a_group_that_re_forms_saves_what_its_memory_holds(new_world: NewWorld) -> None:
+    world = new_world(workers=3, memory=True).open(then=5)
+    world.die(1)
+    world.deliver_all()
+    world.feed(ServerStopping(True))
+    world.recover()
+    world.run(1)
+    assert world.end.reason is EndReason.SERVER_STOPPED and world.state.checkpoints.durable_step == world.end.step == 6
+
+
+def test_an_attempt_without_a_group_ends_at_once_and_names_what_is_saved(new_world: NewWorld) -> None:
+    world = new_world(workers=2, min_workers=2).open(then=5)
+    world.die(1)
+    world.recover()
+    assert world.state.stage is Stage.WAITING
+    world.feed(ServerStopping(True))
+    assert world.end.reason is EndReason.SERVER_STOPPED and world.end.message == "saved at step 4 of 5."
+
+
+def test_a_pause_remains_a_pause_and_a_cancel_a_cancel(new_world: NewWorld) -> None:
+    for desired, reason in ((Desired.PAUSE, EndReason.PAUSED), (Desired.CANCEL, EndReason.CANCELLED)):
+        world = new_world(workers=2).open(then=5)
+        world.feed(ServerStopping(True))
+        world.feed(DesiredChanged(desired))
+        if desired is Desired.PAUSE:
+            world.run(1)
+        assert world.end.reason is reason
+
+
+def test_training_goes_on_under_a_server_that_keeps_the_cluster(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=5)
+    world.feed(ServerStopping(True))
+    world.feed(ServerStopping(False))
+    world.run(1)
+    world.form()
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING and world.state.progress.step == 6

@@ -1,0 +1,72 @@
+"""After an upgrade: a supervisor's journal, its reports and its workers are those of an older release."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doubles.event_loop import run, until
+from doubles.fake_key_values import FakeKeyValueStore
+from doubles.supervisor_bench import SupervisorBench
+from shoal_service.supervisor.journal import GcsJournal, JournalEntry, NewerJournal, parse_entry
+from shoal_workers.contract.base import WIRE_VERSION
+from shoal_workers.contract.job import EndReason
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden"
+
+
+def journal_of(version: int, stage: str) -> str:
+    document: dict[str, Any] = json.loads((GOLDEN / f"wire-{version}" / f"journal_{stage}.json").read_text("utf-8"))
+    return json.dumps(document["json"])
+
+
+@pytest.mark.parametrize("stage", ["opening", "starting", "forming", "running", "quiescing", "re_forming"])
+def test_a_restarted_supervisor_goes_on_from_the_journal_of_the_release_before(stage: str) -> None:
+    """Its workers speak the older version: they are replaced, and the attempt finishes."""
+
+    async def main() -> None:
+        bench = SupervisorBench()
+        entry = journal_of(1, stage)
+        for known in json.loads(entry)["state"]["pool"]["workers"]:
+            old = bench.workers.create(known["worker_id"], node_id=f"n{known['index']}")
+            old.info = old.info.model_copy(update={"version": 1})
+        olds = list(bench.workers.by_name.values())
+        bench.storage.entries = {1: entry}
+        bench.storage.starts = [900.0]
+        bench._open()
+        bench.start()
+        bench.direct(granted=2)
+        await bench.advance_until(lambda: len(bench.workers.group) == 2, limit_s=120.0)
+        assert {worker.assignment.life for worker in bench.workers.group if worker.assignment} == {2}
+        assert all(worker not in olds for worker in bench.workers.group)
+        assert not any(old.is_alive for old in olds), "none is left over"
+        bench.workers.total_steps = 12
+        bench.workers.form()
+        bench.workers.train(12)
+        await until(lambda: bench.status.step == 12)
+        bench.workers.finish()
+        assert (await bench.end()).reason is EndReason.FINISHED
+
+    run(main())
+
+
+def test_the_journal_s_old_place_is_read_and_removed_with_the_attempt() -> None:
+    store = FakeKeyValueStore()
+    store.values = {b"j1/1": journal_of(1, "running").encode(), b"j1/1/starts": b"[900.0, 950.0]"}
+    journal = GcsJournal(store, "j1", 1)
+    beginning = journal.begin(1000.0)
+    assert beginning.life == 2 and beginning.starts == [900.0, 950.0, 1000.0]
+    assert beginning.entry is not None and beginning.entry.version == 1
+    journal.delete()
+    assert store.values == {}
+
+
+def test_a_journal_of_a_newer_release_is_refused_with_the_way_out() -> None:
+    raw = json.loads(journal_of(WIRE_VERSION, "running"))
+    newer = {**raw, "version": WIRE_VERSION + 1, "something": "new"}
+    with pytest.raises(NewerJournal, match="Install the same release on every node"):
+        parse_entry(json.dumps(newer))
+    assert isinstance(parse_entry(json.dumps(raw)), JournalEntry)

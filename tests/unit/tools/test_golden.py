@@ -1,0 +1,74 @@
+"""What each release has put on the wire and into its stores is read by today's code; today's is written down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import golden
+from shoal_service.core.attempt import machine
+from shoal_service.core.attempt.events import Tick
+from shoal_service.planner import plan
+from shoal_service.supervisor.journal import JournalEntry
+from shoal_workers.contract.base import WIRE_VERSION
+
+VERSIONS = sorted(int(folder.name.removeprefix("wire-")) for folder in golden.ROOT.iterdir())
+DOCUMENTS = sorted(path for path in golden.ROOT.glob("wire-*/*.json") if path.name != "fingerprints.json")
+CHANGED = (
+    "a document has changed. If wire version {} was released, raise WIRE_VERSION in shoal_workers/contract/base.py. "
+    "Then run `python tools/golden.py`."
+)
+
+
+def test_every_version_so_far_is_kept() -> None:
+    assert list(range(1, WIRE_VERSION + 1)) == VERSIONS
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_document_of_every_release_is_read_from_json_and_from_pickle(path: Path) -> None:
+    values = golden.read(json.loads(path.read_text("utf-8")))
+    assert all(_dumped(value) == _dumped(values[0]) for value in values)
+    assert all(_missing(value) == [] for value in values), "fields that are new since then have their defaults"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in DOCUMENTS if p.name.startswith("journal_")], ids=lambda path: f"{path.parent.name}/{path.stem}"
+)
+def test_an_attempt_goes_on_from_the_journal_of_every_release(path: Path) -> None:
+    [entry] = golden.read(json.loads(path.read_text("utf-8")))
+    assert isinstance(entry, JournalEntry)
+    after, _ = machine.step(entry.state, Tick(), 1006.0, plan)
+    assert after.config == entry.state.config and after.stage is not None
+
+
+def test_no_document_changes_without_a_new_version() -> None:
+    """The folder of the current version is what the tool writes today."""
+    folder = golden.ROOT / f"wire-{WIRE_VERSION}"
+    written = golden.written()
+    assert {path.name for path in folder.iterdir()} == set(written)
+    for name, text in written.items():
+        kept = golden.without_pickle((folder / name).read_text("utf-8"))
+        assert golden.without_pickle(text) == kept, CHANGED.format(WIRE_VERSION)
+
+
+def test_the_fingerprint_changes_with_a_field_and_not_with_its_description() -> None:
+    class One(BaseModel):
+        a: int
+        """Described."""
+
+    described = {"properties": {"a": {"type": "integer", "title": "A", "description": "Described."}}}
+    plain = {"properties": {"a": {"type": "integer"}}}
+    assert golden._hash(described) == golden._hash(plain) != golden._hash({"properties": {"a": {"type": "string"}}})
+    assert golden._hash(One.model_json_schema()) == golden._hash(One.model_json_schema())
+
+
+def _dumped(value: BaseModel) -> Any:
+    return json.loads(value.model_dump_json())
+
+
+def _missing(value: BaseModel) -> list[str]:
+    return [name for name in type(value).model_fields if name not in value.__dict__]

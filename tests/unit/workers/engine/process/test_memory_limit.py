@@ -1,0 +1,74 @@
+"""Memory that is left: of the machine, and of each control group above the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal_workers.engine.process.memory_limit import available_bytes
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> tuple[Path, Path]:
+    """A machine with 1,000 MiB left, whose process is in the group /pod/worker of cgroup v2."""
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(f"MemTotal: 9 kB\nMemAvailable: {1000 << 10} kB\n")
+    (proc / "self" / "cgroup").write_text("0::/pod/worker\n")
+    cgroups.mkdir()
+    return proc, cgroups
+
+
+def group(path: Path, limit: int | str, used: int, inactive: int = 0, *, v1: bool = False) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if v1 else ("memory.max", "memory.current")
+    for name, value in zip(names, (limit, used), strict=True):
+        (path / name).write_text(f"{value}\n")
+    (path / "memory.stat").write_text(f"anon 1\n{'total_' if v1 else ''}inactive_file {inactive}\n")
+
+
+def test_without_a_limit_it_is_what_the_machine_has(system: tuple[Path, Path]) -> None:
+    proc, cgroups = system
+    group(cgroups / "pod" / "worker", "max", 5 * MIB)
+    assert available_bytes(proc, cgroups) == 1000 * MIB
+
+
+def test_the_limit_of_the_own_group_counts_without_the_files_that_can_be_dropped(system: tuple[Path, Path]) -> None:
+    proc, cgroups = system
+    group(cgroups / "pod" / "worker", 200 * MIB, 150 * MIB, 30 * MIB)
+    assert available_bytes(proc, cgroups) == 80 * MIB
+
+
+def test_a_tighter_limit_above_counts(system: tuple[Path, Path]) -> None:
+    proc, cgroups = system
+    group(cgroups / "pod" / "worker", 200 * MIB, 10 * MIB)
+    group(cgroups / "pod", 300 * MIB, 290 * MIB)
+    assert available_bytes(proc, cgroups) == 10 * MIB
+
+
+def test_in_a_container_the_mount_is_the_own_group(system: tuple[Path, Path]) -> None:
+    """The path is that of the host, of which the container sees only its own part."""
+    proc, cgroups = system
+    group(cgroups, 100 * MIB, 60 * MIB)
+    assert available_bytes(proc, cgroups) == 40 * MIB
+
+
+def test_the_limit_of_version_1_counts(system: tuple[Path, Path]) -> None:
+    proc, cgroups = system
+    (proc / "self" / "cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/pod\n")
+    group(cgroups / "memory" / "pod", 64 * MIB, 60 * MIB, 8 * MIB, v1=True)
+    group(cgroups / "memory", 2**63 - 4096, 500 * MIB, v1=True)
+    assert available_bytes(proc, cgroups) == 12 * MIB
+
+
+def test_a_group_over_its_limit_has_nothing_left(system: tuple[Path, Path]) -> None:
+    proc, cgroups = system
+    group(cgroups / "pod", 10 * MIB, 20 * MIB)
+    assert available_bytes(proc, cgroups) == 0
+
+
+def test_this_machine_can_be_read() -> None:
+    assert available_bytes() > 0

@@ -1,0 +1,120 @@
+"""How a forked worker ended: written by its fork server, which reaps it, and read by the other processes of the node.
+
+    SOCKET.shoal-exits/PID        {"code": 3} or {"signal": 9, "out_of_memory": true}; SOCKET is the raylet's
+
+Ray reports no exit status of an actor's process. Only the process that reaps it learns it. Workers that were not forked
+(those with GPUs) leave no such file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_KEPT = 256
+_OPTION = "--raylet-name="
+OUT_OF_MEMORY = "was killed by the kernel: out of memory"
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """One of `code` and `signal` is set."""
+
+    code: int | None = None
+    signal: int | None = None
+    out_of_memory: bool = False
+    """The kernel has killed it: the memory of its cgroup or of the host was exhausted."""
+
+    def words(self) -> str:
+        """Without a subject: `was killed by signal 9 (SIGKILL)`."""
+        if self.out_of_memory:
+            return OUT_OF_MEMORY
+        if self.signal is None:
+            return f"exited with {self.code}"
+        try:
+            name = f" ({signal.Signals(self.signal).name})"
+        except ValueError:  # a real-time signal
+            name = ""
+        return f"was killed by signal {self.signal}{name}"
+
+
+class Recorder:
+    """Reaps children, and writes down how each one ended. In the fork server only, which has one thread."""
+
+    def __init__(self, raylet_socket: str) -> None:
+        self._folder = _folder(raylet_socket)
+        self._counter = _oom_counter()
+        self._num_oom_kills = _oom_kills(self._counter)
+
+    def reap(self, pidfd: int, pid: int) -> None:
+        """The child has ended."""
+        with suppress(ChildProcessError, OSError):
+            ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+            if ended is not None:
+                self._write(pid, self._status(ended))
+
+    def _status(self, ended: os.waitid_result) -> ExitStatus:
+        if ended.si_code == os.CLD_EXITED:
+            return ExitStatus(code=ended.si_status)
+        known, self._num_oom_kills = self._num_oom_kills, _oom_kills(self._counter)
+        is_oom = ended.si_status == signal.SIGKILL and self._num_oom_kills > known
+        return ExitStatus(signal=ended.si_status, out_of_memory=is_oom)
+
+    def _write(self, pid: int, status: ExitStatus) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        for old in sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime)[: -_KEPT + 1]:
+            old.unlink(missing_ok=True)
+        new = self._folder / f".{pid}"
+        new.write_text(json.dumps(asdict(status)), encoding="ascii")
+        new.rename(self._folder / str(pid))
+
+
+def read(raylet_socket: str, pid: int) -> ExitStatus | None:
+    """None: the process lives, or nothing is known of its end."""
+    try:
+        return ExitStatus(**json.loads((_folder(raylet_socket) / str(pid)).read_text(encoding="ascii")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def raylet_socket(argv: Sequence[str] | None = None) -> str:
+    """Of the raylet that has started this process, from Ray's arguments; empty: it is not a Ray worker."""
+    arguments = sys.argv if argv is None else argv
+    return next((argument[len(_OPTION) :] for argument in arguments if argument.startswith(_OPTION)), "")
+
+
+def _folder(raylet_socket: str) -> Path:
+    return Path(f"{raylet_socket}.shoal-exits")
+
+
+def _oom_counter(cgroups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """The file with the number of processes of this cgroup that the kernel has killed for memory."""
+    with suppress(OSError):
+        for line in cgroups.read_text(encoding="ascii").splitlines():
+            _, controllers, path = line.split(":", 2)
+            name = path.lstrip("/")
+            if controllers == "memory":
+                found = [mount / "memory" / name / "memory.oom_control", mount / "memory" / "memory.oom_control"]
+            elif controllers == "":
+                found = [mount / name / "memory.events", mount / "memory.events"]
+            else:
+                continue
+            for file in found:
+                if file.exists():
+                    return file
+    return None
+
+
+def _oom_kills(counter: Path | None) -> int:
+    with suppress(OSError, ValueError):
+        if counter is not None:
+            for line in counter.read_text(encoding="ascii").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0

@@ -1,0 +1,66 @@
+"""The operations of one AdamW update. The training step and the replay on the buddy both call this function.
+
+The same operations in the same order as torch.optim.AdamW (foreach, not capturable, not amsgrad), hence the same bits.
+Every operation works element by element, so the bits depend neither on the memory that is read or written nor on the
+process. They may depend on the instruction set and on the number of threads: `records.LogHead` has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterBuffers:
+    """Memory for one parameter and its moments, each of the parameter's shape and type, without a gradient history."""
+
+    parameter: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AdamWGroup:
+    """The settings of one parameter group in one step."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+@torch.no_grad()
+def update(
+    group: AdamWGroup,
+    gradients: list[Tensor],
+    counts: Sequence[float],
+    sources: Sequence[ParameterBuffers],
+    targets: Sequence[ParameterBuffers],
+) -> None:
+    """Reads `sources` and writes `targets`, which may be the same.
+
+    `counts`: per parameter, the number of its updates, this one included.
+    """
+    for gradient, old, new in zip(gradients, sources, targets, strict=True):
+        if group.weight_decay != 0:
+            torch.mul(old.parameter, 1 - group.lr * group.weight_decay, out=new.parameter)
+        elif new is not old:
+            new.parameter.copy_(old.parameter)
+        torch.lerp(old.exp_avg, gradient, 1 - group.beta1, out=new.exp_avg)
+        torch.mul(old.exp_avg_sq, group.beta2, out=new.exp_avg_sq)
+    squares = [new.exp_avg_sq for new in targets]
+    torch._foreach_addcmul_(squares, gradients, gradients, 1 - group.beta2)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_div_(roots, [(1 - group.beta2**count) ** 0.5 for count in counts])
+    torch._foreach_add_(roots, group.eps)
+    torch._foreach_addcdiv_(
+        [new.parameter for new in targets],
+        [new.exp_avg for new in targets],
+        roots,
+        [(group.lr / (1 - group.beta1**count)) * -1 for count in counts],
+    )

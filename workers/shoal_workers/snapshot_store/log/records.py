@@ -1,0 +1,123 @@
+"""What a gradient log consists of: its head, and one commit for each step. Pure data; imports no torch.
+
+    entry file   | header: step | index: head | extra: commit, changed tensors, extra JSON | payload: gradients |
+
+The gradients of a step arrive before the vote, the commit right after it. An entry is complete once it has both. Its
+payload has the gradients that exist in this step, in the order of the head's parameters, without gaps. The
+state after `step` follows from any state whose step is at least `previous` and below `step`: steps in between changed
+nothing. Made by the engine, stored as it is sent, read by `replay`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from shoal_workers.contract.base import Frozen
+
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+_START = struct.Struct("=qI")
+START_BYTES = _START.size
+
+
+class LoggedParameter(Frozen):
+    """One parameter's shard on the rank that writes the log."""
+
+    name: str
+    group: Count
+    sizes: tuple[Count, ...]
+
+
+class LoggedGroup(Frozen):
+    """The settings of one parameter group that do not change."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+class LogHead(Frozen):
+    """All that the commits of one log have in common."""
+
+    groups: tuple[LoggedGroup, ...]
+    parameters: tuple[LoggedParameter, ...]
+    num_elements: Count
+    """Of all parameters: the most that an entry contains."""
+    commit_room: Count
+    """Bytes that are reserved for a commit."""
+    num_threads: int
+    """Of torch in the writing process. The replay needs the same: they divide long loops into other vectors."""
+    torch_version: str
+    cpu_capability: str
+
+    @property
+    def platform(self) -> tuple[int, str, str]:
+        """What must be equal on both sides for the same bits."""
+        return self.num_threads, self.torch_version, self.cpu_capability
+
+
+class Commit(Frozen):
+    """What the update needs beside the gradients, and what it changes beside the parameters."""
+
+    step: Count
+    """Optimizer steps completed with this one."""
+    previous: Count
+    """The last step before it that changed anything."""
+    is_bf16: bool
+    """The gradients are stored in 2 bytes each, which loses nothing."""
+    unscale: float
+    """1 / loss scale."""
+    clip: float
+    """Factor of clipping; 1: not clipped."""
+    lrs: tuple[float, ...]
+    """By group."""
+    counts: tuple[Count, ...]
+    """By parameter: its updates with this one; 0: it has no gradient in this step."""
+    changed: tuple[tuple[str, Count], ...]
+    """Name and bytes of every other tensor whose value changed. The values follow in this order."""
+    extra_bytes: Count
+    """Length of the values that are not tensors, as JSON. They come last."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBlob:
+    """A commit with the values that follow it."""
+
+    commit: Commit
+    changed: tuple[bytes, ...]
+    extra: bytes
+
+
+def encode(blob: CommitBlob) -> bytes:
+    text = blob.commit.model_dump_json().encode()
+    return b"".join((_START.pack(blob.commit.previous, len(text)), text, *blob.changed, blob.extra))
+
+
+def previous_of(data: bytes) -> int:
+    """`previous` of an encoded commit; `data`: its first START_BYTES or more. ValueError if it is shorter."""
+    if len(data) < START_BYTES:
+        raise ValueError("a commit is longer")
+    return int(_START.unpack_from(data)[0])
+
+
+def decode(data: bytes) -> CommitBlob:
+    """ValueError if it is not an encoded commit."""
+    if len(data) < START_BYTES:
+        raise ValueError("a commit is longer")
+    _, length = _START.unpack_from(data)
+    try:
+        commit = Commit.model_validate_json(data[START_BYTES : START_BYTES + length])
+    except ValidationError as error:
+        raise ValueError(f"not a commit: {error.error_count()} errors") from None
+    position, changed = START_BYTES + length, []
+    for _, num_bytes in commit.changed:
+        changed.append(data[position : position + num_bytes])
+        position += num_bytes
+    extra = data[position:]
+    if len(extra) != commit.extra_bytes:
+        raise ValueError(f"{len(extra)} bytes of values instead of {commit.extra_bytes}")
+    return CommitBlob(commit, tuple(changed), extra)

@@ -1,0 +1,316 @@
+"""Replays log entries on a whole copy, and so makes the part of any logged step: bit for bit what the partner had.
+
+    whole copy of step 10 (its file)  --copy-->  a free buddy slot  --entries 11, 12, 13-->  the part of step 13
+
+Reads nothing but files of this node, so any of its processes can do this, also if the process that received them is
+dead. The copy is read before anything else; if it or an entry is overwritten meanwhile, the replay begins again.
+Called by the server for a part that somebody reads, and by the receiver of a log that has no room left.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal_workers.checkpoint.index import ShardIndex
+from shoal_workers.snapshot_store.errors import SharedMemoryFull
+from shoal_workers.snapshot_store.log.adamw import AdamWGroup, ParameterBuffers, update
+from shoal_workers.snapshot_store.log.chains import Link, chain, replayable
+from shoal_workers.snapshot_store.log.head import platform, views_of
+from shoal_workers.snapshot_store.log.records import START_BYTES, Commit, LogHead, decode, previous_of
+from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
+from shoal_workers.snapshot_store.slots.registry import SlotRegistry
+from shoal_workers.snapshot_store.slots.slot import PartHeader, Regions, SlotFile, Stamp, read_header, read_sequence
+
+_TRIES = 3
+_EXTRA_HEADROOM_BYTES = 4096
+
+
+class ReplayFailed(Exception):
+    """The message is the reason in words."""
+
+
+class _Overwritten(Exception):
+    """A file changed while it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    path: Path
+    header: PartHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Replayable:
+    """A part that can be made; `header` is that of the whole copy from which it starts."""
+
+    header: PartHeader
+    step: int
+
+
+class Replayer:
+    """Any thread."""
+
+    def __init__(self, registry: SlotRegistry, buddies: BuddySlots) -> None:
+        self._registry = registry
+        self._buddies = buddies
+        self._making = threading.Lock()
+
+    def replayable(self) -> Iterator[Replayable]:
+        """Every part that can be made from the files of this node, and is not there as a file."""
+        links = self._links()
+        if not links:
+            return
+        copies: dict[tuple[int, int], dict[int, _Source]] = defaultdict(dict)
+        for path, header in self._registry.parts():
+            copies[header.generation, header.rank][header.step] = _Source(path, header)
+        for key, known in links.items():
+            bases = copies.get(key, {})
+            for step in sorted(replayable(bases, known)):
+                yield Replayable(bases[max(base for base in bases if base < step)].header, step)
+
+    def make(
+        self,
+        generation: int,
+        rank: int,
+        step: int,
+        *,
+        keeps_copies: bool = True,
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Makes this part if the node has what it takes; False: it has not, or the part exists.
+
+        `keeps_copies`: no other copy of the rank is overwritten if there is room.
+        `check` is called between steps; if it raises, the part is not made. ReplayFailed if the files cannot be used.
+        """
+        with self._making:
+            for _ in range(_TRIES):
+                copies = {
+                    header.step: _Source(path, header)
+                    for path, header in self._registry.parts()
+                    if (header.generation, header.rank) == (generation, rank)
+                }
+                links = self._links().get((generation, rank), {})
+                found = chain(copies, links, step)
+                if found is None or not found[1]:
+                    return False
+                base, path = found
+                try:
+                    self._make(copies[base], [links[link] for link in path], check, keeps_copies=keeps_copies)
+                    return True
+                except (_Overwritten, FileNotFoundError):
+                    continue
+            raise ReplayFailed(f"its files were overwritten {_TRIES} times while they were read")
+
+    def differing(self, generation: int, rank: int, step: int, check: Callable[[], None]) -> tuple[str, ...] | None:
+        """Names of the tensors in which the whole copy of this step differs from the replay of an older one.
+
+        None: the node has not what it takes, or it was overwritten meanwhile. ReplayFailed as for `make`.
+        """
+        with self._making, ExitStack() as resources:
+            copies = {
+                header.step: _Source(path, header)
+                for path, header in self._registry.parts()
+                if (header.generation, header.rank) == (generation, rank)
+            }
+            links = self._links().get((generation, rank), {})
+            found = chain(set(copies) - {step}, links, step)
+            if step not in copies or found is None:
+                return None
+            try:
+                base, newest = copies[found[0]], copies[step]
+                fd = _open(resources, base)
+                entries = [_Entry(_open(resources, source := links[link]), source.header) for link in found[1]]
+                payload, expected = _payload(fd, base.header), _payload(_open(resources, newest), newest.header)
+                index = ShardIndex.from_json(os.pread(fd, base.header.index_bytes, base.header.index_offset))
+                state = _State(payload, index, entries[0].head())
+                for entry in entries:
+                    check()
+                    state.apply(entry)
+            except (_Overwritten, FileNotFoundError):
+                return None
+        spans = {item.fqn: slice(item.file_offset, item.file_offset + item.nbytes) for item in index.items}
+        return tuple(name for name, span in spans.items() if not torch.equal(payload[span], expected[span]))
+
+    def newest_step(self, generation: int, rank: int) -> int | None:
+        """Of the parts that exist or can be made."""
+        steps = [h.step for _, h in self._registry.parts() if (h.generation, h.rank) == (generation, rank)]
+        known = self._links().get((generation, rank), {})
+        return max([*steps, *replayable(steps, known)], default=None)
+
+    def _links(self) -> dict[tuple[int, int], dict[Link, _Source]]:
+        """All complete entries of this node, by generation and rank."""
+        links: dict[tuple[int, int], dict[Link, _Source]] = defaultdict(dict)
+        for path, header, start in self._registry.entries(START_BYTES):
+            links[header.generation, header.rank][Link(header.step, previous_of(start))] = _Source(path, header)
+        return links
+
+    def _make(self, base: _Source, entries: list[_Source], check: Callable[[], None], *, keeps_copies: bool) -> None:
+        with ExitStack() as resources:
+            copy = _open(resources, base)
+            blobs = [_Entry(_open(resources, entry), entry.header) for entry in entries]
+            head = blobs[0].head()
+            if head.platform != platform():
+                raise ReplayFailed(f"its log is from another platform: {head.platform}, here {platform()}")
+            header = base.header
+            last = decode(blobs[-1].extra())
+            regions = Regions.of(
+                index_bytes=header.index_bytes,
+                extra_room=len(last.extra) + _EXTRA_HEADROOM_BYTES,
+                num_bytes=header.num_bytes,
+            )
+            acquire = self._buddies.acquire_another if keeps_copies else self._buddies.acquire
+            try:
+                slot = acquire(regions, generation=header.generation, rank=header.rank, keep_step=header.step)
+            except (SharedMemoryFull, OutdatedCopy) as error:
+                raise ReplayFailed(str(error)) from None
+            try:
+                _copy(copy, header, slot, regions)
+                payload = torch.frombuffer(slot.map, dtype=torch.uint8)[regions.payload_offset :]
+                index = slot.map[regions.index_offset : regions.index_offset + regions.index_bytes]
+                state = _State(payload, ShardIndex.from_json(bytes(index)), head)
+                for entry in blobs:
+                    check()
+                    state.apply(entry)
+                slot.map[regions.extra_offset : regions.extra_offset + len(last.extra)] = last.extra
+                stamp = Stamp(header.generation, header.rank, header.world_size, last.commit.step)
+                slot.finish(regions, stamp, num_extra_bytes=len(last.extra))
+            finally:
+                self._buddies.release(slot)
+
+
+class _Entry:
+    """One entry's file."""
+
+    def __init__(self, fd: int, header: PartHeader) -> None:
+        self._fd = fd
+        self.header = header
+
+    def head(self) -> LogHead:
+        data = os.pread(self._fd, self.header.index_bytes, self.header.index_offset)
+        self.raise_if_overwritten()
+        return LogHead.model_validate_json(data)
+
+    def extra(self) -> bytes:
+        data = os.pread(self._fd, self.header.extra_bytes, self.header.extra_offset)
+        self.raise_if_overwritten()
+        return data
+
+    def read_payload(self, memory: memoryview) -> None:
+        _read(self._fd, memory, self.header.payload_offset)
+        self.raise_if_overwritten()
+
+    def raise_if_overwritten(self) -> None:
+        if read_sequence(self._fd) != self.header.sequence:
+            raise _Overwritten
+
+
+class _State:
+    """The part that is being made: views of its tensors."""
+
+    def __init__(self, payload: Tensor, index: ShardIndex, head: LogHead) -> None:
+        """`payload`: of the whole copy, uint8; it is changed."""
+        self._head = head
+        self._raw = {item.fqn: payload[item.file_offset : item.file_offset + item.nbytes] for item in index.items}
+        self._items = {item.fqn: item for item in index.items}
+        try:
+            self._buffers = [
+                ParameterBuffers(*(self._view(name) for name in names_of(one.name))) for one in head.parameters
+            ]
+        except KeyError as error:
+            raise ReplayFailed(f"the whole copy has no {error.args[0]}") from None
+        if any(tuple(b.parameter.shape) != p.sizes for b, p in zip(self._buffers, head.parameters, strict=True)):
+            raise ReplayFailed("the whole copy has other shards than the log")
+        self._gradients = torch.empty(head.num_elements)
+
+    def apply(self, entry: _Entry) -> None:
+        blob = decode(entry.extra())
+        commit = blob.commit
+        if len(commit.counts) != len(self._head.parameters) or len(commit.lrs) != len(self._head.groups):
+            raise ReplayFailed(f"the commit of step {commit.step} does not fit its log")
+        gradients = self._read(entry, commit)
+        present = {number: view for number, view in enumerate(gradients) if view is not None}
+        for factor in (commit.unscale, commit.clip):
+            if factor != 1.0:
+                torch._foreach_mul_(list(present.values()), factor)
+        for index, group in enumerate(self._head.groups):
+            own = [number for number in present if self._head.parameters[number].group == index]
+            if own:
+                settings = AdamWGroup(commit.lrs[index], group.beta1, group.beta2, group.eps, group.weight_decay)
+                buffers = [self._buffers[number] for number in own]
+                counts = [float(commit.counts[number]) for number in own]
+                update(settings, [present[number] for number in own], counts, buffers, buffers)
+        for number in present:
+            counter = f"optim.{self._head.parameters[number].name}.step"
+            if counter in self._raw:
+                self._view(counter).fill_(commit.counts[number])
+        for (name, num_bytes), value in zip(commit.changed, blob.changed, strict=True):
+            target = self._raw.get(name)
+            if target is None or target.numel() != num_bytes:
+                raise ReplayFailed(f"the commit of step {commit.step} changes {name}, which the whole copy has not")
+            if num_bytes:
+                target.numpy()[:] = memoryview(value)
+
+    def _read(self, entry: _Entry, commit: Commit) -> list[Tensor | None]:
+        num = entry.header.num_bytes // (2 if commit.is_bf16 else 4)
+        views = views_of(self._gradients, self._head, commit.counts)
+        if num != sum(view.numel() for view in views if view is not None):
+            raise ReplayFailed(f"the gradients of step {commit.step} do not fit its commit")
+        if commit.is_bf16:
+            short = torch.empty(num, dtype=torch.bfloat16)
+            entry.read_payload(short.view(torch.uint8).numpy().data)
+            self._gradients[:num].copy_(short)
+        else:
+            entry.read_payload(self._gradients[:num].view(torch.uint8).numpy().data)
+        return views
+
+    def _view(self, name: str) -> Tensor:
+        item = self._items[name]
+        return self._raw[name].view(getattr(torch, item.dtype)).view(item.sizes)
+
+
+def names_of(parameter: str) -> tuple[str, str, str]:
+    """Names of a parameter and its moments in a part."""
+    return f"model.{parameter}", f"optim.{parameter}.exp_avg", f"optim.{parameter}.exp_avg_sq"
+
+
+def _open(resources: ExitStack, source: _Source) -> int:
+    fd = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+    resources.callback(os.close, fd)
+    if read_header(fd) != source.header:
+        raise _Overwritten
+    return fd
+
+
+def _payload(fd: int, header: PartHeader) -> Tensor:
+    """A private copy of a part's payload, uint8."""
+    payload = torch.empty(header.num_bytes, dtype=torch.uint8)
+    _read(fd, payload.numpy().data, header.payload_offset)
+    if read_sequence(fd) != header.sequence:
+        raise _Overwritten
+    return payload
+
+
+def _copy(fd: int, header: PartHeader, slot: SlotFile, regions: Regions) -> None:
+    memory = memoryview(slot.map)
+    _read(fd, memory[regions.index_offset : regions.index_offset + header.index_bytes], header.index_offset)
+    _read(fd, memory[regions.payload_offset : regions.payload_offset + header.num_bytes], header.payload_offset)
+    memory.release()
+    if read_sequence(fd) != header.sequence:
+        raise _Overwritten
+
+
+def _read(fd: int, memory: memoryview, offset: int) -> None:
+    while memory:
+        count = os.preadv(fd, [memory], offset)
+        if not count:
+            raise _Overwritten
+        memory, offset = memory[count:], offset + count
