@@ -41,6 +41,8 @@ class FakeWorker:
     clock: Clock
     is_stuck: bool = False
     """Its training thread does not react to interrupts."""
+    holds_long_polls: bool = False
+    """Polls that may wait are not answered."""
     start_error: ErrorReport | None = None
     """What `prepare` answers."""
     assignment: Assignment | None = None
@@ -187,7 +189,9 @@ class FakeWorker:
         self.acknowledged = acknowledged
         self._items = [(seq, item) for seq, item in self._items if seq > acknowledged]
         try:
-            await self.clock.wait_for(self._wait(lambda: self._seq > after), wait_s)
+            await self.clock.wait_for(
+                self._wait(lambda: self._seq > after and not (wait_s and self.holds_long_polls)), wait_s
+            )
         except TimeoutError:
             pass
         newer = [item for seq, item in self._items if seq > after]

@@ -138,10 +138,19 @@ class Executor:
             self._queue.task_done()
         self._node_watch.stop()
         self._host_watch.stop()
+        self._record_queued_reports()
         await self._release_all()
         if self._end is not None:
             self._reporter.report([self._end], self._state)
             self._write_journal()
+
+    def _record_queued_reports(self) -> None:
+        """The attempt may end by an event that overtook reports, such as the last validation's."""
+        while not self._queue.empty():
+            event = self._queue.get_nowait()
+            if isinstance(event, ReportArrived):
+                self._reporter.record_report(event.item, self._state)
+            self._queue.task_done()
 
     def direct(self, directive: Directive) -> None:
         """From a Ray thread: what the control plane wants now."""

@@ -311,6 +311,7 @@ def test_a_flipped_bit_is_found_when_the_next_copy_is_compared_with_the_replay(n
         partner.step()
     with torch.no_grad():
         partner.parameters["embed"].view(torch.int32)[3, 4] ^= 1
+    partner.wait()
     partner.copy(nodes.server(buddy))
     found = _wait_for_difference(buddy, seconds=20.0)
     assert (found.generation, found.rank, found.step, found.names) == (1, 0, 5, ("model.embed",))

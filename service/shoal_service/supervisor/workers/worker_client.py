@@ -44,7 +44,7 @@ _POLL_WAIT_S = 1.0
 _HANG_POLL_WAIT_S = 0.25
 """The same, once the worker's progress counter has stood still for half of the hang limit."""
 _RETRY_S = 0.25
-_LAST_POLL_S = 1.0
+_LAST_POLL_S = 5.0
 _EXPLAIN_AFTER_S = (0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 5.0, 10.0)
 """Waiting times before each question for the exit status of a lost worker."""
 
@@ -136,12 +136,15 @@ class WorkerClient:
             task.cancel()
 
     async def collect_last_reports(self) -> None:
-        """At the attempt's end: one more poll, for the worker's last output."""
+        """At the attempt's end: one more poll, for the worker's last reports and output."""
         if not self._fleet.knows(self.index):
             return
         with contextlib.suppress(WorkerCallError, TimeoutError):
             call = self._fleet.poll(self.index, self._received_seq, self._received_seq, 0.0)
-            self._record(await self._context.clock.wait_for(call, _LAST_POLL_S))
+            poll = await self._context.clock.wait_for(call, _LAST_POLL_S)
+            self._record(poll)
+            for item in poll.reports:
+                self._context.reporter.record_report(item, self._context.state())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         waiting = work if self._adopted is None else self._after_adoption(work)

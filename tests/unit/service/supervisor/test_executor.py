@@ -11,6 +11,7 @@ from shoal_service.core.desired import Desired
 from shoal_workers.contract.job import EndReason, IncidentCause
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
+from shoal_workers.contract.worker_reports import ValidationReport
 
 
 def test_an_attempt_starts_trains_commits_and_ends() -> None:
@@ -71,6 +72,27 @@ def test_at_the_end_snapshots_are_removed_before_the_last_worker_of_a_node_is_ki
         assert ending == ["forget_memory", "kill", "forget_memory", "kill"]
         assert "last words" in [line.text for line in bench.reports.logs]
         assert not bench.nodes.is_started
+
+    run(main())
+
+
+def test_a_validation_report_that_the_end_of_run_overtakes_is_in_the_last_status() -> None:
+    async def main() -> None:
+        bench = SupervisorBench()
+        await bench.start_and_train()
+        bench.workers.train(3)
+        group = bench.workers.group
+        for worker in group:
+            worker.save()
+        await until(lambda: bench.catalog.markers)
+        for worker in group:
+            worker.holds_long_polls = True
+        group[0].report(ValidationReport(generation=1, step=4, loss=1.25, bits_per_byte=None, samples=4, at=0.0))
+        for worker in group:
+            worker.leave(ExitKind.FINISHED, is_durable=True)
+        await bench.end()
+        assert bench.status.val_loss == 1.25
+        assert [point.val_loss for point in bench.reports.series][-1] == 1.25
 
     run(main())
 

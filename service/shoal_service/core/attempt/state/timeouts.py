@@ -13,9 +13,9 @@ class Timeouts(Frozen):
     quiesce_s: float = 3.0
     """A worker of a lost group that has acknowledged the interrupt but has not left `run` within this time is killed
     and replaced. Also the deadline for other workers to report their snapshots."""
-    unresponsive_s: float = 0.5
+    unresponsive_s: float = 2.0
     """A worker that has not acknowledged the interrupt within this time is killed and replaced: it is stopped, or cut
-    off."""
+    off. A death makes its host busy for a moment: with 0.5 s, workers were killed that only waited for CPU time."""
     silent_s: float = 2.0
     """In a group that hangs, a worker that has left its polls unanswered for this long is not given that time either.
     Much longer than a poll waits for reports."""
