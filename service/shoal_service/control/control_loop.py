@@ -24,7 +24,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.nodes import Node, NodeSuspicion
-from shoal_service.core.scheduling import (
+from shoal_service.core.scheduling.first_come import (
     Decision,
     Grant,
     JobDemand,

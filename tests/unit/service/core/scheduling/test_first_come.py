@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.scheduling import (
+from shoal_service.core.scheduling.first_come import (
     Decision,
     Grant,
     JobDemand,

@@ -1,0 +1,181 @@
+"""The values that a scheduling policy reads and returns: jobs, nodes, projects; start, resize, preempt, wait.
+
+    control loop (store + cluster)  \
+                                      ->  MarketState  ->  policy(state, now)  ->  decisions  ->  carried out
+    simulator (trace + capacity)    /
+
+A policy is a pure function. It returns one decision for every queued job and for every running job that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from shoal_service.core.scheduling.curves import ThroughputCurve
+
+DEFAULT_PROJECT = "default"
+
+
+class CapacityKind(StrEnum):
+    """On which nodes a job may run."""
+
+    ANY = "any"
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+
+
+class Placement(StrEnum):
+    """How a job's workers are spread over nodes."""
+
+    PACK = "pack"
+    SPREAD = "spread"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNeed:
+    """What one worker reserves on one node."""
+
+    cpus: float = 0.0
+    gpus: float = 0.0
+    memory_gib: float = 0.0
+
+    def describe(self) -> str:
+        parts = [(self.cpus, "CPU"), (self.gpus, "GPU"), (self.memory_gib, "GiB")]
+        return " + ".join(f"{amount:g} {unit}" for amount, unit in parts if amount) or "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketNode:
+    """A node that is alive and may be used by at least some jobs."""
+
+    node_id: str
+    cpus: float
+    gpus: float = 0.0
+    memory_gib: float = 0.0
+    """Totals, less what others than Shoal's jobs have reserved on the node."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """For node selectors; `gpu_type` is one of them."""
+    is_spot: bool = False
+    is_cordoned: bool = False
+    """Running workers may stay, and no worker is added."""
+    ends_at: float | None = None
+    """When a maintenance window or a preemption notice takes the node away; None: not known to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketJob:
+    """A job that is queued (`granted` is 0) or has a grant. Times are wall-clock seconds, as `now`."""
+
+    job_id: str
+    submitted_at: float
+    min_workers: int
+    max_workers: int
+    need: WorkerNeed
+    project: str = DEFAULT_PROJECT
+    user: str = ""
+    priority: int = 0
+    granted: int = 0
+    """Workers that the job may use; 0: it is queued."""
+    held: int = 0
+    """Workers that it still has: more than `granted` while it is leaving some."""
+    curve: ThroughputCurve = field(default_factory=ThroughputCurve.linear)
+    """Predicted, corrected by what was measured."""
+    left: float | None = None
+    """Samples that remain; None: unknown."""
+    done: float = 0.0
+    """Samples trained."""
+    served_s: float = 0.0
+    """Worker-seconds received so far."""
+    moved_at: float | None = None
+    """When `granted` last changed; None: never."""
+    switch_s: float = 0.5
+    """Seconds without training at each change of the number of workers; measured."""
+    start_s: float = 3.0
+    """Seconds from a grant to the first step, for a job that is queued; measured."""
+    finish_by: float | None = None
+    """The deadline that the user has set."""
+    capacity: CapacityKind = CapacityKind.ANY
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Only nodes with all of these labels."""
+    placement: Placement = Placement.PACK
+    is_leaving: bool = False
+    """Pausing or cancelling: it keeps its workers until it is gone, and gets no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A share of the cluster. Quotas count workers."""
+
+    name: str
+    parent: str | None = None
+    weight: float = 1.0
+    guaranteed: int = 0
+    """Workers that the project gets back from borrowers as soon as it has jobs for them."""
+    limit: int | None = None
+    """It never has more workers; None: no limit."""
+    max_running: int | None = None
+    """Jobs with a grant at the same time."""
+    max_queued: int | None = None
+    """Checked at submit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarketState:
+    """Everything that a decision depends on, except the time."""
+
+    jobs: Sequence[MarketJob]
+    nodes: Sequence[MarketNode]
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    """Jobs of a project that is not listed share DEFAULT_PROJECT's rules."""
+    max_running_per_user: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first grant of a queued job."""
+
+    job_id: str
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A new number of workers for a running job."""
+
+    job_id: str
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """A running job gives up all of its workers: it saves and returns to the queue. No step is lost."""
+
+    job_id: str
+    reason: str
+    beneficiary: str
+    """The job that gets the workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A queued job does not start yet."""
+
+    job_id: str
+    reason: str
+    """What is missing, who has it, and the way out."""
+    position: int
+    """In the order in which jobs would start; 1 is next."""
+    holders: tuple[str, ...] = ()
+    """Jobs that hold what is waited for."""
+    expected_at: float | None = None
+    """When it is expected to start; None: not known."""
+
+
+Decision: TypeAlias = Start | Resize | Preempt | Wait
+Policy: TypeAlias = Callable[[MarketState, float], Sequence[Decision]]
+"""(state, now) -> decisions."""
