@@ -10,6 +10,8 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import EndReason
 
 _LOSSES = (EndReason.SUPERVISOR_LOST, EndReason.CLUSTER_LOST)
+_SAVING = (EndReason.SERVER_STOPPED, EndReason.PREEMPTED)
+"""Nothing is lost, unless the storage could not be written."""
 
 
 class LostAttempt(Frozen):
@@ -38,7 +40,7 @@ def after_end(
         ended: the attempt that is over.
         saved_step: step of its newest checkpoint.
     """
-    is_lost = reason in _LOSSES or (reason is EndReason.SERVER_STOPPED and saved_step < ended.step)
+    is_lost = reason in _LOSSES or (reason in _SAVING and saved_step < ended.step)
     if known is None:
         return ended if is_lost else None
     return ended.model_copy(update={"step": max(known.step, ended.step)}) if is_lost else known

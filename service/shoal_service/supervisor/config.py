@@ -67,6 +67,8 @@ class Directive(Frozen):
     """Nodes that are drained or on probation."""
     server_stops: bool = False
     """The server ends this cluster: the attempt saves, and ends. The job then returns to the queue."""
+    is_preempted: bool = False
+    """Another job gets the workers: the attempt saves, and ends. The job then returns to the queue."""
 
 
 class StaleEpoch(Exception):

@@ -12,6 +12,7 @@ from shoal_service.core.attempt.events import (
     GrantChanged,
     NodesAvoided,
     ParallelismChanged,
+    Preempted,
     ServerStopping,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
@@ -31,6 +32,8 @@ def changes(state: Attempt, directive: Directive) -> Iterator[Event]:
         yield DesiredChanged(directive.desired)
     if directive.server_stops != state.target.server_stops:
         yield ServerStopping(directive.server_stops)
+    if directive.is_preempted != state.target.is_preempted:
+        yield Preempted(directive.is_preempted)
 
 
 def avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:

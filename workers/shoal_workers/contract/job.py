@@ -51,6 +51,8 @@ class EndReason(StrEnum):
     START_FAILED = "start_failed"
     WORKERS_FAILED = "workers_failed"
     SERVER_STOPPED = "server_stopped"
+    PREEMPTED = "preempted"
+    """Another job got its workers; it saved before."""
     CLUSTER_LOST = "cluster_lost"
     SUPERVISOR_LOST = "supervisor_lost"
     INTERNAL = "internal"

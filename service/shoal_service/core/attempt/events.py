@@ -141,6 +141,13 @@ class ServerStopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempted:
+    """Another job gets the workers once the attempt is saved; not `is_preempted`: the job may keep them after all."""
+
+    is_preempted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressReported:
     """A worker has answered a poll. Sent even if the progress has not changed, because the answer itself counts."""
 
@@ -208,6 +215,7 @@ Event = (
     | ParallelismChanged
     | DesiredChanged
     | ServerStopping
+    | Preempted
     | ClockJumped
     | ProgressReported
     | InterruptAcknowledged

@@ -34,6 +34,7 @@ from shoal_service.core.attempt.events import (
     NodesAvoided,
     NodesSilent,
     ParallelismChanged,
+    Preempted,
     ProgressReported,
     ReportArrived,
     RunReturned,
@@ -139,6 +140,9 @@ def _happen(turn: Turn, event: Event) -> None:
             _desired(turn, desired)
         case ServerStopping(stops):
             turn.target = replace(turn.target, server_stops=stops)
+            _end_without_group(turn)
+        case Preempted(is_preempted):
+            turn.target = replace(turn.target, is_preempted=is_preempted)
             _end_without_group(turn)
         case NodesAvoided(avoided):
             _avoid(turn, avoided)

@@ -107,8 +107,9 @@ class Turn:
         if self.target.desired is Desired.PAUSE:
             self.end(EndReason.PAUSED, "paused on request")
         else:
+            reason = EndReason.SERVER_STOPPED if self.target.server_stops else EndReason.PREEMPTED
             saved, step = self.checkpoints.durable_step, self.progress.step
-            self.end(EndReason.SERVER_STOPPED, f"saved at step {saved}" + (f" of {step}" if step > saved else "") + ".")
+            self.end(reason, f"saved at step {saved}" + (f" of {step}" if step > saved else "") + ".")
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:
         """Stop everything that the attempt started, then report how it ended."""

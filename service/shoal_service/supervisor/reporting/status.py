@@ -183,6 +183,8 @@ def _reason(state: Attempt) -> str:
         case _:
             if state.target.server_stops and state.stage is not Stage.ENDED:
                 return str(EndReason.SERVER_STOPPED)
+            if state.target.is_preempted and state.stage is not Stage.ENDED:
+                return str(EndReason.PREEMPTED)
             return str(state.incident.cause) if state.incident else ""
 
 
@@ -190,6 +192,8 @@ def _message(state: Attempt, now: float) -> str:
     """What the attempt waits for: the reason of the same decision that forms the group; else what went wrong."""
     if state.target.server_stops and state.stage is not Stage.ENDED:
         return "The server stops: the job saves its state and returns to the queue."
+    if state.target.is_preempted and state.stage is not Stage.ENDED:
+        return "Another job gets its workers: the job saves its state and returns to the queue."
     if state.stage in (Stage.OPENING, Stage.FALLING_BACK):
         return checkpoint_search.waits_for(state)
     if state.stage in (Stage.STARTING, Stage.WAITING):

@@ -42,7 +42,8 @@ def note_lost_worker(turn: Turn, worker: Worker, cause: IncidentCause) -> None:
 
 def is_worth_waiting(state: Attempt) -> Decision:
     """Whether steps would be lost that a node without workers may still hold."""
-    if state.target.desired is not Desired.RUN or state.target.server_stops or not state.target.keeps_snapshots:
+    target = state.target
+    if target.desired is not Desired.RUN or target.ends_saved or not target.keeps_snapshots:
         return Decision(False, "no snapshot is needed")
     if state.snapshots.oldest_generation > state.group.generation:
         return Decision(False, f"the snapshots of generation {state.group.generation} may be wrong")

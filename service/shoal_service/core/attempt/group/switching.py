@@ -46,7 +46,7 @@ def consider(turn: Turn) -> None:
 def decide(state: Attempt, running: Running, now: float, plan: PlanLayout) -> SwitchDecision:
     num_workers = len(state.group.workers)
     if state.target.ends_saved:
-        return SwitchDecision(True, "pause" if state.target.desired is Desired.PAUSE else "the server stops")
+        return SwitchDecision(True, _why_it_ends(state))
     if state.target.granted < num_workers:
         return SwitchDecision(True, f"shrink {num_workers} -> {state.target.granted}")
     drain = drain_decision(state, running, now)
@@ -75,6 +75,12 @@ def drain_decision(state: Attempt, running: Running, now: float) -> Decision:
     if _no_worker_is_expected(state, running.draining_since or now, now):
         return Decision(True, reason)
     return Decision(False, f"{reason}; waits for a worker that takes its place")
+
+
+def _why_it_ends(state: Attempt) -> str:
+    if state.target.desired is Desired.PAUSE:
+        return "pause"
+    return "the server stops" if state.target.server_stops else "another job gets the workers"
 
 
 def _layout_decision(state: Attempt, running: Running, now: float, plan: PlanLayout) -> SwitchDecision:

@@ -35,11 +35,14 @@ class Target:
     avoided: tuple[AvoidedNode, ...] = ()
     server_stops: bool = False
     """The server is about to end the cluster, whatever is desired."""
+    is_preempted: bool = False
+    """Another job gets the workers, whatever is desired."""
 
     @property
     def ends_saved(self) -> bool:
-        """The attempt saves at its next step boundary, and ends: in a pause, or because the server stops."""
-        return self.server_stops or self.desired is Desired.PAUSE
+        """The attempt saves at its next step boundary, and ends: in a pause, because the server stops, or since
+        another job gets the workers."""
+        return self.server_stops or self.is_preempted or self.desired is Desired.PAUSE
 
     @property
     def min_workers(self) -> int:

@@ -25,6 +25,7 @@ from shoal_service.core.attempt.events import (
     NodesAvoided,
     NodesSilent,
     ParallelismChanged,
+    Preempted,
     ProgressReported,
     ReportArrived,
     RunReturned,
@@ -175,6 +176,7 @@ def events(state: Attempt) -> Iterator[Event]:
         yield DesiredChanged(desired)
     for stops in (True, False):
         yield ServerStopping(stops)
+        yield Preempted(stops)
     for minimum in (1, 4):
         yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
     for tp in (1, 2):
@@ -276,7 +278,9 @@ def test_no_pair_raises_or_breaks_a_rule(new_world: NewWorld) -> None:
     assert pairs > 2000
 
 
-@pytest.mark.parametrize("event", [DesiredChanged(Desired.RUN), DesiredChanged(Desired.PAUSE), ServerStopping(True)])
+@pytest.mark.parametrize(
+    "event", [DesiredChanged(Desired.RUN), DesiredChanged(Desired.PAUSE), ServerStopping(True), Preempted(True)]
+)
 def test_ticks_alone_lead_out_of_every_wait(new_world: NewWorld, event: Event) -> None:
     """No worker ever answers: every stage ends."""
     for world in worlds(new_world):

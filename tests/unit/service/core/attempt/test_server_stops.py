@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal_service.core.attempt.events import DesiredChanged, ServerStopping
+from shoal_service.core.attempt.events import DesiredChanged, Preempted, ServerStopping
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
 from shoal_service.supervisor.reporting.status import job_state
@@ -57,6 +57,25 @@ def test_training_goes_on_under_a_server_that_keeps_the_cluster(new_world: NewWo
     world = new_world(workers=2).open(then=5)
     world.feed(ServerStopping(True))
     world.feed(ServerStopping(False))
+    world.run(1)
+    world.form()
+    world.deliver_all()
+    assert world.state.stage is Stage.RUNNING and world.state.progress.step == 6
+
+
+def test_a_preempted_attempt_saves_the_step_under_way_and_ends(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=5)
+    world.feed(Preempted(True))
+    assert world.state.stage is Stage.SWITCHING and world.state.current.durable
+    world.run(1)
+    assert world.end.reason is EndReason.PREEMPTED and world.end.message == "saved at step 6."
+    assert world.state.checkpoints.durable_step == world.end.step == 6
+
+
+def test_a_preempted_attempt_that_may_keep_its_workers_trains_on(new_world: NewWorld) -> None:
+    world = new_world(workers=2).open(then=5)
+    world.feed(Preempted(True))
+    world.feed(Preempted(False))
     world.run(1)
     world.form()
     world.deliver_all()
