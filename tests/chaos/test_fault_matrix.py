@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from kit.processes.os_processes import is_alive
+from kit.processes.storage_faults import absent, hanging, locked
 from shoal_api.client import Client
 from shoal_service.core.attempt.group.buddies import buddies
 from shoal_service.views import JobView, WorkerView
@@ -33,6 +34,7 @@ MATRIX = yaml.safe_load((Path(__file__).parent / "fault_matrix.yaml").read_text(
 WORKERS = 3
 STEPS = 12
 """Of one cell."""
+_BUILT_IN = "struck:BuiltIn"
 _LAST = ("finishing", "committing")
 """Moments after the last step."""
 _PATIENCE_S = 60.0
@@ -60,9 +62,25 @@ def client(arena: Any) -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def undisturbed_built_in(submit_for_module: Any) -> Callable[[], dict[int, float]]:
+    """Losses by step of a run without faults that trains with the built-in optimizer. The first call runs the job."""
+
+    @cache
+    def losses() -> dict[int, float]:
+        run = submit_for_module(task=_BUILT_IN, workers=2, steps=72)
+        run.finish()
+        found: dict[int, float] = run.losses()
+        return found
+
+    return losses
+
+
 @pytest.mark.parametrize("cells", [*_sample(), *_every_cell()])
-def test_a_fault_costs_no_job_and_changes_no_loss(cells: list[tuple[str, str]], client: Client, submit, arena) -> None:
-    chain = Chain(arena, cells, submit)
+def test_a_fault_costs_no_job_and_changes_no_loss(
+    cells: list[tuple[str, str]], client: Client, submit: Any, arena: Any, undisturbed_built_in: Any
+) -> None:
+    chain = Chain(arena, cells, submit, undisturbed_built_in)
     chain.run()
 
     job = chain.job.finish()
@@ -82,6 +100,7 @@ def test_every_cell_is_run_or_has_a_reason() -> None:
     assert {fault for fault, _ in sampled} == faults, "the sample has every fault"
     assert {moment for _, moment in sampled} == moments, "and every moment"
     for cells in MATRIX["sample"].values():
+        assert len({bool(MATRIX["moments"][moment].get("copies")) for _, moment in cells}) == 1, "one task for a chain"
         inner = [moment for _, moment in cells[1:]]
         assert not {"start_up", "re_forming"} & set(inner), "these two are counted from the job's start: first only"
         assert not set(_LAST) & {moment for _, moment in cells[:-1]}
@@ -125,6 +144,11 @@ class Cell:
         return None if self.moment in _LAST else self._shifted({"phase": "forward", "n": 10, "rank": 0})
 
     @property
+    def copies(self) -> bool:
+        """The state has to be copied after every step, for the moment to come about."""
+        return bool(MATRIX["moments"][self.moment].get("copies"))
+
+    @property
     def standbys(self) -> int:
         """How many the job must have, for one to be left when the moment comes: none is started while a group forms."""
         return 0 if self.fault != "standby" else 1 if self.first is None else 2
@@ -144,17 +168,27 @@ class Cell:
 class Chain:
     """One job that goes through several cells, one after the other."""
 
-    def __init__(self, arena: Any, cells: list[tuple[str, str]], submit: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        arena: Any,
+        cells: list[tuple[str, str]],
+        submit: Callable[..., Any],
+        undisturbed_built_in: Callable[[], dict[int, float]],
+    ) -> None:
         self._arena = arena
         self._cells = [Cell(fault, moment, STEPS * number) for number, (fault, moment) in enumerate(cells)]
         self._checkpoints = arena.server.state_dir / "checkpoints"
+        kind: dict[str, Any] = (
+            {"task": "struck:Struck", "snapshot": {"budget": 1.0}}
+            if self._cells[0].copies
+            else {"task": _BUILT_IN, "snapshot": {}, "reference": undisturbed_built_in}
+        )
         self.job = submit(
             workers=WORKERS,
             steps=STEPS * len(cells),
-            task="struck:Struck",
+            **kind,
             holds=[hold for cell in self._cells for hold in cell.holds],
             elasticity={"standby": max(cell.standbys for cell in self._cells)},
-            snapshot={"budget": 1.0},
             health={"probation_s": 1.0},
             timeouts={"save_s": 2.0},
         )
@@ -264,15 +298,15 @@ class Chain:
                 os.kill(standby.pid, signal.SIGKILL)
                 yield
             case "storage":
-                with self._without_storage():
+                with absent(self._checkpoints):
                     yield
                     self.job.wait_for_event("checkpoint.failed")
             case "storage_hangs":
-                with self._hanging_storage(cell):
+                with hanging(self._next_part(cell), patience_s=_PATIENCE_S):
                     yield
                     self.job.wait_for_event("checkpoint.failed")
             case "database":
-                with _locked(server.state_dir / "shoal.db"):
+                with locked(server.state_dir / "shoal.db"):
                     yield
             case fault:
                 raise AssertionError(f"{fault} is not a fault of the matrix")
@@ -314,55 +348,18 @@ class Chain:
         assert endpoint is not None, "the group is on one node"
         return next(one for one in ranked if one.pid == endpoint.port)
 
+    def _next_part(self, cell: Cell) -> Path:
+        """Rank 1's file in the next checkpoint while it is written."""
+        step = cell.offset + (STEPS if cell.moment == "finishing" else 8)
+        name = str(CheckpointName(step, 1, max(1, self.job.now().status.generation)))
+        return self._checkpoints / self.job.id / name / "shard-00001.bin.writing"
+
     def _standby(self) -> WorkerView | None:
         """A worker that the group does not need."""
         workers = [one for one in self.job.client.workers(self.job.id) if is_alive(one.pid)]
         if sum(one.rank is not None for one in workers) < WORKERS:
             return None
         return next((one for one in workers if one.rank is None and one.state == "warm"), None)
-
-    @contextmanager
-    def _without_storage(self) -> Iterator[None]:
-        """A file replaces the directory."""
-        aside = self._checkpoints.with_name("checkpoints-aside")
-        self._checkpoints.mkdir(exist_ok=True)
-        self._checkpoints.rename(aside)
-        self._checkpoints.touch()
-        try:
-            yield
-        finally:
-            self._checkpoints.unlink()
-            aside.rename(self._checkpoints)
-
-    @contextmanager
-    def _hanging_storage(self, cell: Cell) -> Iterator[None]:
-        """A named pipe in place of rank 1's file in the next checkpoint blocks every process that opens it to write."""
-        step = cell.offset + (STEPS if cell.moment == "finishing" else 8)
-        name = str(CheckpointName(step, 1, max(1, self.job.now().status.generation)))
-        directory = self._checkpoints / self.job.id / name
-        directory.mkdir(parents=True, exist_ok=True)
-        pipe = directory / "shard-00001.bin.writing"
-        os.mkfifo(pipe)
-        try:
-            yield
-        finally:
-            # The reader's side lets the writer in; a pipe cannot be synced, so the writer gets an error and removes it.
-            descriptor = os.open(pipe, os.O_RDONLY)
-            while os.read(descriptor, 1 << 16):
-                pass
-            os.close(descriptor)
-            _until(lambda: not pipe.exists(), "the writer that hung has returned")
-
-
-@contextmanager
-def _locked(database: Path) -> Iterator[None]:
-    connection = sqlite3.connect(database, timeout=30.0, isolation_level=None)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("ROLLBACK")
-    finally:
-        connection.close()
 
 
 def _until(condition: Callable[[], Any], what: str, explain: Callable[[], Any] = lambda: "") -> None:

@@ -191,12 +191,13 @@ def test_a_preempted_worker_is_replaced_at_a_step_boundary_and_no_step_is_lost(s
 
 
 def test_a_worker_stuck_in_native_code_is_evicted_within_its_deadlines(submit, client: Client) -> None:
-    """It holds the interpreter's lock, so it handles no interrupt, answers no poll and stamps no progress."""
+    """It holds the interpreter's lock, so it handles no interrupt, answers no poll and stamps no progress.
+    In step 8, since it takes 30 s instead of the floor's 2 s before five steps are measured."""
     run = submit(
-        strikes=[{"at": "step", "rank": 1, "n": 6, "do": "block"}],
+        strikes=[{"at": "step", "rank": 1, "n": 8, "do": "block"}],
         health={"hang_factor": 3.0, "hang_floor_s": 2.0},
     )
-    run.wait_at("step-6-1")
+    run.wait_at("step-8-1")
     stuck = run.pids()
     run.finish()
 

@@ -114,10 +114,13 @@ class Submit:
     reference: Callable[[], dict[int, float]]
     runs: list[Run] = field(default_factory=list)
 
-    def __call__(self, *, to: Client | None = None, **settings: Any) -> Run:
+    def __call__(
+        self, *, to: Client | None = None, reference: Callable[[], dict[int, float]] | None = None, **settings: Any
+    ) -> Run:
+        """`reference`: the undisturbed losses of another optimizer than the tiny task's."""
         gate = self.directory / f"gate-{len(self.runs)}"
         gate.mkdir()
-        self.runs.append(submit_tiny(to or self.client, gate, self.reference, **settings))
+        self.runs.append(submit_tiny(to or self.client, gate, reference or self.reference, **settings))
         return self.runs[-1]
 
     def cancel_all(self) -> None:

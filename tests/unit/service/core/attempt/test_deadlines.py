@@ -11,6 +11,7 @@ import pytest
 from shoal_service.core.attempt.commands import KillWorker, SuspectNode
 from shoal_service.core.attempt.events import DeathDated, InterruptAcknowledged, WorkerUnreachable
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause
 
 NewWorld = Callable[..., Any]
@@ -35,7 +36,7 @@ def test_a_worker_that_does_not_receive_the_interrupt_is_replaced_after_the_firs
     world.deliver_all()
     world.obey_interrupts()
     world.deliver_all()
-    world.pass_time(0.25)
+    world.pass_time(Timeouts().unresponsive_s - 0.25)
     assert killed(world) == []
     world.pass_time(0.25)
     assert killed(world) == [1]
@@ -125,7 +126,7 @@ def test_a_busy_queue_puts_no_deadline_off(new_world: NewWorld) -> None:
     """No tick comes while other events do."""
     world = broken(new_world)
     for _ in range(4):
-        world.now += 0.2
+        world.now += 0.3 * Timeouts().unresponsive_s
         world.beat(0, beat=1)
     assert sorted(killed(world)) == [0, 1, 2]
 

@@ -14,6 +14,7 @@ from shoal_service.core.attempt.faults import hangs
 from shoal_service.core.attempt.state.attempt import essential
 from shoal_service.core.attempt.state.progress import GroupProgress
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import Phase
 
@@ -53,7 +54,7 @@ def test_a_stopped_worker_is_replaced_soon_after_the_threshold(new_world: NewWor
     world.deliver_all()
     world.obey_interrupts()
     world.deliver_all()
-    world.pass_time(0.5)
+    world.pass_time(Timeouts().unresponsive_s)
     assert [c.index for c in world.commands if isinstance(c, KillWorker)] == [1]
     assert world.state.stage is Stage.FORMING and world.state.group.workers == (0, 3, 2)
     world.form()

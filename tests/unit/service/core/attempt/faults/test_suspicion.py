@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal_service.core.attempt.commands import SuspectNode
 from shoal_service.core.attempt.state.stages import Stage
+from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_workers.contract.job import IncidentCause
 
 NewWorld = Callable[..., Any]
@@ -36,7 +37,7 @@ def test_a_stuck_worker_does_not_incriminate_a_node_with_healthy_ones(new_world:
     world.stop(1)
     world.break_collectives()
     world.recover()
-    world.pass_time(0.5)
+    world.pass_time(Timeouts().unresponsive_s)
     assert world.events("worker.lost")[0]["cause"] == IncidentCause.STUCK and suspected(world) == []
 
 
@@ -45,7 +46,7 @@ def test_a_stuck_worker_that_is_alone_does(new_world: NewWorld) -> None:
     world.stop(1)
     world.break_collectives()
     world.recover()
-    world.pass_time(0.5)
+    world.pass_time(Timeouts().unresponsive_s)
     assert suspected(world) == ["n1"]
 
 
