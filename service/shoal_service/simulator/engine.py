@@ -1,0 +1,200 @@
+"""The engine: replays a job trace against a capacity trace under a policy, event by event, in virtual time.
+
+    until nothing can happen any more:
+        now    = the next submission, end of a job, change of capacity, or regular call
+        policy = called once with all unfinished jobs and all nodes; its decisions are checked and applied at once
+
+A start costs `start_s`, a change of the number of workers `switch_s` seconds without training; no work is ever lost, so
+a preempted job continues where it was. If nodes leave and a policy does not shrink anybody, the jobs that started last
+lose their workers (they keep the grant). The engine raises PolicyError when a policy breaks a rule of the market.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Project, Resize, Start, Wait
+from shoal_service.simulator.capacity import Capacity
+from shoal_service.simulator.job_run import JobRun
+from shoal_service.simulator.trace import TraceJob
+
+_EPSILON_S = 1e-6
+"""Events closer together than this are one event."""
+_MOST_IDLE_CALLS = 1000
+"""Regular calls in a row, with nothing running and nothing to come, after which the policy is taken to do nothing."""
+
+
+class PolicyError(ValueError):
+    """A policy returned a decision that the market forbids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Seconds without training."""
+
+    switch_s: float = 0.5
+    """Each change of the number of workers."""
+    start_s: float = 3.0
+    """Each start from the queue."""
+    use_restart_s: bool = False
+    """Both cost what the trace's column `restart_s` says of the job, where it says anything."""
+
+    def of(self, job: TraceJob) -> tuple[float, float]:
+        """switch_s and start_s of this job."""
+        if self.use_restart_s and job.restart_s is not None:
+            return job.restart_s, job.restart_s
+        return self.switch_s, self.start_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """What a policy plays on, besides the jobs."""
+
+    capacity: Capacity
+    costs: Costs = field(default_factory=Costs)
+    projects: Mapping[str, Project] = field(default_factory=dict)
+    every_s: float | None = None
+    """The policy is called after so many seconds without an event, too; None: at events only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What happened."""
+
+    jobs: tuple[JobRun, ...]
+    """In the order of the trace. A job that never finished has no `finished_at`."""
+    ended_at: float
+    num_calls: int
+    """How often the policy was called."""
+
+
+Progress = Callable[[float, int], None]
+"""(now, finished jobs): called at each event."""
+
+
+def simulate(jobs: Sequence[TraceJob], policy: Policy, market: Market, *, progress: Progress | None = None) -> Run:
+    """Raises PolicyError if the policy breaks a rule of the market."""
+    return _Engine(jobs, policy, market).run(progress or (lambda now, finished: None))
+
+
+class _Engine:
+    """The state of one simulation."""
+
+    def __init__(self, jobs: Sequence[TraceJob], policy: Policy, market: Market) -> None:
+        self._policy, self._market = policy, market
+        self._runs = [_new(job, market.costs) for job in jobs]
+        self._coming = sorted(self._runs, key=lambda run: run.job.submit_s)[::-1]
+        self._active: dict[str, JobRun] = {}
+        self._running: list[JobRun] = []
+        self._capacity_step = 0
+        self._nodes = market.capacity.nodes(0)
+        self._num_calls = 0
+
+    def run(self, progress: Progress) -> Run:
+        now, num_idle_calls = 0.0, 0
+        while self._coming or self._active:
+            following = self._next_event(now)
+            if math.isinf(following):
+                break
+            is_regular_call = not self._something_happens(following)
+            now = following
+            self._happen(now)
+            if self._active:
+                self._call_policy(now)
+            progress(now, len(self._runs) - len(self._active) - len(self._coming))
+            num_idle_calls = num_idle_calls + 1 if is_regular_call and not self._running else 0
+            if num_idle_calls > _MOST_IDLE_CALLS:
+                break
+        for run in self._running:
+            run.sync(now)
+        return Run(tuple(self._runs), now, self._num_calls)
+
+    def _next_event(self, now: float) -> float:
+        regular = now + self._market.every_s if self._market.every_s and self._active else math.inf
+        return min(regular, self._next_happening())
+
+    def _something_happens(self, at: float) -> bool:
+        return self._next_happening() <= at + _EPSILON_S
+
+    def _next_happening(self) -> float:
+        steps = self._market.capacity.steps
+        coming = self._coming[-1].job.submit_s if self._coming else math.inf
+        ending = min((run.ends_at for run in self._running), default=math.inf)
+        changing = steps[self._capacity_step + 1][0] if self._capacity_step + 1 < len(steps) else math.inf
+        return min(coming, ending, changing)
+
+    def _happen(self, now: float) -> None:
+        """Ends, submissions and changes of capacity that are due."""
+        for run in self._running:
+            if run.ends_at <= now + _EPSILON_S:
+                run.finish(now)
+                del self._active[run.job.job_id]
+        self._running = [run for run in self._running if run.finished_at is None]
+        while self._coming and self._coming[-1].job.submit_s <= now + _EPSILON_S:
+            run = self._coming.pop()
+            self._active[run.job.job_id] = run
+        steps = self._market.capacity.steps
+        while self._capacity_step + 1 < len(steps) and steps[self._capacity_step + 1][0] <= now + _EPSILON_S:
+            self._capacity_step += 1
+            self._nodes = self._market.capacity.nodes(self._capacity_step)
+
+    def _call_policy(self, now: float) -> None:
+        for run in self._running:
+            run.sync(now)
+        state = MarketState(
+            jobs=[run.market_job() for run in self._active.values()],
+            nodes=self._nodes,
+            projects=self._market.projects,
+        )
+        self._num_calls += 1
+        granted_before = sum(run.granted for run in self._running)
+        for decision in self._policy(state, now):
+            self._apply(decision, now)
+        self._running = [run for run in self._active.values() if run.granted]
+        capacity = self._market.capacity.workers(self._capacity_step)
+        granted = sum(run.granted for run in self._running)
+        if granted > max(capacity, granted_before):
+            raise PolicyError(f"At {now:.0f} s the policy granted {granted} workers, and there are {capacity}.")
+        self._share_out(capacity, now)
+
+    def _apply(self, decision: Decision, now: float) -> None:
+        if isinstance(decision, Wait):
+            return
+        run = self._active.get(decision.job_id)
+        if run is None:
+            raise PolicyError(f"At {now:.0f} s the policy decided on {decision.job_id}, which is not in the market.")
+        match decision:
+            case Preempt():
+                _demand(run.granted > 0, run, now, "preempted, and has no workers")
+                run.grant(0, now)
+            case Start(workers=workers) | Resize(workers=workers):
+                is_start = isinstance(decision, Start)
+                _demand(is_start == (run.granted == 0), run, now, "started twice, or resized before its start")
+                fits = run.job.min_workers <= workers <= run.job.max_workers
+                bounds = f"{run.job.min_workers} to {run.job.max_workers}"
+                _demand(fits, run, now, f"given {workers} workers, and may have {bounds}")
+                if workers != run.granted:
+                    run.grant(workers, now)
+
+    def _share_out(self, capacity: int, now: float) -> None:
+        """Workers for the grants: the oldest start first, while there are nodes."""
+        for run in self._active.values():
+            if not run.granted:
+                run.hold(0, now)
+        left = capacity
+        for run in sorted(self._running, key=lambda run: now if run.started_at is None else run.started_at):
+            held = min(left, run.granted)
+            left -= held
+            run.hold(held, now)
+
+
+def _new(job: TraceJob, costs: Costs) -> JobRun:
+    switch_s, start_s = costs.of(job)
+    return JobRun(job, switch_s, start_s, left=job.work)
+
+
+def _demand(holds: bool, run: JobRun, now: float, what: str) -> None:
+    if not holds:
+        raise PolicyError(f"At {now:.0f} s job {run.job.job_id} was {what}.")

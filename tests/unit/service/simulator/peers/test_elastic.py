@@ -1,0 +1,80 @@
+"""Policies for elastic jobs: how they divide a few workers, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Policy, Start, Wait
+from shoal_service.simulator.capacity import WORKER
+from shoal_service.simulator.peers.first_come import first_come
+from shoal_service.simulator.peers.marginal import elastic_srpt, hull, optimus
+from shoal_service.simulator.peers.max_min import max_min
+
+SQUARE_ROOT = ThroughputCurve((1, 2, 3, 4, 5, 6), (1.0, 1.414, 1.732, 2.0, 2.236, 2.449))
+
+
+def _job(
+    name: str, left: float, *, workers: tuple[int, int] = (1, 6), curve: ThroughputCurve = SQUARE_ROOT
+) -> MarketJob:
+    at = float(ord(name))
+    return MarketJob(
+        job_id=name,
+        submitted_at=at,
+        min_workers=workers[0],
+        max_workers=workers[1],
+        need=WORKER,
+        left=left,
+        curve=curve,
+    )
+
+
+def _started(policy: Policy, workers: int, *jobs: MarketJob) -> dict[str, int]:
+    nodes = [MarketNode(node_id=f"n{number}", cpus=1.0) for number in range(workers)]
+    found = policy(MarketState(jobs=jobs, nodes=nodes), 1000.0)
+    assert {decision.job_id for decision in found} == {job.job_id for job in jobs}
+    return {decision.job_id: decision.workers for decision in found if isinstance(decision, Start)}
+
+
+@pytest.mark.parametrize("policy", [max_min, optimus, elastic_srpt])
+def test_minima_come_first_and_the_oldest_before_the_others(policy: Policy) -> None:
+    jobs = [_job("a", 10, workers=(2, 6)), _job("b", 10, workers=(3, 6)), _job("c", 10)]
+    assert _started(policy, 3, *jobs) == {"a": 2, "c": 1}
+
+
+def test_max_min_gives_equal_numbers_up_to_each_maximum() -> None:
+    assert _started(max_min, 10, _job("a", 1), _job("b", 1, workers=(1, 2)), _job("c", 1)) == {"a": 4, "b": 2, "c": 4}
+    assert _started(max_min, 5, _job("a", 1), _job("b", 1)) == {"a": 3, "b": 2}
+
+
+def test_optimus_gives_to_the_long_job_until_it_saves_no_more_than_the_short_one() -> None:
+    """The second worker saves 1 - 1/1.414 = 0.293 of the time on one worker, the third 0.130, the fourth 0.077:
+    with 100 s and 40 s these are 29.3, 13.0 and 7.7 s, and 11.7, 5.2 and 3.1 s."""
+    assert _started(optimus, 5, _job("a", 100), _job("b", 40)) == {"a": 3, "b": 2}
+    assert _started(optimus, 4, _job("a", 100), _job("b", 40)) == {"a": 3, "b": 1}
+
+
+def test_elastic_srpt_gives_to_the_short_job_until_it_adds_no_more_than_the_long_one() -> None:
+    """The second worker adds 0.414, the third 0.318, the fourth 0.268, the fifth 0.236, divided by what is left."""
+    assert _started(elastic_srpt, 5, _job("a", 100), _job("b", 40)) == {"a": 1, "b": 4}
+    assert _started(elastic_srpt, 5, _job("a", 100), _job("b", 80)) == {"a": 2, "b": 3}
+
+
+def test_elastic_srpt_sees_a_step_ahead() -> None:
+    """Two workers are no faster than one, four are four times as fast: the first step is worth a third of that."""
+    steps = ThroughputCurve((1, 2, 3, 4), (1.0, 1.0, 1.0, 4.0))
+    assert hull(steps, 4) == (0, 1, 2, 3, 4)
+    assert _started(elastic_srpt, 5, _job("a", 100, workers=(1, 4), curve=steps), _job("b", 100)) == {"a": 4, "b": 1}
+
+
+@pytest.mark.parametrize("policy", [optimus, elastic_srpt])
+def test_a_worker_that_adds_nothing_stays_free(policy: Policy) -> None:
+    flat = ThroughputCurve((1, 2), (1.0, 1.0))
+    assert _started(policy, 4, _job("a", 100, workers=(1, 4), curve=flat)) == {"a": 1}
+
+
+def test_first_come_gives_all_to_the_first_and_says_behind_whom_the_second_waits() -> None:
+    nodes = [MarketNode(node_id="n", cpus=4.0)]
+    first, second = first_come(MarketState(jobs=[_job("a", 1), _job("b", 1)], nodes=nodes), 0.0)
+    assert (first.job_id, getattr(first, "workers", 0)) == ("a", 4)
+    assert isinstance(second, Wait) and second.position == 1 and "there is room for 0" in second.reason

@@ -1,0 +1,81 @@
+"""What holds for every policy, whatever the trace: work is conserved, no worker is used twice, no job beats its curve."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.simulator.capacity import Capacity
+from shoal_service.simulator.engine import Costs, Market, Run, simulate
+from shoal_service.simulator.job_run import JobRun
+from shoal_service.simulator.metrics import measure
+from shoal_service.simulator.peers.registry import PEERS
+from shoal_service.simulator.trace import TraceJob
+
+
+@st.composite
+def _jobs(draw: st.DrawFn) -> list[TraceJob]:
+    jobs = []
+    for number in range(draw(st.integers(1, 8))):
+        least = draw(st.integers(1, 3))
+        most = draw(st.integers(least, 6))
+        steps = draw(st.lists(st.floats(0, 5), min_size=most - 1, max_size=most - 1))
+        rates = [1.0 + sum(steps[:size]) for size in range(most)]
+        job = TraceJob(
+            job_id=f"job-{number}",
+            submit_s=draw(st.floats(0, 200)),
+            work=draw(st.floats(1, 1000)),
+            min_workers=least,
+            max_workers=most,
+            asked_workers=draw(st.integers(least, most)),
+            curve=ThroughputCurve(tuple(range(1, most + 1)), tuple(rates)),
+            restart_s=draw(st.none() | st.floats(0, 60)),
+        )
+        jobs.append(job)
+    return jobs
+
+
+_CAPACITIES = st.lists(st.tuples(st.floats(1, 300), st.integers(0, 4)), max_size=4, unique_by=lambda step: step[0]).map(
+    lambda steps: Capacity(3, ((0.0, 3), *sorted(steps), (400.0, 3)))
+)
+_COSTS = st.builds(Costs, switch_s=st.floats(0, 5), start_s=st.floats(0, 20), use_restart_s=st.booleans())
+
+
+@pytest.mark.parametrize("name", sorted(PEERS))
+@given(jobs=_jobs(), capacity=_CAPACITIES, costs=_COSTS)
+def test_every_policy_keeps_the_laws(name: str, jobs: list[TraceJob], capacity: Capacity, costs: Costs) -> None:
+    peer = PEERS[name]
+    market = Market(capacity=capacity, costs=costs, every_s=peer.every_s)
+    run = simulate(jobs, peer.build(jobs), market)
+    for job in run.jobs:
+        assert job.finished_at is not None, f"{job.job.job_id} starves"
+        assert _trained(job) == pytest.approx(job.job.work, rel=1e-6)
+        assert job.finished_at - job.job.submit_s >= job.job.work / job.job.fastest_rate - 1e-6
+        assert all(workers <= job.job.max_workers for _, workers in job.history)
+    assert _most_overbooked(run, capacity) <= 0
+    assert measure(run, market).utilisation <= 1 + 1e-9
+
+
+def _trained(run: JobRun) -> float:
+    """Samples, from the workers over time alone: the costs are added up again, independently of the engine."""
+    samples, ready_at = 0.0, 0.0
+    held = 0
+    for (at, workers), (until, _) in zip(run.history, run.history[1:], strict=False):
+        ready_at = max(ready_at, at + (run.switch_s if held else run.start_s)) if workers else at
+        held = workers
+        if workers >= run.job.min_workers:
+            samples += run.job.curve.rate(workers) * max(0.0, until - max(at, ready_at))
+    return samples
+
+
+def _most_overbooked(run: Run, capacity: Capacity) -> int:
+    """Workers in use less those that are there, at the worst moment."""
+    times = {at for job in run.jobs for at, _ in job.history} | {at for at, _ in capacity.steps}
+    worst = -1_000_000
+    for at in times:
+        used = sum(max((entry for entry in job.history if entry[0] <= at), default=(0.0, 0))[1] for job in run.jobs)
+        there = max(step for step in capacity.steps if step[0] <= at)[1] * capacity.workers_per_node
+        worst = max(worst, used - there)
+    return worst

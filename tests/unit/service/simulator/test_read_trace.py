@@ -1,0 +1,80 @@
+"""Traces are read in both formats, and what is wrong with one is said with line and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal_service.simulator.read_trace import TraceError, parse_curves, parse_trace, read_trace
+
+OWN = """# made by hand
+submit_s,work_samples,min_workers,max_workers,curve,priority,project
+20,300,1,4,1:10 2:18 4:30,50,vision
+10,100,2,2,2:7,,
+"""
+PUBLISHED = """job,submit_s,application,batch,min_workers,max_workers,asked_workers,work_samples,restart_s
+bert-0,5,bert,64,1,4,3,1000,120
+"""
+CURVES = '{"bert/64": {"1": 10, "2": 20, "3": 15, "4": 30}}'
+
+
+def test_a_self_contained_trace_is_read_in_the_order_of_submission() -> None:
+    first, second = parse_trace(OWN, "own.csv").jobs
+    assert (first.job_id, first.submit_s, first.work, first.project, first.priority) == ("job-2", 10, 100, "default", 0)
+    assert (first.min_workers, first.max_workers, first.asked_workers, first.restart_s) == (2, 2, 2, None)
+    assert (second.job_id, second.project, second.priority) == ("job-1", "vision", 50)
+    assert [second.curve.rate(workers) for workers in (1, 2, 3, 4)] == [10, 18, 24, 30]
+    assert second.fastest_rate == 30
+
+
+def test_a_published_trace_takes_its_curves_from_the_file_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(PUBLISHED)
+    (tmp_path / "t.curves.json").write_text(CURVES)
+    (job,) = read_trace(tmp_path / "t.csv").jobs
+    assert (job.job_id, job.asked_workers, job.restart_s) == ("bert-0", 3, 120)
+
+
+def test_a_job_is_never_slower_with_more_workers() -> None:
+    """It may leave one of them idle."""
+    (job,) = parse_trace(PUBLISHED, "t.csv", parse_curves(CURVES, "t.curves.json")).jobs
+    assert [job.curve.rate(workers) for workers in (1, 2, 3, 4)] == [10, 20, 20, 30]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("20,300", "20,", "own.csv, line 3, column work_samples: '' is not a number"),
+        ("20,300", "soon,300", "own.csv, line 3, column submit_s: 'soon' is not a number"),
+        ("10,100", "-1,100", "own.csv, line 4, column submit_s: -1 must be 0 or more"),
+        ("20,300", "20,0", "own.csv, line 3, column work_samples: 0 must be more than 0"),
+        ("300,1,4", "300,1.5,4", "own.csv, line 3, column min_workers: 1.5 is not a whole number"),
+        ("300,1,4", "300,5,4", "own.csv, line 3, column max_workers: 4 must be 5 or more"),
+        ("1:10 2:18", "1:10 2=18", "own.csv, line 3, column curve: '2=18' is not WORKERS:SAMPLES_PER_SECOND"),
+        ("1:10 2:18", "0:10 2:18", "own.csv, line 3, column curve: .* needs world sizes of 1 or more"),
+        (",,", ",,,", "own.csv, line 4, column project: there are more fields than the 7 columns"),
+        ("work_samples", "work", "own.csv has no column work_samples"),
+        ("curve,", "speed,", "own.csv has no column curve"),
+        ("priority", "urgency", "own.csv has the unknown column urgency"),
+    ],
+)
+def test_what_is_wrong_is_said_with_line_and_column(old: str, new: str, message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        parse_trace(OWN.replace(old, new, 1), "own.csv")
+
+
+def test_an_empty_trace_a_second_job_of_a_name_and_a_missing_curve_are_refused() -> None:
+    with pytest.raises(TraceError, match="has no jobs"):
+        parse_trace(PUBLISHED.splitlines()[0], "t.csv")
+    with pytest.raises(TraceError, match="line 3, column job: 'bert-0' is the name of an earlier job, too"):
+        parse_trace(PUBLISHED + PUBLISHED.splitlines()[1], "t.csv", parse_curves(CURVES, "c"))
+    with pytest.raises(TraceError, match="line 2, column application: there is no curve 'bert/64'"):
+        parse_trace(PUBLISHED, "t.csv", {})
+    with pytest.raises(TraceError, match="line 2, column asked_workers: 5 is more than max_workers, 4"):
+        parse_trace(PUBLISHED.replace(",4,3,", ",4,5,"), "t.csv", parse_curves(CURVES, "c"))
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"a/1": {"one": 1}}', '{"a/1": {}}', '{"a/1": {"1": -3}}'])
+def test_a_file_of_curves_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(TraceError, match="JSON like|needs world sizes"):
+        parse_curves(text, "x.curves.json")
