@@ -1,4 +1,4 @@
-"""What holds for every policy, whatever the trace: work is conserved, no worker is used twice, no job beats its curve."""
+"""What holds for every policy on every trace: work is conserved, no worker is used twice, no job beats its curve."""
 
 from __future__ import annotations
 

@@ -76,5 +76,5 @@ def test_an_empty_trace_a_second_job_of_a_name_and_a_missing_curve_are_refused()
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"a/1": {"one": 1}}', '{"a/1": {}}', '{"a/1": {"1": -3}}'])
 def test_a_file_of_curves_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(TraceError, match="JSON like|needs world sizes"):
+    with pytest.raises(TraceError, match=r"must be JSON like|needs world sizes"):
         parse_curves(text, "x.curves.json")
