@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_service.cluster.errors import ClusterError, SupervisorGone, SupervisorUnavailable
-from shoal_service.control.protocols import ClusterSnapshot
+from shoal_service.control.protocols import ClusterSnapshot, Reservation
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
+from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
@@ -92,14 +94,26 @@ class FakeCluster:
         """The outcome of every node test."""
         self.error: ClusterError | None = None
         """Raised by every look at the cluster."""
+        self.reservations: list[Reservation] = []
+        """Of Shoal's workers."""
+        self.foreign: dict[str, float] = {}
+        """CPUs that others have reserved, by node id."""
+        self._watchers: list[Callable[[], None]] = []
 
     def snapshot(self) -> ClusterSnapshot:
         if self.error is not None:
             raise self.error
-        alive = [node for node in self.nodes if node.alive]
-        return ClusterSnapshot(
-            nodes=self.nodes, free={"CPU": sum(n.cpus for n in alive), "GPU": sum(n.gpus for n in alive)}
-        )
+        return ClusterSnapshot(nodes=self.nodes, free=self._free(), reservations=tuple(self.reservations))
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self._watchers.append(changed)
+        return lambda: self._watchers.remove(changed)
+
+    def change_nodes(self, *nodes: Node) -> None:
+        """With a notice to those who watch."""
+        self.nodes = nodes
+        for changed in self._watchers:
+            changed()
 
     def reconnect(self) -> None:
         self.num_reconnects += 1
@@ -126,3 +140,16 @@ class FakeCluster:
     def upload_code(self, archive: bytes) -> str:
         self.uploads.append(archive)
         return f"gcs://code-{len(self.uploads)}.zip"
+
+    def _free(self) -> dict[str, WorkerNeed]:
+        return {
+            node.node_id: WorkerNeed(
+                cpus=node.cpus
+                - self.foreign.get(node.node_id, 0.0)
+                - sum(one.need.cpus for one in self.reservations if one.node_id == node.node_id),
+                gpus=node.gpus,
+                memory_gib=node.memory_gib,
+            )
+            for node in self.nodes
+            if node.alive
+        }

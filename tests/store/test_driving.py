@@ -165,6 +165,27 @@ class TestAttempts:
         granted = [event.data for event in store.events(job_id) if event.type == "job.granted"]
         assert granted == [{"from": 2, "to": 3, "reason": "room"}]
 
+    def test_a_preempted_attempt_has_no_grant_left_and_one_event(
+        self, store: Store, lease: Lease, submit: Submit, begin: Begin
+    ) -> None:
+        job_id = submit()
+        store.preempt(job_id, reason="early", beneficiary="job-b", epoch=lease.epoch, now=4.0)
+        begin(job_id)
+        for now in (6.0, 7.0):
+            store.preempt(job_id, reason="priority 50.", beneficiary="job-b", epoch=lease.epoch, now=now)
+        [row] = store.jobs_to_drive()
+        assert (row.state, row.desired, row.granted_workers) == (JobState.STARTING, Desired.RUN, 0)
+        preempted = [event.data for event in store.events(job_id) if event.type == "job.preempted"]
+        assert preempted == [{"workers": 1, "beneficiary": "job-b", "reason": "priority 50."}]
+
+    def test_a_row_that_has_not_changed_is_the_same_value(self, store: Store, lease: Lease, submit: Submit) -> None:
+        quiet, busy = submit(), submit()
+        before = store.jobs_to_drive()
+        store.set_queue_note(busy, "needs 2, has 1", epoch=lease.epoch, now=3.0)
+        after = store.jobs_to_drive()
+        assert [row.id for row in after] == [quiet, busy]
+        assert after[0] is before[0] and after[1].status.message == "needs 2, has 1"
+
 
 class TestQueue:
     def test_jobs_to_drive_are_those_with_an_attempt_then_the_queue_in_its_order(

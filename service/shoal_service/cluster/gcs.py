@@ -7,6 +7,7 @@ GCS, which is not a public interface (Ray's version is pinned).
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,20 @@ class RayNode:
     """Totals; empty for a dead node."""
     raylet_port: int = 0
     """The port of its raylet, at `ip`."""
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RayActor:
+    """An actor that is alive, or that Ray is creating."""
+
+    name: str
+    namespace: str
+    node_id: str
+    """Where it is, or where Ray tries to create it."""
+    is_alive: bool
+    resources: dict[str, float] = field(default_factory=dict)
+    """What it reserves, or will reserve."""
 
 
 def nodes(timeout_s: float = _TIMEOUT_S) -> tuple[RayNode, ...]:
@@ -44,6 +59,32 @@ def draining(timeout_s: float = _TIMEOUT_S) -> dict[str, float | None]:
     which the node goes away; None: unknown."""
     found: dict[str, int] = _call("get_draining_nodes", timeout=timeout_s)
     return {node_id: deadline_ms / 1000 if deadline_ms > 0 else None for node_id, deadline_ms in found.items()}
+
+
+def available(timeout_s: float = _TIMEOUT_S) -> dict[str, dict[str, float]]:
+    """Resources of each live node that nobody has reserved, by node id. Nodes report changes after about 0.1 s."""
+    reply = _call("get_all_resource_usage", timeout=timeout_s)
+    return {node.node_id.hex(): dict(node.resources_available) for node in reply.resource_usage_data.batch}
+
+
+def actors(timeout_s: float = _TIMEOUT_S) -> tuple[RayActor, ...]:
+    """Every actor of the cluster that is alive or is being created. Not from the thread of an event loop."""
+    client = internal_kv.internal_kv_get_gcs_client()
+    if client is None:
+        raise GcsUnavailable("not connected to a Ray cluster")
+
+    async def read() -> list[Any]:  # the head filters by one state at a time; the dead ones may be many
+        states = [
+            client.async_get_all_actor_info(actor_state_name=state, timeout=timeout_s)
+            for state in ("ALIVE", "PENDING_CREATION")
+        ]
+        return [actor for found in await asyncio.gather(*states) for actor in found.values()]
+
+    try:
+        found = asyncio.run(read())
+    except (RpcError, RaySystemError) as error:
+        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
+    return tuple(_actor(info) for info in found)
 
 
 async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
@@ -104,4 +145,15 @@ def _node(info: Any) -> RayNode:
         is_head=info.is_head_node,
         resources=dict(info.resources_total),
         raylet_port=info.node_manager_port,
+        labels=dict(info.labels),
+    )
+
+
+def _actor(info: Any) -> RayActor:
+    return RayActor(
+        name=info.name,
+        namespace=info.ray_namespace,
+        node_id=info.address.node_id.hex(),
+        is_alive=info.state == gcs_pb2.ActorTableData.ALIVE,
+        resources=dict(info.required_resources),
     )

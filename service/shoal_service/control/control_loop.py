@@ -1,57 +1,55 @@
 """ControlLoop: the acting half of the control plane. Holds the lease, starts queued jobs, runs one driver per attempt.
 
-    lease (renewed)  ->  one pass: the store's jobs + the cluster's nodes  ->  scheduling.decide  ->  store, drivers
+    lease (renewed)  ->  one pass: the store's jobs + the cluster's nodes  ->  the policy  ->  store, drivers
                          one driver task per attempt: supervisor.pull -> store.apply, one transaction per answer
 
 Run by `shoal serve`. Training never depends on it: supervisors and workers go on without a control plane, and the next
 holder of the lease finds them by name. Every write is guarded by the lease's epoch.
+
+A pass begins when a job or a node has changed, and at the latest after a second. The policy is asked only if something
+changed that it depends on besides progress, or after some seconds. Workers that one job gives back and another one gets
+are decided in the same pass: the newcomer's supervisor starts while the other group still switches, and Ray creates its
+workers as the resources come free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import assert_never
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.cluster.probation import Probation
+from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
+from shoal_service.control.market.build import MarketBuilder, market_nodes, standing_of
+from shoal_service.control.market.interim import first_come, without_room
 from shoal_service.control.ownership import is_gone
-from shoal_service.control.protocols import Cluster, ClusterSnapshot
+from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.desired import Desired
-from shoal_service.core.nodes import Node, NodeSuspicion
-from shoal_service.core.scheduling.first_come import (
-    Decision,
-    Grant,
-    JobDemand,
-    NodeCapacity,
-    Start,
-    Wait,
-    WorkerNeed,
-    decide,
-    without_room,
-)
+from shoal_service.core.scheduling.market import MarketState, Policy, Preempt, Resize, Start, Wait
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost, RequestConflict
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
-from shoal_service.views import ClusterView, NodeView
+from shoal_service.views import ClusterView
 from shoal_workers.contract.job import EndReason, JobState
 
 _log = logging.getLogger(__name__)
-_PASS_S = 1.0
-"""The cluster is read at least this often; a change in the store starts a pass immediately."""
+_REVIEW_S = 2.0
+"""The policy is asked at least this often while jobs wait or run: progress changes what a worker adds where."""
 _MIN_PASS_S = 0.2
 """A burst of changes causes one pass, not one pass each."""
 _IDLE_SHARE = 9.0
 """A pause is at least this many times as long as the pass before it: a long queue must not take the time of the
 HTTP edge."""
 _MAX_PAUSE_S = 3.0
-_SNAPSHOT_S = 5.0
+_MAX_QUEUED = 10_000
+"""Jobs of the queue that are considered, by priority and age."""
 _MAX_NOTES = 50
 """Only the first jobs of the queue get a note why they wait. Each note is a write, and the reason of the first job is
 also that of the others."""
@@ -67,6 +65,7 @@ class ControlLoop:
         clock: Clock,
         config: ControlConfig,
         *,
+        policy: Policy = first_come,
         reconnected: Callable[[], None] = lambda: None,
     ) -> None:
         """`reconnected` is called on the loop after each new connection to the cluster."""
@@ -81,28 +80,24 @@ class ControlLoop:
         self._quarantined: frozenset[str] = frozenset()
         self._probation = Probation(store, cluster, clock)
         self._reconnected = reconnected
-        self._snapshot_task: asyncio.Task[ClusterSnapshot] | None = None
+        self._reader = ClusterReader(store, cluster, clock, config.max_probation)
+        self._policy = policy
+        self._market = MarketBuilder(config.profiles)
+        self._decided_for: object = None
+        """What the last decisions were taken for; None: they changed something."""
+        self._decided_mono = 0.0
+        self._sizes: dict[str, tuple[JobState, int]] = {}
+        """State and workers of each job with an attempt, in the last pass."""
         self._woken = asyncio.Event()
         self._show_saving: Callable[[Sequence[DriveRow]], None] | None = None
         """Not None: the server stops, and every attempt saves and ends."""
         self._is_saved = False
         self.given_up: tuple[tuple[str, int], ...] = ()
         """Job and number of each attempt that was not saved when the server ended the cluster."""
-        self._view = ClusterView(
-            connected=False,
-            address=cluster.address,
-            nodes=(),
-            cpus_total=0,
-            cpus_free=0,
-            gpus_total=0,
-            gpus_free=0,
-            owner="",
-            epoch=0,
-        )
 
     def snapshot(self) -> ClusterView:
         """The cluster at the time of the last pass."""
-        return self._view
+        return self._reader.view
 
     def save_and_end(self, show: Callable[[Sequence[DriveRow]], None]) -> None:
         """The server stops, and the cluster with it: no attempt begins any more, each one saves and ends, and its job
@@ -116,6 +111,11 @@ class ControlLoop:
 
     async def run(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
+
+        def node_changed() -> None:
+            loop.call_soon_threadsafe(self._node_changed)
+
+        unwatch = self._cluster.watch(node_changed)
         with self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._woken.set)):
             while not stop.is_set() and not self._is_saved:
                 began_mono = self._clock.monotonic()
@@ -130,8 +130,9 @@ class ControlLoop:
                     _log.exception("control.pass_failed")  # the next pass starts afresh
                 pause_s = max(_MIN_PASS_S, _IDLE_SHARE * (self._clock.monotonic() - began_mono))
                 await self._wait_for_any(stop, timeout_s=min(pause_s, _MAX_PAUSE_S))
-                await self._wait_for_any(stop, self._woken, timeout_s=_PASS_S)
+                await self._wait_for_any(stop, self._woken, timeout_s=READ_S)
                 self._woken.clear()
+        unwatch()
         lease = self._lease
         await self._stop_driving()
         if self._show_saving is not None and not self._is_saved and lease is not None:
@@ -144,12 +145,14 @@ class ControlLoop:
         if self._lease is None or mono - self._renewed_mono > self._config.lease_ttl_s / 3:
             self._lease = await asyncio.to_thread(self._acquire_lease, now)
             self._renewed_mono = mono
-        reachable = await self._read_cluster()
         if self._lease is None:
+            await self._read_cluster(())
             await self._stop_driving()
             self._is_saved = self._show_saving is not None  # by the control plane that holds the lease
             return
         rows = await self._readable_jobs(self._lease)
+        self._expire_if_resized(rows)
+        reachable = await self._read_cluster(rows)
         if self._show_saving is not None:
             self._drive_all(rows, self._lease)
             with_attempt = [row for row in rows if row.state is not JobState.QUEUED]
@@ -158,10 +161,23 @@ class ControlLoop:
             self._is_saved = not with_attempt and not self._drivers
         elif reachable:
             await self._schedule(rows, self._lease)
-            await self._probation.consider(self._view.nodes, epoch=self._lease.epoch, now=self._clock.time())
+            await self._probation.consider(self._reader.view.nodes, epoch=self._lease.epoch, now=self._clock.time())
         else:
             self._drive_all(rows, self._lease)  # supervisors go on, and can be directed to pause or to cancel
         self._forget_ended()
+
+    def _node_changed(self) -> None:
+        self._reader.expire()
+        self._woken.set()
+
+    def _expire_if_resized(self, rows: Sequence[DriveRow]) -> None:
+        """A group has formed with other workers, or an attempt has begun or ended: other resources are free now."""
+        sizes: dict[str, tuple[JobState, int]] = {
+            row.id: (row.state, row.status.workers) for row in rows if row.state is not JobState.QUEUED
+        }
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._reader.expire()
 
     def _acquire_lease(self, now: float) -> Lease | None:
         """None while another control plane, which may be alive, holds it."""
@@ -172,10 +188,11 @@ class ControlLoop:
             lease = self._store.acquire_lease(self._config.owner, ttl_s=ttl_s, now=now)
         return lease
 
-    async def _read_cluster(self) -> bool:
-        """False: the head does not answer; the last view is kept, marked as not connected."""
+    async def _read_cluster(self, rows: Sequence[DriveRow]) -> bool:
+        """False: the head does not answer."""
+        with_attempt = {row.id for row in rows if row.state is not JobState.QUEUED}
         try:
-            snapshot = await self._take_snapshot()
+            return await self._reader.read(self._lease, with_attempt)
         except ConnectionStale as error:
             _log.warning("cluster.reconnect", extra={"error": str(error)})
             self._probation.stop()
@@ -183,93 +200,67 @@ class ControlLoop:
             await asyncio.to_thread(self._cluster.reconnect)
             self._reconnected()
             return False
-        except ClusterUnreachable as error:
-            if self._view.connected:
-                _log.warning("ray_head.away", extra={"error": str(error)})
-            self._view = self._view.model_copy(update={"connected": False})
-            return False
-        nodes = await asyncio.to_thread(self._described, snapshot)
-        free = snapshot.free
-        alive = [n for n in nodes if n.alive]
-        lease = self._lease or await asyncio.to_thread(self._store.current_lease)
-        self._view = ClusterView(
-            connected=self._cluster.connected,
-            address=self._cluster.address,
-            nodes=tuple(NodeView.of(node) for node in nodes),
-            cpus_total=sum(n.cpus for n in alive),
-            cpus_free=free.get("CPU", 0.0),
-            gpus_total=sum(n.gpus for n in alive),
-            gpus_free=free.get("GPU", 0.0),
-            owner=lease.owner if lease else "",
-            epoch=lease.epoch if lease else 0,
-        )
-        return True
-
-    async def _take_snapshot(self) -> ClusterSnapshot:
-        """One call at a time: a call that hangs in Ray is waited for again in the next pass."""
-        if self._snapshot_task is None or self._snapshot_task.done():
-            self._snapshot_task = asyncio.create_task(asyncio.to_thread(self._cluster.snapshot))
-        try:
-            return await self._clock.wait_for(asyncio.shield(self._snapshot_task), _SNAPSHOT_S)
-        except TimeoutError:
-            raise ClusterUnreachable(f"no answer from the Ray head within {_SNAPSHOT_S:g} s") from None
-
-    def _described(self, snapshot: ClusterSnapshot) -> tuple[Node, ...]:
-        """The nodes with their drains and probation; blocks on the store."""
-        drains, suspicions = self._store.drains(), self._store.suspicions()
-        gone = {n.node_id for n in snapshot.nodes if not n.alive} & {*drains, *suspicions}
-        if gone and self._lease is not None:
-            self._store.forget_nodes(frozenset(gone), epoch=self._lease.epoch)
-        suspected = {
-            s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
-            for s in suspicions.values()
-        }
-        return node_rules.described(snapshot.nodes, drains, suspected, self._config.max_probation)
 
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:
+        now, mono = self._clock.time(), self._clock.monotonic()
+        state = await asyncio.to_thread(self._market_state, rows, now)
+        standing = standing_of(state)
+        if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
+            self._drive_all(rows, lease)
+            return
+        decisions = await asyncio.to_thread(self._policy, state, now)
         by_id = {row.id: row for row in rows}
-        capacity = self._capacity([row.id for row in rows])
-        decisions = decide([_demand(row) for row in rows], capacity)
-        waits = [d for d in decisions if isinstance(d, Wait)][:_MAX_NOTES]
         changes = [d for d in decisions if not isinstance(d, Wait)]
-        for decision in (*changes, *waits):
-            await self._carry_out(decision, by_id[decision.job_id], lease)
-        self._drive_all(await asyncio.to_thread(self._store.jobs_to_drive) if changes else rows, lease)
+        for decision in sorted(changes, key=lambda d: _gives_first(d, by_id[d.job_id])):
+            await self._carry_out(decision, lease)
+        await self._note_waits([d for d in decisions if isinstance(d, Wait)], by_id, lease)
+        self._decided_for, self._decided_mono = (None if changes else standing), mono
+        self._drive_all(await self._readable_jobs(lease) if changes else rows, lease)
+
+    def _market_state(self, rows: list[DriveRow], now: float) -> MarketState:
+        return self._market.build(rows, self._reader.view.nodes, self._reader.foreign, self._reader.held, {}, now)
 
     def _drive_all(self, rows: list[DriveRow], lease: Lease) -> None:
-        cramped = without_room([_demand(row) for row in rows], self._capacity([row.id for row in rows]))
-        for row in rows:
-            if row.state is not JobState.QUEUED:
-                avoid = node_rules.avoided(self._view.nodes, row.id)
-                if row.id in cramped:
-                    avoid = tuple(node.model_copy(update={"is_replaceable": False}) for node in avoid)
-                self._drive(row, lease, avoid)
+        nodes, with_attempt = self._reader.view.nodes, [row for row in rows if row.state is not JobState.QUEUED]
+        capacity = market_nodes(nodes, [row.id for row in rows], self._reader.foreign)
+        cramped = (
+            without_room(with_attempt, capacity) if any(node.drain or node.suspected for node in nodes) else frozenset()
+        )
+        for row in with_attempt:
+            avoid = node_rules.avoided(nodes, row.id)
+            if row.id in cramped:
+                avoid = tuple(node.model_copy(update={"is_replaceable": False}) for node in avoid)
+            self._drive(row, lease, avoid)
 
-    async def _carry_out(self, decision: Decision, row: DriveRow, lease: Lease) -> None:
-        now = self._clock.time()
-        match decision:
-            case Start(job_id=job_id, workers=workers):
-                self._notes.pop(job_id, None)
-                try:
+    async def _carry_out(self, decision: Start | Resize | Preempt, lease: Lease) -> None:
+        now, epoch = self._clock.time(), lease.epoch
+        try:
+            match decision:
+                case Start(job_id, workers, reason):
+                    self._notes.pop(job_id, None)
                     await asyncio.to_thread(
-                        self._store.begin_attempt, job_id, workers=workers, epoch=lease.epoch, now=now
+                        self._store.begin_attempt, job_id, workers=workers, reason=reason, epoch=epoch, now=now
                     )
-                except RequestConflict:
-                    pass  # paused or cancelled since the decision
-            case Grant(job_id=job_id, workers=workers, reason=reason):
-                await asyncio.to_thread(
-                    self._store.set_grant, job_id, workers=workers, reason=reason, epoch=lease.epoch, now=now
-                )
-            case Wait(job_id=job_id, reason=reason):
-                if row.status.message != reason and self._notes.get(job_id) != reason:
-                    self._notes[job_id] = reason
-                    await asyncio.to_thread(self._store.set_queue_note, job_id, reason, epoch=lease.epoch, now=now)
+                case Resize(job_id, workers, reason):
+                    await asyncio.to_thread(
+                        self._store.set_grant, job_id, workers=workers, reason=reason, epoch=epoch, now=now
+                    )
+                case Preempt(job_id, reason, beneficiary):
+                    await asyncio.to_thread(
+                        self._store.preempt, job_id, reason=reason, beneficiary=beneficiary, epoch=epoch, now=now
+                    )
+                case _:
+                    assert_never(decision)
+        except RequestConflict:
+            pass  # paused or cancelled since the decision
 
-    def _capacity(self, job_ids: list[str]) -> list[NodeCapacity]:
-        return [
-            NodeCapacity(node_id=n.node_id, cpus=n.cpus, gpus=n.gpus, memory_gib=n.memory_gib)
-            for n in node_rules.usable(self._view.nodes, job_ids)
-        ]
+    async def _note_waits(self, waits: Sequence[Wait], by_id: Mapping[str, DriveRow], lease: Lease) -> None:
+        for wait in waits[:_MAX_NOTES]:
+            if by_id[wait.job_id].status.message != wait.reason and self._notes.get(wait.job_id) != wait.reason:
+                self._notes[wait.job_id] = wait.reason
+                await asyncio.to_thread(
+                    self._store.set_queue_note, wait.job_id, wait.reason, epoch=lease.epoch, now=self._clock.time()
+                )
 
     def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...]) -> None:
         """One driver per attempt; an existing one gets the newest row."""
@@ -311,7 +302,7 @@ class ControlLoop:
     async def _readable_jobs(self, lease: Lease) -> list[DriveRow]:
         """Jobs that cannot be read go into quarantine, and the others go on."""
         unreadable: dict[str, str] = {}
-        rows = await asyncio.to_thread(self._store.jobs_to_drive, unreadable=unreadable)
+        rows = await asyncio.to_thread(self._store.jobs_to_drive, max_queued=_MAX_QUEUED, unreadable=unreadable)
         if unreadable.keys() - self._quarantined:
             for job_id in sorted(unreadable.keys() - self._quarantined):
                 _log.error("control.job_unreadable", extra={"job": job_id, "reason": unreadable[job_id]})
@@ -343,15 +334,14 @@ class ControlLoop:
                 wait.cancel()
 
 
-def _demand(row: DriveRow) -> JobDemand:
-    worker, elasticity = row.spec.worker, row.spec.elasticity
-    return JobDemand(
-        job_id=row.id,
-        priority=row.priority,
-        created_at=row.created_at,
-        min_workers=elasticity.min_workers,
-        max_workers=elasticity.max_workers,
-        need=WorkerNeed(cpus=worker.cpus, gpus=worker.gpus, memory_gib=worker.memory_gib),
-        granted_workers=row.granted_workers if row.state is not JobState.QUEUED else 0,
-        leaving=row.desired is not Desired.RUN,
-    )
+def _gives_first(decision: Start | Resize | Preempt, row: DriveRow) -> int:
+    """Workers are given back before others get them: so their supervisors learn of it first."""
+    match decision:
+        case Preempt():
+            return 0
+        case Resize(_, workers, _):
+            return 0 if workers < row.granted_workers else 2
+        case Start():
+            return 1
+        case _:
+            assert_never(decision)

@@ -11,6 +11,7 @@ import secrets
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import SupervisorGone, SupervisorUnavailable
 from shoal_service.control.config import ControlConfig
+from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.protocols import Cluster, SupervisorHandle
 from shoal_service.core.attempt.state.worker import AvoidedNode
@@ -121,7 +122,8 @@ class Driver:
         return Directive(
             epoch=self._epoch,
             version=WIRE_VERSION,
-            granted=row.granted_workers,
+            granted=row.granted_workers or self._last_grant,
+            is_preempted=is_preempted(row),
             desired=row.desired,
             elasticity=row.spec.elasticity,
             parallelism=row.spec.parallelism,
@@ -129,6 +131,11 @@ class Driver:
             avoid=self._avoid,
             server_stops=self._server_stops,
         )
+
+    @property
+    def _last_grant(self) -> int:
+        """While the attempt is preempted: its grant stays as it was, so that it does not shrink before it saves."""
+        return self._sent.granted if self._sent is not None else 1
 
     def _supervisor_config(self) -> SupervisorConfig:
         row = self._row
@@ -145,7 +152,7 @@ class Driver:
             version=WIRE_VERSION,
             spec=row.spec,
             checkpoint_root=f"{root}/{row.id}",
-            granted=row.granted_workers,
+            granted=row.granted_workers or self._last_grant,
             epoch=self._epoch,
             spec_version=row.spec_version,
             code_uri=code_uri,

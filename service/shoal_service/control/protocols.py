@@ -5,12 +5,26 @@ The real ones are in `control/ray_cluster.py`, wired by `shoal serve`; the fakes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal_service.core.nodes import Node
+from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import Directive, SupervisorConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one worker of a job has reserved on a node."""
+
+    worker_id: str
+    job_id: str
+    node_id: str
+    need: WorkerNeed
+    is_alive: bool = True
+    """False: Ray is creating it, and may or may not have reserved the resources by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +32,10 @@ class ClusterSnapshot:
     """The cluster at one moment."""
 
     nodes: tuple[Node, ...]
-    free: dict[str, float]
-    """Unreserved resources, summed over all nodes."""
+    free: Mapping[str, WorkerNeed] = field(default_factory=dict)
+    """What nobody has reserved, by node id. A node that is missing has not reported yet."""
+    reservations: tuple[Reservation, ...] = ()
+    """Of the workers of all jobs."""
 
 
 class SupervisorHandle(Protocol):
@@ -45,6 +61,9 @@ class Cluster(Protocol):
 
     def snapshot(self) -> ClusterSnapshot:
         """Raises ConnectionStale: call `reconnect`."""
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Calls `changed`, on any thread, soon after a node has come, gone or begun to drain. Returns how to stop."""
 
     def reconnect(self) -> None:
         """Makes a new connection. Handles from the old one must not be used any more."""

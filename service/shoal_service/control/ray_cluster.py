@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ray.actor import ActorHandle
@@ -24,14 +24,16 @@ from shoal_service.cluster.errors import (
     SupervisorUnavailable,
 )
 from shoal_service.cluster.node_test import fault_of_node
+from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.cluster.process_sessions import listens
-from shoal_service.control.protocols import ClusterSnapshot
+from shoal_service.control.protocols import ClusterSnapshot, Reservation
 from shoal_service.core.nodes import Drain, DrainSource, Node
+from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
-from shoal_workers.contract.ids import NAMESPACE, supervisor_name
+from shoal_workers.contract.ids import NAMESPACE, job_of_worker, supervisor_name
 
 _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
@@ -109,7 +111,12 @@ class RayCluster:
             raise
         if any(node.node_id == self._node_id and not node.alive for node in nodes):
             raise ConnectionStale(f"the raylet of this driver, on node {self._node_id}, is dead")
-        return ClusterSnapshot(nodes=nodes, free=ray.available_resources())
+        return ClusterSnapshot(nodes=nodes, free=self._free(), reservations=self._reservations())
+
+    def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
+        watch = GcsNodeWatch()
+        watch.start(lambda _: changed())
+        return watch.stop
 
     def reconnect(self) -> None:
         """Takes up to some seconds."""
@@ -125,6 +132,23 @@ class RayCluster:
             raise ClusterUnreachable(str(error)) from error
         self._unanswered_since_mono = None
         return nodes
+
+    def _free(self) -> dict[str, WorkerNeed]:
+        try:
+            return {node_id: _amounts(free) for node_id, free in gcs.available().items()}
+        except GcsUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+
+    def _reservations(self) -> tuple[Reservation, ...]:
+        try:
+            found = [actor for actor in gcs.actors() if actor.namespace == NAMESPACE]
+        except GcsUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+        return tuple(
+            Reservation(actor.name, job_id, actor.node_id, _amounts(actor.resources), actor.is_alive)
+            for actor in found
+            if (job_id := job_of_worker(actor.name)) is not None
+        )
 
     def _is_unknown(self) -> bool:
         """The head accepts connections and does not answer this driver: it was restarted with other tables."""
@@ -220,5 +244,12 @@ def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:
         cpus=float(node.resources.get("CPU", 0.0)),
         gpus=float(node.resources.get("GPU", 0.0)),
         memory_gib=float(node.resources.get("memory", 0.0)) / _GIB,
+        labels=node.labels,
         drain=drain,
+    )
+
+
+def _amounts(resources: dict[str, float]) -> WorkerNeed:
+    return WorkerNeed(
+        cpus=resources.get("CPU", 0.0), gpus=resources.get("GPU", 0.0), memory_gib=resources.get("memory", 0.0) / _GIB
     )

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pydantic import Field
+
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_workers.contract.base import Frozen
 
@@ -55,6 +57,8 @@ class Node(Frozen):
     cpus: float
     gpus: float
     memory_gib: float
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Of Ray: `ray.io/accelerator-type`, `ray.io/market-type`, and those that the operator has set."""
     drain: Drain | None = None
     suspected: str = ""
     """Why the node is on probation; empty: it is not."""

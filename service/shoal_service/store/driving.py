@@ -8,13 +8,14 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from shoal_service.core import goodput
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
-from shoal_service.core.events.job import JobGranted, JobQuarantined
+from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantined
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
@@ -27,7 +28,7 @@ from shoal_workers.contract.spec import JobSpec
 
 WAITS_FOR_CAPACITY = "capacity"
 """JobStatus.reason of a queued job that does not fit."""
-_CACHED_SPECS = 4096
+_CACHED_SPECS = 32_768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,23 @@ class DriveRow:
     created_at: float
     priority: int
     status: JobStatus
+
+
+class RowCache:
+    """The DriveRow of each job as long as its row does not change: most jobs of a long queue do not."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[tuple[Any, ...], DriveRow]] = {}
+        self._lock = Lock()
+
+    def get(self, row: Row[Any]) -> DriveRow | None:
+        known = self._rows.get(row.num)
+        return known[1] if known is not None and known[0] == tuple(row) else None
+
+    def keep(self, found: dict[int, tuple[tuple[Any, ...], DriveRow]]) -> None:
+        """Forgets all others."""
+        with self._lock:
+            self._rows = found
 
 
 class SpecCache:
@@ -72,7 +90,12 @@ class SpecCache:
 
 
 def to_drive(
-    connection: Connection, specs: SpecCache, *, max_queued: int, unreadable: dict[str, str] | None = None
+    connection: Connection,
+    specs: SpecCache,
+    rows: RowCache,
+    *,
+    max_queued: int,
+    unreadable: dict[str, str] | None = None,
 ) -> list[DriveRow]:
     """All jobs with an attempt, oldest first; then the first `max_queued` jobs of the queue, in its order. Jobs whose
     spec cannot be read are left out; why is added to `unreadable`, by id."""
@@ -83,27 +106,37 @@ def to_drive(
         .order_by(jobs.c.priority.desc(), jobs.c.num)
         .limit(max_queued)
     )
-    records = [record_of(row) for query in (held, queued) for row in connection.execute(query)]
-    read = [(job, specs.get(connection, job)) for job in records]
-    if unreadable is not None:
-        unreadable.update({job.id: why_quarantined(spec) for job, spec in read if spec.problem})
-    return [
-        DriveRow(
-            id=job.id,
-            spec=spec.value,
-            spec_version=job.spec_version,
-            state=job.state,
-            desired=job.desired,
-            attempt=job.attempt,
-            granted_workers=job.granted_workers,
-            pulled_seq=job.pulled_seq,
-            created_at=job.created_at,
-            priority=job.priority,
-            status=job.status,
-        )
-        for job, spec in read
-        if not spec.problem
-    ]
+    kept: dict[int, tuple[tuple[Any, ...], DriveRow]] = {}
+    for row in (row for query in (held, queued) for row in connection.execute(query)):
+        drive = rows.get(row) or _drive_row(connection, specs, row, unreadable)
+        if drive is not None:
+            kept[row.num] = tuple(row), drive
+    rows.keep(kept)
+    return [drive for _, drive in kept.values()]
+
+
+def _drive_row(
+    connection: Connection, specs: SpecCache, row: Row[Any], unreadable: dict[str, str] | None
+) -> DriveRow | None:
+    job = record_of(row)
+    spec = specs.get(connection, job)
+    if spec.problem:
+        if unreadable is not None:
+            unreadable[job.id] = why_quarantined(spec)
+        return None
+    return DriveRow(
+        id=job.id,
+        spec=spec.value,
+        spec_version=job.spec_version,
+        state=job.state,
+        desired=job.desired,
+        attempt=job.attempt,
+        granted_workers=job.granted_workers,
+        pulled_seq=job.pulled_seq,
+        created_at=job.created_at,
+        priority=job.priority,
+        status=job.status,
+    )
 
 
 def quarantine(connection: Connection, unreadable: Mapping[str, str], *, now: float) -> list[str]:
@@ -121,8 +154,11 @@ def quarantine(connection: Connection, unreadable: Mapping[str, str], *, now: fl
     return changed
 
 
-def begin_attempt(connection: Connection, job_id: str, *, workers: int, now: float) -> int:
-    """Returns the number of the new attempt. Raises JobNotFound; RequestConflict: the job has left the queue."""
+def begin_attempt(connection: Connection, job_id: str, *, workers: int, reason: str = "", now: float) -> int:
+    """Returns the number of the new attempt. Raises JobNotFound; RequestConflict: the job has left the queue.
+
+    `reason`: of the scheduler.
+    """
     assert workers >= 1
     job = load(connection, job_id, lock=True)
     standing = step(job.standing, AttemptBegun())
@@ -131,7 +167,7 @@ def begin_attempt(connection: Connection, job_id: str, *, workers: int, now: flo
     attempt = job.attempt + 1
     edit = JobEdit(connection, job, now)
     edit.describe(observed_generation=job.spec_version, generation=0)
-    edit.move(standing, "", f"Starts with {workers} workers.", attempt=attempt, workers=workers)
+    edit.move(standing, "", f"Starts with {workers} workers. {reason}".strip(), attempt=attempt, workers=workers)
     edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers)
     if job.started_at is None:
         edit.set(started_at=now)
@@ -147,6 +183,18 @@ def set_grant(connection: Connection, job_id: str, *, workers: int, reason: str,
     edit = JobEdit(connection, job, now)
     edit.set(granted_workers=workers)
     edit.event(JobGranted(from_=job.granted_workers, to=workers, reason=reason))
+    return edit.save()
+
+
+def preempt(connection: Connection, job_id: str, *, reason: str, beneficiary: str, now: float) -> bool:
+    """Takes all workers of a job with an attempt: the attempt saves and ends, then the job returns to the queue. False:
+    it has no attempt, or is preempted already. A grant of 0 workers, with an attempt, stands for it."""
+    job = load(connection, job_id, lock=True)
+    if job.state not in ATTEMPT_STATES or not job.granted_workers:
+        return False
+    edit = JobEdit(connection, job, now)
+    edit.set(granted_workers=0)
+    edit.event(JobPreempted(workers=job.granted_workers, beneficiary=beneficiary, reason=reason))
     return edit.save()
 
 

@@ -23,7 +23,7 @@ from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import reports as report_items
 from shoal_service.store.database import Database
-from shoal_service.store.driving import DriveRow, SpecCache
+from shoal_service.store.driving import DriveRow, RowCache, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
 from shoal_service.store.lease import Lease
 from shoal_service.store.migrate import migrate
@@ -55,6 +55,7 @@ class Store:
         self._database = database
         self._hub = Hub()
         self._specs = SpecCache()
+        self._rows = RowCache()
         self._dropped: Counter[DropReason] = Counter()
         self._dropped_lock = threading.Lock()
 
@@ -224,7 +225,7 @@ class Store:
         """Every job with an attempt, then the first jobs of the queue. Jobs whose stored spec cannot be read are left
         out and added to `unreadable`: why, by id."""
         with self._database.read() as tx:
-            return driving.to_drive(tx, self._specs, max_queued=max_queued, unreadable=unreadable)
+            return driving.to_drive(tx, self._specs, self._rows, max_queued=max_queued, unreadable=unreadable)
 
     def quarantine(self, unreadable: Mapping[str, str], *, epoch: int, now: float) -> None:
         """Notes why these jobs are not driven, with one event each."""
@@ -234,11 +235,12 @@ class Store:
         for job_id in changed:
             self._hub.publish(job_id)
 
-    def begin_attempt(self, job_id: str, *, workers: int, epoch: int, now: float) -> int:
-        """QUEUED -> STARTING. Returns the number of the attempt. Raises RequestConflict: the job has left the queue."""
+    def begin_attempt(self, job_id: str, *, workers: int, reason: str = "", epoch: int, now: float) -> int:
+        """QUEUED -> STARTING, for the scheduler's `reason`. Returns the number of the attempt. Raises RequestConflict:
+        the job has left the queue."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            attempt = driving.begin_attempt(tx, job_id, workers=workers, now=now)
+            attempt = driving.begin_attempt(tx, job_id, workers=workers, reason=reason, now=now)
         self._hub.publish(job_id)
         return attempt
 
@@ -247,6 +249,15 @@ class Store:
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             changed = driving.set_grant(tx, job_id, workers=workers, reason=reason, now=now)
+        if changed:
+            self._hub.publish(job_id)
+
+    def preempt(self, job_id: str, *, reason: str, beneficiary: str, epoch: int, now: float) -> None:
+        """Takes all workers of a job with an attempt, with an event: the attempt saves and ends, and the job returns to
+        the queue. `beneficiary`: the job that gets the workers."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            changed = driving.preempt(tx, job_id, reason=reason, beneficiary=beneficiary, now=now)
         if changed:
             self._hub.publish(job_id)
 

@@ -22,6 +22,8 @@ from shoal_service.supervisor.config import Directive
 
 def changes(state: Attempt, directive: Directive) -> Iterator[Event]:
     """One event for each value that differs from the attempt's own."""
+    if directive.is_preempted != state.target.is_preempted:
+        yield Preempted(directive.is_preempted)  # before the grant, which is taken away with it
     if directive.elasticity != state.target.spec.elasticity:
         yield ElasticityChanged(directive.elasticity)
     if directive.parallelism != state.target.spec.parallelism:
@@ -32,8 +34,6 @@ def changes(state: Attempt, directive: Directive) -> Iterator[Event]:
         yield DesiredChanged(directive.desired)
     if directive.server_stops != state.target.server_stops:
         yield ServerStopping(directive.server_stops)
-    if directive.is_preempted != state.target.is_preempted:
-        yield Preempted(directive.is_preempted)
 
 
 def avoided_nodes(state: Attempt, directive: Directive | None, nodes: NodeTable) -> NodesAvoided | None:

@@ -27,6 +27,12 @@ def worker_name(job_id: str, attempt: int, index: int) -> str:
     return f"shoal/{job_id}/{attempt}/worker-{index}"
 
 
+def job_of_worker(name: str) -> str | None:
+    """The job to which the worker of this name belongs; None: it is no worker's name."""
+    parts = name.split("/")
+    return parts[1] if len(parts) == 4 and parts[0] == "shoal" and parts[3].startswith("worker-") else None
+
+
 def next_generation(last: int, life: int) -> int:
     """The number of the next generation that a supervisor of this life forms; `last`: of any life so far."""
     return max(last, (life - 1) * GENERATIONS_PER_LIFE) + 1

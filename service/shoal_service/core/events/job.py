@@ -114,6 +114,22 @@ class JobGranted(JobEvent):
         return f"granted {count_text(self.to, 'worker')} (before: {self.from_}){reason}"
 
 
+class JobPreempted(JobEvent):
+    """The scheduler takes all workers of the job for another one. It saves, and returns to the queue."""
+
+    type: ClassVar[str] = "job.preempted"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    workers: int
+    """That it had."""
+    beneficiary: str
+    """The job that gets them."""
+    reason: str
+
+    def words(self) -> str:
+        return f"preempted, {count_text(self.workers, 'worker')} for {self.beneficiary}: {self.reason}"
+
+
 class JobWaiting(JobEvent):
     """Fewer than `elasticity.min_workers` workers are warm, or the job backs off before its next group."""
 

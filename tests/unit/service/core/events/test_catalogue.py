@@ -37,6 +37,7 @@ from shoal_service.core.events.job import (
     JobCreated,
     JobGranted,
     JobPatched,
+    JobPreempted,
     JobQuarantined,
     JobRequested,
     JobStateChanged,
@@ -80,6 +81,7 @@ NAMES = [
     "job.created",
     "job.granted",
     "job.patched",
+    "job.preempted",
     "job.quarantined",
     "job.requested",
     "job.state",
@@ -119,6 +121,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         JobPatched(spec_version=2, elasticity={"max_workers": 3}, priority=4),
         "spec changed to version 2: elasticity, priority",
+    ),
+    (
+        JobPreempted(workers=2, beneficiary="job-y", reason="priority 50 before 0."),
+        "preempted, 2 workers for job-y: priority 50 before 0.",
     ),
     (JobGranted(from_=2, to=1, reason="shared with job-y"), "granted 1 worker (before: 2): shared with job-y"),
     (JobWaiting(warm=1, min_workers=2, until=9.0), "waiting for workers: 1 are warm, at least 2 needed"),

@@ -1,0 +1,123 @@
+"""ClusterReader: the nodes of the Ray cluster, with drains, probation and what others have reserved on them.
+
+Ray is asked at most once a second, or sooner when a node has come or gone; drains and suspicions are read from the
+store each time. Called by the control loop in each pass. It never decides which job uses which node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection
+
+from shoal_service.clock import Clock
+from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
+from shoal_service.control.market.foreign import ForeignUse
+from shoal_service.control.protocols import Cluster, ClusterSnapshot
+from shoal_service.core import nodes as node_rules
+from shoal_service.core.nodes import Node, NodeSuspicion
+from shoal_service.core.scheduling.market import WorkerNeed
+from shoal_service.store.lease import Lease
+from shoal_service.store.store import Store
+from shoal_service.views import ClusterView, NodeView
+
+_log = logging.getLogger(__name__)
+READ_S = 1.0
+"""The cluster is read again after this time."""
+_SNAPSHOT_S = 5.0
+
+
+class ClusterReader:
+    """`view` may be read from any thread; `read` is called by one pass at a time."""
+
+    def __init__(self, store: Store, cluster: Cluster, clock: Clock, max_probation: str) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._clock = clock
+        self._max_probation = max_probation
+        self._foreign_use = ForeignUse()
+        self._snapshot: ClusterSnapshot | None = None
+        self._read_mono = 0.0
+        self._task: asyncio.Task[ClusterSnapshot] | None = None
+        self.foreign: dict[str, WorkerNeed] = {}
+        """What others than Shoal's jobs have reserved, by node id."""
+        self.view = ClusterView(
+            connected=False,
+            address=cluster.address,
+            nodes=(),
+            cpus_total=0,
+            cpus_free=0,
+            gpus_total=0,
+            gpus_free=0,
+            owner="",
+            epoch=0,
+        )
+
+    @property
+    def held(self) -> Counter[str]:
+        """Workers that hold resources, by job."""
+        reservations = self._snapshot.reservations if self._snapshot is not None else ()
+        return Counter(one.job_id for one in reservations if one.is_alive)
+
+    def expire(self) -> None:
+        """A node has changed: the next `read` asks Ray."""
+        self._snapshot = None
+
+    async def read(self, lease: Lease | None, job_ids: Collection[str]) -> bool:
+        """False: the head does not answer; the last view is kept, marked as not connected.
+
+        Raises:
+            ConnectionStale
+        """
+        mono = self._clock.monotonic()
+        if self._snapshot is None or mono - self._read_mono >= READ_S:
+            try:
+                snapshot = await self._take_snapshot()
+            except ConnectionStale:
+                self._snapshot = None
+                raise
+            except ClusterUnreachable as error:
+                if self.view.connected:
+                    _log.warning("ray_head.away", extra={"error": str(error)})
+                self._snapshot = None
+                self.view = self.view.model_copy(update={"connected": False})
+                return False
+            self._snapshot, self._read_mono = snapshot, mono
+            self.foreign = self._foreign_use.observe(snapshot, job_ids, mono)
+        nodes = await asyncio.to_thread(self._described, self._snapshot, lease)
+        lease = lease or await asyncio.to_thread(self._store.current_lease)
+        alive, free = [n for n in nodes if n.alive], self._snapshot.free.values()
+        self.view = ClusterView(
+            connected=self._cluster.connected,
+            address=self._cluster.address,
+            nodes=tuple(NodeView.of(node) for node in nodes),
+            cpus_total=sum(n.cpus for n in alive),
+            cpus_free=sum(one.cpus for one in free),
+            gpus_total=sum(n.gpus for n in alive),
+            gpus_free=sum(one.gpus for one in free),
+            owner=lease.owner if lease else "",
+            epoch=lease.epoch if lease else 0,
+        )
+        return True
+
+    async def _take_snapshot(self) -> ClusterSnapshot:
+        """One call at a time: a call that hangs in Ray is waited for again in the next pass."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(asyncio.to_thread(self._cluster.snapshot))
+        try:
+            return await self._clock.wait_for(asyncio.shield(self._task), _SNAPSHOT_S)
+        except TimeoutError:
+            raise ClusterUnreachable(f"no answer from the Ray head within {_SNAPSHOT_S:g} s") from None
+
+    def _described(self, snapshot: ClusterSnapshot, lease: Lease | None) -> tuple[Node, ...]:
+        """The nodes with their drains and probation; blocks on the store."""
+        drains, suspicions = self._store.drains(), self._store.suspicions()
+        gone = {n.node_id for n in snapshot.nodes if not n.alive} & {*drains, *suspicions}
+        if gone and lease is not None:
+            self._store.forget_nodes(frozenset(gone), epoch=lease.epoch)
+        suspected = {
+            s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
+            for s in suspicions.values()
+        }
+        return node_rules.described(snapshot.nodes, drains, suspected, self._max_probation)

@@ -1,0 +1,138 @@
+"""MarketBuilder: rows of the store, nodes of the cluster and measurements as the MarketState of a policy.
+
+A job keeps its value as long as its row does not change, so a pass in which little happened costs little.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shoal_service.control.market.curves import CurveBook, by_partition, corrected
+from shoal_service.control.market.measured import JobMeasured, Measurements, served_s
+from shoal_service.core import nodes as node_rules
+from shoal_service.core.desired import Desired
+from shoal_service.core.nodes import Node
+from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Project, WorkerNeed
+from shoal_service.planner import HardwareProfile
+from shoal_service.store.driving import DriveRow
+from shoal_workers.contract.job import JobState
+
+_PREDICTIONS_PER_PASS = 8
+_MARKET_TYPE = "ray.io/market-type"
+_GPU_TYPE = "ray.io/accelerator-type"
+_NOTHING = WorkerNeed()
+
+
+class MarketBuilder:
+    """Made by the control loop, called once per pass. Blocks for some predictions, so not on an event loop."""
+
+    def __init__(self, profiles: tuple[HardwareProfile, ...] = ()) -> None:
+        self._measurements = Measurements()
+        self._curves = CurveBook(profiles)
+        self._known: dict[str, tuple[DriveRow, MarketJob, bool]] = {}
+        """By job: the row and what was made of it, and whether its curve is predicted."""
+        self._may_predict = 0
+
+    def build(
+        self,
+        rows: Sequence[DriveRow],
+        nodes: Sequence[Node],
+        foreign: Mapping[str, WorkerNeed],
+        held: Counter[str],
+        projects: Mapping[str, Project],
+        now: float,
+    ) -> MarketState:
+        """
+        Args:
+            foreign: what others have reserved, by node id.
+            held: the workers that each job really has.
+        """
+        self._may_predict = _PREDICTIONS_PER_PASS
+        self._measurements.forget_all_but({row.id for row in rows})
+        self._known = {row.id: self._job(row, now) for row in rows}
+        jobs = [_with_held(job, held[job.job_id]) for _, job, _ in self._known.values()]
+        return MarketState(jobs=jobs, nodes=market_nodes(nodes, [row.id for row in rows], foreign), projects=projects)
+
+    def _job(self, row: DriveRow, now: float) -> tuple[DriveRow, MarketJob, bool]:
+        known = self._known.get(row.id)
+        if known is not None and known[0] is row and (known[2] or not self._may_predict):
+            return known
+        measured = self._measurements.observe(row, now)
+        curve, is_predicted = self._curve(row, measured)
+        return row, self._market_job(row, measured, curve), is_predicted
+
+    def _curve(self, row: DriveRow, measured: JobMeasured) -> tuple[ThroughputCurve, bool]:
+        predicted = self._curves.predicted(row.spec, may_compute=False)
+        if predicted is None and self._may_predict:
+            self._may_predict -= 1
+            predicted = self._curves.predicted(row.spec, may_compute=True)
+        samples = row.spec.batch.global_size
+        rates = {size: samples / step_s for size, step_s in measured.step_s.items()}
+        return corrected(predicted or by_partition(row.spec), rates), predicted is not None
+
+    def _market_job(self, row: DriveRow, measured: JobMeasured, curve: ThroughputCurve) -> MarketJob:
+        spec, status, samples = row.spec, row.status, row.spec.batch.global_size
+        total_steps = status.total_steps if status.total_steps is not None else spec.stop.steps
+        has_attempt = row.state is not JobState.QUEUED
+        return MarketJob(
+            job_id=row.id,
+            submitted_at=row.created_at,
+            min_workers=spec.elasticity.min_workers,
+            max_workers=spec.elasticity.max_workers,
+            need=WorkerNeed(cpus=spec.worker.cpus, gpus=spec.worker.gpus, memory_gib=spec.worker.memory_gib),
+            priority=row.priority,
+            granted=row.granted_workers if has_attempt else 0,
+            curve=curve,
+            left=None if total_steps is None else float(max(0, total_steps - status.step) * samples),
+            done=float(status.step * samples),
+            served_s=served_s(status),
+            moved_at=measured.moved_at,
+            switch_s=self._measurements.switch_s(measured),
+            start_s=self._measurements.start_s(measured),
+            is_leaving=row.desired is not Desired.RUN or is_preempted(row),
+        )
+
+
+def standing_of(state: MarketState) -> object:
+    """All of a state but the progress of its jobs, to compare it with another one."""
+    jobs = tuple(
+        (
+            *(job.job_id, job.granted, job.held, job.min_workers, job.max_workers, job.need, job.priority),
+            *(job.project, job.finish_by, job.capacity, job.placement, job.is_leaving, tuple(job.selector.items())),
+        )
+        for job in state.jobs
+    )
+    return jobs, tuple(state.nodes), dict(state.projects)
+
+
+def is_preempted(row: DriveRow) -> bool:
+    """The attempt has to save and end, since its workers were given to another job."""
+    return row.state is not JobState.QUEUED and row.granted_workers == 0
+
+
+def market_nodes(
+    nodes: Sequence[Node], job_ids: Sequence[str], foreign: Mapping[str, WorkerNeed]
+) -> tuple[MarketNode, ...]:
+    """The nodes that jobs may use. A drained node is none of them: its workers are leaving it."""
+    return tuple(_market_node(node, foreign.get(node.node_id, _NOTHING)) for node in node_rules.usable(nodes, job_ids))
+
+
+def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
+    gpu_type = node.labels.get(_GPU_TYPE)
+    return MarketNode(
+        node_id=node.node_id,
+        cpus=max(0.0, node.cpus - foreign.cpus),
+        gpus=max(0.0, node.gpus - foreign.gpus),
+        memory_gib=max(0.0, node.memory_gib - foreign.memory_gib),
+        labels=node.labels if gpu_type is None else {**node.labels, "gpu_type": gpu_type},
+        is_spot=node.labels.get(_MARKET_TYPE) == "spot",
+    )
+
+
+def _with_held(job: MarketJob, held: int) -> MarketJob:
+    """A job that gives up all workers has no grant any more, but a policy must not take it for a queued one."""
+    granted = max(1, held) if job.is_leaving and not job.granted else job.granted
+    return job if (held, granted) == (job.held, job.granted) else replace(job, held=held, granted=granted)

@@ -1,0 +1,149 @@
+"""Rows, nodes and measurements as the state that a policy decides on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shoal_service.control.market.build import MarketBuilder, is_preempted, standing_of
+from shoal_service.core.desired import Desired
+from shoal_service.core.goodput import Category
+from shoal_service.core.nodes import Drain, DrainSource, Node
+from shoal_service.core.scheduling.market import MarketJob, MarketState, WorkerNeed
+from shoal_service.store.driving import DriveRow
+from shoal_service.views import Goodput, JobStatus
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.job import JobState
+
+SPEC = parse_spec(
+    {
+        "data": {"corpus": "python-stdlib"},
+        "stop": {"steps": 100},
+        "batch": {"global_size": 8, "micro_size": 1},
+        "elasticity": {"min_workers": 1, "max_workers": 4},
+    }
+)
+
+
+def row(state: JobState = JobState.QUEUED, *, granted: int = 0, attempt: int = 0, **status: Any) -> DriveRow:
+    return DriveRow(
+        id="job-a",
+        spec=SPEC,
+        spec_version=1,
+        state=state,
+        desired=Desired.RUN,
+        attempt=attempt,
+        granted_workers=granted,
+        pulled_seq=0,
+        created_at=5.0,
+        priority=3,
+        status=JobStatus(state=state, **status),
+    )
+
+
+def running(step: int, *, workers: int = 2, generation: int = 1, step_s: float = 0.5, **seconds: float) -> DriveRow:
+    booked = Goodput(seconds={Category(name): 4 * value for name, value in seconds.items()}, at=1.0)
+    return row(
+        JobState.RUNNING,
+        granted=workers,
+        attempt=1,
+        workers=workers,
+        generation=generation,
+        step=step,
+        total_steps=100,
+        eta_s=(100 - step) * step_s,
+        goodput=booked,
+    )
+
+
+def node(name: str = "n1", **changes: Any) -> Node:
+    return Node(node_id=name, ip="10.0.0.1", alive=True, cpus=4.0, gpus=0.0, memory_gib=8.0, **changes)
+
+
+def build(builder: MarketBuilder, *rows: DriveRow, now: float = 10.0, **more: Any) -> MarketState:
+    known: dict[str, Any] = {"nodes": [node()], "foreign": {}, "held": Counter[str](), "projects": {}, **more}
+    return builder.build(rows, now=now, **known)
+
+
+def job(builder: MarketBuilder, one: DriveRow, **more: Any) -> MarketJob:
+    [found] = build(builder, one, **more).jobs
+    return found
+
+
+def test_a_queued_job_has_its_limits_what_is_left_and_assumed_costs() -> None:
+    found = job(MarketBuilder(), row())
+    assert (found.submitted_at, found.min_workers, found.max_workers, found.priority) == (5.0, 1, 4, 3)
+    assert (found.granted, found.held, found.left, found.done) == (0, 0, 800.0, 0.0)
+    assert (found.switch_s, found.start_s, found.moved_at) == (0.5, 3.0, None)
+    assert found.curve.rate(2) > found.curve.rate(1)
+
+
+def test_steps_that_are_done_count_in_samples() -> None:
+    found = job(MarketBuilder(), running(25), held=Counter({"job-a": 2}))
+    assert (found.granted, found.held, found.left, found.done) == (2, 2, 600.0, 200.0)
+
+
+def test_the_speed_of_a_group_is_measured_once_its_first_steps_are_over() -> None:
+    builder = MarketBuilder()
+    predicted = job(builder, running(1)).curve.rate(2)
+    assert job(builder, running(3)).curve.rate(2) == predicted
+    measured = job(builder, running(4, step_s=0.25))
+    assert measured.curve.rate(2) == pytest.approx(32.0)
+    assert measured.curve.rate(2) / measured.curve.rate(1) < 2, "the other sizes are scaled along"
+
+
+def test_switches_and_starts_are_measured_and_serve_other_jobs_as_estimate() -> None:
+    builder = MarketBuilder()
+    job(builder, running(2, starting=6.0))
+    after = job(builder, running(9, generation=2, workers=3, starting=6.0, resizing=0.3))
+    assert (after.start_s, after.switch_s) == (pytest.approx(6.0), pytest.approx(0.3))
+    other = job(builder, replace(row(), id="job-b"))
+    assert (other.start_s, other.switch_s) == (pytest.approx(4.5), pytest.approx(0.4))
+
+
+def test_the_time_of_the_last_move_is_when_the_grant_was_seen_to_change() -> None:
+    builder = MarketBuilder()
+    assert job(builder, running(2), now=10.0).moved_at is None
+    assert job(builder, running(3), now=11.0).moved_at is None
+    assert job(builder, running(4, workers=3), now=12.0).moved_at == 12.0
+    assert job(builder, running(5, workers=3), now=13.0).moved_at == 12.0
+
+
+def test_an_attempt_that_gives_up_all_workers_is_leaving_and_not_queued() -> None:
+    preempted = row(JobState.RUNNING, granted=0, attempt=1)
+    found = job(MarketBuilder(), preempted, held=Counter({"job-a": 3}))
+    assert is_preempted(preempted) and found.is_leaving and (found.granted, found.held) == (3, 3)
+    assert job(MarketBuilder(), preempted).granted == 1
+
+
+def test_a_node_offers_what_others_have_not_reserved() -> None:
+    [offered] = build(MarketBuilder(), row(), foreign={"n1": WorkerNeed(cpus=3.0, memory_gib=2.0)}).nodes
+    assert (offered.cpus, offered.memory_gib) == (1.0, 6.0)
+
+
+def test_labels_of_ray_say_which_nodes_are_spot_and_which_gpus_they_have() -> None:
+    labels = {"ray.io/market-type": "spot", "ray.io/accelerator-type": "H100", "disk": "ssd"}
+    [offered] = build(MarketBuilder(), row(), nodes=[node(labels=labels)]).nodes
+    assert offered.is_spot and offered.labels["gpu_type"] == "H100" and offered.labels["disk"] == "ssd"
+
+
+def test_a_drained_node_offers_nothing() -> None:
+    drain = Drain(reason="maintenance", requested_at=0.0, source=DrainSource.API)
+    state = build(MarketBuilder(), row(), nodes=[node(drain=drain), node("n2")])
+    assert [one.node_id for one in state.nodes] == ["n2"]
+
+
+def test_progress_alone_does_not_change_what_a_decision_was_taken_for() -> None:
+    builder = MarketBuilder()
+    before = standing_of(build(builder, running(5)))
+    assert standing_of(build(builder, running(6))) == before
+    assert standing_of(build(builder, running(6, workers=3))) != before
+    assert standing_of(build(builder, running(6), foreign={"n1": WorkerNeed(cpus=1.0)})) != before
+
+
+def test_a_job_whose_row_is_unchanged_keeps_its_value() -> None:
+    builder, same = MarketBuilder(), row()
+    assert job(builder, same) is job(builder, same)

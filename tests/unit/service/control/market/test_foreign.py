@@ -1,0 +1,67 @@
+"""What others than Shoal's jobs have reserved: from totals, what is free, and what Shoal's workers have."""
+
+from __future__ import annotations
+
+from shoal_service.control.market.foreign import ForeignUse
+from shoal_service.control.protocols import ClusterSnapshot, Reservation
+from shoal_service.core.nodes import Node
+from shoal_service.core.scheduling.market import WorkerNeed
+
+ONE = WorkerNeed(cpus=1.0)
+NODE = Node(node_id="n1", ip="10.0.0.1", alive=True, cpus=4.0, gpus=0.0, memory_gib=8.0)
+
+
+def seen(free: float, *workers: Reservation, memory_gib: float = 8.0) -> ClusterSnapshot:
+    return ClusterSnapshot((NODE,), {"n1": WorkerNeed(cpus=free, memory_gib=memory_gib)}, workers)
+
+
+def worker(index: int, *, job: str = "job-a", is_alive: bool = True) -> Reservation:
+    return Reservation(f"shoal/{job}/1/worker-{index}", job, "n1", ONE, is_alive)
+
+
+def test_what_nobody_of_us_has_reserved_is_foreign_from_the_first_look_on() -> None:
+    found = ForeignUse().observe(seen(1.5, worker(0), memory_gib=6.0), {"job-a"}, 0.0)
+    assert found == {"n1": WorkerNeed(cpus=1.5, memory_gib=2.0)}
+
+
+def test_workers_of_another_service_on_the_same_cluster_are_foreign() -> None:
+    found = ForeignUse().observe(seen(2.0, worker(0), worker(1, job="job-of-others")), {"job-a"}, 0.0)
+    assert found == {"n1": ONE}
+
+
+def test_a_worker_that_has_just_ended_is_not_taken_for_a_tenant() -> None:
+    use = ForeignUse()
+    assert use.observe(seen(2.0, worker(0), worker(1)), {"job-a"}, 0.0) == {}
+    assert use.observe(seen(2.0, worker(0)), {"job-a"}, 1.0) == {}, "Ray reports its resources as free a little later"
+    assert use.observe(seen(3.0, worker(0)), {"job-a"}, 2.0) == {}
+
+
+def test_a_new_tenant_counts_once_it_has_stayed_and_goes_at_once() -> None:
+    use = ForeignUse()
+    use.observe(seen(4.0), set(), 0.0)
+    assert use.observe(seen(1.0), set(), 1.0) == {}
+    assert use.observe(seen(1.0), set(), 4.5) == {"n1": WorkerNeed(cpus=3.0)}
+    assert use.observe(seen(2.0), set(), 5.0) == {"n1": WorkerNeed(cpus=2.0)}
+    assert use.observe(seen(4.0), set(), 5.5) == {}
+
+
+def test_a_worker_that_ray_creates_has_its_resources_unless_that_takes_too_long() -> None:
+    use, waiting = ForeignUse(), worker(1, is_alive=False)
+    for second in range(30):
+        assert use.observe(seen(2.0, worker(0), waiting), {"job-a"}, float(second)) == {}, "it starts"
+    for second in range(30, 36):
+        found = use.observe(seen(2.0, worker(0), waiting), {"job-a"}, float(second))
+    assert found == {"n1": ONE}, "it waits for what another has"
+
+
+def test_nothing_is_known_of_a_node_that_has_not_reported_or_is_dead() -> None:
+    dead = NODE.model_copy(update={"alive": False})
+    assert ForeignUse().observe(ClusterSnapshot((NODE,)), set(), 0.0) == {}
+    assert ForeignUse().observe(ClusterSnapshot((dead,), {"n1": ONE}), set(), 0.0) == {}
+
+
+def test_a_sum_of_fractions_costs_no_worker() -> None:
+    thirds = [
+        Reservation(f"shoal/job-a/1/worker-{i}", "job-a", "n1", WorkerNeed(cpus=0.1), is_alive=True) for i in range(3)
+    ]
+    assert ForeignUse().observe(seen(3.7, *thirds), {"job-a"}, 0.0) == {}
