@@ -19,7 +19,8 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.OK: "Done. With `--follow`, `--wait` and `watch`: the job succeeded.",
     ExitCode.FAILED: "The job failed or was cancelled; the losses of two jobs differ by more than the tolerance "
-    "(`parity`); no layout fits (`plan`); the demo or a check of the doctor failed; the server had an internal error.",
+    "(`parity`); no layout fits (`plan`); a policy leaves jobs waiting for ever (`simulate`); "
+    "the demo or a check of the doctor failed; the server had an internal error.",
     ExitCode.USAGE: "Invalid options, an invalid spec, or a request that the job's state does not allow.",
     ExitCode.UNREACHABLE: "No server answers at `--url`.",
     ExitCode.NOT_FOUND: "There is no such job, node, incident or file.",

@@ -20,6 +20,7 @@ from shoal_api.cli.commands import (
     parity,
     plan,
     serve,
+    simulate,
     specs,
     submit,
 )
@@ -53,6 +54,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "validate": specs.validate,
         "plan": plan.plan,
         "profile": plan.profile,
+        "simulate": simulate.simulate,
         "schema": specs.schema,
         "data prepare": specs.prepare,
     },

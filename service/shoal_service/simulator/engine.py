@@ -34,8 +34,8 @@ class PolicyError(ValueError):
 class Costs:
     """Seconds without training."""
 
-    switch_s: float = 0.5
-    """Each change of the number of workers."""
+    switch_s: float = 0.3
+    """Each change of the number of workers. The default is the median that docs/measured/layouts.md has."""
     start_s: float = 3.0
     """Each start from the queue."""
     use_restart_s: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start, Wait
 
@@ -34,3 +34,16 @@ def decisions(state: MarketState, wanted: Mapping[str, int], reason: str) -> lis
 
 def by_age(job: MarketJob) -> tuple[float, str]:
     return job.submitted_at, job.job_id
+
+
+def admit(jobs: Iterable[MarketJob], asked: Mapping[str, int], free: int, *, may_pass: bool) -> dict[str, int]:
+    """Rigid jobs that fit, in this order; after one that does not fit, others only if they may pass it."""
+    wanted: dict[str, int] = {}
+    for job in jobs:
+        workers = asked[job.job_id]
+        if workers <= free:
+            wanted[job.job_id] = workers
+            free -= workers
+        elif not may_pass:
+            break
+    return wanted

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Policy
-from shoal_service.simulator.peers.allocation import by_age, decisions, num_workers
+from shoal_service.simulator.peers.allocation import admit, by_age, decisions, num_workers
 
 
 def fifo(asked: Mapping[str, int]) -> Policy:
@@ -18,7 +18,7 @@ def fifo(asked: Mapping[str, int]) -> Policy:
     def policy(state: MarketState, now: float) -> Sequence[Decision]:
         running = sorted((job for job in state.jobs if job.granted), key=by_age)
         queued = sorted((job for job in state.jobs if not job.granted), key=by_age)
-        wanted = _admit([*running, *queued], asked, num_workers(state), may_pass=False)
+        wanted = admit([*running, *queued], asked, num_workers(state), may_pass=False)
         return decisions(state, wanted, "In the order of submission, with as many workers as asked for")
 
     return policy
@@ -31,20 +31,7 @@ def srtf(asked: Mapping[str, int]) -> Policy:
         return (job.left or 0.0) / job.curve.rate(asked[job.job_id]), job.job_id
 
     def policy(state: MarketState, now: float) -> Sequence[Decision]:
-        wanted = _admit(sorted(state.jobs, key=remaining_s), asked, num_workers(state), may_pass=True)
+        wanted = admit(sorted(state.jobs, key=remaining_s), asked, num_workers(state), may_pass=True)
         return decisions(state, wanted, "Shortest remaining time first, with as many workers as asked for")
 
     return policy
-
-
-def _admit(jobs: Iterable[MarketJob], asked: Mapping[str, int], free: int, *, may_pass: bool) -> dict[str, int]:
-    """The jobs that fit, in this order; after one that does not fit, others only if they may pass it."""
-    wanted: dict[str, int] = {}
-    for job in jobs:
-        workers = asked[job.job_id]
-        if workers <= free:
-            wanted[job.job_id] = workers
-            free -= workers
-        elif not may_pass:
-            break
-    return wanted

@@ -1,0 +1,164 @@
+"""`simulate` replays a job trace under scheduling policies in virtual time. It needs no server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, command
+
+if TYPE_CHECKING:
+    from shoal_service.core.scheduling.market import Project
+    from shoal_service.simulator.capacity import Capacity
+    from shoal_service.simulator.engine import Progress
+    from shoal_service.simulator.trace import Trace
+
+_NODES, _WORKERS_PER_NODE = 4, 4
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job a line; see simulation.md.")],
+    policies: Annotated[
+        list[str] | None,
+        typer.Option("--policy", metavar="NAME", help="A policy to simulate; may be repeated. Default: all."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help=f"Number of nodes. Default: {_NODES}.")] = None,
+    workers_per_node: Annotated[
+        int, typer.Option("--workers-per-node", min=1, help="Workers for which a node has room.")
+    ] = _WORKERS_PER_NODE,
+    capacity: Annotated[
+        Path | None, typer.Option("--capacity", help="CSV file with the nodes over time, in place of --nodes.")
+    ] = None,
+    projects: Annotated[
+        Path | None, typer.Option("--projects", help="YAML file with weights and quotas of projects.")
+    ] = None,
+    switch_s: Annotated[
+        float, typer.Option("--switch-s", min=0, help="Seconds without training at each change of a job's workers.")
+    ] = 0.3,
+    start_s: Annotated[
+        float, typer.Option("--start-s", min=0, help="Seconds from the first workers of a job to its first step.")
+    ] = 3.0,
+    restart_costs: Annotated[
+        bool,
+        typer.Option("--restart-costs", help="Both cost what the trace's column restart_s says, where it has a value."),
+    ] = False,
+    every_s: Annotated[
+        float | None,
+        typer.Option("--every-s", min=1, help="Call the policy also after so many seconds without an event."),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw who had how many workers over time.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Replay a job trace under the scheduler's policy and under others, and compare completion times.
+
+    Virtual time: a day takes seconds, and nothing is trained. Exit code 1 if a policy leaves jobs waiting for ever.
+    """
+    with command(DEFAULT_URL, as_json) as session:
+        from shoal_api.cli.render.simulation_page import Simulated, documents, simulation_page, title
+        from shoal_service.simulator.engine import Costs, Market
+        from shoal_service.simulator.metrics import measure
+        from shoal_service.simulator.picture import Panel, draw
+        from shoal_service.simulator.policies import POLICIES
+
+        names = _known(policies, list(POLICIES))
+        market = Market(
+            capacity=_capacity(capacity, nodes, workers_per_node),
+            costs=Costs(switch_s=switch_s, start_s=start_s, use_restart_s=restart_costs),
+            projects=_projects(projects),
+            every_s=every_s,
+        )
+        read = _read_trace(trace)
+        found = []
+        for name in names:
+            with _progress(session, name, len(read.jobs)) as progress:
+                run = POLICIES[name].run(read.jobs, market, progress=progress)
+            found.append(Simulated(name, run, measure(run, market)))
+        if picture is not None:
+            picture.write_text(draw([Panel(title(one), one.run) for one in found], market.capacity), encoding="utf-8")
+        session.output.document(
+            documents(read, market, found), lambda: simulation_page(read, market, found, restart_costs=restart_costs)
+        )
+        if any(one.metrics.num_unfinished for one in found):
+            raise typer.Exit(ExitCode.FAILED)
+
+
+def _known(given: list[str] | None, names: list[str]) -> list[str]:
+    from shoal_api.cli.errors import CliError
+
+    for name in given or ():
+        if name not in names:
+            raise CliError(f"--policy {name}: there is no such policy", hint=f"known are {', '.join(names)}")
+    return list(dict.fromkeys(given or names))
+
+
+def _capacity(path: Path | None, nodes: int | None, workers_per_node: int) -> Capacity:
+    from shoal_api.cli.errors import CliError
+    from shoal_service.simulator.capacity import Capacity
+    from shoal_service.simulator.read_capacity import read_capacity
+
+    if path is None:
+        return Capacity.constant(nodes or _NODES, workers_per_node)
+    if nodes is not None:
+        raise CliError("--nodes cannot be combined with --capacity", hint="the file has the number of nodes")
+    with _reading(path):
+        return read_capacity(path, workers_per_node)
+
+
+def _projects(path: Path | None) -> Mapping[str, Project]:
+    import yaml
+
+    from shoal_api.cli.errors import CliError
+    from shoal_service.simulator.read_projects import parse_projects
+
+    if path is None:
+        return {}
+    with _reading(path):
+        try:
+            document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise CliError(f"{path} is not YAML or JSON: {error}", hint="check the indentation there") from None
+        return parse_projects(document, path.name)
+
+
+def _read_trace(path: Path) -> Trace:
+    from shoal_service.simulator.read_trace import read_trace
+
+    with _reading(path):
+        return read_trace(path)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Errors of files and of their content as errors of the command line."""
+    from shoal_api.cli.errors import CliError
+    from shoal_service.simulator.read_trace import TraceError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise CliError(f"there is no file {path}", exit_code=ExitCode.NOT_FOUND, hint="check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"cannot read {path}: {error}", hint="give a readable file") from None
+    except TraceError as error:
+        raise CliError(str(error), hint="docs/simulation.md explains the files of a simulation") from None
+
+
+@contextmanager
+def _progress(session: Session, name: str, num_jobs: int) -> Iterator[Progress | None]:
+    """A line that moves on standard error, if that is a terminal."""
+    console = session.output.stderr
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.progress import Progress as Bar
+
+    with Bar(console=console, transient=True) as bar:
+        task = bar.add_task(name, total=num_jobs)
+        yield lambda now, finished: bar.update(task, completed=finished)

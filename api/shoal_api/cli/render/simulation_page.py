@@ -1,0 +1,142 @@
+"""The page and the JSON document of `shoal simulate`. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.text import Text
+
+from shoal_api.cli.render.tables import new_table
+from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.simulator.engine import Market, Run
+from shoal_service.simulator.job_run import JobRun
+from shoal_service.simulator.metrics import Metrics
+from shoal_service.simulator.policies import POLICIES
+from shoal_service.simulator.trace import Trace
+
+_HOUR_S = 3600.0
+_COLUMNS = (
+    "policy",
+    ">mean JCT",
+    ">median",
+    ">p99",
+    ">makespan",
+    ">fairness",
+    ">utilisation",
+    ">goodput",
+    ">moves",
+    ">preemptions",
+    "",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """One policy on one trace."""
+
+    policy: str
+    run: Run
+    metrics: Metrics
+
+
+def simulation_page(trace: Trace, market: Market, found: Sequence[Simulated], *, restart_costs: bool) -> list[Any]:
+    table = new_table(*_COLUMNS)
+    best = min((one.metrics.mean_jct_h for one in found if not one.metrics.num_unfinished), default=math.nan)
+    for one in found:
+        metrics = one.metrics
+        is_best = metrics.mean_jct_h == best and len(found) > 1
+        table.add_row(
+            Text(one.policy, style="bold" if is_best else ""),
+            Text(_hours(metrics.mean_jct_h), style="bold green" if is_best else ""),
+            _hours(metrics.median_jct_h),
+            _hours(metrics.p99_jct_h),
+            _hours(metrics.makespan_h),
+            _share(metrics.fairness, digits=3),
+            f"{metrics.utilisation:.1%}",
+            f"{metrics.goodput:.1%}" if math.isfinite(metrics.goodput) else "-",
+            f"{metrics.num_moves:,}",
+            f"{metrics.num_preemptions:,}",
+            Text(POLICIES[one.policy].words, style="dim"),
+        )
+    lines: list[Any] = [_head(trace, market, restart_costs=restart_costs), table]
+    lines += [_unfinished(one) for one in found if one.metrics.num_unfinished]
+    return lines
+
+
+def title(one: Simulated) -> str:
+    """Of a panel of the picture."""
+    metrics = one.metrics
+    moves = f"{count_text(metrics.num_moves, 'move')}, {count_text(metrics.num_preemptions, 'preemption')}"
+    return f"{one.policy}: mean completion time {_hours(metrics.mean_jct_h)}, {moves}"
+
+
+def documents(trace: Trace, market: Market, found: Sequence[Simulated]) -> dict[str, Any]:
+    """What `--json` prints: everything of the table, and each job's life."""
+    return {
+        "trace": trace.name,
+        "num_jobs": len(trace.jobs),
+        "capacity": [[at_s, nodes * market.capacity.workers_per_node] for at_s, nodes in market.capacity.steps],
+        "switch_s": market.costs.switch_s,
+        "start_s": market.costs.start_s,
+        "policies": [
+            {
+                "policy": one.policy,
+                **{name: _finite(value) for name, value in asdict(one.metrics).items()},
+                "jobs": [_job(run) for run in one.run.jobs],
+            }
+            for one in found
+        ],
+    }
+
+
+def _job(run: JobRun) -> dict[str, Any]:
+    return {
+        "job": run.job.job_id,
+        "project": run.job.project,
+        "submit_s": run.job.submit_s,
+        "started_s": run.started_at,
+        "finished_s": run.finished_at,
+        "num_moves": run.num_moves,
+        "num_preemptions": run.num_preemptions,
+        "workers": run.history,
+    }
+
+
+def _head(trace: Trace, market: Market, *, restart_costs: bool) -> Text:
+    capacity = market.capacity
+    nodes = [nodes for _, nodes in capacity.steps]
+    size = str(nodes[0]) if len(nodes) == 1 else f"{min(nodes)} to {max(nodes)}"
+    cluster = f"{size} nodes of {count_text(capacity.workers_per_node, 'worker')}"
+    costs = f"a move costs {market.costs.switch_s:g} s, a start {market.costs.start_s:g} s"
+    if restart_costs:
+        costs = f"a move or start costs the trace's restart_s; otherwise {costs}"
+    return Text.assemble(
+        (trace.name, "bold"),
+        f"  {count_text(len(trace.jobs), 'job')}, {cluster}, {costs}",
+    )
+
+
+def _unfinished(one: Simulated) -> Text:
+    metrics = one.metrics
+    waiting = [run.job.job_id for run in one.run.jobs if run.finished_at is None]
+    return Text(
+        f"{one.policy} leaves {metrics.num_unfinished} of {count_text(metrics.num_jobs, 'job')} waiting for ever, the "
+        f"first is {waiting[0]}. Its figures are those of the others.",
+        style="red",
+    )
+
+
+def _hours(hours: float) -> str:
+    return duration_text(hours * _HOUR_S) if math.isfinite(hours) else "-"
+
+
+def _share(value: float, *, digits: int) -> str:
+    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,88 @@
+"""`shoal simulate`: a table, JSON, a picture, and clear errors; no server is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from shoal_service.simulator.policies import POLICIES
+
+EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "trace.csv")
+
+
+def test_the_example_is_simulated_under_every_policy(offline: Any) -> None:
+    ran = offline("simulate", EXAMPLE)
+    assert ran.code == 0
+    assert "trace.csv  24 jobs, 4 nodes of 4 workers, a move costs 0.3 s, a start 3 s" in ran.out
+    assert [line.split()[0] for line in ran.out.splitlines()[2:]] == list(POLICIES)
+
+
+def test_json_has_the_metrics_and_the_life_of_each_job(offline: Any) -> None:
+    found = offline("simulate", EXAMPLE, "--policy", "max-min", "--policy", "optimus", "--json").json()
+    assert [one["policy"] for one in found["policies"]] == ["max-min", "optimus"]
+    assert found["capacity"] == [[0, 16]]
+    first = found["policies"][0]
+    assert (first["num_jobs"], first["num_unfinished"]) == (24, 0)
+    job = first["jobs"][0]
+    assert job["submit_s"] == job["started_s"] == job["workers"][0][0]
+    assert job["workers"][-1] == [job["finished_s"], 0]
+
+
+def test_costs_nodes_and_regular_calls_change_the_result(offline: Any) -> None:
+    def mean(*options: str) -> float:
+        found = offline("simulate", EXAMPLE, "--policy", "max-min", "--json", *options).json()
+        return float(found["policies"][0]["mean_jct_h"])
+
+    plain = mean()
+    assert mean("--switch-s", "60") > plain
+    assert mean("--start-s", "60") > plain
+    assert mean("--nodes", "8") < plain < mean("--workers-per-node", "2")
+    assert mean("--every-s", "60") == pytest.approx(plain)
+
+
+def test_the_picture_has_a_panel_for_each_policy_and_a_band_for_each_job(offline: Any, tmp_path: Path) -> None:
+    file = tmp_path / "x.svg"
+    options = ("--policy", "max-min", "--policy", "tiresias", "--picture", str(file))
+    assert offline("simulate", EXAMPLE, *options).code == 0
+    drawn = ElementTree.parse(file).getroot()
+    titles = [text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert any(one.startswith("max-min: mean completion time 11 min") for one in titles)
+    assert any(one.startswith("tiresias: ") for one in titles)
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}title"))) == 2 * 24
+
+
+def test_nodes_that_never_come_are_an_exit_code_and_a_sentence(offline: Any, tmp_path: Path) -> None:
+    (tmp_path / "spot.csv").write_text("at_h,nodes\n0,2\n0.3,0\n")
+    ran = offline("simulate", EXAMPLE, "--policy", "max-min", "--capacity", str(tmp_path / "spot.csv"))
+    assert ran.code == 1
+    assert "max-min leaves 22 of 24 jobs waiting for ever" in " ".join(ran.out.split())
+    assert "0 to 2 nodes of 4 workers" in ran.out
+
+
+def test_projects_weigh_in_the_fairness(offline: Any, tmp_path: Path) -> None:
+    file = tmp_path / "projects.yaml"
+    file.write_text("vision: {weight: 5, guaranteed: 8}\nspeech: {limit: 4}\n")
+    options = ("--policy", "max-min", "--json")
+    weighted = offline("simulate", EXAMPLE, *options, "--projects", str(file)).json()["policies"][0]
+    assert weighted["fairness"] < offline("simulate", EXAMPLE, *options).json()["policies"][0]["fairness"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("nowhere.csv",), 4, "there is no file nowhere.csv"),
+        ((EXAMPLE, "--policy", "best"), 2, "--policy best: there is no such policy"),
+        ((EXAMPLE, "--nodes", "2", "--capacity", EXAMPLE), 2, "--nodes cannot be combined with --capacity"),
+        ((EXAMPLE, "--capacity", EXAMPLE), 2, "a line before this one must name the columns"),
+        ((str(Path(EXAMPLE).parent / "byte-lm.yaml"),), 2, "has no column submit_s"),
+        ((EXAMPLE, "--projects", str(Path(EXAMPLE).parents[1] / "README.md")), 2, "is not YAML or JSON"),
+        ((EXAMPLE, "--projects", EXAMPLE), 2, "must have one key for each project"),
+    ],
+)
+def test_errors_name_the_option_or_the_file(offline: Any, options: tuple[str, ...], code: int, message: str) -> None:
+    ran = offline("simulate", *options)
+    assert ran.code == code
+    assert message in " ".join(ran.err.split())
