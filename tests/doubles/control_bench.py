@@ -1,0 +1,61 @@
+"""ControlBench: the control loop with a real store, a fake cluster and a fake clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from doubles.event_loop import settle
+from doubles.fake_clock import FakeClock
+from doubles.fake_cluster import FakeCluster
+from shoal_service.control.config import ControlConfig
+from shoal_service.control.control_loop import ControlLoop
+from shoal_service.control.market.interim import first_come
+from shoal_service.core.nodes import Node
+from shoal_service.core.scheduling.market import Policy
+from shoal_service.store.store import Store
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.job import JobState
+
+SPEC: dict[str, Any] = {
+    "data": {"corpus": "python-stdlib"},
+    "stop": {"steps": 4},
+    "elasticity": {"min_workers": 1, "max_workers": 2},
+}
+
+
+def node(name: str = "n1", *, cpus: float = 2.0, alive: bool = True) -> Node:
+    return Node(node_id=name, ip="10.0.0.1", alive=alive, cpus=cpus, gpus=0.0, memory_gib=8.0)
+
+
+class ControlBench:
+    def __init__(self, store: Store, *nodes: Node, owner: str = "me", policy: Policy = first_come) -> None:
+        self.store = store
+        self.clock = FakeClock()
+        self.cluster = FakeCluster(nodes or (node(),))
+        self.num_reconnected = 0
+        config = ControlConfig(owner=owner, lease_ttl_s=9.0, checkpoint_url="/checkpoints")
+        self.loop = ControlLoop(store, self.cluster, self.clock, config, policy=policy, reconnected=self._reconnected)
+
+    def _reconnected(self) -> None:
+        self.num_reconnected += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """After the first pass."""
+        stop = asyncio.Event()
+        task = asyncio.create_task(self.loop.run(stop))
+        await settle()
+        yield
+        stop.set()
+        await self.clock.advance(5.0)
+        await task
+
+    def submit(self, **spec: Any) -> str:
+        document = parse_spec({**SPEC, **spec})
+        return self.store.create_job(document, idempotency_key=None, now=self.clock.time())[0].id
+
+    def state(self, job_id: str) -> JobState:
+        return self.store.get_job(job_id).status.state
