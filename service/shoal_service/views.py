@@ -18,9 +18,11 @@ from shoal_service.core.nodes import Drain, Node
 from shoal_service.core.parity import Parity
 from shoal_service.core.parity import ParityPoint as ParityPoint
 from shoal_service.core.parity import SpecDifference as SpecDifference
+from shoal_service.queue_views import QueuePlace
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.messages import LogStream, Phase
+from shoal_workers.contract.placing import Moment
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
 
 T = TypeVar("T")
@@ -152,6 +154,8 @@ class JobView(Frozen):
     started_at: float | None = None
     ended_at: float | None = None
     status: JobStatus
+    queue: QueuePlace | None = None
+    """null: the job is not in the queue, or the scheduler has not considered it yet."""
 
 
 class JobSummary(Frozen):
@@ -167,6 +171,9 @@ class JobSummary(Frozen):
     workers: int = 0
     desired_workers: int = 0
     priority: int = 0
+    project: str = "default"
+    queue_position: int | None = None
+    """1 starts next; null: not in the queue, or not considered yet."""
     created_at: float
     updated_at: float
 
@@ -321,6 +328,8 @@ class JobPatch(Frozen):
     """Replaces all of `parallelism`: keys that are left out get their defaults. A running group takes the new layout
     at its next step boundary."""
     priority: int | None = Field(None, ge=-1000, le=1000)
+    finish_by: Moment | None = None
+    """A new deadline."""
 
 
 class ElasticityPatch(Frozen):

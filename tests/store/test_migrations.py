@@ -133,6 +133,7 @@ def test_rows_of_schema_0003_are_read_in_the_words_of_today(store_url: str, spec
 
     job = store.get_job("job-old")
     assert (job.status.state, job.status.message) == (JobState.RUNNING, SAID)
+    assert [one.project for one in store.list_jobs(project="default").items] == ["default"]
     assert job.status.goodput is not None
     assert job.status.goodput.recovering == {IncidentCause.WORKER_DIED: 2.0}
     [worker] = store.workers("job-old")

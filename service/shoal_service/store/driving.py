@@ -20,14 +20,20 @@ from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeue
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.reads.documents import Readable
-from shoal_service.store.records import QUARANTINED, JobRecord, load, read_spec, record_of, why_quarantined
+from shoal_service.store.records import (
+    QUARANTINED,
+    WAITS_FOR_CAPACITY,
+    JobRecord,
+    load,
+    read_spec,
+    record_of,
+    why_quarantined,
+)
 from shoal_service.store.tables import jobs
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.spec import JobSpec
 
-WAITS_FOR_CAPACITY = "capacity"
-"""JobStatus.reason of a queued job that does not fit."""
 _CACHED_SPECS = 32_768
 
 

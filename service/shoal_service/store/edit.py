@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, delete, insert, update
 
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import JobStateChanged
@@ -17,7 +17,7 @@ from shoal_service.core.lost_attempt import LostAttempt, after_end
 from shoal_service.reports import PendingEvent
 from shoal_service.store import ledgers
 from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
-from shoal_service.store.tables import events, jobs
+from shoal_service.store.tables import events, jobs, queue_places
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
@@ -95,6 +95,8 @@ class JobEdit:
         if to.state is before:
             return
         self.describe(reason=reason, message=message, deadline=None)
+        if before is JobState.QUEUED:
+            self.connection.execute(delete(queue_places).where(queue_places.c.job_num == self.job.num))
         if not to.state.holds_workers:
             self.describe(workers=0, tokens_per_s=None, eta_s=None, note="")
             self.set(granted_workers=0, workers="[]")

@@ -3,13 +3,16 @@
     StoreError
     |-- StoreUnavailable      the database cannot be opened or has no driver
     |-- NotFound
-    |   `-- JobNotFound
+    |   |-- JobNotFound
+    |   `-- ProjectNotFound
     |-- InvalidCursor         a page cursor that this service did not create
     |-- InvalidArchive        a code archive that is too large, or does not match the SHA-256 in its name
     |-- Conflict
     |   |-- IdempotencyConflict   the key was used with another spec
     |   |-- RequestConflict       the request is impossible in the job's state
-    |   `-- JobEnded              ... because the job has ended
+    |   |   `-- JobEnded          ... because the job has ended
+    |   |-- QueueFull             the project has as many queued jobs as it may have
+    |   `-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
     |-- PreconditionFailed    If-Match named another version
     `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
 
@@ -48,6 +51,17 @@ class JobNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"There is no job {self.job_id!r}. `shoal jobs` lists the jobs."
+
+
+class ProjectNotFound(NotFound):
+    code: ClassVar[str] = "project_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"There is no project {self.name!r}. `shoal quota` lists the projects."
 
 
 class InvalidCursor(StoreError):
@@ -106,6 +120,35 @@ class JobEnded(RequestConflict):
 
     def __str__(self) -> str:
         return f"Job {self.job_id} has ended ({self.state.value}): it cannot {self.action}. Submit it as a new job."
+
+
+class QueueFull(Conflict):
+    code: ClassVar[str] = "queue_full"
+
+    def __init__(self, project: str, queued: int, max_queued: int) -> None:
+        super().__init__(project, queued, max_queued)
+        self.project = project
+        self.queued = queued
+        self.max_queued = max_queued
+
+    def __str__(self) -> str:
+        return (
+            f"Project {self.project} has {self.queued} queued jobs, and its max_queued is {self.max_queued}. Wait "
+            f"until one has started, cancel one (`shoal queue --project {self.project}` lists them), or raise the "
+            f"limit (`shoal quota set {self.project} --max-queued N`)."
+        )
+
+
+class ProjectConflict(Conflict):
+    code: ClassVar[str] = "project_conflict"
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name = name
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"Project {self.name} cannot be changed so: {self.why}."
 
 
 class PreconditionFailed(StoreError):

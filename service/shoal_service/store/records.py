@@ -12,10 +12,11 @@ from sqlalchemy import Connection, Row, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import JobStanding
+from shoal_service.queue_views import QueuePlace
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.reads.documents import Readable
 from shoal_service.store.reads.documents import read as read_document
-from shoal_service.store.tables import job_specs, jobs
+from shoal_service.store.tables import job_specs, jobs, queue_places
 from shoal_service.views import JobStatus, JobSummary, JobView, WorkerView
 from shoal_workers.contract.job import JobState, UserFailure
 from shoal_workers.contract.spec import JobSpec
@@ -24,6 +25,8 @@ _COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure"}
 """Fields of JobStatus with their own columns; the status document does not hold them."""
 QUARANTINED = "quarantined"
 """JobStatus.reason of a job whose stored spec cannot be read."""
+WAITS_FOR_CAPACITY = "capacity"
+"""JobStatus.reason of a queued job that the scheduler has considered."""
 _NOTHING_READABLE = JobSpec.model_validate({"stop": {"steps": 1}})
 """Shown instead of a spec of which nothing can be read."""
 _WORKERS = TypeAdapter(tuple[WorkerView, ...])
@@ -90,18 +93,44 @@ def why_quarantined(spec: Readable[JobSpec]) -> str:
 def load_view(connection: Connection, job_id: str) -> JobView:
     """Raises JobNotFound."""
     query = (
-        select(jobs, job_specs.c.document)
+        select(jobs, job_specs.c.document, *PLACE_COLUMNS)
         .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
+        .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
         .where(jobs.c.id == job_id)
     )
     row = connection.execute(query).one_or_none()
     if row is None:
         raise JobNotFound(job_id)
-    job, spec = record_of(row), _spec_of(row.document)
+    job, spec, place = record_of(row), _spec_of(row.document), place_of(row)
+    if place is not None:
+        status = job.status.model_copy(update={"reason": WAITS_FOR_CAPACITY, "message": place.reason})
+        job = replace(job, status=status)
     if spec.problem and not job.state.ended:
         status = job.status.model_copy(update={"reason": QUARANTINED, "message": why_quarantined(spec)})
         job = replace(job, status=status)
-    return view_of(job, spec.value)
+    return view_of(job, spec.value, place)
+
+
+PLACE_COLUMNS = (
+    queue_places.c.position,
+    queue_places.c.reason,
+    queue_places.c.holders,
+    queue_places.c.expected_at,
+    queue_places.c.decided_at,
+)
+
+
+def place_of(row: Row[*tuple[Any, ...]]) -> QueuePlace | None:
+    """From PLACE_COLUMNS of an outer join. None: the job is not queued, or no pass has considered it yet."""
+    if row.position is None:
+        return None
+    return QueuePlace(
+        position=row.position,
+        reason=row.reason,
+        holders=tuple(json.loads(row.holders)),
+        expected_at=row.expected_at,
+        decided_at=row.decided_at,
+    )
 
 
 def record_of(row: Row[Any]) -> JobRecord:
@@ -131,7 +160,7 @@ def record_of(row: Row[Any]) -> JobRecord:
     )
 
 
-def view_of(job: JobRecord, spec: JobSpec) -> JobView:
+def view_of(job: JobRecord, spec: JobSpec, place: QueuePlace | None = None) -> JobView:
     return JobView(
         id=job.id,
         name=job.name,
@@ -143,6 +172,7 @@ def view_of(job: JobRecord, spec: JobSpec) -> JobView:
         started_at=job.started_at,
         ended_at=job.ended_at,
         status=job.status,
+        queue=place,
     )
 
 
@@ -157,10 +187,15 @@ SUMMARY_COLUMNS = (
     jobs.c.name,
     jobs.c.state,
     jobs.c.priority,
+    jobs.c.project,
     jobs.c.granted_workers,
     jobs.c.created_at,
     jobs.c.updated_at,
     jobs.c.status,
+    select(queue_places.c.position)
+    .where(queue_places.c.job_num == jobs.c.num)
+    .scalar_subquery()
+    .label("queue_position"),
 )
 
 
@@ -170,6 +205,8 @@ def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
     known: dict[str, Any] = {
         key: status[key] for key in ("reason", "step", "total_steps", "loss", "workers") if key in status
     }
+    if row.queue_position is not None:
+        known["reason"] = WAITS_FOR_CAPACITY
     return _summary(row, known)
 
 
@@ -189,6 +226,8 @@ def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSumm
         **known,
         desired_workers=row.granted_workers,
         priority=row.priority,
+        project=row.project,
+        queue_position=row.queue_position,
         created_at=row.created_at,
         updated_at=row.updated_at,
     )

@@ -33,6 +33,7 @@ from shoal_service.store.reads import metrics_snapshot as snapshots
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.records import load_view
 from shoal_service.store.reports import DropReason
+from shoal_service.store.scheduling.methods import SchedulingMethods
 from shoal_service.views import (
     CheckpointView,
     EventView,
@@ -50,7 +51,7 @@ from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.spec import JobSpec
 
 
-class Store:
+class Store(SchedulingMethods):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._hub = Hub()
@@ -90,7 +91,7 @@ class Store:
     # --- users
 
     def create_job(self, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
-        """Returns the job, and whether it is new. Raises IdempotencyConflict."""
+        """Returns the job, and whether it is new. Raises IdempotencyConflict, QueueFull."""
         with self._database.write() as tx:
             view, created = submissions.create(tx, spec, idempotency_key=idempotency_key, now=now)
         if created:
@@ -103,11 +104,16 @@ class Store:
             return load_view(tx, job_id)
 
     def list_jobs(
-        self, *, states: Collection[JobState] = (), limit: int = 50, cursor: str | None = None
+        self,
+        *,
+        states: Collection[JobState] = (),
+        project: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
     ) -> Page[JobSummary]:
-        """Newest first; no `states`: all of them. Raises InvalidCursor."""
+        """Newest first; no `states`: all of them; no `project`: of all projects. Raises InvalidCursor."""
         with self._database.read() as tx:
-            return submissions.page(tx, states, limit, cursor)
+            return submissions.page(tx, states, project, limit, cursor)
 
     def patch_job(self, job_id: str, patch: JobPatch, *, if_match: str | None, now: float) -> JobView:
         """Raises JobNotFound, PreconditionFailed, JobEnded, SpecError."""

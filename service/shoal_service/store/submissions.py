@@ -29,6 +29,7 @@ from shoal_service.store.records import (
     status_document,
     summary_of,
 )
+from shoal_service.store.scheduling import projects
 from shoal_service.store.tables import events, job_specs, jobs
 from shoal_service.views import Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -49,7 +50,7 @@ _INSERT_EVENT = plain_insert(events)
 
 
 def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
-    """Returns the job, and whether it is new. Raises IdempotencyConflict."""
+    """Returns the job, and whether it is new. Raises IdempotencyConflict, QueueFull."""
     document = spec.model_dump_json()
     spec_hash = hashlib.sha256(document.encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
@@ -61,6 +62,7 @@ def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None
         "state": JobState.QUEUED.value,
         "desired": Desired.RUN.value,
         "priority": spec.priority,
+        "project": spec.project,
         "spec_version": 1,
         "spec_hash": spec_hash,
         "idempotency_key_hash": key_hash,
@@ -80,6 +82,7 @@ def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None
     if num is None:
         assert idempotency_key is not None and key_hash is not None
         return _known(connection, idempotency_key, key_hash, spec_hash), False
+    projects.require_room_in_queue(connection, spec.project)
     connection.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
     event = JobCreated(name=spec.name, spec_version=1)
     row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
@@ -97,12 +100,16 @@ def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None
     return view, True
 
 
-def page(connection: Connection, states: Collection[JobState], limit: int, cursor: str | None) -> Page[JobSummary]:
-    """Newest first. Raises InvalidCursor."""
+def page(
+    connection: Connection, states: Collection[JobState], project: str | None, limit: int, cursor: str | None
+) -> Page[JobSummary]:
+    """Newest first; `project` None: of all projects. Raises InvalidCursor."""
     after = None if cursor is None else cursors.decode(cursor)
     query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
     if after is not None:
         query = query.where(jobs.c.num < after)
+    if project is not None:
+        query = query.where(jobs.c.project == project)
     if states:  # one index range per state, merged: a rare state among many jobs is found without a scan
         ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
         merged = union_all(*(select(part) for part in ranges)).subquery()
@@ -177,6 +184,8 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
         data["parallelism"] = changes.model_dump(mode="json")["parallelism"]
     if changes.priority is not None:
         data["priority"] = changes.priority
+    if changes.finish_by is not None:
+        data["finish_by"] = changes.finish_by
     return parse_spec(data)
 
 

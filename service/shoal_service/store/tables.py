@@ -46,6 +46,7 @@ jobs = Table(
     Column("state", String(16), nullable=False),
     Column("desired", String(16), nullable=False),
     Column("priority", Integer, nullable=False),
+    Column("project", String(63), nullable=False),
     Column("spec_version", Integer, nullable=False),
     Column("spec_hash", String(64), nullable=False),  # of the submitted spec, for Idempotency-Key
     Column("idempotency_key_hash", String(64), nullable=True, unique=True),
@@ -65,6 +66,8 @@ jobs = Table(
     Column("workers", Text, nullable=False),  # the newest WorkerViews
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
+    Index(None, "project", "num"),
+    Index(None, "state", "project"),
 )
 
 job_specs = Table(
@@ -191,6 +194,30 @@ node_suspicions = Table(
     Column("num_tests", Integer, nullable=False),  # failed tests
     Column("job_ids", Text, nullable=False),  # JSON: the jobs that suspect the node
     Column("avoided_until", Double, nullable=False),  # a job's own suspicion lasts until then at least
+)
+
+projects = Table(
+    "projects",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("parent", String(63), nullable=True),
+    Column("weight", Double, nullable=False),
+    Column("guaranteed", Integer, nullable=False),
+    Column("limit", Integer, nullable=True),
+    Column("max_running", Integer, nullable=True),
+    Column("max_queued", Integer, nullable=True),
+)
+
+queue_places = Table(
+    "queue_places",
+    metadata,
+    _job_num(),
+    Column("position", Integer, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("holders", Text, nullable=False),  # JSON: ids of jobs
+    Column("expected_at", Double, nullable=True),
+    Column("decided_at", Double, nullable=False),
+    PrimaryKeyConstraint("job_num"),
 )
 
 lease = Table(

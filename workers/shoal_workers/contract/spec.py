@@ -16,8 +16,9 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
+from shoal_workers.contract.placing import CapacityKind, Moment, Placement, is_label
+from shoal_workers.contract.placing import WorkerSpec as WorkerSpec
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 
@@ -180,17 +181,6 @@ class ElasticitySpec(Frozen):
         return self
 
 
-class WorkerSpec(Frozen):
-    """What one worker reserves."""
-
-    cpus: float = Field(1.0, ge=0, le=4096, allow_inf_nan=False)
-    """CPU cores; a fraction shares a core with other workers."""
-    gpus: int = Field(0, ge=0, le=1)
-    """0: gloo on CPU. 1: NCCL on one GPU."""
-    memory_gib: float = Field(0.0, ge=0, le=65536, allow_inf_nan=False)
-    """Memory reserved in the cluster's scheduler, GiB; 0: not reserved."""
-
-
 class DamagePolicy(StrEnum):
     STOP = "stop"
     START_OVER = "start_over"
@@ -341,7 +331,16 @@ class JobSpec(Frozen):
     retry: RetrySpec = RetrySpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
     priority: int = Field(0, ge=-1000, le=1000)
-    """Jobs of higher priority start first; among equals, the one submitted first."""
+    """Jobs of higher priority get workers first, also those of jobs of lower priority; see docs/scheduling.md."""
+    project: str = Field("default", max_length=63)
+    """Whose share of the cluster the job uses; lower-case letters, digits and dashes."""
+    finish_by: Moment | None = None
+    """When the job should be done: seconds since 1970, or a time with its zone such as "2030-01-31T18:00:00Z". The job
+    gets workers to make it, if that is possible; null: no deadline."""
+    capacity: CapacityKind = CapacityKind.ANY
+    """Only nodes that may be taken away at any time (spot), only others (on_demand), or any."""
+    placement: Placement = Placement.PACK
+    """Few nodes with many of the job's workers each (pack), or many nodes (spread)."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Initial weights, sample order and dropout depend only on it."""
     deterministic: bool = False
@@ -350,8 +349,17 @@ class JobSpec(Frozen):
     @field_validator("name")
     @classmethod
     def _name_is_a_label(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
+        if not is_label(name):
             raise ValueError(f"name {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes.")
+        return name
+
+    @field_validator("project")
+    @classmethod
+    def _project_is_a_label(cls, name: str) -> str:
+        if not is_label(name):
+            raise ValueError(
+                f"project {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes."
+            )
         return name
 
     @field_validator("precision", "reduce_precision", mode="before")

@@ -83,7 +83,7 @@ class JobRequested(JobEvent):
 
 
 class JobPatched(JobEvent):
-    """A user changed elasticity, parallelism or priority."""
+    """A user changed elasticity, parallelism, priority or finish_by."""
 
     type: ClassVar[str] = "job.patched"
     severity: ClassVar[Severity] = Severity.INFO
@@ -93,9 +93,11 @@ class JobPatched(JobEvent):
     """Only the keys that were changed."""
     parallelism: Literal["auto"] | ParallelismSpec | None = None
     priority: int | None = None
+    finish_by: float | None = None
 
     def words(self) -> str:
-        changed = [name for name in ("elasticity", "parallelism", "priority") if getattr(self, name) is not None]
+        keys = ("elasticity", "parallelism", "priority", "finish_by")
+        changed = [name for name in keys if getattr(self, name) is not None]
         return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}" if changed else "")
 
 

@@ -11,27 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_workers.contract.placing import CapacityKind as CapacityKind
+from shoal_workers.contract.placing import Placement as Placement
 
 DEFAULT_PROJECT = "default"
-
-
-class CapacityKind(StrEnum):
-    """On which nodes a job may run."""
-
-    ANY = "any"
-    SPOT = "spot"
-    ON_DEMAND = "on_demand"
-
-
-class Placement(StrEnum):
-    """How a job's workers are spread over nodes."""
-
-    PACK = "pack"
-    SPREAD = "spread"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,89 @@
+"""The resources of the REST API about the queue and about projects. Pure data, as those in `views`."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from shoal_workers.contract.base import Frozen
+
+_Count = Field(None, ge=0, le=10_000_000)
+
+
+class QueuePlace(Frozen):
+    """Where a queued job stands, as the scheduler explained it last."""
+
+    position: int
+    """In the order in which jobs would start; 1 is next."""
+    reason: str
+    """What is missing, who has it, and the way out."""
+    holders: tuple[str, ...] = ()
+    """Ids of jobs that hold what is waited for; at most 16."""
+    expected_at: float | None = None
+    """When the job is expected to start; null: not known."""
+    decided_at: float
+    """When the scheduler explained this."""
+
+
+class QueuedJob(Frozen):
+    """A job in the queue."""
+
+    job_id: str
+    name: str
+    project: str
+    priority: int
+    submitted_at: float
+    place: QueuePlace | None
+    """null: the scheduler has not considered the job yet."""
+
+
+class ProjectRules(Frozen):
+    """The quotas of a project. They count workers; those of a parent apply to all projects below it together."""
+
+    parent: str | None = Field(None, max_length=63)
+    """The project that this one is a part of; it must be defined."""
+    weight: float = Field(1.0, gt=0, le=1e6, allow_inf_nan=False)
+    """Share of the cluster, relative to the projects with the same parent, while all of them have jobs."""
+    guaranteed: int = Field(0, ge=0, le=10_000_000)
+    """Workers that the project gets back from others as soon as it has jobs for them."""
+    limit: int | None = _Count
+    """The project never has more workers; null: no limit."""
+    max_running: int | None = _Count
+    """Largest number of jobs with workers at the same time; null: no limit."""
+    max_queued: int | None = _Count
+    """Largest number of queued jobs: a further one is refused at submit; null: no limit."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.limit is not None and self.guaranteed > self.limit:
+            raise ValueError(
+                f"guaranteed {self.guaranteed} is larger than limit {self.limit}. Set limit to at least "
+                f"{self.guaranteed}, or guaranteed to at most {self.limit}."
+            )
+        return self
+
+
+class ProjectView(ProjectRules):
+    """A project: its quotas, and what it uses itself, without the projects below it."""
+
+    name: str
+    is_defined: bool
+    """False: it has jobs, but no quotas of its own; the rules of the project `default` apply to them."""
+    queued: int = 0
+    running: int = 0
+    """Jobs with workers."""
+    workers: int = 0
+    """Granted to its jobs."""
+    share: float = 0.0
+    """Of the workers that are granted to all jobs."""
+
+
+class QueueView(Frozen):
+    """The queue in the order in which its jobs would start."""
+
+    items: tuple[QueuedJob, ...]
+    num_queued: int
+    """More than there are items if `limit` cut the list off."""
+    projects: tuple[ProjectView, ...]
+    """The defined projects and those that have jobs."""

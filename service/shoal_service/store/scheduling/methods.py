@@ -1,0 +1,64 @@
+"""SchedulingMethods: the methods of `Store` about projects and the queue. See `Store` for what all of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shoal_service.core.scheduling.market import Project, Wait
+from shoal_service.queue_views import ProjectRules, ProjectView, QueueView
+from shoal_service.store import lease as leases
+from shoal_service.store.database import Database
+from shoal_service.store.hub import Hub
+from shoal_service.store.scheduling import projects, queue
+
+
+class SchedulingMethods:
+    """A part of `Store`."""
+
+    _database: Database
+    _hub: Hub
+
+    # --- users
+
+    def queue(self, *, limit: int = 1000) -> QueueView:
+        """The queue in its order, and the projects."""
+        with self._database.read() as tx:
+            return queue.read(tx, limit=limit)
+
+    def list_projects(self) -> list[ProjectView]:
+        """The defined projects and those that have jobs, by name."""
+        with self._database.read() as tx:
+            return projects.views(tx)
+
+    def get_project(self, name: str) -> ProjectView:
+        """Raises ProjectNotFound."""
+        with self._database.read() as tx:
+            return projects.view(tx, name)
+
+    def put_project(self, name: str, rules: ProjectRules) -> tuple[ProjectView, bool]:
+        """Replaces all rules of a project. Returns it, and whether it is new. Raises ProjectConflict."""
+        with self._database.write() as tx:
+            is_new = projects.put(tx, name, rules)
+            view = projects.view(tx, name)
+        self._hub.publish(f"project {name}")
+        return view, is_new
+
+    def delete_project(self, name: str) -> None:
+        """Raises ProjectNotFound, ProjectConflict."""
+        with self._database.write() as tx:
+            projects.remove(tx, name)
+        self._hub.publish(f"project {name}")
+
+    # --- control loop
+
+    def projects(self) -> dict[str, Project]:
+        """The defined projects, by name."""
+        with self._database.read() as tx:
+            return projects.defined(tx)
+
+    def set_queue(self, waits: Sequence[Wait], *, epoch: int, now: float) -> None:
+        """Replaces the order of the queue and its reasons: the `Wait` decisions of a pass, also an empty list. Writes
+        only what differs, and notifies nobody: the order may change with every pass."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            queue.save(tx, waits, now=now)

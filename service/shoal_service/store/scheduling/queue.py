@@ -1,0 +1,88 @@
+"""The order of the queue: position, reason, holders and expected start of each queued job, as the scheduler's last pass
+explained them. Stored, so that every server can answer.
+
+The rows of a job are deleted when it leaves the queue (`JobEdit.move`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, select
+
+from shoal_service.core.scheduling.market import Wait
+from shoal_service.queue_views import QueuedJob, QueueView
+from shoal_service.store.database import upsert
+from shoal_service.store.records import PLACE_COLUMNS, place_of
+from shoal_service.store.scheduling import projects
+from shoal_service.store.tables import jobs, queue_places
+from shoal_workers.contract.job import JobState
+
+_MAX_HOLDERS = 16
+_SAME_START_S = 1.0
+_SAME_START_SHARE = 0.02
+"""An expected start that differs by less than this, relative to the time until then, is not written again."""
+
+
+def save(connection: Connection, waits: Sequence[Wait], *, now: float) -> int:
+    """Replaces the order; returns the number of rows that were written. Jobs that are not queued are left out."""
+    known = {row.job_num: row for row in connection.execute(select(queue_places))}
+    queued = select(jobs.c.id, jobs.c.num).where(jobs.c.state == JobState.QUEUED.value)
+    nums = {row.id: row.num for row in connection.execute(queued)}
+    placed = {nums[wait.job_id]: _row(nums[wait.job_id], wait, now) for wait in waits if wait.job_id in nums}
+    gone = [{"gone": num} for num in known if num not in placed]
+    changed = [row for num, row in placed.items() if num not in known or not _is_same(known[num], row, now)]
+    if gone:
+        connection.execute(delete(queue_places).where(queue_places.c.job_num == bindparam("gone")), gone)
+    upsert(connection, queue_places, changed)
+    return len(gone) + len(changed)
+
+
+def read(connection: Connection, *, limit: int) -> QueueView:
+    """The queue in its order; jobs that no pass has considered yet come last."""
+    query = (
+        select(jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.priority, jobs.c.created_at, *PLACE_COLUMNS)
+        .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
+        .where(jobs.c.state == JobState.QUEUED.value)
+        .order_by(queue_places.c.position.is_(None), queue_places.c.position, jobs.c.priority.desc(), jobs.c.num)
+        .limit(limit)
+    )
+    count = select(func.count()).where(jobs.c.state == JobState.QUEUED.value)
+    return QueueView(
+        items=tuple(_queued_job(row) for row in connection.execute(query)),
+        num_queued=connection.execute(count).scalar_one(),
+        projects=tuple(projects.views(connection)),
+    )
+
+
+def _queued_job(row: Row[*tuple[Any, ...]]) -> QueuedJob:
+    return QueuedJob(
+        job_id=row.id,
+        name=row.name,
+        project=row.project,
+        priority=row.priority,
+        submitted_at=row.created_at,
+        place=place_of(row),
+    )
+
+
+def _row(num: int, wait: Wait, now: float) -> dict[str, Any]:
+    return {
+        "job_num": num,
+        "position": wait.position,
+        "reason": wait.reason,
+        "holders": json.dumps(wait.holders[:_MAX_HOLDERS]),
+        "expected_at": wait.expected_at,
+        "decided_at": now,
+    }
+
+
+def _is_same(known: Row[Any], row: dict[str, Any], now: float) -> bool:
+    if any(getattr(known, key) != row[key] for key in ("position", "reason", "holders")):
+        return False
+    before, after = known.expected_at, row["expected_at"]
+    if before is None or after is None:
+        return bool(before == after)
+    return bool(abs(after - before) <= max(_SAME_START_S, _SAME_START_SHARE * (after - now)))

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from shoal_service.core.scheduling.market import Project
+from shoal_service.queue_views import ProjectRules
+from shoal_service.store import ProjectConflict, ProjectNotFound, QueueFull, Store
+
+Submit = Callable[..., str]
+Begin = Callable[..., Any]
+
+
+def test_a_project_is_stored_replaced_as_a_whole_and_deleted(store: Store) -> None:
+    view, is_new = store.put_project("vision", ProjectRules(weight=2.0, guaranteed=4, limit=8, max_queued=5))
+    assert is_new and (view.name, view.is_defined, view.weight, view.limit) == ("vision", True, 2.0, 8)
+    assert store.projects() == {
+        "vision": Project(name="vision", weight=2.0, guaranteed=4, limit=8, max_running=None, max_queued=5)
+    }
+    view, is_new = store.put_project("vision", ProjectRules(max_running=1))
+    assert not is_new and (view.weight, view.guaranteed, view.limit, view.max_running) == (1.0, 0, None, 1)
+    store.delete_project("vision")
+    assert store.projects() == {}
+    with pytest.raises(ProjectNotFound, match="shoal quota"):
+        store.delete_project("vision")
+    with pytest.raises(ProjectNotFound):
+        store.get_project("vision")
+
+
+def test_a_guarantee_above_the_limit_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"guaranteed 9 is larger than limit 8\. Set limit to at least 9"):
+        ProjectRules(guaranteed=9, limit=8)
+
+
+def test_projects_form_a_tree(store: Store) -> None:
+    with pytest.raises(ProjectConflict, match="its parent lab is not defined"):
+        store.put_project("vision", ProjectRules(parent="lab"))
+    store.put_project("lab", ProjectRules())
+    store.put_project("vision", ProjectRules(parent="lab"))
+    for parent in ("vision", "lab"):
+        with pytest.raises(ProjectConflict, match="it would be above itself"):
+            store.put_project("lab", ProjectRules(parent=parent))
+    with pytest.raises(ProjectConflict, match="it is the parent of vision"):
+        store.delete_project("lab")
+    assert store.projects()["vision"].parent == "lab" and store.projects()["lab"].parent is None
+
+
+def test_the_list_shows_what_each_project_uses(store: Store, submit: Submit, begin: Begin) -> None:
+    store.put_project("vision", ProjectRules(limit=8))
+    begin(submit(project="vision", elasticity={"max_workers": 4}), workers=3)
+    begin(submit(project="audio"), workers=1)
+    submit(project="vision")
+    submit()
+    shown = {one.name: one for one in store.list_projects()}
+    assert list(shown) == ["audio", "default", "vision"]
+    vision, audio = shown["vision"], shown["audio"]
+    assert (vision.queued, vision.running, vision.workers, vision.share, vision.is_defined) == (1, 1, 3, 0.75, True)
+    assert (audio.queued, audio.running, audio.workers, audio.share, audio.is_defined) == (0, 1, 1, 0.25, False)
+    assert (shown["default"].queued, shown["default"].share) == (1, 0.0)
+
+
+class TestMaxQueued:
+    def test_a_job_too_many_is_refused_and_not_stored(self, store: Store, submit: Submit, begin: Begin) -> None:
+        store.put_project("vision", ProjectRules(max_queued=2))
+        first = submit(project="vision")
+        submit(project="vision")
+        with pytest.raises(QueueFull, match="Project vision has 2 queued jobs, and its max_queued is 2"):
+            submit(project="vision")
+        submit(project="audio")
+        assert len(store.list_jobs(project="vision").items) == 2
+        begin(first)
+        submit(project="vision")
+
+    def test_the_limit_of_a_parent_counts_the_jobs_below_it(self, store: Store, submit: Submit) -> None:
+        store.put_project("lab", ProjectRules(max_queued=2))
+        store.put_project("vision", ProjectRules(parent="lab"))
+        store.put_project("audio", ProjectRules(parent="lab"))
+        submit(project="vision")
+        submit(project="audio")
+        with pytest.raises(QueueFull, match="Project lab has 2"):
+            submit(project="audio")
+
+    def test_projects_without_rules_share_those_of_default(self, store: Store, submit: Submit) -> None:
+        store.put_project("default", ProjectRules(max_queued=2))
+        submit(project="one")
+        submit()
+        with pytest.raises(QueueFull, match="Project default"):
+            submit(project="two")
+
+    def test_a_repeated_request_finds_its_job_in_a_full_queue(self, store: Store, spec: Any) -> None:
+        store.put_project("default", ProjectRules(max_queued=1))
+        job, _ = store.create_job(spec, idempotency_key="k", now=1.0)
+        again, is_new = store.create_job(spec, idempotency_key="k", now=2.0)
+        assert not is_new and again.id == job.id
+
+    def test_submissions_at_the_same_time_do_not_exceed_it(self, store: Store, submit: Submit) -> None:
+        store.put_project("default", ProjectRules(max_queued=3))
+        refused: list[QueueFull] = []
+
+        def one() -> None:
+            try:
+                submit()
+            except QueueFull as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=one) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert (len(refused), store.queue().num_queued) == (5, 3)

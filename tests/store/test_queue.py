@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.scheduling.market import Wait
+from shoal_service.queue_views import QueuePlace
+from shoal_service.store import Lease, LeaseLost, Store
+from shoal_workers.contract.job import JobState
+
+Submit = Callable[..., str]
+Begin = Callable[..., Any]
+SetQueue = Callable[..., None]
+
+
+@pytest.fixture
+def set_queue(store: Store, lease: Lease) -> SetQueue:
+    def _set(*waits: Wait, now: float = 10.0) -> None:
+        store.set_queue(waits, epoch=lease.epoch, now=now)
+
+    return _set
+
+
+def test_a_queued_job_shows_its_place_and_who_holds_what_it_waits_for(
+    store: Store, submit: Submit, set_queue: SetQueue
+) -> None:
+    holder, waiting, other = submit(), submit(project="vision"), submit()
+    set_queue(Wait(waiting, "Needs 2 workers.", 1, (holder,), 70.0), Wait(other, "Waits behind it.", 2))
+    job = store.get_job(waiting)
+    assert job.queue == QueuePlace(
+        position=1, reason="Needs 2 workers.", holders=(holder,), expected_at=70.0, decided_at=10.0
+    )
+    assert (job.status.reason, job.status.message) == ("capacity", "Needs 2 workers.")
+    listed = {one.id: one for one in store.list_jobs().items}
+    one = listed[waiting]
+    assert (one.queue_position, one.reason, one.project) == (1, "capacity", "vision")
+    assert (listed[holder].queue_position, listed[holder].reason) == (None, "")
+    assert store.get_job(holder).queue is None
+
+
+def test_the_whole_queue_is_shown_in_its_order(store: Store, submit: Submit, set_queue: SetQueue) -> None:
+    late, early, unseen, urgent = submit(), submit(), submit(), submit(priority=5)
+    set_queue(Wait(late, "b", 2), Wait(early, "a", 1))
+    shown = store.queue()
+    assert [one.job_id for one in shown.items] == [early, late, urgent, unseen]
+    assert [one.place.position if one.place else None for one in shown.items] == [1, 2, None, None]
+    assert shown.num_queued == 4 and [one.name for one in shown.projects] == ["default"]
+    assert [one.job_id for one in store.queue(limit=1).items] == [early]
+
+
+def test_the_next_order_replaces_the_last_one(store: Store, submit: Submit, set_queue: SetQueue) -> None:
+    one, two = submit(), submit()
+    set_queue(Wait(one, "a", 1), Wait(two, "b", 2))
+    set_queue(Wait(two, "b", 1), now=20.0)
+    assert store.get_job(one).queue is None
+    place = store.get_job(two).queue
+    assert place is not None and (place.position, place.decided_at) == (1, 20.0)
+    set_queue(now=30.0)
+    assert store.get_job(two).queue is None
+
+
+def test_what_stays_the_same_is_not_written_again(store: Store, submit: Submit, set_queue: SetQueue) -> None:
+    job_id = submit()
+    for at, now, written_at in ((100.0, 10.0, 10.0), (100.9, 20.0, 10.0), (105.0, 30.0, 30.0), (None, 40.0, 40.0)):
+        set_queue(Wait(job_id, "a", 1, (), at), now=now)
+        place = store.get_job(job_id).queue
+        assert place is not None and place.decided_at == written_at
+    assert [event.type for event in store.events(job_id)] == ["job.created"]
+
+
+def test_a_job_that_leaves_the_queue_has_no_place(
+    store: Store, submit: Submit, begin: Begin, set_queue: SetQueue
+) -> None:
+    started, paused, cancelled = submit(), submit(), submit()
+    set_queue(Wait(started, "a", 1), Wait(paused, "b", 2), Wait(cancelled, "c", 3))
+    attempt = begin(started)
+    store.request(paused, Desired.PAUSE, now=11.0)
+    store.request(cancelled, Desired.CANCEL, now=11.0)
+    assert store.queue().items == ()
+    for job_id in (started, paused, cancelled):
+        job = store.get_job(job_id)
+        assert job.queue is None and job.status.reason != "capacity"
+    set_queue(Wait(started, "late", 1), now=12.0)
+    attempt.report(JobState.RUNNING)
+    assert store.get_job(started).queue is None and store.get_job(started).status.message != "late"
+
+
+def test_a_former_owner_cannot_write_the_order(store: Store, submit: Submit, lease: Lease) -> None:
+    store.release_lease(lease.owner)
+    store.acquire_lease("owner-2", ttl_s=10, now=1.0)
+    with pytest.raises(LeaseLost):
+        store.set_queue([Wait(submit(), "a", 1)], epoch=lease.epoch, now=2.0)
+
+
+def test_a_reversed_order_is_stored(store: Store, lease: Lease, submit: Submit) -> None:
+    ids = [submit() for _ in range(50)]
+    save = partial(store.set_queue, epoch=lease.epoch)
+    save([Wait(job_id, "a", i) for i, job_id in enumerate(ids, 1)], now=1.0)
+    save([Wait(job_id, "a", i) for i, job_id in enumerate(reversed(ids), 1)], now=2.0)
+    assert [one.job_id for one in store.queue().items] == ids[::-1]

@@ -1,0 +1,110 @@
+"""What a worker reserves, on which nodes a job may run, and by when it should be done: these keys of a spec, and their
+validation. Imported by `spec`.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from shoal_workers.contract.base import Frozen
+
+GPU_TYPE_LABEL = "ray.io/accelerator-type"
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_NODE_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
+_MAX_LABELS = 16
+_LATEST = 253_402_300_799.0
+"""The end of the year 9999, the last that ISO 8601 writes with four digits."""
+
+
+class CapacityKind(StrEnum):
+    """On which nodes a job may run."""
+
+    ANY = "any"
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+
+
+class Placement(StrEnum):
+    """How a job's workers are spread over nodes."""
+
+    PACK = "pack"
+    SPREAD = "spread"
+
+
+class WorkerSpec(Frozen):
+    """What one worker reserves."""
+
+    cpus: float = Field(1.0, ge=0, le=4096, allow_inf_nan=False)
+    """CPU cores; a fraction shares a core with other workers."""
+    gpus: int = Field(0, ge=0, le=1)
+    """0: gloo on CPU. 1: NCCL on one GPU."""
+    memory_gib: float = Field(0.0, ge=0, le=65536, allow_inf_nan=False)
+    """Memory reserved in the cluster's scheduler, GiB; 0: not reserved."""
+    gpu_type: str | None = Field(None, min_length=1, max_length=63)
+    """Only nodes with GPUs of this type, as Ray's label `ray.io/accelerator-type` names it, for example H100."""
+    selector: dict[str, str] = Field(default_factory=dict)
+    """Only nodes with all of these labels (`ray start --labels`)."""
+
+    @field_validator("selector")
+    @classmethod
+    def _labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        return check_labels(labels)
+
+    @model_validator(mode="after")
+    def _type_of_a_gpu(self) -> WorkerSpec:
+        if self.gpu_type is not None and not self.gpus:
+            raise ValueError(f"worker.gpu_type is {self.gpu_type}, but worker.gpus is 0. Set worker.gpus to 1.")
+        return self
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """The labels that a node must have."""
+        return self.selector | ({} if self.gpu_type is None else {GPU_TYPE_LABEL: self.gpu_type})
+
+
+def is_label(text: str) -> bool:
+    """Of jobs and projects: at most 63 lower-case letters, digits and inner dashes."""
+    return _LABEL.fullmatch(text) is not None
+
+
+def check_labels(labels: dict[str, str]) -> dict[str, str]:
+    """Raises ValueError: too many labels, or one that no node can have."""
+    if len(labels) > _MAX_LABELS:
+        raise ValueError(f"{len(labels)} labels are too many: use at most {_MAX_LABELS}.")
+    for text in (*labels, *labels.values()):
+        if not _NODE_LABEL.fullmatch(text):
+            raise ValueError(
+                f"{text[:80]!r} is not valid in a label of a node: use at most 128 letters, digits, and inner dashes, "
+                "dots, slashes and underscores."
+            )
+    return labels
+
+
+def moment(value: Any) -> Any:
+    """Seconds since the epoch of an ISO 8601 time with its zone; a number remains as it is.
+
+    Raises:
+        ValueError: no time, or one without a zone.
+    """
+    if isinstance(value, str):
+        try:
+            at = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError(
+                f'{value[:80]!r} is not a time: write it as in "2030-01-31T18:00:00+00:00", or as seconds since 1970.'
+            ) from None
+        if at.tzinfo is None:
+            raise ValueError(f'{value[:80]!r} has no time zone: add it, for example "Z" for UTC or "+02:00".')
+        return at.timestamp()
+    if isinstance(value, bool) or (isinstance(value, int | float) and not 0 < value <= _LATEST):
+        raise ValueError(f"{value} is not a number of seconds since 1970.")
+    return value
+
+
+Moment = Annotated[float, BeforeValidator(moment, json_schema_input_type=float | str)]
+"""Seconds since the epoch; an ISO 8601 time with its zone is accepted too."""
