@@ -2,61 +2,79 @@
 
     totals of the node  -  what is free  -  what the workers of Shoal's jobs have reserved  =  what others have
 
-The three are read one after the other, and Ray reports a reservation some time after it was made or given back. So an
-amount counts only once it has lasted for some seconds: a worker that has just ended must not look like another tenant.
+The three are read one after the other, and Ray reports a reservation some time after it was made or given back. So
+while workers of Shoal come and go on a node, the last value before that is kept: a worker that has just ended must not
+look like another tenant, and one that starts must not hide one.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from shoal_service.control.protocols import ClusterSnapshot, Reservation
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 
-_LASTS_S = 4.0
-"""A killed worker returns its resources within this time."""
+_SETTLED_S = 4.0
+"""A killed worker returns its resources within this time, and a new one is seen to have them."""
 _CREATING_S = 30.0
 """A worker that Ray creates for longer than this has no resources: it waits for them. One that has them is a process
 that starts, which takes some seconds."""
 _NOTHING = WorkerNeed()
 
 
+@dataclass(slots=True)
+class _OwnWorkers:
+    """Of Shoal, on one node."""
+
+    workers: frozenset[tuple[str, bool]]
+    """Id, and whether it is alive."""
+    since_mono: float
+    """These were there, and no others, since then."""
+
+
 class ForeignUse:
     """Made by the control loop; fed with each new snapshot of the cluster."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[float, dict[str, WorkerNeed]]] = deque()
+        self._known: dict[str, WorkerNeed] = {}
+        """By node id: the newest reading that was sure."""
+        self._own: dict[str, _OwnWorkers] = {}
         self._created_mono: dict[str, float] = {}
         """When each worker that is being created was seen first, by its id."""
 
     def observe(self, snapshot: ClusterSnapshot, job_ids: Collection[str], mono: float) -> dict[str, WorkerNeed]:
-        """What others have reserved for some seconds by now, by node id; without the nodes on which they have nothing.
+        """What others have reserved, by node id; without the nodes on which they have nothing.
 
         Args:
             job_ids: jobs with an attempt. Workers of any other job are another service's, or are about to be ended.
         """
-        creating = {r.worker_id for r in snapshot.reservations if not r.is_alive}
+        creating = {one.worker_id for one in snapshot.reservations if not one.is_alive}
         self._created_mono = {one: self._created_mono.get(one, mono) for one in creating}
-        own = [r for r in snapshot.reservations if r.job_id in job_ids and self._holds(r, mono)]
-        now = reserved_by_others(snapshot.nodes, snapshot.free, own)
-        while self._recent and mono - self._recent[0][0] > _LASTS_S:
-            self._recent.popleft()
-        self._recent.append((mono, now))
-        return {node_id: least for node_id in now if (least := self._least(node_id)) != _NOTHING}
+        starting = {one for one, since in self._created_mono.items() if mono - since < _CREATING_S}
+        own = [r for r in snapshot.reservations if r.job_id in job_ids and (r.is_alive or r.worker_id in starting)]
+        reading = reserved_by_others(snapshot.nodes, snapshot.free, own)
+        self._observe_own(snapshot, mono)
+        busy = {r.node_id for r in own if not r.is_alive}
+        for node_id in snapshot.free:
+            is_settled = node_id not in busy and mono - self._own[node_id].since_mono >= _SETTLED_S
+            if is_settled or node_id not in self._known:
+                self._known[node_id] = reading.get(node_id, _NOTHING)
+        self._known = {node_id: self._known[node_id] for node_id in snapshot.free}
+        return {node_id: used for node_id, used in self._known.items() if used != _NOTHING}
 
-    def _holds(self, reservation: Reservation, mono: float) -> bool:
-        return reservation.is_alive or mono - self._created_mono[reservation.worker_id] < _CREATING_S
-
-    def _least(self, node_id: str) -> WorkerNeed:
-        """Of the last seconds."""
-        seen = [used.get(node_id, _NOTHING) for _, used in self._recent]
-        return WorkerNeed(
-            cpus=min(one.cpus for one in seen),
-            gpus=min(one.gpus for one in seen),
-            memory_gib=min(one.memory_gib for one in seen),
-        )
+    def _observe_own(self, snapshot: ClusterSnapshot, mono: float) -> None:
+        by_node: dict[str, set[tuple[str, bool]]] = {node_id: set() for node_id in snapshot.free}
+        for one in snapshot.reservations:
+            by_node.setdefault(one.node_id, set()).add((one.worker_id, one.is_alive))
+        before, self._own = self._own, {}
+        for node_id, found in by_node.items():
+            workers, known = frozenset(found), before.get(node_id)
+            if known is None:
+                self._own[node_id] = _OwnWorkers(workers, mono - _SETTLED_S)
+            else:
+                self._own[node_id] = known if known.workers == workers else _OwnWorkers(workers, mono)
 
 
 def reserved_by_others(

@@ -36,22 +36,37 @@ def test_a_worker_that_has_just_ended_is_not_taken_for_a_tenant() -> None:
     assert use.observe(seen(3.0, worker(0)), {"job-a"}, 2.0) == {}
 
 
-def test_a_new_tenant_counts_once_it_has_stayed_and_goes_at_once() -> None:
+def test_a_tenant_that_comes_while_no_worker_of_ours_comes_or_goes_counts_at_once() -> None:
     use = ForeignUse()
-    use.observe(seen(4.0), set(), 0.0)
-    assert use.observe(seen(1.0), set(), 1.0) == {}
-    assert use.observe(seen(1.0), set(), 4.5) == {"n1": WorkerNeed(cpus=3.0)}
-    assert use.observe(seen(2.0), set(), 5.0) == {"n1": WorkerNeed(cpus=2.0)}
-    assert use.observe(seen(4.0), set(), 5.5) == {}
+    assert use.observe(seen(3.0, worker(0)), {"job-a"}, 0.0) == {}
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 1.0) == {"n1": WorkerNeed(cpus=2.0)}
+    assert use.observe(seen(3.0, worker(0)), {"job-a"}, 2.0) == {}
 
 
-def test_a_worker_that_ray_creates_has_its_resources_unless_that_takes_too_long() -> None:
+def test_a_tenant_that_comes_as_a_worker_ends_counts_once_it_has_stayed() -> None:
+    use = ForeignUse()
+    use.observe(seen(2.0, worker(0), worker(1)), {"job-a"}, 0.0)
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 1.0) == {}
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 4.5) == {}
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 5.0) == {"n1": WorkerNeed(cpus=2.0)}
+
+
+def test_a_worker_that_starts_hides_no_tenant() -> None:
+    """Ray lists it before its resources are taken."""
+    use, starting = ForeignUse(), worker(1, is_alive=False)
+    assert use.observe(seen(1.0, worker(0)), {"job-a"}, 0.0) == {"n1": WorkerNeed(cpus=2.0)}
+    assert use.observe(seen(1.0, worker(0), starting), {"job-a"}, 1.0) == {"n1": WorkerNeed(cpus=2.0)}
+    assert use.observe(seen(0.0, worker(0), worker(1)), {"job-a"}, 2.0) == {"n1": WorkerNeed(cpus=2.0)}
+
+
+def test_a_worker_that_is_created_for_long_waits_for_what_another_has() -> None:
     use, waiting = ForeignUse(), worker(1, is_alive=False)
-    for second in range(30):
-        assert use.observe(seen(2.0, worker(0), waiting), {"job-a"}, float(second)) == {}, "it starts"
+    assert use.observe(seen(3.0, worker(0)), {"job-a"}, 0.0) == {}
+    for second in range(1, 30):
+        assert use.observe(seen(0.0, worker(0), waiting), {"job-a"}, float(second)) == {}, "it may be starting"
     for second in range(30, 36):
-        found = use.observe(seen(2.0, worker(0), waiting), {"job-a"}, float(second))
-    assert found == {"n1": ONE}, "it waits for what another has"
+        found = use.observe(seen(0.0, worker(0), waiting), {"job-a"}, float(second))
+    assert found == {"n1": WorkerNeed(cpus=3.0)}
 
 
 def test_nothing_is_known_of_a_node_that_has_not_reported_or_is_dead() -> None:
