@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Collection
 
 from shoal_service.clock import Clock
@@ -42,6 +41,8 @@ class ClusterReader:
         self._task: asyncio.Task[ClusterSnapshot] | None = None
         self.foreign: dict[str, WorkerNeed] = {}
         """What others than Shoal's jobs have reserved, by node id."""
+        self.workers: dict[str, dict[str, int]] = {}
+        """Workers that are alive, by job and node."""
         self.view = ClusterView(
             connected=False,
             address=cluster.address,
@@ -53,12 +54,6 @@ class ClusterReader:
             owner="",
             epoch=0,
         )
-
-    @property
-    def held(self) -> Counter[str]:
-        """Workers that hold resources, by job."""
-        reservations = self._snapshot.reservations if self._snapshot is not None else ()
-        return Counter(one.job_id for one in reservations if one.is_alive)
 
     def expire(self) -> None:
         """A node has changed: the next `read` asks Ray."""
@@ -84,6 +79,7 @@ class ClusterReader:
                 self.view = self.view.model_copy(update={"connected": False})
                 return False
             self._snapshot, self._read_mono = snapshot, mono
+            self.workers = _by_job(snapshot)
             self.foreign = self._foreign_use.observe(snapshot, job_ids, mono)
         nodes = await asyncio.to_thread(self._described, self._snapshot, lease)
         lease = lease or await asyncio.to_thread(self._store.current_lease)
@@ -121,3 +117,12 @@ class ClusterReader:
             for s in suspicions.values()
         }
         return node_rules.described(snapshot.nodes, drains, suspected, self._max_probation)
+
+
+def _by_job(snapshot: ClusterSnapshot) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for one in snapshot.reservations:
+        if one.is_alive:
+            on_nodes = found.setdefault(one.job_id, {})
+            on_nodes[one.node_id] = on_nodes.get(one.node_id, 0) + 1
+    return found

@@ -218,7 +218,7 @@ class ControlLoop:
         self._drive_all(await self._readable_jobs(lease) if changes else rows, lease)
 
     def _market_state(self, rows: list[DriveRow], now: float) -> MarketState:
-        return self._market.build(rows, self._reader.view.nodes, self._reader.foreign, self._reader.held, {}, now)
+        return self._market.build(rows, self._reader.view.nodes, self._reader.foreign, self._reader.workers, {}, now)
 
     def _drive_all(self, rows: list[DriveRow], lease: Lease) -> None:
         nodes, with_attempt = self._reader.view.nodes, [row for row in rows if row.state is not JobState.QUEUED]

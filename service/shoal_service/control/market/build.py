@@ -5,7 +5,6 @@ A job keeps its value as long as its row does not change, so a pass in which lit
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -41,19 +40,23 @@ class MarketBuilder:
         rows: Sequence[DriveRow],
         nodes: Sequence[Node],
         foreign: Mapping[str, WorkerNeed],
-        held: Counter[str],
+        workers: Mapping[str, Mapping[str, int]],
         projects: Mapping[str, Project],
         now: float,
     ) -> MarketState:
         """
         Args:
             foreign: what others have reserved, by node id.
-            held: the workers that each job really has.
+            workers: those that each job really has, by job and node.
         """
         self._may_predict = _PREDICTIONS_PER_PASS
         self._measurements.forget_all_but({row.id for row in rows})
         self._known = {row.id: self._job(row, now) for row in rows}
-        jobs = [_with_held(job, held[job.job_id]) for _, job, _ in self._known.values()]
+        jobs = [
+            _with_workers(job, workers.get(job.job_id, {}))
+            for row, job, _ in self._known.values()
+            if not is_preempted(row)  # its workers are promised to another job
+        ]
         return MarketState(jobs=jobs, nodes=market_nodes(nodes, [row.id for row in rows], foreign), projects=projects)
 
     def _job(self, row: DriveRow, now: float) -> tuple[DriveRow, MarketJob, bool]:
@@ -92,7 +95,7 @@ class MarketBuilder:
             moved_at=measured.moved_at,
             switch_s=self._measurements.switch_s(measured),
             start_s=self._measurements.start_s(measured),
-            is_leaving=row.desired is not Desired.RUN or is_preempted(row),
+            is_leaving=row.desired is not Desired.RUN,
         )
 
 
@@ -132,7 +135,6 @@ def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
     )
 
 
-def _with_held(job: MarketJob, held: int) -> MarketJob:
-    """A job that gives up all workers has no grant any more, but a policy must not take it for a queued one."""
-    granted = max(1, held) if job.is_leaving and not job.granted else job.granted
-    return job if (held, granted) == (job.held, job.granted) else replace(job, held=held, granted=granted)
+def _with_workers(job: MarketJob, on_nodes: Mapping[str, int]) -> MarketJob:
+    held = sum(on_nodes.values())
+    return job if held == job.held else replace(job, held=held)

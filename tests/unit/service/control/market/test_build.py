@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +63,7 @@ def node(name: str = "n1", **changes: Any) -> Node:
 
 
 def build(builder: MarketBuilder, *rows: DriveRow, now: float = 10.0, **more: Any) -> MarketState:
-    known: dict[str, Any] = {"nodes": [node()], "foreign": {}, "held": Counter[str](), "projects": {}, **more}
+    known: dict[str, Any] = {"nodes": [node()], "foreign": {}, "workers": {}, "projects": {}, **more}
     return builder.build(rows, now=now, **known)
 
 
@@ -82,7 +81,7 @@ def test_a_queued_job_has_its_limits_what_is_left_and_assumed_costs() -> None:
 
 
 def test_steps_that_are_done_count_in_samples() -> None:
-    found = job(MarketBuilder(), running(25), held=Counter({"job-a": 2}))
+    found = job(MarketBuilder(), running(25), workers={"job-a": {"n1": 2}})
     assert (found.granted, found.held, found.left, found.done) == (2, 2, 600.0, 200.0)
 
 
@@ -112,11 +111,10 @@ def test_the_time_of_the_last_move_is_when_the_grant_was_seen_to_change() -> Non
     assert job(builder, running(5, workers=3), now=13.0).moved_at == 12.0
 
 
-def test_an_attempt_that_gives_up_all_workers_is_leaving_and_not_queued() -> None:
+def test_an_attempt_that_is_preempted_claims_nothing_any_more() -> None:
     preempted = row(JobState.RUNNING, granted=0, attempt=1)
-    found = job(MarketBuilder(), preempted, held=Counter({"job-a": 3}))
-    assert is_preempted(preempted) and found.is_leaving and (found.granted, found.held) == (3, 3)
-    assert job(MarketBuilder(), preempted).granted == 1
+    assert is_preempted(preempted) and not is_preempted(row())
+    assert build(MarketBuilder(), preempted, workers={"job-a": {"n1": 2}}).jobs == []
 
 
 def test_a_node_offers_what_others_have_not_reserved() -> None:
