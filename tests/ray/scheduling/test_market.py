@@ -14,7 +14,7 @@ from kit.processes.server import NUM_CPUS, PATIENCE_S, Server, until
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
 
-_TENANT = Path(__file__).parents[1] / "kit" / "programs" / "foreign_tenant.py"
+_TENANT = Path(__file__).parents[2] / "kit" / "programs" / "foreign_tenant.py"
 
 
 @contextmanager
