@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-gpu docs picture clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-gpu docs picture clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -37,7 +37,7 @@ lint: setup types ## ruff, mypy strict, import-linter
 types: setup     ## mypy strict
 	@$(BIN)/mypy
 
-bench: bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-gpu ## every benchmark; recovery and layouts in a short form
+bench: bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
 
@@ -77,6 +77,9 @@ bench-recovery: setup ## what failures cost: Shoal, Ray Train V2, torchrun and t
 
 bench-layouts: setup ## what a change of layout costs, and the planner against this machine (ten minutes)
 	@mkdir -p build && $(BIN)/python bench/layouts/main.py --out build/layouts.json
+
+bench-schedule: setup ## scheduling policies on job traces, in virtual time, and the time of a decision (a minute)
+	@mkdir -p build && $(BIN)/python bench/schedule/main.py --out build/schedule.md
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py

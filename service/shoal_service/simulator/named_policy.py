@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoal_service.core.scheduling.market import Policy
 from shoal_service.simulator.engine import Market, Progress, Run, simulate
+from shoal_service.simulator.peers.rules import with_rules
 from shoal_service.simulator.trace import TraceJob
 
 
@@ -17,11 +18,19 @@ class NamedPolicy:
     words: str
     """One line for people."""
     build: Callable[[Sequence[TraceJob]], Policy]
+    has_rules: bool = False
+    """It has rules of its own about projects or priorities; around the others `with_rules` can be put."""
     every_s: float | None = None
     """It must be called at least so often; None: at events only."""
 
-    def run(self, jobs: Sequence[TraceJob], market: Market, *, progress: Progress | None = None) -> Run:
-        """Raises PolicyError. The shorter of the two intervals between regular calls holds."""
+    def run(
+        self, jobs: Sequence[TraceJob], market: Market, *, use_rules: bool = False, progress: Progress | None = None
+    ) -> Run:
+        """Raises PolicyError. `use_rules`: projects and priorities hold for a policy without rules of its own, too."""
+        # The shorter of the two intervals between regular calls holds.
         intervals = [every_s for every_s in (self.every_s, market.every_s) if every_s]
         market = replace(market, every_s=min(intervals, default=None))
-        return simulate(jobs, self.build(jobs), market, progress=progress)
+        policy = self.build(jobs)
+        return simulate(
+            jobs, with_rules(policy) if use_rules and not self.has_rules else policy, market, progress=progress
+        )

@@ -78,7 +78,7 @@ def simulate(
         found = []
         for name in names:
             with _progress(session, name, len(read.jobs)) as progress:
-                run = POLICIES[name].run(read.jobs, market, progress=progress)
+                run = POLICIES[name].run(read.jobs, market, use_rules=bool(market.projects), progress=progress)
             found.append(Simulated(name, run, measure(run, market)))
         if picture is not None:
             picture.write_text(draw([Panel(title(one), one.run) for one in found], market.capacity), encoding="utf-8")

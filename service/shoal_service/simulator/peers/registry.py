@@ -14,7 +14,9 @@ def _asked(jobs: Sequence[TraceJob]) -> dict[str, int]:
 
 
 PEERS: dict[str, NamedPolicy] = {
-    "first-come": NamedPolicy("as Shoal did before: first come, first served", lambda jobs: first_come.first_come),
+    "first-come": NamedPolicy(
+        "as Shoal did before: first come, first served", lambda jobs: first_come.first_come, has_rules=True
+    ),
     "fifo-gang": NamedPolicy("rigid jobs in the order of submission", lambda jobs: gang.fifo(_asked(jobs))),
     "srtf-gang": NamedPolicy("rigid jobs, the shortest remaining time first", lambda jobs: gang.srtf(_asked(jobs))),
     "tiresias": NamedPolicy(
