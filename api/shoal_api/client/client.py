@@ -25,6 +25,7 @@ from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.histories import Histories
 from shoal_api.client.operations import Operations
+from shoal_api.client.scheduling import Scheduling
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Transport
 from shoal_service.control.code_archive import pack
 from shoal_service.control.spec_io import SpecFormat, decode
@@ -45,7 +46,7 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
 
 
-class Client(Histories, Operations):
+class Client(Histories, Operations, Scheduling):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(
@@ -116,13 +117,15 @@ class Client(Histories, Operations):
         response = self._transport.send("POST", "/v1/plans", headers=JSON_CONTENT, content=body)
         return PlanAnswer.model_validate_json(response.content)
 
-    def jobs(self, *, state: Collection[JobState] = (), limit: int | None = None) -> Iterator[JobSummary]:
-        """Jobs, newest first, page by page; at most `limit`."""
+    def jobs(
+        self, *, state: Collection[JobState] = (), project: str | None = None, limit: int | None = None
+    ) -> Iterator[JobSummary]:
+        """Jobs, newest first, page by page; at most `limit`; `project` None: of all projects."""
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
             page_size = 500 if left is None else min(left, 500)
-            page = self.jobs_page(state=state, limit=page_size, cursor=cursor)
+            page = self.jobs_page(state=state, project=project, limit=page_size, cursor=cursor)
             yield from page.items
             cursor = page.next_cursor
             if cursor is None:
@@ -130,9 +133,14 @@ class Client(Histories, Operations):
             left = None if left is None else left - len(page.items)
 
     def jobs_page(
-        self, *, state: Collection[JobState] = (), limit: int = 100, cursor: str | None = None
+        self,
+        *,
+        state: Collection[JobState] = (),
+        project: str | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
     ) -> Page[JobSummary]:
-        params = {"state": [one.value for one in state], "limit": limit, "cursor": cursor}
+        params = {"state": [one.value for one in state], "project": project, "limit": limit, "cursor": cursor}
         return self._get("/v1/jobs", Page[JobSummary], params)
 
     def job(self, job_id: str) -> JobView:

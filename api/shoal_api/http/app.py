@@ -17,7 +17,7 @@ from shoal_api.http import problems
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.edge import Edge, RequestObserver
 from shoal_api.http.openapi import build_openapi
-from shoal_api.http.routes import code, histories, jobs, nodes, operations, pages, plans
+from shoal_api.http.routes import code, histories, jobs, nodes, operations, pages, plans, projects
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
@@ -83,6 +83,7 @@ def create_app(
         histories.routes(context),
         code.routes(context),
         plans.routes(context),
+        projects.routes(context),
         nodes.routes(context),
         operations.routes(context),
     ):

@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal_api.answers import StreamEnd
 from shoal_api.http.long_poll import read_events
 from shoal_api.http.streams import Batch, sse_event
 from shoal_service.store import Store
-from shoal_service.views import LogView
-from shoal_workers.contract.job import JobState
+from shoal_service.views import JobSummary, LogView, Page
 
 _BATCH = 500
 
@@ -91,16 +91,12 @@ class JobFollower:
 class JobListFollower:
     """One page of the job list, after each change, as events `jobs`."""
 
-    def __init__(self, store: Store, states: tuple[JobState, ...], limit: int, cursor: str | None) -> None:
-        self._store = store
-        self._states = states
-        self._limit = limit
-        self._cursor = cursor
+    def __init__(self, page_of: Callable[[], Page[JobSummary]]) -> None:
+        self._page_of = page_of
         self._sent = ""
 
     def read(self) -> Batch:
-        page = self._store.list_jobs(states=self._states, limit=self._limit, cursor=self._cursor)
-        body = page.model_dump_json()
+        body = self._page_of().model_dump_json()
         if body == self._sent:
             return Batch(())
         self._sent = body

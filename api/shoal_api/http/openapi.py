@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
 from shoal_service.control.planning_request import PlanRequest
+from shoal_service.queue_views import ProjectRules
 from shoal_service.views import DrainRequest, JobPatch
 from shoal_workers.contract.spec import JobSpec
 
@@ -19,6 +20,7 @@ _TAGS = [
     {"name": "jobs", "description": "Submit, list, show, change, pause, resume and cancel training jobs."},
     {"name": "histories", "description": "Events, logs, series, workers, incidents and checkpoints of a job."},
     {"name": "specs", "description": "Job specs, their code, and predicted layouts."},
+    {"name": "scheduling", "description": "The queue, and projects with their quotas."},
     {"name": "operations", "description": "Cluster, nodes, health, metrics and problem types, for operators."},
 ]
 
@@ -39,7 +41,7 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
         schemas.pop("HTTPValidationError", None)
         schemas.pop("ValidationError", None)
         _, extra = models_json_schema(
-            [(model, "validation") for model in (Problem, JobSpec, JobPatch, DrainRequest, PlanRequest)],
+            [(model, "validation") for model in (Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules)],
             ref_template=_REF,
         )
         for name, schema in extra["$defs"].items():

@@ -61,6 +61,24 @@ class Kind(Enum):
         "The state of the job or node does not allow this.",
     )
     NODE_NOT_FOUND = ("node-not-found", 404, "No such node", "GET /v1/nodes lists the nodes of the cluster.")
+    PROJECT_NOT_FOUND = (
+        "project-not-found",
+        404,
+        "No such project",
+        "The project is not defined. GET /v1/projects lists the projects.",
+    )
+    PROJECT_CONFLICT = (
+        "project-conflict",
+        409,
+        "The project cannot be changed so",
+        "Its parent is not defined, it would be above itself, or it is the parent of another project.",
+    )
+    QUEUE_FULL = (
+        "queue-full",
+        409,
+        "The project has enough queued jobs",
+        "`max_queued` of the project, or of one above it, is reached. Nothing was submitted.",
+    )
     CODE_MISMATCH = (
         "code-mismatch",
         422,

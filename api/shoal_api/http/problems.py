@@ -28,6 +28,9 @@ from shoal_service.store.errors import (
     JobEnded,
     JobNotFound,
     PreconditionFailed,
+    ProjectConflict,
+    ProjectNotFound,
+    QueueFull,
     RequestConflict,
     StoreUnavailable,
 )
@@ -38,6 +41,9 @@ _MAX_ERRORS = 100
 _OF_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED}
 _OF_SERVICE: dict[type[Exception], Kind] = {
     JobNotFound: Kind.JOB_NOT_FOUND,
+    ProjectNotFound: Kind.PROJECT_NOT_FOUND,
+    ProjectConflict: Kind.PROJECT_CONFLICT,
+    QueueFull: Kind.QUEUE_FULL,
     InvalidCursor: Kind.INVALID_CURSOR,
     IdempotencyConflict: Kind.IDEMPOTENCY_CONFLICT,
     PreconditionFailed: Kind.PRECONDITION_FAILED,

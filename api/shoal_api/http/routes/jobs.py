@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
@@ -14,6 +15,7 @@ from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_m
 from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
+from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.streams import sse_response
 from shoal_service.control.submission import submit
 from shoal_service.core.desired import Desired
@@ -69,15 +71,18 @@ def routes(context: Context) -> APIRouter:
     async def list_jobs(
         request: Request,
         state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
+        project: Annotated[
+            str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project, without those below it.")
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
     ) -> Response:
         """Newest first. With `Accept: text/event-stream`: this page, now and after every change."""
-        states = tuple(state)
+        page_of = partial(store.list_jobs, states=tuple(state), project=project, limit=limit, cursor=cursor)
         if wants_events(request):
-            follower = JobListFollower(store, states, limit, cursor)
+            follower = JobListFollower(page_of)
             return sse_response(context.changes, None, follower, context.pace, min_gap_s=context.pace.refresh_s)
-        page = await run_in_threadpool(store.list_jobs, states=states, limit=limit, cursor=cursor)
+        page = await run_in_threadpool(page_of)
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get(
@@ -100,7 +105,7 @@ def routes(context: Context) -> APIRouter:
     @router.patch(
         "/{job_id}",
         response_model=JobView,
-        summary="Change a job's elasticity, parallelism or priority",
+        summary="Change a job's elasticity, parallelism, priority or deadline",
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
     )
     async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:

@@ -1,0 +1,37 @@
+"""The verbs about the queue and about projects."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from shoal_api.client.endpoint import JSON_CONTENT, Endpoint
+from shoal_service.queue_views import ProjectRules, ProjectView, QueueView
+from shoal_service.views import Page
+
+
+class Scheduling(Endpoint):
+    """A part of `Client`."""
+
+    def queue(self, *, limit: int = 1000) -> QueueView:
+        """The queue in the order in which its jobs would start, and what each project uses."""
+        return self._get("/v1/queue", QueueView, {"limit": limit})
+
+    def projects(self) -> tuple[ProjectView, ...]:
+        return self._get("/v1/projects", Page[ProjectView]).items
+
+    def project(self, name: str) -> ProjectView:
+        return self._get(_path(name), ProjectView)
+
+    def set_project(self, name: str, rules: ProjectRules) -> ProjectView:
+        """Define a project, or replace all of its quotas."""
+        body = rules.model_dump_json().encode()
+        response = self._transport.send("PUT", _path(name), headers=JSON_CONTENT, content=body)
+        return ProjectView.model_validate_json(response.content)
+
+    def delete_project(self, name: str) -> None:
+        """Delete the quotas of a project; its jobs go on under those of the project `default`."""
+        self._transport.send("DELETE", _path(name), idempotent=False)
+
+
+def _path(name: str) -> str:
+    return f"/v1/projects/{quote(name, safe='')}"

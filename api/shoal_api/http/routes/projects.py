@@ -1,0 +1,73 @@
+"""Routes for the queue, and for projects with their quotas. The scheduler explains the queue in each pass; it
+follows a change of a quota in the next one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from shoal_api.http.context import Context
+from shoal_api.http.documents import JSON_TYPES, read_model
+from shoal_api.http.openapi import body_of
+from shoal_service.queue_views import ProjectRules, ProjectView, QueueView
+from shoal_service.views import Page
+
+PROJECT_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+ProjectName = Annotated[
+    str, Path(pattern=PROJECT_NAME, description="At most 63 lower-case letters, digits and inner dashes.")
+]
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["scheduling"])
+    store = context.store
+
+    @router.get("/queue", response_model=QueueView, summary="Show the queue")
+    async def show_queue(
+        limit: Annotated[int, Query(ge=1, le=10_000, description="Largest number of jobs.")] = 1000,
+    ) -> Response:
+        """The queued jobs in the order in which they would start, each with the reason why it waits, the jobs that hold
+        what it waits for, and its expected start; and what each project uses."""
+        queue = await run_in_threadpool(store.queue, limit=limit)
+        return Response(queue.model_dump_json(), media_type="application/json")
+
+    @router.get("/projects", response_model=Page[ProjectView], summary="List the projects")
+    async def list_projects() -> Response:
+        """Those that are defined, and those that have queued jobs or workers, with their quotas and what they use."""
+        page = Page[ProjectView](items=tuple(await run_in_threadpool(store.list_projects)))
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    @router.get("/projects/{name}", response_model=ProjectView, summary="Show a project")
+    async def show_project(name: ProjectName) -> Response:
+        """Its quotas, and what its jobs use."""
+        return _project_response(await run_in_threadpool(store.get_project, name))
+
+    @router.put(
+        "/projects/{name}",
+        response_model=ProjectView,
+        summary="Set the quotas of a project",
+        openapi_extra=body_of("ProjectRules", JSON_TYPES),
+        responses={201: {"model": ProjectView, "description": "The project was not defined before."}},
+    )
+    async def put_project(request: Request, name: ProjectName) -> Response:
+        """Replaces all quotas: a key that is left out gets its default. Running jobs follow by shrinking; nothing is
+        ended."""
+        rules = await read_model(request, ProjectRules)
+        project, is_new = await run_in_threadpool(store.put_project, name, rules)
+        return _project_response(project, 201 if is_new else 200)
+
+    @router.delete("/projects/{name}", status_code=204, summary="Delete the quotas of a project")
+    async def delete_project(name: ProjectName) -> Response:
+        """The rules of the project `default` then apply to its jobs. A project that is a parent cannot be deleted."""
+        await run_in_threadpool(store.delete_project, name)
+        return Response(status_code=204)
+
+    return router
+
+
+def _project_response(project: ProjectView, status: int = 200) -> Response:
+    return Response(project.model_dump_json(), status, media_type="application/json")
