@@ -73,6 +73,7 @@ async def _serve(settings: Settings) -> None:
         profiles=tuple(profiles.values()),
         fork_workers=settings.fork_workers,
         snapshot_scope=settings.snapshot_scope,
+        scale_out=settings.scale_out,
         logs=settings.logs,
     )
     connected = asyncio.Event()

@@ -81,6 +81,10 @@ class Settings(BaseSettings):
     max_probation: str = DEFAULT_PROBATION_LIMIT
     """At most this many nodes are on probation at a time: a number (2), or a share of the nodes (25%; at least one)."""
 
+    scale_out: bool = False
+    """Ask Ray's autoscaler for the nodes that waiting jobs need, and let it release the others. For a cluster that
+    Ray's autoscaler or KubeRay manages."""
+
     @property
     def logs(self) -> LogSettings:
         return LogSettings(level=self.log_level, format=self.log_format)

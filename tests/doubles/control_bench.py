@@ -31,12 +31,14 @@ def node(name: str = "n1", *, cpus: float = 2.0, alive: bool = True) -> Node:
 
 
 class ControlBench:
-    def __init__(self, store: Store, *nodes: Node, owner: str = "me", policy: Policy = first_come) -> None:
+    def __init__(
+        self, store: Store, *nodes: Node, owner: str = "me", policy: Policy = first_come, scale_out: bool = False
+    ) -> None:
         self.store = store
         self.clock = FakeClock()
         self.cluster = FakeCluster(nodes or (node(),))
         self.num_reconnected = 0
-        config = ControlConfig(owner=owner, lease_ttl_s=9.0, checkpoint_url="/checkpoints")
+        config = ControlConfig(owner=owner, lease_ttl_s=9.0, checkpoint_url="/checkpoints", scale_out=scale_out)
         self.loop = ControlLoop(store, self.cluster, self.clock, config, policy=policy, reconnected=self._reconnected)
 
     def _reconnected(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,8 @@ class FakeCluster:
         """Of Shoal's workers."""
         self.foreign: dict[str, float] = {}
         """CPUs that others have reserved, by node id."""
+        self.requested: list[dict[WorkerNeed, int]] = []
+        """Of the autoscaler."""
         self._watchers: list[Callable[[], None]] = []
 
     def snapshot(self) -> ClusterSnapshot:
@@ -136,6 +138,9 @@ class FakeCluster:
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         self.tested.append((suspect.node_id, partner))
         return self.fault
+
+    def request_room(self, workers: Mapping[WorkerNeed, int]) -> None:
+        self.requested.append(dict(workers))
 
     def upload_code(self, archive: bytes) -> str:
         self.uploads.append(archive)

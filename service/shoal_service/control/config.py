@@ -24,5 +24,7 @@ class ControlConfig:
     fork_workers: bool = True
     """See SupervisorConfig."""
     snapshot_scope: SnapshotScope = SnapshotScope.MACHINE
+    scale_out: bool = False
+    """Unmet demand is asked of Ray's autoscaler."""
     logs: LogSettings = field(default_factory=LogSettings)
     """Of the supervisors and workers that are started."""

@@ -26,12 +26,13 @@ from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
 from shoal_service.control.market.build import MarketBuilder, market_nodes, standing_of
+from shoal_service.control.market.demand import demand
 from shoal_service.control.market.interim import first_come, without_room
 from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.scheduling.market import MarketState, Policy, Preempt, Resize, Start, Wait
+from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Resize, Start, Wait, WorkerNeed
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost, RequestConflict
 from shoal_service.store.lease import Lease
@@ -48,6 +49,7 @@ _IDLE_SHARE = 9.0
 """A pause is at least this many times as long as the pass before it: a long queue must not take the time of the
 HTTP edge."""
 _MAX_PAUSE_S = 3.0
+_REQUEST_S = 60.0
 _MAX_QUEUED = 10_000
 """Jobs of the queue that are considered, by priority and age."""
 _MAX_NOTES = 50
@@ -86,6 +88,10 @@ class ControlLoop:
         self._decided_for: object = None
         """What the last decisions were taken for; None: they changed something."""
         self._decided_mono = 0.0
+        self._requested: dict[WorkerNeed, int] = {}
+        """Of the autoscaler ..."""
+        self._requested_mono = 0.0
+        """... and when."""
         self._sizes: dict[str, tuple[JobState, int]] = {}
         """State and workers of each job with an attempt, in the last pass."""
         self._woken = asyncio.Event()
@@ -214,8 +220,18 @@ class ControlLoop:
         for decision in sorted(changes, key=lambda d: _gives_first(d, by_id[d.job_id])):
             await self._carry_out(decision, lease)
         await self._note_waits([d for d in decisions if isinstance(d, Wait)], by_id, lease)
+        await self._scale_out(state, decisions, mono)
         self._decided_for, self._decided_mono = (None if changes else standing), mono
         self._drive_all(await self._readable_jobs(lease) if changes else rows, lease)
+
+    async def _scale_out(self, state: MarketState, decisions: Sequence[Decision], mono: float) -> None:
+        """Again after a while, since a head that was restarted has forgotten the request."""
+        if not self._config.scale_out:
+            return
+        wanted = demand(state, decisions)
+        if wanted != self._requested or mono - self._requested_mono >= _REQUEST_S:
+            await asyncio.to_thread(self._cluster.request_room, wanted)
+            self._requested, self._requested_mono = wanted, mono
 
     def _market_state(self, rows: list[DriveRow], now: float) -> MarketState:
         return self._market.build(rows, self._reader.view.nodes, self._reader.foreign, self._reader.workers, {}, now)

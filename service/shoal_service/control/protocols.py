@@ -79,6 +79,9 @@ class Cluster(Protocol):
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         """The probation test of a node: what was wrong; empty: it passed. Takes some seconds."""
 
+    def request_room(self, workers: Mapping[WorkerNeed, int]) -> None:
+        """Ask the cluster's autoscaler for room for so many workers of each kind, in place of the last request."""
+
     def upload_code(self, archive: bytes) -> str:
         """Stores a zip archive in the cluster for the workers' runtime environments; its URI, the same for equal
         bytes."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.autoscaler.sdk import request_resources
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RaySystemError, RpcError
 
 import ray
 from shoal_service.cluster import gcs
@@ -212,6 +213,13 @@ class RayCluster:
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         return await fault_of_node(suspect.node_id, partner, has_gpu=suspect.gpus > 0)
 
+    def request_room(self, workers: Mapping[WorkerNeed, int]) -> None:
+        bundles = [_bundle(need) for need, count in workers.items() for _ in range(count)]
+        try:
+            request_resources(bundles=bundles)
+        except (RpcError, RaySystemError) as error:
+            raise ClusterUnreachable(f"the request to the autoscaler failed: {error}") from error
+
     def upload_code(self, archive: bytes) -> str:
         from ray._private.runtime_env.packaging import upload_package_to_gcs
 
@@ -247,6 +255,11 @@ def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:
         labels=node.labels,
         drain=drain,
     )
+
+
+def _bundle(need: WorkerNeed) -> dict[str, float]:
+    amounts = {"CPU": need.cpus, "GPU": need.gpus, "memory": float(int(need.memory_gib * _GIB))}
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def _amounts(resources: dict[str, float]) -> WorkerNeed:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
+from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start
+from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, WorkerNeed
 from shoal_service.store.store import Store
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
@@ -183,5 +184,19 @@ def test_the_policy_is_asked_again_only_when_something_has_changed_or_after_some
             await settle()
             await bench.clock.advance(0.3)
             assert len(asked) == 1
+
+    run(main())
+
+
+def test_unmet_demand_is_asked_of_the_autoscaler_once_and_given_back(store: Store) -> None:
+    async def main() -> None:
+        bench = ControlBench(store, node(cpus=1.0), scale_out=True)
+        job_id = bench.submit(elasticity={"min_workers": 2, "max_workers": 2})
+        async with bench.running():
+            await bench.clock.advance(10.0)
+            assert bench.cluster.requested == [{WorkerNeed(cpus=1.0): 2}]
+            store.request(job_id, Desired.CANCEL, now=bench.clock.time())
+            await bench.clock.advance(3.0)
+            assert bench.cluster.requested == [{WorkerNeed(cpus=1.0): 2}, {}]
 
     run(main())

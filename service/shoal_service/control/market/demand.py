@@ -1,0 +1,41 @@
+"""What is asked of Ray's autoscaler: room for what jobs have, and for the minima of those that wait for capacity.
+
+Nodes beyond that may be released. Pure; the control loop sends the answer, if `scale_out` is on. A job that waits for
+its project's limit is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from shoal_service.core.scheduling.market import DEFAULT_PROJECT, Decision, MarketState, Resize, Start, Wait, WorkerNeed
+
+MAX_WORKERS = 2_000
+"""More are not asked for at a time: Ray gets one entry per worker."""
+
+
+def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[WorkerNeed, int]:
+    """How many workers of each kind the cluster should have room for, after these decisions."""
+    granted = {job.job_id: job.granted for job in state.jobs}
+    granted |= {one.job_id: one.workers for one in decisions if isinstance(one, Start | Resize)}
+    waiting = [one.job_id for one in sorted(_waits(decisions), key=lambda wait: wait.position)]
+    jobs = {job.job_id: job for job in state.jobs}
+    used = Counter[str]()
+    found = Counter[WorkerNeed]()
+    running = [(job_id, workers) for job_id, workers in granted.items() if workers]
+    for job_id, workers in [*running, *((job_id, jobs[job_id].min_workers) for job_id in waiting)]:
+        job = jobs[job_id]
+        project = state.projects.get(job.project) or state.projects.get(DEFAULT_PROJECT)
+        is_above_limit = (
+            project is not None and project.limit is not None and used[job.project] + workers > project.limit
+        )
+        if is_above_limit or found.total() + workers > MAX_WORKERS:
+            continue
+        used[job.project] += workers
+        found[job.need] += workers
+    return dict(found)
+
+
+def _waits(decisions: Sequence[Decision]) -> list[Wait]:
+    return [one for one in decisions if isinstance(one, Wait)]

@@ -1,0 +1,47 @@
+"""What is asked of the autoscaler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal_service.control.market.demand import MAX_WORKERS, demand
+from shoal_service.core.scheduling.market import (
+    MarketJob,
+    MarketState,
+    Preempt,
+    Project,
+    Resize,
+    Start,
+    Wait,
+    WorkerNeed,
+)
+
+CPU, GPU = WorkerNeed(cpus=1.0), WorkerNeed(cpus=4.0, gpus=1.0)
+
+
+def job(name: str, *, granted: int = 0, need: WorkerNeed = CPU, least: int = 2, **more: Any) -> MarketJob:
+    return MarketJob(
+        job_id=name, submitted_at=0.0, min_workers=least, max_workers=8, need=need, granted=granted, **more
+    )
+
+
+def test_running_jobs_keep_what_they_have_and_waiting_ones_ask_for_their_minimum() -> None:
+    state = MarketState(jobs=[job("a", granted=4), job("b", need=GPU), job("c")], nodes=[])
+    assert demand(state, [Wait("b", "no GPU", 1), Start("c", 3, "")]) == {CPU: 7, GPU: 2}
+
+
+def test_a_resize_counts_with_its_new_size_and_a_preempted_job_with_what_it_still_has() -> None:
+    state = MarketState(jobs=[job("a", granted=4), job("b", granted=2)], nodes=[])
+    assert demand(state, [Resize("a", 1, ""), Preempt("b", "", "c")]) == {CPU: 3}
+
+
+def test_nothing_is_asked_for_a_job_above_the_limit_of_its_project() -> None:
+    jobs = [job("a", granted=3, project="p"), job("b", project="p"), job("c", project="q")]
+    state = MarketState(jobs=jobs, nodes=[], projects={"p": Project(name="p", limit=4)})
+    assert demand(state, [Wait("b", "limit", 1), Wait("c", "no room", 2)]) == {CPU: 5}
+
+
+def test_a_long_queue_asks_for_a_limited_number_of_workers_first_come_first() -> None:
+    jobs = [job("a", least=MAX_WORKERS - 1, need=GPU), job("b"), job("c", least=1)]
+    waits = [Wait("c", "", 3), Wait("b", "", 2), Wait("a", "", 1)]
+    assert demand(MarketState(jobs=jobs, nodes=[]), waits) == {GPU: MAX_WORKERS - 1, CPU: 1}
