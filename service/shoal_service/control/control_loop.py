@@ -7,23 +7,21 @@ Run by `shoal serve`. Training never depends on it: supervisors and workers go o
 holder of the lease finds them by name. Every write is guarded by the lease's epoch.
 
 A pass begins when a job or a node has changed, and at the latest after a second. The policy is asked only if something
-changed that it depends on besides progress, or after some seconds. Workers that one job gives back and another one gets
-are decided in the same pass: the newcomer's supervisor starts while the other group still switches, and Ray creates its
-workers as the resources come free.
+changed that it depends on besides progress, or after some seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import assert_never
+from collections.abc import Callable, Sequence
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.cluster.probation import Probation
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
+from shoal_service.control.decisions import DecisionWriter
 from shoal_service.control.driver import Driver
 from shoal_service.control.market.build import MarketBuilder, market_nodes, standing_of
 from shoal_service.control.market.demand import demand
@@ -32,9 +30,9 @@ from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.scheduling.market import Decision, MarketState, Policy, Preempt, Resize, Start, Wait, WorkerNeed
+from shoal_service.core.scheduling.market import Decision, MarketState, Policy, WorkerNeed
 from shoal_service.store.driving import DriveRow
-from shoal_service.store.errors import LeaseLost, RequestConflict
+from shoal_service.store.errors import LeaseLost
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.views import ClusterView
@@ -52,9 +50,6 @@ _MAX_PAUSE_S = 3.0
 _REQUEST_S = 60.0
 _MAX_QUEUED = 10_000
 """Jobs of the queue that are considered, by priority and age."""
-_MAX_NOTES = 50
-"""Only the first jobs of the queue get a note why they wait. Each note is a write, and the reason of the first job is
-also that of the others."""
 
 
 class ControlLoop:
@@ -78,13 +73,13 @@ class ControlLoop:
         self._lease: Lease | None = None
         self._renewed_mono = 0.0
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
-        self._notes: dict[str, str] = {}
         self._quarantined: frozenset[str] = frozenset()
         self._probation = Probation(store, cluster, clock)
         self._reconnected = reconnected
         self._reader = ClusterReader(store, cluster, clock, config.max_probation)
         self._policy = policy
         self._market = MarketBuilder(config.profiles)
+        self._writer = DecisionWriter(store)
         self._decided_for: object = None
         """What the last decisions were taken for; None: they changed something."""
         self._decided_mono = 0.0
@@ -216,13 +211,10 @@ class ControlLoop:
             return
         decisions = await asyncio.to_thread(self._policy, state, now)
         by_id = {row.id: row for row in rows}
-        changes = [d for d in decisions if not isinstance(d, Wait)]
-        for decision in sorted(changes, key=lambda d: _gives_first(d, by_id[d.job_id])):
-            await self._carry_out(decision, lease)
-        await self._note_waits([d for d in decisions if isinstance(d, Wait)], by_id, lease)
+        is_changed = await self._writer.write(decisions, by_id, epoch=lease.epoch, now=now)
         await self._scale_out(state, decisions, mono)
-        self._decided_for, self._decided_mono = (None if changes else standing), mono
-        self._drive_all(await self._readable_jobs(lease) if changes else rows, lease)
+        self._decided_for, self._decided_mono = (None if is_changed else standing), mono
+        self._drive_all(await self._readable_jobs(lease) if is_changed else rows, lease)
 
     async def _scale_out(self, state: MarketState, decisions: Sequence[Decision], mono: float) -> None:
         """Again after a while, since a head that was restarted has forgotten the request."""
@@ -234,7 +226,8 @@ class ControlLoop:
             self._requested, self._requested_mono = wanted, mono
 
     def _market_state(self, rows: list[DriveRow], now: float) -> MarketState:
-        return self._market.build(rows, self._reader.view.nodes, self._reader.foreign, self._reader.workers, {}, now)
+        reader = self._reader
+        return self._market.build(rows, reader.view.nodes, reader.foreign, reader.workers, self._store.projects(), now)
 
     def _drive_all(self, rows: list[DriveRow], lease: Lease) -> None:
         nodes, with_attempt = self._reader.view.nodes, [row for row in rows if row.state is not JobState.QUEUED]
@@ -247,36 +240,6 @@ class ControlLoop:
             if row.id in cramped:
                 avoid = tuple(node.model_copy(update={"is_replaceable": False}) for node in avoid)
             self._drive(row, lease, avoid)
-
-    async def _carry_out(self, decision: Start | Resize | Preempt, lease: Lease) -> None:
-        now, epoch = self._clock.time(), lease.epoch
-        try:
-            match decision:
-                case Start(job_id, workers, reason):
-                    self._notes.pop(job_id, None)
-                    await asyncio.to_thread(
-                        self._store.begin_attempt, job_id, workers=workers, reason=reason, epoch=epoch, now=now
-                    )
-                case Resize(job_id, workers, reason):
-                    await asyncio.to_thread(
-                        self._store.set_grant, job_id, workers=workers, reason=reason, epoch=epoch, now=now
-                    )
-                case Preempt(job_id, reason, beneficiary):
-                    await asyncio.to_thread(
-                        self._store.preempt, job_id, reason=reason, beneficiary=beneficiary, epoch=epoch, now=now
-                    )
-                case _:
-                    assert_never(decision)
-        except RequestConflict:
-            pass  # paused or cancelled since the decision
-
-    async def _note_waits(self, waits: Sequence[Wait], by_id: Mapping[str, DriveRow], lease: Lease) -> None:
-        for wait in waits[:_MAX_NOTES]:
-            if by_id[wait.job_id].status.message != wait.reason and self._notes.get(wait.job_id) != wait.reason:
-                self._notes[wait.job_id] = wait.reason
-                await asyncio.to_thread(
-                    self._store.set_queue_note, wait.job_id, wait.reason, epoch=lease.epoch, now=self._clock.time()
-                )
 
     def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...]) -> None:
         """One driver per attempt; an existing one gets the newest row."""
@@ -348,16 +311,3 @@ class ControlLoop:
         finally:
             for wait in waits:
                 wait.cancel()
-
-
-def _gives_first(decision: Start | Resize | Preempt, row: DriveRow) -> int:
-    """Workers are given back before others get them: so their supervisors learn of it first."""
-    match decision:
-        case Preempt():
-            return 0
-        case Resize(_, workers, _):
-            return 0 if workers < row.granted_workers else 2
-        case Start():
-            return 1
-        case _:
-            assert_never(decision)

@@ -21,7 +21,6 @@ from shoal_workers.contract.job import JobState
 
 _PREDICTIONS_PER_PASS = 8
 _MARKET_TYPE = "ray.io/market-type"
-_GPU_TYPE = "ray.io/accelerator-type"
 _NOTHING = WorkerNeed()
 
 
@@ -86,7 +85,12 @@ class MarketBuilder:
             min_workers=spec.elasticity.min_workers,
             max_workers=spec.elasticity.max_workers,
             need=WorkerNeed(cpus=spec.worker.cpus, gpus=spec.worker.gpus, memory_gib=spec.worker.memory_gib),
+            project=spec.project,
             priority=row.priority,
+            finish_by=spec.finish_by,
+            capacity=spec.capacity,
+            selector=spec.worker.node_labels,
+            placement=spec.placement,
             granted=row.granted_workers if has_attempt else 0,
             curve=curve,
             left=None if total_steps is None else float(max(0, total_steps - status.step) * samples),
@@ -124,13 +128,12 @@ def market_nodes(
 
 
 def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
-    gpu_type = node.labels.get(_GPU_TYPE)
     return MarketNode(
         node_id=node.node_id,
         cpus=max(0.0, node.cpus - foreign.cpus),
         gpus=max(0.0, node.gpus - foreign.gpus),
         memory_gib=max(0.0, node.memory_gib - foreign.memory_gib),
-        labels=node.labels if gpu_type is None else {**node.labels, "gpu_type": gpu_type},
+        labels=node.labels,
         is_spot=node.labels.get(_MARKET_TYPE) == "spot",
     )
 

@@ -122,10 +122,18 @@ def test_a_node_offers_what_others_have_not_reserved() -> None:
     assert (offered.cpus, offered.memory_gib) == (1.0, 6.0)
 
 
-def test_labels_of_ray_say_which_nodes_are_spot_and_which_gpus_they_have() -> None:
-    labels = {"ray.io/market-type": "spot", "ray.io/accelerator-type": "H100", "disk": "ssd"}
-    [offered] = build(MarketBuilder(), row(), nodes=[node(labels=labels)]).nodes
-    assert offered.is_spot and offered.labels["gpu_type"] == "H100" and offered.labels["disk"] == "ssd"
+def test_labels_of_ray_say_which_nodes_are_spot() -> None:
+    labels = {"ray.io/market-type": "spot", "disk": "ssd"}
+    [spot, other] = build(MarketBuilder(), row(), nodes=[node(labels=labels), node("n2")]).nodes
+    assert spot.is_spot and spot.labels == labels and not other.is_spot
+
+
+def test_where_a_job_may_run_comes_from_its_spec() -> None:
+    worker = SPEC.worker.model_copy(update={"gpus": 1, "gpu_type": "H100", "selector": {"disk": "ssd"}})
+    more = {"worker": worker, "project": "vision", "finish_by": 99.0, "capacity": "spot", "placement": "spread"}
+    found = job(MarketBuilder(), replace(row(), spec=SPEC.model_copy(update=more)))
+    assert (found.project, found.finish_by, found.capacity, found.placement) == ("vision", 99.0, "spot", "spread")
+    assert found.selector == {"disk": "ssd", "ray.io/accelerator-type": "H100"}
 
 
 def test_a_drained_node_offers_nothing() -> None:

@@ -1,0 +1,72 @@
+"""Carries out the decisions of a scheduling policy in the store, from which drivers pass them on to supervisors.
+
+Workers are given back before others get them, and all of it happens in one pass: the newcomer's supervisor starts while
+the other group still switches to fewer workers, and Ray creates its workers as the resources come free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, assert_never
+
+from shoal_service.core.scheduling.market import Decision, Preempt, Resize, Start, Wait
+from shoal_service.store.driving import DriveRow
+from shoal_service.store.errors import RequestConflict
+from shoal_service.store.store import Store
+
+Change: TypeAlias = Start | Resize | Preempt
+_REFRESH_S = 10.0
+"""Expected starts change with every decision; they are stored again after this time if nothing else has changed."""
+
+
+class DecisionWriter:
+    """Made by the control loop. Raises LeaseLost."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._written: object = None
+        self._written_at = 0.0
+
+    async def write(
+        self, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
+    ) -> bool:
+        """False: nothing changes, all jobs wait or stay as they are."""
+        changes = [one for one in decisions if not isinstance(one, Wait)]
+        for change in sorted(changes, key=lambda one: _turn(one, rows[one.job_id])):
+            try:
+                await asyncio.to_thread(self._change, change, epoch, now)
+            except RequestConflict:
+                pass  # paused or cancelled since the decision
+        await self._explain([one for one in decisions if isinstance(one, Wait)], epoch, now)
+        return bool(changes)
+
+    def _change(self, change: Change, epoch: int, now: float) -> None:
+        match change:
+            case Start(job_id, workers, reason):
+                self._store.begin_attempt(job_id, workers=workers, reason=reason, epoch=epoch, now=now)
+            case Resize(job_id, workers, reason):
+                self._store.set_grant(job_id, workers=workers, reason=reason, epoch=epoch, now=now)
+            case Preempt(job_id, reason, beneficiary):
+                self._store.preempt(job_id, reason=reason, beneficiary=beneficiary, epoch=epoch, now=now)
+            case _:
+                assert_never(change)
+
+    async def _explain(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
+        """The order of the queue, and why each job waits."""
+        words = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
+        if words != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
+            await asyncio.to_thread(self._store.set_queue, waits, epoch=epoch, now=now)
+            self._written, self._written_at = words, now
+
+
+def _turn(change: Change, row: DriveRow) -> int:
+    match change:
+        case Preempt():
+            return 0
+        case Resize(_, workers, _):
+            return 0 if workers < row.granted_workers else 2
+        case Start():
+            return 1
+        case _:
+            assert_never(change)
