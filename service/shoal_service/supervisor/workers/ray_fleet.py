@@ -37,10 +37,14 @@ from shoal_workers.contract.messages import (
     WorkerInfo,
     WorkerPoll,
 )
+from shoal_workers.contract.placing import CapacityKind, Placement
 from shoal_workers.contract.snapshots import SnapshotPart
+from shoal_workers.contract.spec import JobSpec
 from shoal_workers.forkserver import py_executable
 
 _GIB = 1 << 30
+_NODE_ID = "ray.io/node-id"
+_MARKET_TYPE = "ray.io/market-type"
 _NUM_THREADS = 8
 _TUNABLES = "GLIBC_TUNABLES"
 _COPY_PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold=0x10000"
@@ -97,6 +101,8 @@ class RayFleet:
             "num_gpus": worker.gpus,
             "runtime_env": runtime_env,
         }
+        if config.spec.placement is Placement.SPREAD:
+            self._options["scheduling_strategy"] = "SPREAD"
         if worker.memory_gib:
             self._options["memory"] = int(worker.memory_gib * _GIB)
         self._rank_bytes = 0 if worker.gpus else _rank_bytes(config)
@@ -255,10 +261,13 @@ class RayFleet:
         """The worker of this name, which a predecessor may have started just before its death."""
         config = self._config
         options = dict(self._options)
+        labels = node_labels(config.spec)
         if only_on:
-            options["label_selector"] = {"ray.io/node-id": only_on}
+            labels[_NODE_ID] = only_on
         elif avoid_nodes:
-            options["label_selector"] = {"ray.io/node-id": f"!in({','.join(avoid_nodes)})"}
+            labels[_NODE_ID] = f"!in({','.join(avoid_nodes)})"
+        if labels:
+            options["label_selector"] = labels
         return self._actor_class.options(name=worker_id, get_if_exists=True, **options).remote(
             config.spec,
             WorkerConfig(
@@ -272,6 +281,14 @@ class RayFleet:
                 logs=config.logs,
             ),
         )
+
+
+def node_labels(spec: JobSpec) -> dict[str, str]:
+    """What the labels of a worker's node must be, as Ray's `label_selector`."""
+    labels = dict(spec.worker.node_labels)
+    if spec.capacity is not CapacityKind.ANY:
+        labels[_MARKET_TYPE] = "spot" if spec.capacity is CapacityKind.SPOT else "!in(spot)"
+    return labels
 
 
 def _rank_bytes(config: SupervisorConfig) -> int:
