@@ -67,6 +67,8 @@ class MarketJob:
     """Workers that the job may use; 0: it is queued."""
     held: int = 0
     """Workers that it still has: more than `granted` while it is leaving some."""
+    on_nodes: Mapping[str, int] = field(default_factory=dict)
+    """Workers on each node, where known: they may stay on a cordoned node."""
     curve: ThroughputCurve = field(default_factory=ThroughputCurve.linear)
     """Predicted, corrected by what was measured."""
     left: float | None = None

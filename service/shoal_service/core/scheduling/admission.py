@@ -1,0 +1,190 @@
+"""Who runs: running jobs keep their minimum, and queued jobs start as soon as theirs can be had by shrinking others.
+
+    1 keep      each running job keeps its minimum, as far as the nodes and its project's limit allow
+    2 turns     claims in order: guaranteed quota, then priority, then the project with the least, then the queue
+    3 admit     a claim is met from what is not anybody's minimum, else by preempting jobs of lower priority
+    4 reserve   the first claim that is not met has a reservation; a later one starts only if it does not delay it
+
+What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.
+Called by `decide`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from shoal_service.core.scheduling.plan import Entry, Plan
+from shoal_service.core.scheduling.preemption import Preemption
+from shoal_service.core.scheduling.reservations import Reservations
+from shoal_service.core.scheduling.shares import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a queued job does not start."""
+
+    words: str | None
+    """None: it waits for room."""
+    share: Share | None = None
+    """The project whose quota is in the way."""
+    behind: str | None = None
+    """The job with the reserved start that it would delay."""
+
+
+ROOM = Obstacle(None)
+
+
+@dataclass(slots=True)
+class Admission:
+    """What became of the claims."""
+
+    waiting: list[tuple[Entry, Obstacle]] = field(default_factory=list)
+    """Queued jobs that do not start, in order."""
+    preempted: list[Entry] = field(default_factory=list)
+
+
+def keep_minima(plan: Plan) -> list[Entry]:
+    """Book the minimum of every running job. Returns the jobs that their project's limit no longer allows."""
+    for entry in plan.leaving:
+        job = entry.job
+        workers = max(job.granted, job.held)
+        if workers:
+            plan.book(entry, plan.stay(entry, workers))
+    above_limit: list[Entry] = []
+    for entry in plan.running:
+        floor = min(entry.job.granted, entry.job.min_workers)
+        if entry.share.room() < floor:
+            above_limit.append(entry)
+        else:
+            plan.book(entry, plan.stay(entry, floor))
+    return above_limit
+
+
+def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
+    """Meet the claims in order."""
+    admission = Admission(preempted=list(above_limit))
+    reservations, preemption = Reservations(plan), Preemption(plan)
+    for entry in turns(plan, above_limit):
+        obstacle = _admit(plan, entry, reservations, preemption, admission)
+        if obstacle is not None and entry.job.granted == 0:
+            admission.waiting.append((entry, obstacle))
+        elif obstacle is None:
+            preemption.add(entry)
+    return admission
+
+
+def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> None:
+    """Running jobs are preempted; jobs that were admitted in this decision wait again, and hand on what they took."""
+    for entry in victims:
+        if entry.job.granted:
+            admission.preempted.append(entry)
+            continue
+        admission.waiting.append((entry, ROOM))
+        claimant.donors = (*claimant.donors, *entry.donors)
+        entry.donors = ()
+        for earlier in admission.preempted:
+            if earlier.beneficiary == entry.job.job_id:
+                earlier.beneficiary = claimant.job.job_id
+
+
+def _admit(
+    plan: Plan, entry: Entry, reservations: Reservations, preemption: Preemption, admission: Admission
+) -> Obstacle | None:
+    """Book the job's minimum, or say what is in the way."""
+    job, shape = entry.job, entry.shape
+    missing = job.min_workers - entry.target
+    if shape.ever < job.min_workers:
+        return Obstacle(
+            f"Needs {job.min_workers} workers of {job.need.describe()} each; the nodes that it may use have room for "
+            f"{shape.ever}. Add nodes, or lower elasticity.min_workers."
+        )
+    obstacle = _project_obstacle(plan, entry, missing)
+    if obstacle is not None:
+        return obstacle
+    reserved = reservations.holder_of(entry)
+    if reserved is None and not shape.lacks(missing):
+        sites = shape.take_all(missing)
+        if sites is not None:
+            plan.book(entry, sites)
+            reservations.spend(entry)
+            return None
+    if reserved is None or reserved.entry.job.priority < job.priority:
+        victims = preemption.make_room(entry, missing)
+        if victims:
+            _displace(admission, victims, entry)
+            sites = shape.take_all(missing)
+            assert sites is not None, "preemption has made room"
+            plan.book(entry, sites)
+            return None
+        reservations.reserve(entry)
+        return ROOM
+    return Obstacle(None, behind=reserved.entry.job.job_id)
+
+
+def turns(plan: Plan, above_limit: list[Entry]) -> Iterator[Entry]:
+    """Running jobs below their minimum, then the queued ones; each project's in the order of the queue."""
+    yield from [entry for entry in plan.running if entry.is_below_minimum and entry not in above_limit]
+    lists: dict[int, list[Entry]] = {}
+    shares: dict[int, Share] = {}
+    for entry in plan.queued:
+        lists.setdefault(id(entry.share), []).append(entry)
+        shares[id(entry.share)] = entry.share
+    if len(lists) == 1:
+        yield from plan.queued
+        return
+    heads = [(_turn(queue[0]), key, 0) for key, queue in lists.items()]
+    heapq.heapify(heads)
+    while heads:
+        turn, key, at = heads[0]
+        current = _turn(lists[key][at])
+        if current != turn:
+            heapq.heapreplace(heads, (current, key, at))
+            continue
+        heapq.heappop(heads)
+        yield lists[key][at]
+        if at + 1 < len(lists[key]):
+            heapq.heappush(heads, (_turn(lists[key][at + 1]), key, at + 1))
+
+
+def _turn(entry: Entry) -> tuple[bool, int, tuple[float, ...], tuple[float, str]]:
+    borrows, used = entry.share.order()
+    return borrows, -entry.job.priority, used, entry.order
+
+
+def _project_obstacle(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
+    job, share = entry.job, entry.share
+    if share.room() < missing:
+        return _limit_obstacle(entry, missing)
+    if entry.target:
+        return None
+    full = share.full_of_jobs()
+    if full is not None:
+        words = (
+            f"Project {full.project.name} runs {full.running} jobs, and its max_running is {full.project.max_running}. "
+            f"Raise it, or wait for one of them."
+        )
+        return Obstacle(words, full)
+    most, runs = plan.max_running_per_user, plan.running_of_user[job.user] if job.user else 0
+    if most is not None and job.user and runs >= most:
+        return Obstacle(f"User {job.user} runs {runs} jobs, and max_running_per_user is {most}. Wait for one of them.")
+    return None
+
+
+def _limit_obstacle(entry: Entry, missing: int) -> Obstacle:
+    job = entry.job
+    limited = [(one.project.limit, one) for one in entry.share.path if one.project.limit is not None]
+    limit, share = min(limited, key=lambda pair: pair[0] - pair[1].used)
+    name = share.project.name
+    if limit < job.min_workers:
+        words = (
+            f"elasticity.min_workers is {job.min_workers}, and project {name} may have {limit} workers (its limit). "
+            f"Raise the limit, or lower min_workers."
+        )
+        return Obstacle(words)
+    words = (
+        f"Needs {missing} workers; the minima of the running jobs of project {name} take {share.used} of the {limit} "
+        f"that it may have (its limit). Raise the limit, or wait for one of them."
+    )
+    return Obstacle(words, share)

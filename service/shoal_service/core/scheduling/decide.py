@@ -1,0 +1,96 @@
+"""The policy: who runs, with how many workers, and why. A pure function of the market and the time.
+
+    1 keep     every running job keeps its minimum                                    admission.keep_minima
+    2 admit    queued jobs start as soon as their minimum fits beside those minima    admission.admit
+    3 divide   the rest goes where it adds most                                       gains.divide_rest
+    4 settle   moves that do not pay for their pause are taken back                   _settle
+    5 explain  a decision with its reason for each change and each job that waits     reasons, waiting
+
+So jobs are admitted by shrinking others: what is above a minimum is divided anew in each decision. The method's sources
+are in docs/scheduling.md. Called by the control loop and by the simulator, which carry the decisions out.
+"""
+
+from __future__ import annotations
+
+from shoal_service.core.scheduling.admission import admit, keep_minima
+from shoal_service.core.scheduling.damping import pays
+from shoal_service.core.scheduling.gains import divide_rest
+from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start
+from shoal_service.core.scheduling.plan import Entry, Plan
+from shoal_service.core.scheduling.reasons import (
+    Flows,
+    grow_words,
+    preempt_words,
+    shrink_words,
+    start_words,
+)
+from shoal_service.core.scheduling.room import count
+from shoal_service.core.scheduling.waiting import waits
+
+
+def decide(state: MarketState, now: float) -> list[Decision]:
+    """One decision for each queued job, and one for each running job that changes. Those that give come first."""
+    plan = Plan(state, now)
+    admission = admit(plan, keep_minima(plan))
+    waiting = waits(plan, admission.waiting)
+    divide_rest(plan)
+    _settle(plan)
+    return [*_changes(plan, admission.preempted), *waiting]
+
+
+def _settle(plan: Plan) -> None:
+    """Take back growth that does not pay; what is free then stays with those that would have given it."""
+    for entry in plan.running:
+        job = entry.job
+        if entry.target > job.granted >= job.min_workers and not pays(job, entry.target):
+            _reduce(plan, entry, entry.target - job.granted)
+    for entry in plan.running:
+        most = min(entry.job.granted, entry.job.max_workers) - entry.target
+        if most > 0 and not entry.is_below_minimum and entry.share.room() > 0:
+            sites = plan.stay(entry, int(min(most, entry.share.room())))
+            workers = count(sites)
+            if workers and entry.job.curve.rate(entry.target + workers) > entry.job.curve.rate(entry.target):
+                entry.sites = entry.sites + sites
+                entry.target += workers
+                entry.share.add(workers)
+            else:
+                plan.room.give_back(entry.job.need, sites)
+
+
+def _reduce(plan: Plan, entry: Entry, workers: int) -> None:
+    entry.target -= workers
+    entry.share.add(-workers)
+    sites = []
+    while workers > 0:
+        free, here = entry.sites.pop()
+        back = min(here, workers)
+        sites.append((free, back))
+        if here > back:
+            entry.sites.append((free, here - back))
+        workers -= back
+    plan.room.give_back(entry.job.need, sites)
+
+
+def _changes(plan: Plan, preempted: list[Entry]) -> list[Decision]:
+    jobs = {id(entry) for entry in preempted}
+    running = [entry for entry in plan.running if id(entry) not in jobs]
+    shrunk = [entry for entry in running if _wanted(entry) < entry.job.granted]
+    grown = [entry for entry in running if _wanted(entry) > entry.job.granted]
+    started = [entry for entry in plan.queued if entry.target]
+    flows = Flows([*preempted, *shrunk], [*started, *grown])
+    by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *grown)}
+    changes: list[Decision] = []
+    for entry in preempted:
+        name = entry.beneficiary or ""
+        changes.append(Preempt(entry.job.job_id, preempt_words(entry, by_id.get(name)), name))
+    changes += [Resize(entry.job.job_id, _wanted(entry), shrink_words(entry, flows)) for entry in shrunk]
+    changes += [Start(entry.job.job_id, entry.target, start_words(entry, flows)) for entry in started]
+    changes += [Resize(entry.job.job_id, entry.target, grow_words(entry, flows)) for entry in grown]
+    return changes
+
+
+def _wanted(entry: Entry) -> int:
+    """The new grant. A job that lost nodes keeps the claim to its minimum, and waits for others in place."""
+    if entry.is_below_minimum:
+        return min(entry.job.granted, entry.job.min_workers)
+    return entry.target

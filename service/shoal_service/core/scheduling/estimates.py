@@ -1,0 +1,57 @@
+"""What is expected of a job: work that is left, time to its end, and its place in the queue.
+
+Called by the parts of `decide`. Every estimate uses the job's measured curve; none of them reads anything but the job.
+"""
+
+from __future__ import annotations
+
+import math
+
+from shoal_service.core.scheduling.market import MarketJob
+
+PRIOR_WORKER_S = 600.0
+"""Worker-seconds that are expected to remain of a job of unknown length, at least. Job lengths are heavy-tailed, so a
+job that has received more than this is expected to need as much again (Tiresias, NSDI 2019)."""
+
+SECONDS_PER_PRIORITY = 360.0
+"""A point of priority counts as much in the queue as this time of waiting, so no priority is overtaken for ever."""
+
+LENGTH_SHARE = 0.5
+"""A job may be overtaken by shorter ones that are submitted within this share of its own length after it ..."""
+
+MAX_OVERTAKEN_S = 3600.0
+"""... but within an hour at most."""
+
+DEADLINE_MARGIN_S = 600.0
+"""A job with a deadline is to start so long before the last moment at which it could make it."""
+
+
+def rate_per_worker(job: MarketJob) -> float:
+    """Samples per second of one worker at the job's smallest size, where it is most efficient as a rule."""
+    return job.curve.rate(job.min_workers) / job.min_workers
+
+
+def worker_seconds_left(job: MarketJob) -> float:
+    """Work that remains, in seconds of one worker: how long jobs with different samples are compared by length."""
+    if job.left is None:
+        return max(PRIOR_WORKER_S, job.served_s)
+    return job.left / rate_per_worker(job)
+
+
+def seconds_left(job: MarketJob, workers: int) -> float:
+    """Time to the end with this many workers; infinite if the work is not known, or without workers."""
+    rate = job.curve.rate(workers)
+    return math.inf if job.left is None or rate <= 0 else job.left / rate
+
+
+def queue_time(job: MarketJob) -> float:
+    """Virtual time of submit: the queue is in this order. It never changes while a job waits.
+
+    Shorter jobs and higher priorities are earlier. Since each bonus is bounded, only jobs that are submitted within a
+    bounded time after a job can overtake it.
+    """
+    length = worker_seconds_left(job) / job.min_workers
+    at = job.submitted_at + min(MAX_OVERTAKEN_S, LENGTH_SHARE * length)
+    if job.finish_by is not None and job.left is not None:
+        at = min(at, job.finish_by - seconds_left(job, job.max_workers) - job.start_s - DEADLINE_MARGIN_S)
+    return at - SECONDS_PER_PRIORITY * job.priority

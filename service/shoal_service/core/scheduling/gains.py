@@ -1,0 +1,173 @@
+"""Who gets the workers that no minimum needs: each goes where it adds most, by the jobs' throughput curves.
+
+    gain = weight of the job x samples per second that the worker adds / samples per second of a worker at the minimum
+
+The weight is heSRPT's (Berg, Vesilo, Harchol-Balter, 2020): it grows slowly with the number of jobs that have more work
+left, so jobs that end soon get more, and no job is stopped for it. A priority multiplies the weight. Curves need not be
+concave: workers are given in the steps of the curve's upper hull, so that a size which is slower than a smaller one is
+never used. Workers that a job has already count more than those it would get (`damping`).
+Called by `decide`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+
+from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.damping import keep_bonus
+from shoal_service.core.scheduling.deadlines import workers_for_deadline
+from shoal_service.core.scheduling.estimates import worker_seconds_left
+from shoal_service.core.scheduling.plan import Entry, Plan
+from shoal_service.core.scheduling.room import count
+
+Q = 1.25
+"""1 / (1 - p) of heSRPT for a throughput of workers^p. 1 ignores the length of jobs, infinity is SRPT. 1.25 is best or
+nearly so over the traces; measured curves are flatter at their ends than any power, which the gains see already."""
+
+PRIORITY_DOUBLES = 10.0
+"""So many points of priority double a job's weight."""
+
+DEADLINE_WEIGHT = 1e6
+"""Weight of the workers without which a job misses its deadline."""
+
+Segment = tuple[int, float]
+"""World size at the end of a segment of the hull, and samples per second that each worker of the segment adds."""
+
+
+@lru_cache(maxsize=65536)
+def hull(curve: ThroughputCurve, least: int, most: int) -> tuple[Segment, ...]:
+    """The upper concave hull of the curve between two sizes, as segments of falling gain, up to its highest rate."""
+    corners: list[tuple[int, float]] = [(least, curve.rate(least))]
+    sizes = {size for size in curve.sizes if least < size < most}
+    for size in sorted(sizes | {most} if most > least else sizes):
+        rate = curve.rate(size)
+        while len(corners) > 1 and _gain(corners[-2], corners[-1]) <= _gain(corners[-1], (size, rate)):
+            corners.pop()
+        corners.append((size, rate))
+    return tuple(
+        (after[0], _gain(before, after)) for before, after in pairwise(corners) if after[1] > before[1] * (1 + 1e-9)
+    )
+
+
+def _gain(before: tuple[int, float], after: tuple[int, float]) -> float:
+    return (after[1] - before[1]) / (after[0] - before[0])
+
+
+def divide_rest(plan: Plan) -> None:
+    """Give out what is free, first within what each project is entitled to, then to anybody who gains."""
+    entries = [entry for entry in plan.running + plan.queued if entry.target >= entry.job.min_workers > 0]
+    weights = _weights(entries)
+    offers = [_Offer(entry, weights[entry.job.job_id], plan.now) for entry in entries]
+    if len(plan.shares.all) > 1:
+        _entitle(plan, entries)
+        deferred = _hand_out(
+            plan, offers, lambda entry: min(entry.share.room(), entry.share.entitled - entry.share.own_used)
+        )
+        _hand_out(plan, deferred, lambda entry: entry.share.room())
+    else:
+        _hand_out(plan, offers, lambda entry: entry.share.room())
+
+
+def _weights(entries: list[Entry]) -> dict[str, float]:
+    """heSRPT's weight by rank, longest first, times the priority's, per sample."""
+    ranked = sorted(entries, key=lambda entry: (-worker_seconds_left(entry.job), entry.job.job_id))
+    weights: dict[str, float] = {}
+    below = 0.0
+    for rank, entry in enumerate(ranked, 1):
+        job, power = entry.job, rank**Q
+        weight = (power - below) ** (1 / Q) * 2.0 ** (job.priority / PRIORITY_DOUBLES)
+        weights[job.job_id] = weight * job.min_workers / job.curve.rate(job.min_workers)
+        below = power
+    return weights
+
+
+def _entitle(plan: Plan, entries: list[Entry]) -> None:
+    for share in plan.shares.all:
+        share.own_demand = share.own_used
+    for entry in entries:
+        segments = hull(entry.job.curve, entry.job.min_workers, entry.job.max_workers)
+        entry.share.own_demand += max(0, (segments[-1][0] if segments else entry.job.min_workers) - entry.target)
+    placed = sum(share.own_used for share in plan.shares.all)
+    shapes = {id(entry.shape): entry.shape for entry in entries}
+    free = max((shape.free() for shape in shapes.values()), default=0)
+    plan.shares.entitle(placed + free)
+
+
+class _Offer:
+    """The next segment of a job's hull, as an item of the heap: most gain first."""
+
+    __slots__ = ("bonus", "entry", "gain", "kept", "needed", "segment", "segments", "until", "weight")
+
+    def __init__(self, entry: Entry, weight: float, now: float) -> None:
+        job = entry.job
+        self.entry = entry
+        self.weight = weight
+        self.segments = hull(job.curve, job.min_workers, job.max_workers)
+        self.segment = 0
+        self.kept = min(job.granted, job.max_workers)
+        self.bonus = keep_bonus(job, now) if self.kept > entry.target else 1.0
+        self.needed = workers_for_deadline(job, now)
+        self.until = self.gain = 0.0
+        self.price()
+
+    def price(self) -> bool:
+        """Move to the segment at the job's target; False if none is left."""
+        target = self.entry.target
+        while self.segment < len(self.segments) and self.segments[self.segment][0] <= target:
+            self.segment += 1
+        if self.segment == len(self.segments):
+            return False
+        until, gain = self.segments[self.segment]
+        gain *= self.weight
+        if target < self.kept:
+            until = min(until, self.kept)
+            gain *= self.bonus
+        if target < self.needed:
+            until = min(until, self.needed)
+            gain += DEADLINE_WEIGHT * self.weight
+        self.until, self.gain = until, gain
+        return True
+
+    def __lt__(self, other: _Offer) -> bool:
+        if self.gain != other.gain:
+            return self.gain > other.gain
+        return self.entry.order < other.entry.order
+
+
+def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Entry], float]) -> list[_Offer]:
+    """Returns the offers that their project's room did not allow."""
+    heap = [offer for offer in offers if offer.price()]
+    heapq.heapify(heap)
+    deferred: list[_Offer] = []
+    while heap:
+        offer = heap[0]
+        entry = offer.entry
+        target = entry.target
+        wanted = int(offer.until) - target
+        allowed = int(min(wanted, room_of(entry)))
+        if allowed <= 0:
+            deferred.append(heapq.heappop(heap))
+            continue
+        stays = target < offer.kept
+        if entry.shape.is_full and not stays:
+            heapq.heappop(heap)
+            continue
+        sites = plan.stay(entry, allowed) if stays else entry.shape.take(allowed)
+        taken = count(sites)
+        if taken < wanted and entry.job.curve.rate(target + taken) <= entry.job.curve.rate(target):
+            plan.room.give_back(entry.job.need, sites)
+            heapq.heappop(heap)
+            continue
+        entry.target += taken
+        entry.sites = entry.sites + sites
+        entry.share.add(taken)
+        if taken == wanted and offer.price():
+            heapq.heapreplace(heap, offer)
+        else:
+            heapq.heappop(heap)
+            if taken == allowed < wanted:
+                deferred.append(offer)
+    return deferred

@@ -1,0 +1,94 @@
+"""Whom an urgent job displaces: running jobs of lower priority, as few as it takes. Called by `admission`.
+
+A job that lost nodes and no longer has its minimum does not train, so it also gives way to a job of its own priority.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from shoal_service.core.scheduling.plan import Entry, Plan
+from shoal_service.core.scheduling.room import Shape, Sites
+
+
+class Preemption:
+    """The running jobs in the order in which they would be preempted: lowest priority and latest in the queue first."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._victims = sorted((entry for entry in plan.running if entry.target), key=_order)
+        self._failed: dict[int, tuple[float, int]] = {}
+        """Priority and workers of the last claim of a shape that preemption could not meet."""
+
+    def add(self, entry: Entry) -> None:
+        """The job has been admitted in this decision; a job of higher priority may still displace it."""
+        insort(self._victims, entry, key=_order)
+
+    def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
+        """Preempt until so many workers fit. Empty if that cannot be done, and then nothing has changed."""
+        priority = claimant.job.priority
+        if not self._victims or _priority(self._victims[0]) >= priority:
+            return []
+        failed = self._failed.get(id(claimant.shape))
+        if failed is not None and priority <= failed[0] and missing >= failed[1]:
+            return []
+        cleared = self._clear(claimant, missing)
+        if not cleared:
+            self._failed[id(claimant.shape)] = (priority, missing)
+            return []
+        gone = {id(entry) for entry in cleared}
+        self._victims = [entry for entry in self._victims if id(entry) not in gone]
+        for entry in cleared:
+            entry.beneficiary = claimant.job.job_id
+        claimant.donors = (*claimant.donors, *(entry.job.job_id for entry in cleared if entry.job.granted))
+        return cleared
+
+    def _clear(self, claimant: Entry, missing: int) -> list[Entry]:
+        cleared: list[tuple[Entry, Sites]] = []
+        shape = claimant.shape
+        for entry in self._victims:
+            if _priority(entry) >= claimant.job.priority:
+                break
+            if entry is claimant or not entry.shape.overlaps(shape) or _is_guaranteed(entry, claimant):
+                continue
+            cleared.append((entry, entry.sites))
+            self._plan.clear(entry)
+            if shape.free(missing) >= missing:
+                return self._spare(shape, missing, cleared)
+        for entry, sites in reversed(cleared):
+            self._put_back(entry, sites)
+        return []
+
+    def _spare(self, shape: Shape, missing: int, cleared: list[tuple[Entry, Sites]]) -> list[Entry]:
+        """Leave out the jobs whose workers are not needed after all, those of the highest priority first."""
+        taken: list[Entry] = []
+        for entry, sites in reversed(cleared):
+            self._put_back(entry, sites)
+            if shape.free(missing) < missing:
+                self._plan.clear(entry)
+                taken.append(entry)
+        return taken
+
+    def _put_back(self, entry: Entry, sites: Sites) -> None:
+        for free, workers in sites:
+            free.reserve(entry.job.need, workers)
+        self._plan.book(entry, sites)
+
+
+def _order(entry: Entry) -> tuple[float, float, str]:
+    return _priority(entry), -entry.order[0], entry.job.job_id
+
+
+def _is_guaranteed(entry: Entry, claimant: Entry) -> bool:
+    """Without this job its project would have less than what it is guaranteed, and another project would have more."""
+    return any(
+        share.used - entry.target < share.project.guaranteed
+        for share in entry.share.path
+        if share not in claimant.share.path
+    )
+
+
+def _priority(entry: Entry) -> float:
+    """Its priority, and half a point less if it lost nodes and does not train."""
+    stranded = entry.target < min(entry.job.granted, entry.job.min_workers)
+    return entry.job.priority - 0.5 if stranded else entry.job.priority

@@ -1,0 +1,288 @@
+"""The rules of the policy, one by one, with the words that a user reads."""
+
+from __future__ import annotations
+
+from kit.market import CPU, NOW, carried_out, grants, job, market, nodes, reasons
+from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.decide import decide
+from shoal_service.core.scheduling.market import (
+    CapacityKind,
+    Decision,
+    MarketNode,
+    MarketState,
+    Preempt,
+    Project,
+    Resize,
+    Start,
+    Wait,
+    WorkerNeed,
+)
+
+
+def after(state: MarketState) -> dict[str, int]:
+    return grants(carried_out(state, decide(state, NOW)))
+
+
+def only(decisions: list[Decision], name: str) -> Decision:
+    (found,) = [one for one in decisions if one.job_id == name]
+    return found
+
+
+def test_a_newcomer_is_admitted_by_shrinking_a_running_job_at_once() -> None:
+    state = market([job("first", 1, 4, granted=4), job("second", 1, 1)], nodes(4))
+
+    decisions = decide(state, NOW)
+
+    assert decisions == [
+        Resize("first", 3, "Gave 1 worker to second, which starts with 1: -22 % here."),
+        Start("second", 1, "Starts with 1 worker of 1 CPU (1); first gives workers."),
+    ]
+
+
+def test_no_job_is_shrunk_below_its_minimum() -> None:
+    state = market([job("first", 3, 4, granted=4), job("second", 2, 2)], nodes(4))
+
+    decisions = decide(state, NOW)
+
+    assert after(state) == {"first": 4}
+    wait = only(decisions, "second")
+    assert isinstance(wait, Wait)
+    assert wait.reason == (
+        "Needs 2 workers of 1 CPU each; 1 can be had by shrinking others, the rest is at the minima of running jobs. "
+        "A priority above 0 may preempt, more nodes help always."
+    )
+    assert (wait.position, wait.holders) == (1, ("first",))
+    assert wait.expected_at == NOW + 100_000 / 34
+
+
+def test_free_workers_start_a_job_at_its_most() -> None:
+    state = market([job("only", 1, 4)], nodes(2, 8))
+    assert decide(state, NOW) == [Start("only", 4, "Starts with 4 workers of 1 CPU (1 to 4), which were free.")]
+
+
+def test_workers_move_to_the_job_that_gains_most_and_both_are_told() -> None:
+    flat = ThroughputCurve((1, 2, 4), (10.0, 10.5, 11.0))
+    state = market([job("flat", 1, 4, granted=4, curve=flat), job("steep", 1, 4, granted=1)], nodes(5))
+
+    decisions = decide(state, NOW)
+
+    assert decisions == [
+        Resize("flat", 1, "Gave 3 workers to steep: +240 % there, -9 % here."),
+        Resize("steep", 4, "Got 3 workers from flat: +240 % here, -9 % there."),
+    ]
+
+
+def test_a_size_that_is_slower_than_a_smaller_one_is_not_used() -> None:
+    dips = ThroughputCurve((1, 2, 3, 4), (10.0, 19.0, 12.0, 15.0))
+    assert after(market([job("dips", 1, 4, curve=dips)], nodes(4))) == {"dips": 2}
+
+
+def test_a_job_that_ends_soon_gets_more_than_an_equal_one_that_does_not() -> None:
+    jobs = [job("long", 1, 16, left=1e7), job("short", 1, 16, left=1e5)]
+    got = after(market(jobs, nodes(12)))
+    assert got == {"short": 8, "long": 4}
+
+
+def test_priority_weighs_on_what_is_above_the_minimum() -> None:
+    jobs = [job("low", 1, 16), job("high", 1, 16, priority=20)]
+    got = after(market(jobs, nodes(12)))
+    assert got["high"] > got["low"] >= 1
+
+
+def test_an_urgent_job_preempts_only_lower_priorities_and_only_as_many_as_it_needs() -> None:
+    jobs = [
+        job("old", 2, 2, granted=2, priority=5, submitted_at=NOW - 9),
+        job("lowest", 1, 1, granted=1, priority=-5),
+        job("low", 1, 1, granted=1),
+        job("urgent", 1, 1, priority=5),
+    ]
+    state = market(jobs, nodes(4))
+
+    decisions = decide(state, NOW)
+
+    assert decisions == [
+        Preempt(
+            "lowest",
+            "Preempted for urgent (priority 5, here -5), which needs 1 worker. It saves and returns to the queue; "
+            "no step is lost.",
+            "urgent",
+        ),
+        Start("urgent", 1, "Starts with 1 worker of 1 CPU (1); preempts lowest, which has a lower priority than 5."),
+    ]
+
+
+def test_nothing_is_preempted_if_shrinking_is_enough_or_preemption_would_not_do() -> None:
+    shrink = market([job("low", 1, 4, granted=4), job("urgent", 3, 3, priority=9)], nodes(4))
+    assert after(shrink) == {"low": 1, "urgent": 3}
+    vain = market(
+        [job("peer", 2, 2, granted=2, priority=9), job("low", 2, 2, granted=2), job("urgent", 3, 3, priority=9)],
+        nodes(4),
+    )
+    assert after(vain) == {"peer": 2, "low": 2}
+
+
+def test_the_limit_of_a_project_is_never_exceeded_and_the_reason_names_it() -> None:
+    jobs = [job("a", 2, 8, project="p"), job("b", 2, 2, project="p", submitted_at=NOW + 1)]
+    state = market(jobs, nodes(16), Project(name="p", limit=3))
+
+    decisions = decide(state, NOW)
+
+    assert after(state) == {"a": 3} or after(state) == {"b": 2}
+    (wait,) = [one for one in decisions if isinstance(one, Wait)]
+    assert "project p" in wait.reason and "of the 3" in wait.reason and "Raise the limit" in wait.reason
+    assert wait.holders
+
+
+def test_a_minimum_above_the_limit_never_starts_and_says_so() -> None:
+    state = market(
+        [job("big", 4, 4, project="p"), job("small", 1, 1, project="p")], nodes(8), Project(name="p", limit=3)
+    )
+    assert after(state) == {"small": 1}
+    assert "may have 3 workers (its limit)" in reasons(decide(state, NOW))["big"]
+
+
+def test_what_is_guaranteed_is_reclaimed_by_shrinking_borrowers() -> None:
+    jobs = [job("borrower", 1, 8, granted=8, project="a"), job("owner", 1, 8, project="b")]
+    state = market(jobs, nodes(8), Project(name="a"), Project(name="b", guaranteed=6))
+    assert after(state) == {"borrower": 2, "owner": 6}
+
+
+def test_idle_quota_is_borrowed() -> None:
+    state = market([job("borrower", 1, 8, project="a")], nodes(8), Project(name="a"), Project(name="b", guaranteed=6))
+    assert after(state) == {"borrower": 8}
+
+
+def test_projects_share_by_weight_whatever_their_number_of_jobs() -> None:
+    jobs = [job(f"many-{at}", 1, 8, project="many") for at in range(5)] + [job("one", 1, 16, project="one")]
+    got = after(market(jobs, nodes(16), Project(name="many", weight=1.0), Project(name="one", weight=1.0)))
+    assert got["one"] == 8
+
+
+def test_sub_projects_share_what_their_parent_is_entitled_to() -> None:
+    tree = [
+        Project(name="lab"),
+        Project(name="other"),
+        Project(name="x", parent="lab"),
+        Project(name="y", parent="lab"),
+    ]
+    jobs = [job(name, 1, 16, project=name) for name in ("x", "y", "other")]
+    assert after(market(jobs, nodes(16), *tree)) == {"x": 4, "y": 4, "other": 8}
+
+
+def test_max_running_of_a_project_and_of_a_user() -> None:
+    jobs = [job("a", project="p"), job("b", project="p", submitted_at=NOW + 1)]
+    state = market(jobs, nodes(16), Project(name="p", max_running=1))
+    assert set(after(state)) == {"a"}
+    assert "max_running is 1" in reasons(decide(state, NOW))["b"]
+    users = market(
+        [job("a", user="u"), job("b", user="u", submitted_at=NOW + 1), job("c", user="v")],
+        nodes(16),
+        max_running_per_user=1,
+    )
+    assert set(after(users)) == {"a", "c"}
+
+
+def test_a_job_that_never_fits_blocks_nobody_and_is_told_so() -> None:
+    state = market([job("huge", 100, 100, submitted_at=NOW - 1), job("small", 1, 1)], nodes(4))
+    assert after(state) == {"small": 1}
+    assert reasons(decide(state, NOW))["huge"] == (
+        "Needs 100 workers of 1 CPU each; the nodes that it may use have room for 4. "
+        "Add nodes, or lower elasticity.min_workers."
+    )
+
+
+def test_a_short_job_is_backfilled_and_a_long_one_would_delay_the_reserved_start() -> None:
+    running = job("running", 6, 6, granted=6, curve=ThroughputCurve((6,), (60.0,)), left=60.0 * 1000)
+    head = job("head", 8, 8, submitted_at=NOW - 9000)
+    short = job("short", 1, 1, left=10.0 * 500)
+    long = job("long", 1, 1, left=10.0 * 5000)
+    state = market([running, head, short, long], nodes(8))
+
+    decisions = decide(state, NOW)
+
+    assert after(state) == {"running": 6, "short": 1}
+    wait = only(decisions, "head")
+    assert (
+        isinstance(wait, Wait) and wait.position == 1 and wait.expected_at == NOW + 1000 and "running" in wait.holders
+    )
+    assert "would delay head" in reasons(decisions)["long"]
+
+
+def test_a_job_below_a_raised_minimum_is_served_before_the_queue() -> None:
+    state = market([job("raised", 4, 4, granted=2), job("new", 2, 2, submitted_at=NOW - 9)], nodes(4))
+    assert after(state) == {"raised": 4}
+
+
+def test_a_lost_node_shrinks_what_is_above_the_minimum() -> None:
+    assert after(market([job("a", 1, 8, granted=8), job("b", 2, 4, granted=2)], nodes(6))) == {"a": 4, "b": 2}
+
+
+def test_a_job_whose_minimum_no_longer_fits_keeps_its_claim_until_another_job_can_use_the_workers() -> None:
+    stranded = job("stranded", 4, 4, granted=4)
+    assert decide(market([stranded], nodes(3)), NOW) == []
+    state = market([stranded, job("other", 1, 2)], nodes(3))
+    assert after(state) == {"other": 2}
+    assert isinstance(only(decide(state, NOW), "stranded"), Preempt)
+
+
+def test_a_cordoned_node_keeps_its_workers_and_gets_no_new_ones() -> None:
+    cordoned = MarketNode(node_id="old", cpus=4, is_cordoned=True)
+    state = market([job("stays", 1, 8, granted=4, on_nodes={"old": 4}), job("new", 1, 8)], [cordoned, *nodes(2)])
+    assert after(state) == {"stays": 4, "new": 2}
+
+
+def test_a_node_that_ends_soon_gets_no_workers() -> None:
+    ending = MarketNode(node_id="ending", cpus=4, ends_at=NOW + 5)
+    assert after(market([job("a", 1, 8)], [ending, *nodes(2)])) == {"a": 2}
+
+
+def test_selectors_and_capacity_kinds_choose_nodes() -> None:
+    cluster = [
+        MarketNode(node_id="h100", cpus=4, labels={"gpu_type": "h100"}),
+        MarketNode(node_id="spot", cpus=4, is_spot=True),
+    ]
+    jobs = [
+        job("selects", 1, 8, selector={"gpu_type": "h100"}),
+        job("spot", 1, 8, capacity=CapacityKind.SPOT),
+        job("stable", 1, 8, capacity=CapacityKind.ON_DEMAND),
+    ]
+    got = after(market(jobs, cluster))
+    assert got["spot"] == 4 and got["selects"] + got["stable"] == 4
+
+
+def test_workers_are_indivisible() -> None:
+    state = market([job("wide", 1, 4, need=WorkerNeed(cpus=2.0))], nodes(3, 3))
+    assert after(state) == {"wide": 2}
+
+
+def test_a_deadline_gets_the_workers_that_it_needs() -> None:
+    due = job("due", 1, 16, left=55.0 * 1000, finish_by=NOW + 1010)
+    others = [job(f"other-{at}", 1, 16, left=1000.0) for at in range(3)]
+    assert after(market([due, *others], nodes(12)))["due"] >= 8
+
+
+def test_a_job_that_is_leaving_keeps_its_workers_and_gets_no_decision() -> None:
+    state = market([job("leaving", 1, 4, granted=2, held=3, is_leaving=True), job("new", 1, 4)], nodes(4))
+    assert decide(state, NOW) == [Start("new", 1, "Starts with 1 worker of 1 CPU (1 to 4), which were free.")]
+
+
+def test_a_job_above_its_maximum_is_shrunk() -> None:
+    state = market([job("a", 1, 2, granted=4)], nodes(4))
+    assert decide(state, NOW) == [Resize("a", 2, "elasticity.max_workers is 2, 4 were granted.")]
+
+
+def test_a_job_about_to_end_is_left_alone() -> None:
+    ending = job("ending", 1, 16, granted=4, left=10.0, curve=ThroughputCurve((1, 4, 16), (10.0, 34.0, 100.0)))
+    assert decide(market([ending], nodes(16)), NOW) == []
+
+
+def test_a_job_that_just_moved_stays_where_it_is() -> None:
+    jobs = [job("a", 1, 8, granted=6, moved_at=NOW), job("b", 1, 8, granted=2, moved_at=NOW)]
+    assert decide(market(jobs, nodes(8)), NOW) == []
+    assert decide(market(jobs, nodes(8)), NOW + 60)
+
+
+def test_gpu_nodes_are_left_to_workers_with_gpus() -> None:
+    cluster = [MarketNode(node_id="a-gpu", cpus=4, gpus=4), MarketNode(node_id="b-cpu", cpus=4)]
+    gpu = job("gpu", 4, 4, need=WorkerNeed(cpus=1, gpus=1))
+    assert after(market([job("cpu", 4, 4, need=CPU), gpu], cluster)) == {"cpu": 4, "gpu": 4}

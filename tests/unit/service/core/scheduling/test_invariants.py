@@ -1,0 +1,266 @@
+"""What holds for every decision, over random markets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kit.market import NOW, carried_out, grants, market
+from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.decide import decide
+from shoal_service.core.scheduling.market import (
+    CapacityKind,
+    MarketJob,
+    MarketNode,
+    MarketState,
+    Placement,
+    Preempt,
+    Project,
+    Resize,
+    Start,
+    Wait,
+    WorkerNeed,
+)
+
+NEEDS = [WorkerNeed(cpus=1.0), WorkerNeed(cpus=2.0), WorkerNeed(cpus=1.0, gpus=1.0)]
+PROJECTS = ["a", "b", "a-1", "a-2", "unlisted"]
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> ThroughputCurve:
+    rates = draw(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=4))
+    return ThroughputCurve(tuple(2**at for at in range(len(rates))), tuple(rates))
+
+
+@st.composite
+def jobs(draw: st.DrawFn, name: str, needs: list[WorkerNeed]) -> MarketJob:
+    least = draw(st.integers(1, 4))
+    most = draw(st.integers(least, 8))
+    return MarketJob(
+        job_id=name,
+        submitted_at=NOW - draw(st.floats(0, 10_000)),
+        min_workers=least,
+        max_workers=most,
+        need=draw(st.sampled_from(needs)),
+        project=draw(st.sampled_from(PROJECTS)),
+        user=draw(st.sampled_from(["", "u", "v"])),
+        priority=draw(st.sampled_from([-10, 0, 0, 0, 50])),
+        curve=draw(curves()),
+        left=draw(st.none() | st.floats(0.1, 1e6)),
+        served_s=draw(st.floats(0, 1e5)),
+        switch_s=draw(st.sampled_from([0.3, 3.0, 60.0])),
+        moved_at=draw(st.none() | st.floats(0, 300).map(lambda ago: NOW - ago)),
+        finish_by=draw(st.none() | st.floats(-100, 10_000).map(lambda ahead: NOW + ahead)),
+        capacity=draw(st.sampled_from(CapacityKind)),
+        selector=draw(st.sampled_from([{}, {}, {"zone": "x"}])),
+        placement=draw(st.sampled_from(Placement)),
+    )
+
+
+@st.composite
+def nodes(draw: st.DrawFn, name: str, cpus: int = 0) -> MarketNode:
+    return MarketNode(
+        node_id=name,
+        cpus=cpus or draw(st.integers(1, 6)),
+        gpus=draw(st.integers(0, 2)),
+        labels=draw(st.sampled_from([{}, {"zone": "x"}])),
+        is_spot=draw(st.booleans()),
+        is_cordoned=draw(st.sampled_from([False, False, False, True])),
+        ends_at=draw(st.sampled_from([None, None, NOW + 10, NOW + 1000])),
+    )
+
+
+@st.composite
+def quotas(draw: st.DrawFn) -> list[Project]:
+    def project(name: str, parent: str | None = None) -> Project:
+        return Project(
+            name=name,
+            parent=parent,
+            weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
+            guaranteed=draw(st.integers(0, 4)),
+            limit=draw(st.none() | st.integers(0, 12)),
+            max_running=draw(st.none() | st.integers(0, 3)),
+        )
+
+    return [project("a"), project("b"), project("a-1", "a"), project("a-2", "a")]
+
+
+@st.composite
+def queued_markets(draw: st.DrawFn) -> MarketState:
+    """Nothing runs yet."""
+    cluster = [draw(nodes(f"node-{at}")) for at in range(draw(st.integers(0, 4)))]
+    all_jobs = [draw(jobs(f"job-{at}", NEEDS)) for at in range(draw(st.integers(0, 9)))]
+    return market(all_jobs, cluster, *draw(quotas()), max_running_per_user=draw(st.none() | st.integers(1, 3)))
+
+
+@st.composite
+def markets(draw: st.DrawFn) -> MarketState:
+    """Some jobs run already, then others arrive and the rest of their life has changed."""
+    state = draw(queued_markets())
+    now = carried_out(state, decide(state, NOW - 100), NOW - 100)
+    newcomers = [draw(jobs(f"new-{at}", NEEDS)) for at in range(draw(st.integers(0, 5)))]
+    old = [
+        replace(one, is_leaving=draw(st.sampled_from([False, False, False, True])) and one.granted > 0)
+        for one in now.jobs
+    ]
+    return replace(now, jobs=[*old, *newcomers])
+
+
+def subtree_of(state: MarketState, name: str) -> set[str]:
+    return {name} | {one.name for one in state.projects.values() if one.parent == name}
+
+
+def workers_in(state: MarketState, names: set[str]) -> int:
+    return sum(one.granted for one in state.jobs if one.project in names)
+
+
+def upper_bound(state: MarketState, names: list[MarketJob]) -> float:
+    """CPUs of the nodes that any of these jobs may use."""
+    return sum(
+        node.cpus
+        for node in state.nodes
+        if any(
+            (one.capacity is CapacityKind.ANY or node.is_spot == (one.capacity is CapacityKind.SPOT))
+            and all(node.labels.get(key) == value for key, value in one.selector.items())
+            for one in names
+        )
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(markets())
+def test_there_is_one_decision_for_each_queued_job_and_at_most_one_for_a_running_one(state: MarketState) -> None:
+    decisions = decide(state, NOW)
+    times = Counter(one.job_id for one in decisions)
+    assert all(number == 1 for number in times.values())
+    by_id = {one.job_id: one for one in state.jobs}
+    for one in state.jobs:
+        if not one.granted and not one.is_leaving:
+            assert times[one.job_id] == 1
+    for decision in decisions:
+        if by_id[decision.job_id].granted:
+            assert isinstance(decision, Resize | Preempt)
+        else:
+            assert isinstance(decision, Start | Wait)
+        assert decision.reason.endswith(".")
+    positions = [one.position for one in decisions if isinstance(one, Wait)]
+    assert positions == list(range(1, len(positions) + 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(markets())
+def test_workers_never_exceed_what_the_nodes_hold(state: MarketState) -> None:
+    """Each set of jobs that use the same nodes has at most their CPUs; all jobs together have at most all CPUs."""
+    after = carried_out(state, decide(state, NOW))
+    running = [one for one in after.jobs if one.granted]
+    groups = {(one.capacity, tuple(one.selector.items())) for one in running}
+    for group in [*groups, None]:
+        members = [one for one in running if group in (None, (one.capacity, tuple(one.selector.items())))]
+        assert sum(one.granted * one.need.cpus for one in members) <= upper_bound(after, members) + 1e-6
+        assert sum(one.granted * one.need.gpus for one in members) <= sum(node.gpus for node in after.nodes)
+
+
+@settings(max_examples=40, deadline=None)
+@given(markets())
+def test_no_limit_is_exceeded(state: MarketState) -> None:
+    after = carried_out(state, decide(state, NOW))
+    for project in state.projects.values():
+        before = workers_in(state, subtree_of(state, project.name))
+        if project.limit is not None:
+            assert workers_in(after, subtree_of(state, project.name)) <= max(project.limit, 0), project.name
+        if project.max_running is not None:
+            names = subtree_of(state, project.name)
+            ran = sum(one.granted > 0 for one in state.jobs if one.project in names)
+            runs = sum(one.granted > 0 for one in after.jobs if one.project in names)
+            assert runs <= max(project.max_running, ran), before
+
+
+@settings(max_examples=40, deadline=None)
+@given(markets())
+def test_no_job_is_below_its_minimum_or_above_its_maximum(state: MarketState) -> None:
+    for one in carried_out(state, decide(state, NOW)).jobs:
+        assert one.granted == 0 or one.min_workers <= one.granted <= one.max_workers
+
+
+@settings(max_examples=40, deadline=None)
+@given(markets())
+def test_only_lower_priorities_are_preempted_and_the_beneficiary_starts(state: MarketState) -> None:
+    decisions = decide(state, NOW)
+    by_id = {one.job_id: one for one in state.jobs}
+    started = {one.job_id for one in decisions if isinstance(one, Start)}
+    for one in decisions:
+        if isinstance(one, Preempt) and one.beneficiary:
+            assert by_id[one.job_id].priority < by_id[one.beneficiary].priority
+            assert one.beneficiary in started
+
+
+@settings(max_examples=40, deadline=None)
+@given(markets(), st.floats(0, 1.0))
+def test_a_decision_that_is_carried_out_is_not_changed_by_the_next_one(state: MarketState, later: float) -> None:
+    after = carried_out(state, decide(state, NOW))
+    again = [one for one in decide(after, NOW + later * 0.5) if not isinstance(one, Wait)]
+    assert again == [], grants(after)
+
+
+@settings(max_examples=40, deadline=None)
+@given(markets())
+def test_what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum(state: MarketState) -> None:
+    """On one kind of worker and node: if a project below its guarantee waits, no borrower can be shrunk."""
+    plain = [
+        replace(one, need=NEEDS[0], capacity=CapacityKind.ANY, selector={}, user="", project=one.project.split("-")[0])
+        for one in state.jobs
+    ]
+    cluster = [replace(node, is_cordoned=False, ends_at=None, cpus=8.0) for node in state.nodes]
+    projects = {
+        name: replace(one, limit=None, max_running=None, parent=None)
+        for name, one in state.projects.items()
+        if "-" not in name
+    }
+    state = carried_out(
+        MarketState(jobs=plain, nodes=cluster, projects=projects),
+        decide(MarketState(jobs=plain, nodes=cluster, projects=projects), NOW),
+    )
+    for wait in (one for one in decide(state, NOW) if isinstance(one, Wait)):
+        waiting = next(one for one in state.jobs if one.job_id == wait.job_id)
+        project = projects.get(waiting.project)
+        mine = workers_in(state, {waiting.project})
+        if project and mine + waiting.min_workers <= project.guaranteed:
+            spare = sum(one.granted - one.min_workers for one in state.jobs if one.granted and not one.is_leaving)
+            free = sum(node.cpus for node in cluster) - sum(
+                max(one.granted, one.held) for one in state.jobs if one.granted
+            )
+            assert spare + free < waiting.min_workers or "would delay" in wait.reason
+
+
+def test_no_job_starves_while_shorter_ones_of_its_priority_keep_arriving() -> None:
+    """Minutes-long jobs arrive as fast as they end; a long one that needs the whole cluster starts within a bound."""
+    curve = ThroughputCurve((1,), (1.0,))
+    big = MarketJob(
+        job_id="big", submitted_at=0.0, min_workers=4, max_workers=4, need=NEEDS[0], curve=curve, left=1e6, granted=0
+    )
+    cluster = [MarketNode(node_id="node", cpus=4.0)]
+    alive: list[MarketJob] = [big]
+    for at in range(0, 3 * 3600, 80):
+        alive = [replace(one, left=(one.left or 0) - 80 * (one.granted > 0)) for one in alive]
+        alive = [one for one in alive if (one.left or 0) > 0]
+        alive.append(
+            MarketJob(
+                job_id=f"short-{at:06}",
+                submitted_at=float(at),
+                min_workers=1,
+                max_workers=1,
+                need=NEEDS[0],
+                curve=curve,
+                left=300.0,
+            )
+        )
+        state = market(alive, cluster)
+        after = carried_out(state, decide(state, float(at)), float(at))
+        alive = list(after.jobs)
+        if grants(after).get("big"):
+            break
+    assert grants(after).get("big") == 4
+    assert at <= 3600 + 600
