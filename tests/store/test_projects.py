@@ -25,7 +25,7 @@ def test_a_project_is_stored_replaced_as_a_whole_and_deleted(store: Store) -> No
     assert not is_new and (view.weight, view.guaranteed, view.limit, view.max_running) == (1.0, 0, None, 1)
     store.delete_project("vision")
     assert store.projects() == {}
-    with pytest.raises(ProjectNotFound, match="shoal quota"):
+    with pytest.raises(ProjectNotFound, match="shoal quota list"):
         store.delete_project("vision")
     with pytest.raises(ProjectNotFound):
         store.get_project("vision")

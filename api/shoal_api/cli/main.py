@@ -19,6 +19,7 @@ from shoal_api.cli.commands import (
     nodes,
     parity,
     plan,
+    queue,
     serve,
     simulate,
     specs,
@@ -36,6 +37,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "watch": submit.watch,
         "jobs": inspect.jobs,
         "show": inspect.show,
+        "queue": queue.queue,
+        "priority": queue.priority,
         "logs": inspect.logs,
         "events": inspect.events,
         "scale": control.scale,
@@ -63,13 +66,16 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "cluster": inspect.cluster,
         "nodes": nodes.nodes,
         "drain": nodes.drain,
+        "quota list": queue.list_quotas,
+        "quota set": queue.set_quota,
+        "quota delete": queue.delete_quota,
         "demo": check.demo,
         "doctor": check.doctor,
         "version": check.version,
     },
 }
 """The commands, in the order in which the help lists them. A name of two words is a command of a group."""
-_GROUPS = {"data": specs.data}
+_GROUPS = {"data": specs.data, "quota": queue.quota}
 
 
 def main() -> None:

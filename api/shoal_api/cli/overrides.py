@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from shoal_api.cli.errors import CliError
+from shoal_service.control.spec_io import SpecLoader
 
 
 def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict
 
 def _value(assignment: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, SpecLoader)
     except yaml.YAMLError as error:
         raise CliError(
             f"the value of --set {assignment!r} is not YAML: {' '.join(str(error).split())}",

@@ -6,7 +6,7 @@ A relative `code.working_dir` starts at the directory of the file that names it,
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import yaml
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.overrides import apply_overrides
+from shoal_service.control.spec_io import SpecLoader
 
 _MAX_BYTES = 4 * 1024 * 1024
 
 
-def load_spec(source: str, assignments: Iterable[str] = (), name: str | None = None) -> dict[str, Any]:
-    """The decoded document of `source` ("-": standard input), with `--set` and `--name` applied. Not yet validated."""
+def load_spec(source: str, assignments: Iterable[str] = (), options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The decoded document of `source` ("-": standard input), with `--set` applied, then the `options` that are not
+    None, each for a key of the spec. Not yet validated."""
     text = sys.stdin.read(_MAX_BYTES + 1) if source == "-" else _read(Path(source))
     if len(text) > _MAX_BYTES:
         raise CliError(f"the spec {source} is larger than {_MAX_BYTES} bytes", hint="check that it is a job spec")
@@ -28,13 +30,13 @@ def load_spec(source: str, assignments: Iterable[str] = (), name: str | None = N
     if source != "-":
         document = _with_absolute_code(document, Path(source).resolve().parent)
     document = apply_overrides(document, assignments)
-    return {**document, "name": name} if name is not None else document
+    return document | {key: value for key, value in (options or {}).items() if value is not None}
 
 
 def decode_spec(text: str, source: str) -> dict[str, Any]:
     """Decode YAML, of which JSON is a subset. The error names line and column."""
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, SpecLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""

@@ -21,6 +21,15 @@ MAX_SPEC_BYTES = 1 << 20
 MAX_DEPTH = 64
 
 
+class SpecLoader(yaml.CSafeLoader):
+    """Times stay as they are written, since a spec is a JSON document."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - an instance variable for the type checker
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 class SpecFormat(StrEnum):
     YAML = "yaml"
     JSON = "json"
@@ -71,7 +80,7 @@ def _decode_yaml(text: str) -> tuple[Any, dict[str, int]]:
     lines: dict[str, int] = {}
     try:
         _require_tame(text)  # on the flat stream of events, since composing and constructing recurse
-        loader = yaml.CSafeLoader(text)
+        loader = SpecLoader(text)
         try:
             root = loader.get_single_node()
             if root is None:

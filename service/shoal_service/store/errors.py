@@ -61,7 +61,7 @@ class ProjectNotFound(NotFound):
         self.name = name
 
     def __str__(self) -> str:
-        return f"There is no project {self.name!r}. `shoal quota` lists the projects."
+        return f"There is no project {self.name!r}. `shoal quota list` lists the projects."
 
 
 class InvalidCursor(StoreError):

@@ -21,6 +21,7 @@ def jobs(
     state: Annotated[
         list[str] | None, typer.Option("--state", help="Only jobs in this state, for example RUNNING. May be repeated.")
     ] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of jobs.")] = 100,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
@@ -31,20 +32,20 @@ def jobs(
 
         states = _states(state or [])
         with session.open_client() as client:
-            found = list(client.jobs(state=states, limit=limit))
+            found = list(client.jobs(state=states, project=project, limit=limit))
         session.output.document(found, lambda: jobs_table(found, time.time()))
 
 
 def show(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
     """Show a job: state, progress, loss, and what it waits for or why it failed."""
     with command(url, as_json) as session:
-        from shoal_api.cli.render.tables import job_page
+        from shoal_api.cli.render.job_page import job_page
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
             view = client.job(job_id)
             series = [] if as_json else client.series(job_id)
-        session.output.document(view, lambda: job_page(view, series))
+        session.output.document(view, lambda: job_page(view, series, time.time()))
 
 
 def logs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,10 @@ def submit(
         list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Change the spec; may be repeated.")
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the job; replaces the one in the spec.")] = None,
+    priority: Annotated[
+        int | None, typer.Option("--priority", min=-1000, max=1000, help="Higher gets workers first.")
+    ] = None,
+    project: Annotated[str | None, typer.Option("--project", help="Whose share of the cluster the job uses.")] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -38,7 +43,8 @@ def submit(
         from shoal_api.cli.spec_file import load_spec
         from shoal_workers.contract.checks.spec_errors import parse_spec
 
-        document = load_spec(spec, assignments or (), name)
+        options = {"name": name, "priority": priority, "project": project}
+        document = load_spec(spec, assignments or (), options)
         parse_spec(document)
         with session.open_client() as client:
             job = client.submit(document)
@@ -89,7 +95,7 @@ def _detached(session: Session, job_id: str) -> None:
 
 
 def _finish(session: Session, job: JobView, *, one_line: bool) -> None:
-    from shoal_api.cli.render.tables import job_page
+    from shoal_api.cli.render.job_page import job_page
 
     if session.output.as_json and one_line:
         session.output.line(job, "")
@@ -98,7 +104,7 @@ def _finish(session: Session, job: JobView, *, one_line: bool) -> None:
     else:
         with session.open_client() as client:
             series = client.series(job.id)
-        session.output.document(job, lambda: job_page(job, series))
+        session.output.document(job, lambda: job_page(job, series, time.time()))
     code = exit_code_of(job.status.state)
     if code is not ExitCode.OK:
         raise typer.Exit(code)

@@ -9,16 +9,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from shoal_api.cli.render.sparkline import sparkline, worker_bar
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.views import (
     CheckpointState,
     CheckpointView,
     ClusterView,
     JobSummary,
-    JobView,
     NodeView,
-    SeriesPoint,
     WorkerView,
 )
 from shoal_workers.contract.job import JobState
@@ -43,83 +40,23 @@ _CHECKPOINT_STYLE = {
     CheckpointState.DELETED: "dim",
     CheckpointState.FAILED: "red",
 }
-_SPARKLINE_WIDTH = 40
 
 
 def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
     if not jobs:
         return Text("no jobs; `shoal submit SPEC` creates one", style="dim")
-    table = new_table("id", "name", "state", ">step", ">loss", ">workers", ">age")
+    table = new_table("id", "name", "project", ">priority", "state", ">step", ">loss", ">workers", ">age")
     for job in jobs:
         state = Text(job.state, style=STATE_STYLE[job.state])
-        if job.reason:
+        if job.queue_position is not None:
+            state.append(f" #{job.queue_position}", style="dim")
+        elif job.reason:
             state.append(f" {job.reason}", style="dim")
         step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
         workers = f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-"
-        table.add_row(job.id, job.name, state, step, number(job.loss), workers, duration_text(now - job.created_at))
+        age = duration_text(now - job.created_at)
+        table.add_row(job.id, job.name, job.project, str(job.priority), state, step, number(job.loss), workers, age)
     return table
-
-
-def job_page(job: JobView, series: Sequence[SeriesPoint]) -> Table:
-    """The page of `shoal show`."""
-    status = job.status
-    state = Text(status.state, style=STATE_STYLE[status.state])
-    if status.reason:
-        state.append(f" {status.reason}", style="dim")
-    rows: list[tuple[str, Any]] = [
-        ("id", job.id),
-        ("name", job.name),
-        ("state", state),
-        ("message", status.message),
-        ("note", status.note),
-        (
-            "workers",
-            worker_bar(status.workers, status.desired_workers)
-            + f"  (min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers})",
-        ),
-        ("layout", status.layout),
-        ("step", f"{status.step}" + (f" of {status.total_steps}" if status.total_steps else "")),
-        (
-            "loss",
-            f"{number(status.loss)}  {sparkline([point.loss for point in series], _SPARKLINE_WIDTH)}".rstrip()
-            if status.loss is not None
-            else "",
-        ),
-        ("validation", _validation(job)),
-        ("tokens/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
-        ("tokens", f"{status.tokens:,}" if status.tokens else ""),
-        ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
-        ("ETA", duration_text(status.eta_s) if status.eta_s is not None and not status.state.ended else ""),
-        ("checkpoint", _checkpoint(job)),
-        ("snapshots", _snapshots(job)),
-        ("a lost node", _node_loss(job)),
-        ("incidents", f"{status.incidents}, {status.steps_lost} steps lost" if status.incidents else ""),
-        ("goodput", _goodput(job)),
-        ("attempt", f"{status.attempt}, generation {status.generation}" if status.attempt else ""),
-        ("created", clock(job.created_at)),
-        ("started", clock(job.started_at) if job.started_at else ""),
-        ("ended", clock(job.ended_at) if job.ended_at else ""),
-    ]
-    page = Table.grid(padding=(0, 2))
-    page.add_column(style="dim")
-    page.add_column(overflow="fold")
-    for label, value in rows:
-        if str(value):
-            page.add_row(label, value if isinstance(value, Text) else Text(str(value)))
-    if status.failure is not None:
-        ranks = ", ".join(str(rank) for rank in status.failure.ranks)
-        page.add_row("failure", Text(f"{status.failure.type}: {status.failure.message}", style="red"))
-        page.add_row("", Text(f"in {status.failure.phase}, step {status.failure.step}, rank {ranks}", style="dim"))
-        page.add_row("", Text(status.failure.traceback.rstrip()))
-    return page
-
-
-def _checkpoint(job: JobView) -> str:
-    """The newest one, and up to which step the replicas were found equal."""
-    step, verified_step = job.status.checkpoint_step, job.status.verified_step
-    if step is None:
-        return ""
-    return f"step {step}" + (f"; replicas were equal up to step {verified_step}" if verified_step is not None else "")
 
 
 def workers_table(workers: Iterable[WorkerView]) -> Table:
@@ -201,32 +138,6 @@ def clock(at: float) -> str:
     moment = datetime.datetime.fromtimestamp(at)
     today = datetime.datetime.now().date()
     return moment.strftime("%H:%M:%S" if moment.date() == today else "%Y-%m-%d %H:%M:%S")
-
-
-def _validation(job: JobView) -> str:
-    if job.status.val_loss is None:
-        return ""
-    bits = job.status.val_bits_per_byte
-    return f"loss {number(job.status.val_loss)}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
-
-
-def _snapshots(job: JobView) -> str:
-    every, share = job.status.snapshot_every_steps, job.status.snapshot_share
-    if every is None:
-        return ""
-    pace = "after every step" if every == 1 else f"after every {every:g} steps"
-    cost = f", {share:.2%} of the step time" if share is not None else ""
-    return f"in memory of each worker, {pace}{cost}"
-
-
-def _node_loss(job: JobView) -> str:
-    bound = job.status.node_loss
-    return "" if bound is None or job.status.state.ended else bound.words().removeprefix("a lost node ")
-
-
-def _goodput(job: JobView) -> str:
-    goodput = job.status.goodput
-    return "" if goodput is None or goodput.ratio is None else f"{goodput.ratio:.1%}"
 
 
 def new_table(*columns: str) -> Table:

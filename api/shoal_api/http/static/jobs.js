@@ -6,7 +6,11 @@ const MOOD = { RUNNING: "good", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "di
 const clock = (at) => new Date(at * 1000).toLocaleString();
 const steps = (job) => number(job.step, 15) + (job.total_steps ? ` / ${number(job.total_steps, 15)}` : "");
 
-const tag = (state) => element("span", state, `tag ${MOOD[state] || "busy"}`);
+const tag = (state, position) => element("span", position ? `${state} #${position}` : state, `tag ${MOOD[state] || "busy"}`);
+const starts = ({ expected_at: at }) => at === null ? "not known" : clock(at);
+// Of a queued job; why it waits is its message.
+const place = (queue) => !queue ? [] : [["Position in the queue", queue.position], ["Expected start", starts(queue)],
+  ["Who holds what it waits for", queue.holders.join(", ") || "–"]];
 function fill(body, rows) {
   body.replaceChildren(...rows.map((cells) => { const row = element("tr"); row.append(...cells.map((c) => element("td", c))); return row; }));
 }
@@ -17,7 +21,7 @@ let chosen = null, stream = null, refreshing = false, again = false, events = []
 
 function showJobs(page) {
   $("none").hidden = page.items.length > 0;
-  fill($("jobs"), page.items.map((job) => [element("code", job.id), job.name, tag(job.state), steps(job), number(job.loss),
+  fill($("jobs"), page.items.map((job) => [element("code", job.id), job.name, job.project, job.priority, tag(job.state, job.queue_position), steps(job), number(job.loss),
     job.workers === job.desired_workers ? job.workers : `${job.workers} of ${job.desired_workers}`, clock(job.created_at)]));
   [...$("jobs").rows].forEach((row, index) => {
     const id = page.items[index].id;
@@ -46,7 +50,7 @@ function showJob(job) {
   $("title").replaceChildren(`${job.name} `, tag(status.state));
   $("progress").value = status.total_steps ? status.step / status.total_steps : 0;
   $("message").textContent = [status.message, status.note].filter(Boolean).join(" ");
-  const facts = [["Step", steps(status)], ["Loss", number(status.loss)], ["Validation bits/byte", number(status.val_bits_per_byte)],
+  const facts = [["Project", job.spec.project], ["Priority", job.spec.priority], ...place(job.queue), ["Step", steps(status)], ["Loss", number(status.loss)], ["Validation bits/byte", number(status.val_bits_per_byte)],
     ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers}`],
     ["Remaining", seconds(status.eta_s)], ["Incidents", status.incidents], ["Steps lost", status.steps_lost],
     ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"], ["Snapshots", snapshots(status)], ["A lost node costs", nodeLoss(status)],

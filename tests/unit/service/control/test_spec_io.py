@@ -73,7 +73,7 @@ def test_a_problem_of_the_whole_document_has_no_line() -> None:
         ("a: &x [1]\nb: *x\n", "aliases (*name) are not accepted: write the values out (line 2)"),
         ("yes: 1", "'yes' is not a string: put it in quotes (line 1)"),
         ("? [1, 2]\n: 3", "is not a string"),
-        ("when: 2020-01-01", "when: date '2020-01-01': put it in quotes"),
+        ("when: !!timestamp 2020-01-01", "when: date '2020-01-01': put it in quotes"),
         ("raw: !!binary aGk=", "raw: bytes"),
         ("a: .nan", "a: nan is not a finite number"),
         ("a: !!python/object/apply:os.system [x]", "could not determine a constructor"),

@@ -1,0 +1,139 @@
+"""Commands about the queue and its order: queue, priority, and quota list, set and delete."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
+
+if TYPE_CHECKING:
+    from shoal_service.queue_views import ProjectRules, ProjectView
+
+ProjectArgument = Annotated[str, typer.Argument(metavar="PROJECT", help="Name of a project.")]
+_NONE = "none"
+
+
+def queue(
+    project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Largest number of jobs.")] = 100,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the queue in its order: why each job waits, who holds what it waits for, and when it should start."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.queue_page import queue_page
+
+        with session.open_client() as client:
+            view = client.queue(limit=10_000 if project is not None else limit)
+        if project is not None:
+            items = tuple(one for one in view.items if one.project == project)
+            view = view.model_copy(update={"items": items[:limit], "num_queued": len(items)})
+        session.output.document(view, lambda: queue_page(view, time.time()))
+
+
+def priority(
+    job: JobArgument,
+    value: Annotated[
+        int, typer.Argument(metavar="N", min=-1000, max=1000, help="-1000 to 1000; higher gets workers first.")
+    ],
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Change the priority of a job. Put -- before a negative number: `shoal priority JOB -- -5`."""
+    with command(url, as_json) as session:
+        from shoal_service.views import JobPatch
+
+        with session.open_client() as client:
+            view = client.patch(session.job_id(client, job), JobPatch(priority=value))
+        session.output.document(
+            view, lambda: f"{view.id}  {view.name}  {view.status.state}  priority {view.spec.priority}"
+        )
+
+
+def quota() -> None:
+    """Show and change the quotas of projects."""
+
+
+def list_quotas(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """List the projects: their quotas, and what they use."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.queue_page import projects_table
+
+        with session.open_client() as client:
+            found = client.projects()
+        session.output.document(found, lambda: projects_table(found))
+
+
+def set_quota(
+    project: ProjectArgument,
+    weight: Annotated[
+        float | None, typer.Option("--weight", help="Share, relative to projects of the same parent.")
+    ] = None,
+    guaranteed: Annotated[
+        int | None, typer.Option("--guaranteed", min=0, help="Workers that it gets back from others.")
+    ] = None,
+    limit: Annotated[str | None, typer.Option("--limit", metavar="N|none", help="Most workers.")] = None,
+    max_running: Annotated[
+        str | None, typer.Option("--max-running", metavar="N|none", help="Most jobs with workers.")
+    ] = None,
+    max_queued: Annotated[str | None, typer.Option("--max-queued", metavar="N|none", help="Most queued jobs.")] = None,
+    parent: Annotated[
+        str | None, typer.Option("--parent", metavar="PROJECT|none", help="The project that it is a part of.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Define a project, or change its quotas. What is not given stays as it is."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.queue_page import projects_table
+
+        given: dict[str, Any] = {
+            key: v for key, v in {"weight": weight, "guaranteed": guaranteed}.items() if v is not None
+        }
+        for key, text in {"limit": limit, "max_running": max_running, "max_queued": max_queued}.items():
+            if text is not None:
+                given[key] = _count(key, text)
+        if parent is not None:
+            given["parent"] = None if parent == _NONE else parent
+        with session.open_client() as client:
+            known = next((one for one in client.projects() if one.name == project and one.is_defined), None)
+            view = client.set_project(project, _rules(known, given))
+        session.output.document(view, lambda: projects_table((view,)))
+
+
+def delete_quota(project: ProjectArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Delete the quotas of a project. Its jobs go on under those of the project `default`."""
+    with command(url, as_json) as session:
+        with session.open_client() as client:
+            client.delete_project(project)
+        session.output.document(None, lambda: f"{project} has no quotas of its own any more")
+
+
+def _count(key: str, text: str) -> int | None:
+    from shoal_api.cli.errors import CliError
+
+    if text == _NONE:
+        return None
+    if not text.isdecimal():
+        option = f"--{key.replace('_', '-')}"
+        raise CliError(f"{option} {text!r} is not a number", hint=f"{option} 8, or {option} {_NONE} for no limit")
+    return int(text)
+
+
+def _rules(known: ProjectView | None, given: dict[str, Any]) -> ProjectRules:
+    from pydantic import ValidationError
+
+    from shoal_api.cli.errors import CliError
+    from shoal_service.queue_views import ProjectRules
+
+    before = known.model_dump(include=set(ProjectRules.model_fields)) if known is not None else {}
+    try:
+        return ProjectRules.model_validate({**before, **given})
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        where = ".".join(str(step) for step in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise CliError(f"{where}: {message}" if where else message, hint="shoal quota set --help") from None

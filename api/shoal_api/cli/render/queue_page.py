@@ -1,0 +1,85 @@
+"""The queue and the projects as tables for a terminal. Pure, as `tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from shoal_api.cli.render.tables import clock, new_table
+from shoal_service.core.quantities import count_text, duration_text
+from shoal_service.queue_views import ProjectView, QueuedJob, QueuePlace, QueueView
+
+
+def queue_page(queue: QueueView, now: float) -> list[Any]:
+    if not queue.items:
+        return [Text("no job waits", style="dim"), Text(""), projects_table(queue.projects)]
+    table = new_table(">#", "id", "name", "project", ">priority", ">waits", "starts", "why")
+    for one in queue.items:
+        table.add_row(
+            str(one.place.position) if one.place is not None else "-",
+            one.job_id,
+            one.name,
+            one.project,
+            str(one.priority),
+            duration_text(max(0.0, now - one.submitted_at)),
+            starts(one.place, now),
+            _why(one),
+        )
+    page: list[Any] = [table]
+    if queue.num_queued > len(queue.items):
+        page.append(
+            Text(f"and {count_text(queue.num_queued - len(queue.items), 'more job')}; see --limit", style="dim")
+        )
+    return [*page, Text(""), projects_table(queue.projects)]
+
+
+def projects_table(projects: Sequence[ProjectView]) -> Table:
+    table = new_table(
+        *("project", "parent", ">weight", ">guaranteed", ">limit", ">workers", ">share", ">running", ">queued")
+    )
+    for one in projects:
+        table.add_row(
+            Text(one.name, style="" if one.is_defined else "dim"),
+            one.parent or "-",
+            f"{one.weight:g}",
+            str(one.guaranteed),
+            _most(one.limit),
+            str(one.workers),
+            f"{one.share:.0%}",
+            _of(one.running, one.max_running),
+            _of(one.queued, one.max_queued),
+        )
+    return table
+
+
+def starts(place: QueuePlace | None, now: float) -> str:
+    """When a queued job is expected to start."""
+    if place is None or place.expected_at is None:
+        return "not known"
+    left_s = place.expected_at - now
+    return f"{clock(place.expected_at)} (in {duration_text(left_s)})" if left_s >= 1 else "now"
+
+
+def place_text(place: QueuePlace, now: float) -> str:
+    """The place of one job, for `shoal show`. The reason is its message."""
+    held = f"; {', '.join(place.holders)} hold what it waits for" if len(place.holders) > 1 else ""
+    held = f"; {place.holders[0]} holds what it waits for" if len(place.holders) == 1 else held
+    return f"position {place.position}{held}; expected start: {starts(place, now)}"
+
+
+def _why(one: QueuedJob) -> str:
+    if one.place is None:
+        return "waits for the scheduler"
+    holders = f" [{', '.join(one.place.holders)}]" if one.place.holders else ""
+    return one.place.reason + holders
+
+
+def _most(limit: int | None) -> str:
+    return "-" if limit is None else str(limit)
+
+
+def _of(count: int, most: int | None) -> str:
+    return str(count) if most is None else f"{count} of {most}"
