@@ -1,6 +1,6 @@
 """Deadlines: how many workers a job needs to make `finish_by`, and whether it can be made at all.
 
-`workers_for_deadline` is called by `gains`; `verdict` by the submission, so that a user hears at submit that a deadline
+`workers_for_deadline` is called by `gains`; `verdict` by the submission, which answers if a deadline
 cannot be met. A deadline that cannot be met has no weight: its workers would be taken from others for nothing.
 """
 

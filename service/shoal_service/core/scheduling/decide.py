@@ -13,8 +13,7 @@ are in docs/scheduling.md. Called by the control loop and by the simulator, whic
 from __future__ import annotations
 
 from shoal_service.core.scheduling.admission import admit, keep_minima
-from shoal_service.core.scheduling.damping import pays
-from shoal_service.core.scheduling.gains import divide_rest
+from shoal_service.core.scheduling.gains import divide_rest, pays
 from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.reasons import (

@@ -5,21 +5,22 @@
 The weight is heSRPT's (Berg, Vesilo, Harchol-Balter, 2020): it grows slowly with the number of jobs that have more work
 left, so jobs that end soon get more, and no job is stopped for it. A priority multiplies the weight. Curves need not be
 concave: workers are given in the steps of the curve's upper hull, so that a size which is slower than a smaller one is
-never used. Workers that a job has already count more than those it would get (`damping`).
+never used. Moves are damped: workers that a job has count more than those that it would get.
 Called by `decide`.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.damping import keep_bonus
 from shoal_service.core.scheduling.deadlines import workers_for_deadline
-from shoal_service.core.scheduling.estimates import worker_seconds_left
+from shoal_service.core.scheduling.estimates import seconds_left, worker_seconds_left
+from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import count
 
@@ -32,6 +33,22 @@ PRIORITY_DOUBLES = 10.0
 
 DEADLINE_WEIGHT = 1e6
 """Weight of the workers without which a job misses its deadline."""
+
+HORIZON_S = 120.0
+"""A move has to pay back within this time or the rest of the job: by then other jobs have come and gone."""
+
+KEEP = 0.05
+"""A worker moves only if it adds this much more elsewhere."""
+
+PAUSES = 4.0
+"""... and more by so many times the share of the horizon that the pause takes: both jobs pause, and may again."""
+
+SETTLE_S = 10.0
+"""A job that moved needs more gain for the next move, falling to the usual over this time."""
+
+SETTLE = 0.5
+
+PINNED = 1e9
 
 Segment = tuple[int, float]
 """World size at the end of a segment of the hull, and samples per second that each worker of the segment adds."""
@@ -171,3 +188,24 @@ def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Entry], float
             if taken == allowed < wanted:
                 deferred.append(offer)
     return deferred
+
+
+def keep_bonus(job: MarketJob, now: float) -> float:
+    """The factor by which a worker that the job has counts more than the same worker elsewhere."""
+    since = math.inf if job.moved_at is None else now - job.moved_at
+    if since <= 2 * job.switch_s:
+        return PINNED
+    horizon = min(HORIZON_S, seconds_left(job, job.granted))
+    if horizon <= PAUSES * job.switch_s:
+        return PINNED
+    recent = SETTLE * max(0.0, 1 - since / SETTLE_S)
+    return 1 + KEEP + recent + PAUSES * job.switch_s / horizon
+
+
+def pays(job: MarketJob, workers: int) -> bool:
+    """Growing to this size wins more samples than its pause costs, before the horizon ends."""
+    before, after = job.curve.rate(job.granted), job.curve.rate(workers)
+    if before <= 0 or after <= before:
+        return after > before
+    horizon = min(HORIZON_S, seconds_left(job, workers))
+    return (after - before) * horizon > before * job.switch_s

@@ -60,7 +60,7 @@ def test_free_workers_start_a_job_at_its_most() -> None:
     assert decide(state, NOW) == [Start("only", 4, "Starts with 4 workers of 1 CPU (1 to 4), which were free.")]
 
 
-def test_workers_move_to_the_job_that_gains_most_and_both_are_told() -> None:
+def test_workers_move_to_the_job_that_gains_most_and_both_reasons_say_so() -> None:
     flat = ThroughputCurve((1, 2, 4), (10.0, 10.5, 11.0))
     state = market([job("flat", 1, 4, granted=4, curve=flat), job("steep", 1, 4, granted=1)], nodes(5))
 
@@ -182,7 +182,7 @@ def test_max_running_of_a_project_and_of_a_user() -> None:
     assert set(after(users)) == {"a", "c"}
 
 
-def test_a_job_that_never_fits_blocks_nobody_and_is_told_so() -> None:
+def test_a_job_that_never_fits_blocks_nobody_and_its_reason_says_so() -> None:
     state = market([job("huge", 100, 100, submitted_at=NOW - 1), job("small", 1, 1)], nodes(4))
     assert after(state) == {"small": 1}
     assert reasons(decide(state, NOW))["huge"] == (
