@@ -3,7 +3,8 @@
 `with_rules` divides the workers among the projects that have jobs: first up to each one's guarantee, then one by one to
 the project that has the fewest relative to its weight; never above its limit or above what its jobs can use. Within a
 project the jobs of the highest priority choose first. The policy decides for each such group of jobs alone, as if the
-workers that are left were a cluster of their own. Parents of projects are not considered.
+workers that are left were a cluster of their own. Workers that no project can use are offered to the jobs that wait.
+Parents of projects are not considered.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shoal_service.core.scheduling.market import (
     Resize,
     Start,
 )
-from shoal_service.simulator.peers.allocation import num_workers
+from shoal_service.simulator.peers.allocation import decisions, num_workers
 
 
 def with_rules(policy: Policy) -> Policy:
@@ -35,11 +36,14 @@ def with_rules(policy: Policy) -> Policy:
         by_project: dict[str, list[MarketJob]] = defaultdict(list)
         for job in state.jobs:
             by_project[job.project if job.project in state.projects else DEFAULT_PROJECT].append(job)
-        shares = divide(by_project, state.projects, num_workers(state))
-        found: list[Decision] = []
+        workers = num_workers(state)
+        shares = divide(by_project, state.projects, workers)
+        wanted: dict[str, int] = {}
         for name, jobs in by_project.items():
-            found += _by_priority(policy, replace(state, jobs=jobs), shares[name], now)
-        return found
+            wanted |= _choose(policy, replace(state, jobs=jobs), shares[name], now)
+        return decisions(
+            state, wanted | _borrow(policy, state, by_project, wanted, now), "As the project's share permits"
+        )
 
     return ruled
 
@@ -67,24 +71,48 @@ def divide(
     return shares
 
 
-def _by_priority(policy: Policy, state: MarketState, workers: int, now: float) -> list[Decision]:
-    found: list[Decision] = []
-    for priority in sorted({job.priority for job in state.jobs}, reverse=True):
-        jobs = [job for job in state.jobs if job.priority == priority]
-        nodes = [MarketNode(node_id="share", cpus=float(workers))]
-        decisions = policy(replace(state, jobs=jobs, nodes=nodes), now)
-        found += decisions
-        workers -= _granted(jobs, decisions)
+def _borrow(
+    policy: Policy,
+    state: MarketState,
+    by_project: Mapping[str, Sequence[MarketJob]],
+    wanted: Mapping[str, int],
+    now: float,
+) -> dict[str, int]:
+    """Jobs that wait although workers are free. Without this, rigid jobs that need more than the share of their project
+    could all wait for each other."""
+    free = num_workers(state) - sum(wanted.values())
+    found: dict[str, int] = {}
+    used = {name: sum(wanted.get(job.job_id, 0) for job in jobs) for name, jobs in by_project.items()}
+    for name in sorted(by_project, key=lambda name: (used[name], name)):
+        limit = state.projects[name].limit if name in state.projects else None
+        room = free if limit is None else min(free, limit - used[name])
+        waiting = [job for job in by_project[name] if not wanted.get(job.job_id)]
+        if room > 0 and waiting:
+            chosen = _choose(policy, replace(state, jobs=waiting), room, now)
+            free -= sum(chosen.values())
+            found |= chosen
     return found
 
 
-def _granted(jobs: Sequence[MarketJob], decisions: Sequence[Decision]) -> int:
+def _choose(policy: Policy, state: MarketState, workers: int, now: float) -> dict[str, int]:
+    """How many workers each of these jobs gets, of so many."""
+    wanted: dict[str, int] = {}
+    for priority in sorted({job.priority for job in state.jobs}, reverse=True):
+        jobs = [job for job in state.jobs if job.priority == priority]
+        nodes = [MarketNode(node_id="share", cpus=float(workers))]
+        chosen = _granted(jobs, policy(replace(state, jobs=jobs, nodes=nodes), now))
+        wanted |= chosen
+        workers -= sum(chosen.values())
+    return wanted
+
+
+def _granted(jobs: Sequence[MarketJob], decided: Sequence[Decision]) -> dict[str, int]:
     """The workers that these jobs have after the decisions."""
     granted = {job.job_id: job.granted for job in jobs}
-    for decision in decisions:
+    for decision in decided:
         match decision:
             case Start(job_id=job_id, workers=workers) | Resize(job_id=job_id, workers=workers):
                 granted[job_id] = workers
             case Preempt(job_id=job_id):
                 granted[job_id] = 0
-    return sum(granted.values())
+    return granted

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
+from shoal_service.core.scheduling.market import Project
 from shoal_service.simulator.capacity import Capacity
-from shoal_service.simulator.engine import Costs, Market, Run, simulate
+from shoal_service.simulator.engine import Costs, Market, Run
 from shoal_service.simulator.job_run import JobRun
 from shoal_service.simulator.metrics import measure
-from shoal_service.simulator.peers.registry import PEERS
+from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.trace import TraceJob
+
+_PROJECTS = {
+    "a": Project(name="a", weight=2, guaranteed=3),
+    "b": Project(name="b", limit=6),
+    "c": Project(name="c"),
+}
 
 
 @st.composite
@@ -32,6 +41,8 @@ def _jobs(draw: st.DrawFn) -> list[TraceJob]:
             asked_workers=draw(st.integers(least, most)),
             curve=ThroughputCurve(tuple(range(1, most + 1)), tuple(rates)),
             restart_s=draw(st.none() | st.floats(0, 60)),
+            project=draw(st.sampled_from(sorted(_PROJECTS))),
+            priority=draw(st.sampled_from((0, 0, 50))),
         )
         jobs.append(job)
     return jobs
@@ -43,18 +54,22 @@ _CAPACITIES = st.lists(st.tuples(st.floats(1, 300), st.integers(0, 4)), max_size
 _COSTS = st.builds(Costs, switch_s=st.floats(0, 5), start_s=st.floats(0, 20), use_restart_s=st.booleans())
 
 
-@pytest.mark.parametrize("name", sorted(PEERS))
+@pytest.mark.parametrize("use_rules", [False, True])
+@pytest.mark.parametrize("name", sorted(POLICIES))
 @given(jobs=_jobs(), capacity=_CAPACITIES, costs=_COSTS)
-def test_every_policy_keeps_the_laws(name: str, jobs: list[TraceJob], capacity: Capacity, costs: Costs) -> None:
-    peer = PEERS[name]
-    market = Market(capacity=capacity, costs=costs, every_s=peer.every_s)
-    run = simulate(jobs, peer.build(jobs), market)
+def test_every_policy_keeps_the_laws(
+    name: str, use_rules: bool, jobs: list[TraceJob], capacity: Capacity, costs: Costs
+) -> None:
+    market = Market(capacity=capacity, costs=costs, projects=_PROJECTS if use_rules else {})
+    run = POLICIES[name].run(jobs, market, use_rules=use_rules)
     for job in run.jobs:
         assert job.finished_at is not None, f"{job.job.job_id} starves"
         assert _trained(job) == pytest.approx(job.job.work, rel=1e-6)
         assert job.finished_at - job.job.submit_s >= job.job.work / job.job.fastest_rate - 1e-6
         assert all(workers <= job.job.max_workers for _, workers in job.history)
     assert _most_overbooked(run, capacity) <= 0
+    if use_rules and name != "first-come":
+        assert _most_in_use(run, "b") <= 6
     assert measure(run, market).utilisation <= 1 + 1e-9
 
 
@@ -73,9 +88,15 @@ def _trained(run: JobRun) -> float:
 def _most_overbooked(run: Run, capacity: Capacity) -> int:
     """Workers in use less those that are there, at the worst moment."""
     times = {at for job in run.jobs for at, _ in job.history} | {at for at, _ in capacity.steps}
-    worst = -1_000_000
-    for at in times:
-        used = sum(max((entry for entry in job.history if entry[0] <= at), default=(0.0, 0))[1] for job in run.jobs)
-        there = max(step for step in capacity.steps if step[0] <= at)[1] * capacity.workers_per_node
-        worst = max(worst, used - there)
-    return worst
+    there = {at: max(step for step in capacity.steps if step[0] <= at)[1] * capacity.workers_per_node for at in times}
+    return max(_in_use(run.jobs, at) - there[at] for at in times)
+
+
+def _most_in_use(run: Run, project: str) -> int:
+    jobs = [job for job in run.jobs if job.job.project == project]
+    return max((_in_use(jobs, at) for job in jobs for at, _ in job.history), default=0)
+
+
+def _in_use(jobs: Sequence[JobRun], at: float) -> int:
+    """The workers of these jobs from this time on."""
+    return sum(next((held for since, held in reversed(job.history) if since <= at), 0) for job in jobs)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Project, Start
+from dataclasses import replace
+
+from shoal_service.core.scheduling.market import Decision, MarketJob, MarketNode, MarketState, Project, Start, Wait
 from shoal_service.simulator.capacity import WORKER
+from shoal_service.simulator.peers.gang import srtf
 from shoal_service.simulator.peers.max_min import max_min
 from shoal_service.simulator.peers.rules import divide, with_rules
 
@@ -53,7 +56,24 @@ def test_a_higher_priority_chooses_first() -> None:
     assert _started(8, {}, _job("a"), _job("b", most=3, priority=50), _job("c")) == {"b": 3, "a": 3, "c": 2}
 
 
-def test_with_one_project_and_one_priority_nothing_changes() -> None:
+def test_with_one_project_and_one_priority_the_policy_decides_alone() -> None:
     jobs = [_job("a"), _job("b"), _job("c", most=1)]
-    state = MarketState(jobs=jobs, nodes=[MarketNode(node_id="n", cpus=8.0)])
-    assert with_rules(max_min)(state, 0.0) == max_min(state, 0.0)
+    assert _started(8, {}, *jobs) == {"a": 4, "b": 3, "c": 1}
+
+
+def test_rigid_jobs_borrow_what_no_project_can_use() -> None:
+    """Each project is due 4 of 8 workers, and each job asks for 6: one of them runs, and stays."""
+    asked = {"u": 6, "v": 6}
+    jobs = [_job("u", "a"), _job("v", "b")]
+    projects = {"a": Project(name="a"), "b": Project(name="b")}
+    nodes = [MarketNode(node_id="n", cpus=8.0)]
+    policy = with_rules(srtf(asked))
+    first = [one for one in policy(MarketState(jobs=jobs, nodes=nodes, projects=projects), 0.0) if not _waits(one)]
+    assert [(one.job_id, one.workers) for one in first if isinstance(one, Start)] == [("u", 6)]
+    running = [replace(jobs[0], granted=6), jobs[1]]
+    later = policy(MarketState(jobs=running, nodes=nodes, projects=projects), 1.0)
+    assert all(_waits(one) for one in later)
+
+
+def _waits(decision: Decision) -> bool:
+    return isinstance(decision, Wait)
