@@ -12,8 +12,8 @@ from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
-from shoal_service.control.market.interim import first_come
 from shoal_service.core.nodes import Node
+from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Policy
 from shoal_service.store.store import Store
 from shoal_workers.contract.checks.spec_errors import parse_spec
@@ -32,7 +32,7 @@ def node(name: str = "n1", *, cpus: float = 2.0, alive: bool = True) -> Node:
 
 class ControlBench:
     def __init__(
-        self, store: Store, *nodes: Node, owner: str = "me", policy: Policy = first_come, scale_out: bool = False
+        self, store: Store, *nodes: Node, owner: str = "me", policy: Policy = decide, scale_out: bool = False
     ) -> None:
         self.store = store
         self.clock = FakeClock()

@@ -24,12 +24,13 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.decisions import DecisionWriter
 from shoal_service.control.driver import Driver
 from shoal_service.control.market.build import MarketBuilder, market_nodes, standing_of
+from shoal_service.control.market.cramped import without_room
 from shoal_service.control.market.demand import demand
-from shoal_service.control.market.interim import first_come, without_room
 from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy, WorkerNeed
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
@@ -62,7 +63,7 @@ class ControlLoop:
         clock: Clock,
         config: ControlConfig,
         *,
-        policy: Policy = first_come,
+        policy: Policy = decide,
         reconnected: Callable[[], None] = lambda: None,
     ) -> None:
         """`reconnected` is called on the loop after each new connection to the cluster."""

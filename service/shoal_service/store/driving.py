@@ -173,7 +173,7 @@ def begin_attempt(connection: Connection, job_id: str, *, workers: int, reason: 
     attempt = job.attempt + 1
     edit = JobEdit(connection, job, now)
     edit.describe(observed_generation=job.spec_version, generation=0)
-    edit.move(standing, "", f"Starts with {workers} workers. {reason}".strip(), attempt=attempt, workers=workers)
+    edit.move(standing, "", reason or f"Starts with {workers} workers.", attempt=attempt, workers=workers)
     edit.set(attempt=attempt, pulled_seq=0, granted_workers=workers)
     if job.started_at is None:
         edit.set(started_at=now)

@@ -139,5 +139,4 @@ def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
 
 
 def _with_workers(job: MarketJob, on_nodes: Mapping[str, int]) -> MarketJob:
-    held = sum(on_nodes.values())
-    return job if held == job.held else replace(job, held=held)
+    return job if on_nodes == job.on_nodes else replace(job, held=sum(on_nodes.values()), on_nodes=on_nodes)

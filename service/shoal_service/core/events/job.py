@@ -125,11 +125,12 @@ class JobPreempted(JobEvent):
     workers: int
     """That it had."""
     beneficiary: str
-    """The job that gets them."""
+    """The job that gets them; empty: a limit of its project takes them."""
     reason: str
 
     def words(self) -> str:
-        return f"preempted, {count_text(self.workers, 'worker')} for {self.beneficiary}: {self.reason}"
+        to = f" to {self.beneficiary}" if self.beneficiary else ""
+        return f"preempted, gives {count_text(self.workers, 'worker')}{to}: {self.reason}"
 
 
 class JobWaiting(JobEvent):

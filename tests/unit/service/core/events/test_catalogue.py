@@ -124,7 +124,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (
         JobPreempted(workers=2, beneficiary="job-y", reason="priority 50 before 0."),
-        "preempted, 2 workers for job-y: priority 50 before 0.",
+        "preempted, gives 2 workers to job-y: priority 50 before 0.",
     ),
     (JobGranted(from_=2, to=1, reason="shared with job-y"), "granted 1 worker (before: 2): shared with job-y"),
     (JobWaiting(warm=1, min_workers=2, until=9.0), "waiting for workers: 1 are warm, at least 2 needed"),
