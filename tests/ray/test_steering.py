@@ -70,19 +70,19 @@ def test_a_running_job_is_cancelled_in_mid_step(submit, client: Client, shoal_se
 
 
 @pytest.mark.matrix
-def test_jobs_that_do_not_fit_wait_in_order_and_report_what_they_wait_for(submit, client: Client) -> None:
+def test_jobs_that_do_not_fit_wait_in_order_and_small_ones_start_if_that_delays_nobody(submit, client: Client) -> None:
     large = {"cpus": 3.0}
     never = submit(worker={"cpus": 9.0}, workers=1)
     message = never.wait_for_message("Add nodes")
-    assert "Needs 1 workers of 9 CPU each" in message and "the whole cluster (8 CPU" in message
+    assert "Needs 1 workers of 9 CPU each" in message and "have room for 0" in message
 
     first = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 2, "do": "hold"}])
     first.wait_at("step-2-0")
     second = submit(worker=large, min_workers=2, strikes=[{"at": "step", "rank": 0, "n": 1, "do": "hold"}])
-    third = submit(workers=1)  # would fit, but must not overtake
-    second.wait_for_message("Needs 2 workers of 3 CPU each; there is room for 0: 2 CPU")
-    third.wait_for_message(f"Waits behind {second.id}")
-    assert {run.now().status.state for run in (second, third, never)} == {JobState.QUEUED}
+    second.wait_for_message("Needs 2 workers of 3 CPU each")
+    third = submit(workers=1)  # fits beside both
+    third.finish()
+    assert {run.now().status.state for run in (second, never)} == {JobState.QUEUED}
 
     client.cancel(never.id)
     assert never.finish(JobState.CANCELLED).status.attempt == 0
@@ -92,8 +92,5 @@ def test_jobs_that_do_not_fit_wait_in_order_and_report_what_they_wait_for(submit
     second.wait_at("step-1-0")
     second.wait_for_event("generation.formed")
     assert second.world_sizes() == [2], "all or nothing"
-    third.finish()
-    started = [run.events("job.state")[0] for run in (second, third)]
-    assert started[0].at <= started[1].at, "first come first served"
     second.release("step-1-0")
     second.finish()

@@ -10,8 +10,8 @@ from shoal_service.store.driving import DriveRow
 
 
 def without_room(rows: Sequence[DriveRow], nodes: Sequence[MarketNode]) -> frozenset[str]:
-    """The jobs whose granted workers do not all fit on these nodes. Jobs of higher priority are placed first, then older
-    ones, each on the nodes with the least room."""
+    """The jobs whose granted workers do not all fit on these nodes. Jobs of higher priority are placed first, then
+    older ones, each on the nodes with the least room."""
     free = [FreeNode(node) for node in nodes if not node.is_cordoned]
     found = set()
     for row in sorted(rows, key=lambda row: (-row.priority, row.created_at, row.id)):
