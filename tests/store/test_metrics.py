@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.node_loss import NodeLossBound, Protection
+from shoal_service.queue_views import ProjectRules
 from shoal_service.store import Lease, Store
 from shoal_service.telemetry.collector import ShoalCollector, build_registry
 from shoal_service.telemetry.metric_names import ALL
@@ -192,3 +193,30 @@ def test_a_job_without_an_attempt_has_no_series(store: Store, submit: Submit, de
     job_id = submit()
     store.request(job_id, desired, now=2.0)
     assert not any(("job_id", job_id) in labels for _, labels in _scrape(store))
+
+
+def test_queue_wait_moves_and_shares_of_projects_are_shown(
+    store: Store, submit: Submit, begin: Begin, lease: Lease
+) -> None:
+    store.put_project("vision", ProjectRules())
+    first = submit(project="vision", elasticity={"max_workers": 4})  # at 1.0; an attempt begins at 5.0
+    begin(first, workers=2)
+    begin(submit(project="unknown"), workers=1)
+    submit(project="unknown")
+    change = {"epoch": lease.epoch, "now": 6.0}
+    store.set_grant(first, workers=4, reason="more", **change)
+    store.set_grant(first, workers=4, reason="the same", **change)
+    store.set_grant(first, workers=3, reason="fewer", **change)
+    samples = _scrape(store)
+    assert _value(samples, "shoal_queue_wait_seconds_count") == 2
+    assert _value(samples, "shoal_queue_wait_seconds_sum") == 8.0
+    assert _value(samples, "shoal_queue_wait_seconds_bucket", le="2.5") == 0
+    assert _value(samples, "shoal_queue_wait_seconds_bucket", le="5.0") == 2
+    moves = {"start": 2, "grow": 1, "shrink": 1, "preempt": 0}
+    assert {kind: _value(samples, "shoal_scheduler_moves_total", kind=kind) for kind in moves} == moves
+    assert _value(samples, "shoal_project_workers", project="vision") == 3
+    assert _value(samples, "shoal_project_share", project="default") == 0.25
+    assert _value(samples, "shoal_project_queued_jobs", project="default") == 1
+    assert _value(samples, "shoal_project_workers", project="unknown") is None
+    store.preempt(first, reason="urgent", beneficiary="x", **change)
+    assert store.moves()["preempt"] == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from threading import Lock
 from typing import Any
 
@@ -53,6 +54,15 @@ class DriveRow:
     created_at: float
     priority: int
     status: JobStatus
+
+
+class MoveKind(StrEnum):
+    """A change that the scheduler made to a job's workers."""
+
+    START = "start"
+    GROW = "grow"
+    SHRINK = "shrink"
+    PREEMPT = "preempt"
 
 
 class RowCache:
@@ -181,15 +191,16 @@ def begin_attempt(connection: Connection, job_id: str, *, workers: int, reason: 
     return attempt
 
 
-def set_grant(connection: Connection, job_id: str, *, workers: int, reason: str, now: float) -> bool:
-    """Changes the granted world size of a job with an attempt; False: it has no attempt, or has that grant already."""
+def set_grant(connection: Connection, job_id: str, *, workers: int, reason: str, now: float) -> MoveKind | None:
+    """Changes the granted world size of a job with an attempt; None: it has no attempt, or has that grant already."""
     job = load(connection, job_id, lock=True)
     if job.state not in ATTEMPT_STATES or job.granted_workers == workers:
-        return False
+        return None
     edit = JobEdit(connection, job, now)
     edit.set(granted_workers=workers)
     edit.event(JobGranted(from_=job.granted_workers, to=workers, reason=reason))
-    return edit.save()
+    edit.save()
+    return MoveKind.GROW if workers > job.granted_workers else MoveKind.SHRINK
 
 
 def preempt(connection: Connection, job_id: str, *, reason: str, beneficiary: str, now: float) -> bool:

@@ -23,7 +23,7 @@ from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import reports as report_items
 from shoal_service.store.database import Database
-from shoal_service.store.driving import DriveRow, RowCache, SpecCache
+from shoal_service.store.driving import DriveRow, MoveKind, RowCache, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
 from shoal_service.store.lease import Lease
 from shoal_service.store.migrate import migrate
@@ -58,7 +58,8 @@ class Store(SchedulingMethods):
         self._specs = SpecCache()
         self._rows = RowCache()
         self._dropped: Counter[DropReason] = Counter()
-        self._dropped_lock = threading.Lock()
+        self._moves: Counter[MoveKind] = Counter()
+        self._counts_lock = threading.Lock()
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -247,6 +248,7 @@ class Store(SchedulingMethods):
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             attempt = driving.begin_attempt(tx, job_id, workers=workers, reason=reason, now=now)
+        self._count(MoveKind.START)
         self._hub.publish(job_id)
         return attempt
 
@@ -254,8 +256,9 @@ class Store(SchedulingMethods):
         """Grants a job with an attempt a number of workers, with an event if the number changes."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
-            changed = driving.set_grant(tx, job_id, workers=workers, reason=reason, now=now)
-        if changed:
+            move = driving.set_grant(tx, job_id, workers=workers, reason=reason, now=now)
+        if move is not None:
+            self._count(move)
             self._hub.publish(job_id)
 
     def preempt(self, job_id: str, *, reason: str, beneficiary: str, epoch: int, now: float) -> None:
@@ -265,6 +268,7 @@ class Store(SchedulingMethods):
             leases.hold(tx, epoch)
             changed = driving.preempt(tx, job_id, reason=reason, beneficiary=beneficiary, now=now)
         if changed:
+            self._count(MoveKind.PREEMPT)
             self._hub.publish(job_id)
 
     def apply(self, job_id: str, reports: SupervisorReports, *, epoch: int, now: float) -> None:
@@ -273,7 +277,7 @@ class Store(SchedulingMethods):
             leases.hold(tx, epoch)
             dropped, changed = report_items.apply(tx, job_id, reports, now=now)
         if dropped:
-            with self._dropped_lock:
+            with self._counts_lock:
                 self._dropped.update(dropped)
         if changed:
             self._hub.publish(job_id)
@@ -334,5 +338,14 @@ class Store(SchedulingMethods):
 
     def dropped(self) -> dict[DropReason, int]:
         """Counts of what `apply` has dropped since this process started."""
-        with self._dropped_lock:
+        with self._counts_lock:
             return dict(self._dropped)
+
+    def moves(self) -> dict[MoveKind, int]:
+        """Counts of the changes that the scheduler has made since this process started."""
+        with self._counts_lock:
+            return dict(self._moves)
+
+    def _count(self, move: MoveKind) -> None:
+        with self._counts_lock:
+            self._moves[move] += 1

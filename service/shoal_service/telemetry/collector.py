@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from shoal_service.store import Store
+from shoal_service.store.driving import MoveKind
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.reports import DropReason
 from shoal_service.telemetry import metric_names as names
@@ -74,6 +75,7 @@ class ShoalCollector(Collector):
         leads = lease is not None and lease.owner == self._owner and lease.expires_at > self._clock()
         yield _values(names.JOBS, {(s.value,): snapshot.jobs_by_state.get(s, 0) for s in JobState})
         yield from _job_families(snapshot.live)
+        yield from self._scheduling_families(snapshot)
         yield _values(names.INCIDENTS, {(c.value,): snapshot.incidents_by_cause.get(c, 0) for c in IncidentCause})
         yield _histograms(
             names.RECOVERY_SECONDS,
@@ -91,6 +93,15 @@ class ShoalCollector(Collector):
         dropped = self._store.dropped()
         yield _values(names.REPORTS_DROPPED, {(reason.value,): dropped.get(reason, 0) for reason in DropReason})
         yield from self._http_families()
+
+    def _scheduling_families(self, snapshot: Snapshot) -> Iterator[Family]:
+        wait = snapshot.queue_wait
+        yield _histograms(names.QUEUE_WAIT_SECONDS, {(): (wait.counts, wait.count, wait.total)})
+        moves = self._store.moves()
+        yield _values(names.SCHEDULER_MOVES, {(kind.value,): moves.get(kind, 0) for kind in MoveKind})
+        yield _values(names.PROJECT_WORKERS, {(one.name,): one.workers for one in snapshot.projects})
+        yield _values(names.PROJECT_SHARE, {(one.name,): one.share for one in snapshot.projects})
+        yield _values(names.PROJECT_QUEUED_JOBS, {(one.name,): one.queued for one in snapshot.projects})
 
     def _http_families(self) -> Iterator[Family]:
         yield _values(names.HTTP_REQUESTS, dict(sorted(self._requests.requests().items())))

@@ -1,7 +1,7 @@
 """Every metric that Shoal exports: name, kind, help, unit, labels, buckets; for a metric per job also its value.
 
-The collector exports what is declared here; `make docs` lists it. Labels are `job_id` and closed sets of words, nothing
-else. A renamed metric breaks the dashboards of users, so a test compares the names with a snapshot.
+The collector exports what is declared here; `make docs` lists it. Labels are `job_id`, closed sets of words, and the
+projects that have quotas. A renamed metric breaks the dashboards of users, so a test compares them with a snapshot.
 """
 
 from __future__ import annotations
@@ -187,6 +187,30 @@ JOB_CHECKPOINT_STEP = Metric(
     _JOB,
     of_job=lambda job: job.status.checkpoint_step,
 )
+
+QUEUE_WAIT_SECONDS = Metric(
+    "shoal_queue_wait_seconds",
+    Kind.HISTOGRAM,
+    "Seconds from the submission of a job to its first start, over all jobs that have started.",
+    (),
+    (0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400),
+)
+SCHEDULER_MOVES = Metric(
+    "shoal_scheduler_moves_total",
+    Kind.COUNTER,
+    "Changes of jobs' workers that the scheduler of this process has made, by kind; preempt: it took all of them.",
+    ("kind",),
+)
+PROJECT_WORKERS = Metric(
+    "shoal_project_workers",
+    Kind.GAUGE,
+    "Workers that are granted to the jobs of a project; default includes projects that are not defined.",
+    ("project",),
+)
+PROJECT_SHARE = Metric(
+    "shoal_project_share", Kind.GAUGE, "Share of all granted workers that the jobs of a project have.", ("project",)
+)
+PROJECT_QUEUED_JOBS = Metric("shoal_project_queued_jobs", Kind.GAUGE, "Queued jobs of a project.", ("project",))
 
 INCIDENTS = Metric("shoal_incidents_total", Kind.COUNTER, "Incidents of all jobs, by cause.", ("cause",))
 RECOVERY_SECONDS = Metric(

@@ -13,14 +13,18 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Row, case, func, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
+from shoal_service.core.scheduling.market import DEFAULT_PROJECT
+from shoal_service.queue_views import ProjectView
 from shoal_service.store import lease as leases
 from shoal_service.store.lease import Lease
 from shoal_service.store.records import read_status
+from shoal_service.store.scheduling import projects
 from shoal_service.store.tables import checkpoints, incidents, jobs
 from shoal_service.telemetry.metric_names import (
     CHECKPOINT_SECONDS,
     INCIDENT_BYTES_MOVED,
     INCIDENT_STEPS_LOST,
+    QUEUE_WAIT_SECONDS,
     RECOVERY_SECONDS,
     LiveJob,
     Metric,
@@ -48,6 +52,10 @@ class Snapshot:
     steps_lost: dict[IncidentCause, Histogram]
     bytes_moved: dict[IncidentCause, Histogram]
     checkpoints: Histogram
+    queue_wait: Histogram
+    """Seconds from the submission to the first start of each job that has started."""
+    projects: tuple[ProjectView, ...]
+    """The defined ones and `default`, which includes the jobs of projects that are not defined."""
     lease: Lease | None
 
 
@@ -62,8 +70,28 @@ def read(connection: Connection) -> Snapshot:
         steps_lost=_by_cause(connection, incidents.c.steps_lost, INCIDENT_STEPS_LOST),
         bytes_moved=_by_cause(connection, incidents.c.bytes_moved, INCIDENT_BYTES_MOVED),
         checkpoints=_checkpoints(connection),
+        queue_wait=_queue_wait(connection),
+        projects=_projects(connection),
         lease=leases.current(connection),
     )
+
+
+def _queue_wait(connection: Connection) -> Histogram:
+    waited = jobs.c.started_at - jobs.c.created_at
+    under = [func.coalesce(func.sum(case((waited <= bound, 1), else_=0)), 0) for bound in QUEUE_WAIT_SECONDS.buckets]
+    query = select(*under, func.count(), func.coalesce(func.sum(waited), 0.0)).where(jobs.c.started_at.is_not(None))
+    return _histogram(connection.execute(query).one())
+
+
+def _projects(connection: Connection) -> tuple[ProjectView, ...]:
+    views = projects.views(connection)
+    shown = {one.name: one for one in views if one.is_defined or one.name == DEFAULT_PROJECT}
+    for one in views:
+        if one.name not in shown:
+            rest = shown[DEFAULT_PROJECT]
+            total = {key: getattr(rest, key) + getattr(one, key) for key in ("queued", "running", "workers", "share")}
+            shown[DEFAULT_PROJECT] = rest.model_copy(update=total)
+    return tuple(shown.values())
 
 
 def _live(connection: Connection) -> tuple[LiveJob, ...]:
