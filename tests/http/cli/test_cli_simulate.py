@@ -16,8 +16,13 @@ EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "trace.csv")
 def test_the_example_is_simulated_under_every_policy(offline: Any) -> None:
     ran = offline("simulate", EXAMPLE)
     assert ran.code == 0
-    assert "trace.csv  24 jobs, 4 nodes of 4 workers, a move costs 0.3 s, a start 3 s" in ran.out
-    assert [line.split()[0] for line in ran.out.splitlines()[2:]] == list(POLICIES)
+    assert "trace.csv  24 jobs, 4 nodes of 4 workers, a move costs 0.3 s, a start 3 s; times in minutes" in ran.out
+    assert [line.split()[0] for line in ran.out.splitlines()[2:10]] == list(POLICIES)
+
+
+def test_the_help_names_every_policy(offline: Any) -> None:
+    shown = offline("simulate", "--help").out
+    assert all(name in shown for name in POLICIES)
 
 
 def test_json_has_the_metrics_and_the_life_of_each_job(offline: Any) -> None:
@@ -49,7 +54,7 @@ def test_the_picture_has_a_panel_for_each_policy_and_a_band_for_each_job(offline
     assert offline("simulate", EXAMPLE, *options).code == 0
     drawn = ElementTree.parse(file).getroot()
     titles = [text.text or "" for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert any(one.startswith("max-min: mean completion time 11 min") for one in titles)
+    assert any(one.startswith("max-min: mean completion time ") for one in titles)
     assert any(one.startswith("tiresias: ") for one in titles)
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}title"))) == 2 * 24
 

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from shoal_service.simulator.trace import Trace
 
 _NODES, _WORKERS_PER_NODE = 4, 4
+_POLICIES = (
+    "A policy to simulate; may be repeated: shoal (the service's own), first-come, fifo-gang, srtf-gang, tiresias, "
+    "max-min, optimus, elastic-srpt. Default: all."
+)
 
 
 def simulate(
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file with one job a line; see simulation.md.")],
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policy", metavar="NAME", help="A policy to simulate; may be repeated. Default: all."),
+        typer.Option("--policy", metavar="NAME", help=_POLICIES),
     ] = None,
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, help=f"Number of nodes. Default: {_NODES}.")] = None,
     workers_per_node: Annotated[
@@ -78,7 +82,7 @@ def simulate(
         found = []
         for name in names:
             with _progress(session, name, len(read.jobs)) as progress:
-                run = POLICIES[name].run(read.jobs, market, use_rules=bool(market.projects), progress=progress)
+                run = POLICIES[name].run(read.jobs, market, use_rules=True, progress=progress)
             found.append(Simulated(name, run, measure(run, market)))
         if picture is not None:
             picture.write_text(draw([Panel(title(one), one.run) for one in found], market.capacity), encoding="utf-8")

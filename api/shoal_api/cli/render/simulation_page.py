@@ -18,19 +18,9 @@ from shoal_service.simulator.policies import POLICIES
 from shoal_service.simulator.trace import Trace
 
 _HOUR_S = 3600.0
-_COLUMNS = (
-    "policy",
-    ">mean JCT",
-    ">median",
-    ">p99",
-    ">makespan",
-    ">fairness",
-    ">utilisation",
-    ">goodput",
-    ">moves",
-    ">preemptions",
-    "",
-)
+_COLUMNS = ("mean JCT", "median", "p99", "makespan", "fairness", "utilisation", "goodput", "moves", "preempted")
+_LEAST_HOURS = 5.0
+"""Times of a simulation that takes less than this are in minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +33,27 @@ class Simulated:
 
 
 def simulation_page(trace: Trace, market: Market, found: Sequence[Simulated], *, restart_costs: bool) -> list[Any]:
-    table = new_table(*_COLUMNS)
+    longest_h = max((one.metrics.makespan_h for one in found if math.isfinite(one.metrics.makespan_h)), default=0.0)
+    unit, per_hour, digits = ("hours", 1, 3) if longest_h >= _LEAST_HOURS else ("minutes", 60, 1)
+    table = new_table("policy", *(f">{name}" for name in _COLUMNS))
     best = min((one.metrics.mean_jct_h for one in found if not one.metrics.num_unfinished), default=math.nan)
     for one in found:
         metrics = one.metrics
         is_best = metrics.mean_jct_h == best and len(found) > 1
         table.add_row(
             Text(one.policy, style="bold" if is_best else ""),
-            Text(_hours(metrics.mean_jct_h), style="bold green" if is_best else ""),
-            _hours(metrics.median_jct_h),
-            _hours(metrics.p99_jct_h),
-            _hours(metrics.makespan_h),
-            _share(metrics.fairness, digits=3),
+            Text(_number(metrics.mean_jct_h * per_hour, digits), style="bold green" if is_best else ""),
+            _number(metrics.median_jct_h * per_hour, digits),
+            _number(metrics.p99_jct_h * per_hour, digits),
+            _number(metrics.makespan_h * per_hour, digits),
+            _number(metrics.fairness, 3),
             f"{metrics.utilisation:.1%}",
             f"{metrics.goodput:.1%}" if math.isfinite(metrics.goodput) else "-",
             f"{metrics.num_moves:,}",
             f"{metrics.num_preemptions:,}",
-            Text(POLICIES[one.policy].words, style="dim"),
         )
-    lines: list[Any] = [_head(trace, market, restart_costs=restart_costs), table]
+    lines: list[Any] = [_head(trace, market, unit, restart_costs=restart_costs), table]
+    lines += [Text(f"{one.policy}: {POLICIES[one.policy].words}", style="dim") for one in found]
     lines += [_unfinished(one) for one in found if one.metrics.num_unfinished]
     return lines
 
@@ -105,7 +97,7 @@ def _job(run: JobRun) -> dict[str, Any]:
     }
 
 
-def _head(trace: Trace, market: Market, *, restart_costs: bool) -> Text:
+def _head(trace: Trace, market: Market, unit: str, *, restart_costs: bool) -> Text:
     capacity = market.capacity
     nodes = [nodes for _, nodes in capacity.steps]
     size = str(nodes[0]) if len(nodes) == 1 else f"{min(nodes)} to {max(nodes)}"
@@ -115,7 +107,7 @@ def _head(trace: Trace, market: Market, *, restart_costs: bool) -> Text:
         costs = f"a move or start costs the trace's restart_s; otherwise {costs}"
     return Text.assemble(
         (trace.name, "bold"),
-        f"  {count_text(len(trace.jobs), 'job')}, {cluster}, {costs}",
+        f"  {count_text(len(trace.jobs), 'job')}, {cluster}, {costs}; times in {unit}",
     )
 
 
@@ -133,8 +125,8 @@ def _hours(hours: float) -> str:
     return duration_text(hours * _HOUR_S) if math.isfinite(hours) else "-"
 
 
-def _share(value: float, *, digits: int) -> str:
-    return f"{value:.{digits}f}" if math.isfinite(value) else "-"
+def _number(value: float, digits: int) -> str:
+    return f"{value:,.{digits}f}" if math.isfinite(value) else "-"
 
 
 def _finite(value: float) -> float | None:
