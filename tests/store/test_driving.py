@@ -63,7 +63,6 @@ class TestLease:
             lambda: store.set_grant(job_id, workers=2, reason="", **old),
             lambda: store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", **old),
             lambda: store.record_event(job_id, SupervisorRestarted(found=1, of=1), **old),
-            lambda: store.set_queue_note(job_id, "why", **old),
         ]
         for write in writes:
             with pytest.raises(LeaseLost) as error:
@@ -178,13 +177,13 @@ class TestAttempts:
         preempted = [event.data for event in store.events(job_id) if event.type == "job.preempted"]
         assert preempted == [{"workers": 1, "beneficiary": "job-b", "reason": "priority 50."}]
 
-    def test_a_row_that_has_not_changed_is_the_same_value(self, store: Store, lease: Lease, submit: Submit) -> None:
+    def test_a_row_that_has_not_changed_is_the_same_value(self, store: Store, submit: Submit) -> None:
         quiet, busy = submit(), submit()
         before = store.jobs_to_drive()
-        store.set_queue_note(busy, "needs 2, has 1", epoch=lease.epoch, now=3.0)
+        store.patch_job(busy, JobPatch(priority=-1), if_match=None, now=3.0)
         after = store.jobs_to_drive()
         assert [row.id for row in after] == [quiet, busy]
-        assert after[0] is before[0] and after[1].status.message == "needs 2, has 1"
+        assert after[0] is before[0] and after[1].priority == -1
 
 
 class TestQueue:
@@ -206,19 +205,3 @@ class TestQueue:
         store.patch_job(job_id, JobPatch(priority=4), if_match=None, now=2.0)
         row = store.jobs_to_drive()[0]
         assert (row.spec.priority, row.spec_version, row.priority) == (4, 2, 4)
-
-    def test_a_queue_note_has_the_reason_and_is_not_an_event(self, store: Store, lease: Lease, submit: Submit) -> None:
-        job_id = submit()
-        store.set_queue_note(job_id, "needs 2, has 1", epoch=lease.epoch, now=3.0)
-        store.set_queue_note(job_id, "needs 2, has 1", epoch=lease.epoch, now=4.0)
-        job = store.get_job(job_id)
-        assert (job.status.reason, job.status.message, job.updated_at) == ("capacity", "needs 2, has 1", 3.0)
-        assert len(store.events(job_id)) == 1
-
-    def test_a_late_queue_note_does_not_touch_a_started_job(
-        self, store: Store, lease: Lease, submit: Submit, begin: Begin
-    ) -> None:
-        job_id = submit()
-        begin(job_id)
-        store.set_queue_note(job_id, "late", epoch=lease.epoch, now=6.0)
-        assert store.get_job(job_id).status.message == "Starts with 1 workers."

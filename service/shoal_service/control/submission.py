@@ -6,8 +6,11 @@ does not exist yet.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shoal_service.control.code_archive import CodeArchiveError, pack
-from shoal_service.planner import refusal
+from shoal_service.control.deadline import check_deadline
+from shoal_service.planner import HardwareProfile, refusal
 from shoal_service.store import Store
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
@@ -28,19 +31,31 @@ class CodeUnknown(ValueError):
         return f"code.archive {self.sha256} is not stored here; PUT /v1/code/{self.sha256} first."
 
 
-def submit(store: Store, spec: JobSpec, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
+def submit(
+    store: Store,
+    spec: JobSpec,
+    idempotency_key: str | None,
+    now: float,
+    profiles: Iterable[HardwareProfile] = (),
+) -> tuple[JobView, bool]:
     """Create a job, or find the one that was created with this key; the second value is False then.
 
     A `code.working_dir` without an archive is a directory of this machine; it is packed and stored now.
 
+    Args:
+        profiles: hardware, of which a measured one predicts whether the job can make `finish_by`; the note of the
+            job's status says if not.
+
     Raises:
-        SpecError: checkpoint.url is relative, the directory cannot be packed, or the model fits into no layout.
-        CodeUnknown, IdempotencyConflict
+        SpecError: checkpoint.url is relative, the directory cannot be packed, the model fits into no layout, or
+            finish_by has passed.
+        CodeUnknown, IdempotencyConflict, QueueFull
     """
     check_checkpoint_url(spec)
     too_large = refusal(spec)
     if too_large:
         raise SpecError((SpecProblem(path="model", message=too_large),))
+    note = check_deadline(spec, profiles, now)
     code = spec.code
     if code.archive is not None:
         if not store.has_code(code.archive):
@@ -52,4 +67,4 @@ def submit(store: Store, spec: JobSpec, idempotency_key: str | None, now: float)
             raise SpecError((SpecProblem(path="code.working_dir", message=str(error)),)) from error
         store.put_code(archive.sha256, archive.data, now)
         spec = spec.model_copy(update={"code": code.model_copy(update={"archive": archive.sha256})})
-    return store.create_job(spec, idempotency_key=idempotency_key, now=now)
+    return store.create_job(spec, idempotency_key=idempotency_key, now=now, note=note)

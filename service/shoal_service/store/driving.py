@@ -23,7 +23,6 @@ from shoal_service.store.errors import JobEnded, RequestConflict
 from shoal_service.store.reads.documents import Readable
 from shoal_service.store.records import (
     QUARANTINED,
-    WAITS_FOR_CAPACITY,
     JobRecord,
     load,
     read_spec,
@@ -232,16 +231,6 @@ def record_event(connection: Connection, job_id: str, event: JobEvent, *, now: f
     edit = JobEdit(connection, load(connection, job_id, lock=True), now)
     edit.event(event)
     edit.save()
-
-
-def note(connection: Connection, job_id: str, message: str, *, now: float) -> bool:
-    """Stores why a queued job waits. It makes no event, since the reason may change with every other job."""
-    job = load(connection, job_id, lock=True)
-    if job.state is not JobState.QUEUED:
-        return False
-    edit = JobEdit(connection, job, now)
-    edit.describe(reason=WAITS_FOR_CAPACITY, message=message)
-    return edit.save()
 
 
 def _conflict(job: JobRecord, action: str) -> RequestConflict:

@@ -91,10 +91,12 @@ class Store(SchedulingMethods):
 
     # --- users
 
-    def create_job(self, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
-        """Returns the job, and whether it is new. Raises IdempotencyConflict, QueueFull."""
+    def create_job(
+        self, spec: JobSpec, *, idempotency_key: str | None, now: float, note: str = ""
+    ) -> tuple[JobView, bool]:
+        """Returns the job, and whether it is new. `note`: of its status. Raises IdempotencyConflict, QueueFull."""
         with self._database.write() as tx:
-            view, created = submissions.create(tx, spec, idempotency_key=idempotency_key, now=now)
+            view, created = submissions.create(tx, spec, idempotency_key=idempotency_key, now=now, note=note)
         if created:
             self._hub.publish(view.id)
         return view, created
@@ -295,12 +297,6 @@ class Store(SchedulingMethods):
             leases.hold(tx, epoch)
             driving.record_event(tx, job_id, event, now=now)
         self._hub.publish(job_id)
-
-    def set_queue_note(self, job_id: str, message: str, *, epoch: int, now: float) -> None:
-        """Stores why a queued job waits, if it is new. Callers compare with DriveRow.status.message first."""
-        with self._database.write() as tx:
-            leases.hold(tx, epoch)
-            driving.note(tx, job_id, message, now=now)
 
     def postpone_probation(self, node_id: str, *, reason: str, next_test_at: float, epoch: int) -> None:
         """The node has failed a test."""

@@ -49,13 +49,15 @@ _INSERT_SPEC = plain_insert(job_specs)
 _INSERT_EVENT = plain_insert(events)
 
 
-def create(connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float) -> tuple[JobView, bool]:
+def create(
+    connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float, note: str = ""
+) -> tuple[JobView, bool]:
     """Returns the job, and whether it is new. Raises IdempotencyConflict, QueueFull."""
     document = spec.model_dump_json()
     spec_hash = hashlib.sha256(document.encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
     job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
-    status = JobStatus(message="Waiting for the scheduler.", goodput=Goodput(at=now))
+    status = JobStatus(message="Waiting for the scheduler.", note=note, goodput=Goodput(at=now))
     row = {
         "id": job_id,
         "name": spec.name,

@@ -50,7 +50,8 @@ def submit(
             job = client.submit(document)
         output = session.output
         if not follow and not wait:
-            output.document(job, lambda: f"{job.id}  {job.name}  {job.status.state}\nshoal watch {job.id}")
+            note = f"{job.status.note}\n" if job.status.note else ""
+            output.document(job, lambda: f"{job.id}  {job.name}  {job.status.state}\n{note}shoal watch {job.id}")
             return
         output.say(f"submitted {job.id} ({job.name})", "dim")
         ended = _follow(session, job.id) if follow else _wait(session, job.id)

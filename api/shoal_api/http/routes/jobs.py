@@ -64,7 +64,9 @@ def routes(context: Context) -> APIRouter:
     async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
         """The body is a job spec. The answer is the job, with its address in `Location` and its `ETag`."""
         spec = await read_spec(request)
-        job, created = await run_in_threadpool(submit, store, spec, idempotency_key, context.clock())
+        job, created = await run_in_threadpool(
+            submit, store, spec, idempotency_key, context.clock(), tuple(context.profiles.values())
+        )
         return _job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
 
     @router.get("", response_model=Page[JobSummary], summary="List jobs")

@@ -27,6 +27,19 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
+        ({"project": "My Lab"}, "project 'My Lab' is not valid: use at most 63 lower-case letters"),
+        (
+            {"finish_by": "tomorrow"},
+            "finish_by: 'tomorrow' is not a time: write it as in \"2030-01-31T18:00:00+00:00\"",
+        ),
+        ({"finish_by": "2030-01-31T18:00:00"}, 'has no time zone: add it, for example "Z" for UTC'),
+        ({"finish_by": -5}, "finish_by: -5 is not a number of seconds since 1970."),
+        ({"finish_by": True}, "finish_by: True is not a number of seconds since 1970."),
+        ({"capacity": "cheap"}, "capacity: must be 'any', 'spot' or 'on_demand'"),
+        ({"placement": "near"}, "placement: must be 'pack' or 'spread'"),
+        ({"worker": {"gpu_type": "H100"}}, "worker.gpu_type is H100, but worker.gpus is 0. Set worker.gpus to 1."),
+        ({"worker": {"selector": {"a b": "c"}}}, "worker.selector: 'a b' is not valid in a label of a node"),
+        ({"worker": {"selector": {f"k{i}": "v" for i in range(17)}}}, "17 labels are too many: use at most 16."),
         (
             {"batch": {"global_size": 10, "micro_size": 4}},
             "batch.global_size 10 is not a multiple of batch.micro_size 4: 10 = 2 x 4 + 2. Set global_size to 8 or",
@@ -140,3 +153,25 @@ def test_every_default_is_itself_valid_when_written_out() -> None:
     written = spec.model_dump(mode="json")
     assert len(list(_sections(written))) > 50
     assert parse_spec(written) == spec
+
+
+def test_a_job_says_where_and_by_when() -> None:
+    spec = parse_spec(
+        {
+            **LEAST,
+            "project": "vision",
+            "finish_by": "2030-01-31T18:00:00Z",
+            "capacity": "spot",
+            "placement": "spread",
+            "worker": {"gpus": 1, "gpu_type": "H100", "selector": {"zone": "a"}},
+        }
+    )
+    assert spec.finish_by == parse_spec({**LEAST, "finish_by": 1896112800}).finish_by == 1896112800.0
+    assert parse_spec({**LEAST, "finish_by": "2030-01-31T19:00:00+01:00"}).finish_by == spec.finish_by
+    assert spec.worker.node_labels == {"zone": "a", "ray.io/accelerator-type": "H100"}
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    assert (parse_spec(LEAST).project, parse_spec(LEAST).finish_by, parse_spec(LEAST).capacity) == (
+        "default",
+        None,
+        "any",
+    )
