@@ -44,7 +44,7 @@ def test_a_job_gets_only_what_others_on_the_cluster_leave_and_grows_when_they_go
 ) -> None:
     with tenant(shoal_server, NUM_CPUS - 2):
         until(lambda: client.cluster().cpus_free == 2, "the service sees the tenant")
-        run = submit(workers=4, waves=[2, 4], steps=72, step_s=0.3)
+        run = submit(workers=4, waves=[1], steps=72, step_s=0.3)
         large = submit(workers=4, min_workers=4, steps=4)
         until(lambda: run.now().status.step >= 3, "the job trains")
         assert run.now().status.desired_workers == 2
@@ -58,10 +58,10 @@ def test_a_job_gets_only_what_others_on_the_cluster_leave_and_grows_when_they_go
 
 
 def test_a_job_that_holds_everything_is_shrunk_for_the_next_one_and_loses_no_step(submit) -> None:
-    first = submit(workers=4, worker=TWO, steps=72, step_s=0.2)
+    first = submit(workers=4, worker=TWO, waves=[1], steps=72, step_s=0.2)
     until(lambda: first.now().status.step >= 3, "the first job trains on the whole cluster")
     assert first.now().status.desired_workers == 4
-    second = submit(workers=4, worker=TWO, steps=20, step_s=0.1)
+    second = submit(workers=4, worker=TWO, waves=[1], steps=20, step_s=0.1)
     until(lambda: second.now().status.step >= 1, "the second job trains")
     job = second.now()
     assert not first.now().status.state.ended
@@ -76,9 +76,9 @@ def test_a_job_that_holds_everything_is_shrunk_for_the_next_one_and_loses_no_ste
 
 
 def test_an_urgent_job_preempts_one_that_cannot_shrink_enough_and_that_one_continues_from_its_step(submit) -> None:
-    first = submit(workers=4, worker=TWO, min_workers=2, steps=40, step_s=0.2)
+    first = submit(workers=4, worker=TWO, waves=[1], min_workers=2, steps=40, step_s=0.2)
     until(lambda: first.now().status.step >= 3, "the first job trains on the whole cluster")
-    urgent = submit(workers=4, worker=TWO, min_workers=4, steps=10, step_s=0.1, priority=50)
+    urgent = submit(workers=4, worker=TWO, waves=[1], min_workers=4, steps=10, step_s=0.1, priority=50)
     until(lambda: urgent.now().status.step >= 1, "the urgent job trains")
     print(f"urgent job: first step seen {time.time() - urgent.now().created_at:.2f} s after submit")
     [preempted] = first.events("job.preempted")

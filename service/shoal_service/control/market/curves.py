@@ -4,6 +4,9 @@
     corrected   at a size that was measured, its measurement; at the others, the prediction times what the nearest
                 measured size was off by
 
+A predicted curve rises by 1 % per worker at least: what nobody else needs is used even if the planner sees no gain,
+since it may be wrong. A measured curve may fall.
+
 A prediction takes about 3 ms per size, so only a few jobs are predicted per pass, and jobs of equal specs share one.
 """
 
@@ -23,6 +26,7 @@ _DECIDES = {"task", "model", "data", "batch", "precision", "parallelism", "plan"
 _FEW = 8
 """Up to this world size, each size is predicted."""
 _REMEMBERED = 4096
+_LEAST_GAIN = 1.01
 _DOUBLING = 0.95
 """Speed-up of a doubling of the workers, relative to the ideal one, that is assumed of a task of unknown sizes."""
 
@@ -57,18 +61,30 @@ def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> Throughput
         if not best:
             continue  # no layout uses exactly so many; or the sizes of the model are unknown
         rates[size] = spec.batch.global_size / best[0].step_s
-    return curve_of(rates) if rates else by_partition(spec)
+    return curve_of(rising(rates)) if rates else by_partition(spec)
 
 
 def by_partition(spec: JobSpec) -> ThroughputCurve:
     """For a task of which the planner knows nothing: a step takes as long as the rank with the most micro-batches."""
     micro_batches = spec.batch.num_micro_batches
     return curve_of(
-        {
-            size: spec.batch.global_size / math.ceil(micro_batches / size) * _DOUBLING ** math.log2(size)
-            for size in sizes_of(spec.elasticity.max_workers)
-        }
+        rising(
+            {
+                size: spec.batch.global_size / math.ceil(micro_batches / size) * _DOUBLING ** math.log2(size)
+                for size in sizes_of(spec.elasticity.max_workers)
+            }
+        )
     )
+
+
+def rising(rates: Mapping[int, float]) -> dict[int, float]:
+    """The rates, of which none is lower than that of a smaller size, and a bit more per worker."""
+    found: dict[int, float] = {}
+    least, before = 0.0, 0
+    for size in sorted(rates):
+        found[size] = max(rates[size], least * _LEAST_GAIN ** (size - before))
+        least, before = found[size], size
+    return found
 
 
 def corrected(curve: ThroughputCurve, measured: Mapping[int, float]) -> ThroughputCurve:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.control.market.curves import CurveBook, by_partition, corrected, predict, sizes_of
+from shoal_service.control.market.curves import CurveBook, by_partition, corrected, predict, rising, sizes_of
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.spec import JobSpec
@@ -36,6 +36,11 @@ def test_of_a_user_task_the_partition_of_the_batch_decides() -> None:
     curve = by_partition(user)  # 8 micro-batches: 3 workers need as long as the one with 3, 4 workers 2 each
     assert curve.rate(3) / curve.rate(1) == pytest.approx(8 / 3 * 0.95**1.585, rel=1e-3)
     assert curve.rate(4) > curve.rate(3)
+
+
+def test_a_predicted_curve_rises_everywhere_so_that_an_idle_cluster_is_used() -> None:
+    assert rising({1: 10.0, 2: 9.0, 4: 30.0}) == {1: 10.0, 2: pytest.approx(10.1), 4: 30.0}
+    assert rising({4: 10.0, 6: 8.0})[6] == pytest.approx(10.201)
 
 
 def test_a_measured_size_keeps_its_rate_and_the_others_are_scaled_like_the_nearest_one() -> None:
