@@ -78,8 +78,9 @@ bench-recovery: setup ## what failures cost: Shoal, Ray Train V2, torchrun and t
 bench-layouts: setup ## what a change of layout costs, and the planner against this machine (ten minutes)
 	@mkdir -p build && $(BIN)/python bench/layouts/main.py --out build/layouts.json
 
-bench-schedule: setup ## scheduling policies on job traces, in virtual time, and the time of a decision (a minute)
+bench-schedule: setup ## scheduling policies on job traces, the time of a decision, and six real jobs for MINUTES=10
 	@mkdir -p build && $(BIN)/python bench/schedule/main.py --out build/schedule.md
+	@$(BIN)/python bench/market/six_jobs.py --minutes $(MINUTES) --out build/six-jobs.json
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py

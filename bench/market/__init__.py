@@ -1,0 +1,5 @@
+"""Jobs that share a real cluster: `six_jobs` is the run of six jobs of two projects.
+
+Run by `make bench-schedule`.
+It never simulates: bench/schedule does.
+"""
