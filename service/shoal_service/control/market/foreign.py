@@ -18,9 +18,9 @@ from shoal_service.core.scheduling.market import WorkerNeed
 
 _SETTLED_S = 4.0
 """A killed worker returns its resources within this time, and a new one is seen to have them."""
-_CREATING_S = 30.0
+_CREATING_S = 120.0
 """A worker that Ray creates for longer than this has no resources: it waits for them. One that has them is a process
-that starts, which takes some seconds."""
+that starts, which takes some seconds; with 30 s, workers that started on a very busy machine looked like tenants."""
 _NOTHING = WorkerNeed()
 
 
