@@ -90,6 +90,7 @@ docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/docs_pages.py
 	@$(BIN)/python tools/cli_page.py
 	@$(BIN)/python tools/trace_generator.py
+	@$(BIN)/python tools/simulation_page.py
 	@$(BIN)/python tools/openapi.py
 
 picture: setup   ## the README's picture, from a real run of the demo
