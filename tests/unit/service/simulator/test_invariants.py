@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
@@ -56,6 +56,7 @@ _COSTS = st.builds(Costs, switch_s=st.floats(0, 5), start_s=st.floats(0, 20), us
 
 @pytest.mark.parametrize("use_rules", [False, True])
 @pytest.mark.parametrize("name", sorted(POLICIES))
+@settings(max_examples=30)
 @given(jobs=_jobs(), capacity=_CAPACITIES, costs=_COSTS)
 def test_every_policy_keeps_the_laws(
     name: str, use_rules: bool, jobs: list[TraceJob], capacity: Capacity, costs: Costs
