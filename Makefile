@@ -19,7 +19,7 @@ demo: setup      ## train, kill a worker, continue, grow back, and compare with 
 	@$(BIN)/shoal demo
 
 test: setup      ## all tests but the cells marked `matrix` and `soak`: within 15 minutes on two cores
-	@$(BIN)/pytest
+	@$(BIN)/python tools/run_tests.py
 
 test-all: setup  ## all tests and every cell of the matrices, without the soak
 	@$(BIN)/pytest -m "not soak"

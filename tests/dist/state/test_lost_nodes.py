@@ -123,7 +123,7 @@ def _cells() -> list[Any]:
         ("dense", Layout(dp_shard=4), {"deterministic": True}),
         ("experts", Layout(dp_shard=4, ep=2), {}),
     ]
-    kept = {0, 1, 2, 3}
+    kept = {1, 3}
     return [
         pytest.param(
             *case, id=f"{case[0]} {case[1].describe()} {case[2]}", marks=() if i in kept else pytest.mark.matrix

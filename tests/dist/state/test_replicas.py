@@ -24,10 +24,18 @@ _LAYOUTS = {
     "dp x tp": Layout(dp_replicate=2, tp=2),
     "pp x dp": Layout(pp=2, dp_replicate=2),
 }
+_SAMPLE = (("hsdp", 1), ("pp x dp", 0))
+"""For `make test`."""
 
 
-@pytest.mark.parametrize("name", _LAYOUTS)
-@pytest.mark.parametrize("replica", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "replica"),
+    [
+        pytest.param(name, replica, marks=() if (name, replica) in _SAMPLE else pytest.mark.matrix)
+        for name in _LAYOUTS
+        for replica in (0, 1)
+    ],
+)
 def test_the_loss_of_all_nodes_of_one_replica_loses_no_step(
     name: str, replica: int, make_job: Any, plain_run: Any, text: str
 ) -> None:
@@ -53,6 +61,7 @@ def test_the_loss_of_all_nodes_of_one_replica_loses_no_step(
     assert job.losses(group) == pytest.approx(dict(plain_run(spec).losses), abs=1e-5)
 
 
+@pytest.mark.matrix
 def test_a_shard_with_replicas_is_kept_at_the_steps_of_the_copies_of_other_shards(make_job: Any, text: str) -> None:
     """Shard 0 is on nodes a and c, shard 1 on node b only. Without a log, a lost node b takes the group back to the
     step of its copy, and of shard 0 that step must be there too."""
