@@ -103,6 +103,9 @@ def _admit(
     obstacle = _project_obstacle(plan, entry, missing)
     if obstacle is not None:
         return obstacle
+    if shape.lacks(missing) and not preemption.may_help(job.priority):
+        reservations.reserve(entry)
+        return ROOM
     reserved = reservations.holder_of(entry)
     if reserved is None and not shape.lacks(missing):
         sites = shape.take_all(missing)

@@ -44,14 +44,13 @@ def seconds_left(job: MarketJob, workers: int) -> float:
     return math.inf if job.left is None or rate <= 0 else job.left / rate
 
 
-def queue_time(job: MarketJob) -> float:
+def queue_time(job: MarketJob, work_s: float) -> float:
     """Virtual time of submit: the queue is in this order. It never changes while a job waits.
 
-    Shorter jobs and higher priorities are earlier. Since each bonus is bounded, only jobs that are submitted within a
-    bounded time after a job can overtake it.
+    `work_s` is the work that remains, in seconds of one worker. Shorter jobs and higher priorities are earlier. Since
+    each bonus is bounded, only jobs that are submitted within a bounded time after a job can overtake it.
     """
-    length = worker_seconds_left(job) / job.min_workers
-    at = job.submitted_at + min(MAX_OVERTAKEN_S, LENGTH_SHARE * length)
+    at = job.submitted_at + min(MAX_OVERTAKEN_S, LENGTH_SHARE * work_s / job.min_workers)
     if job.finish_by is not None and job.left is not None:
         at = min(at, job.finish_by - seconds_left(job, job.max_workers) - job.start_s - DEADLINE_MARGIN_S)
     return at - SECONDS_PER_PRIORITY * job.priority

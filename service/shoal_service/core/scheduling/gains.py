@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.deadlines import workers_for_deadline
-from shoal_service.core.scheduling.estimates import seconds_left, worker_seconds_left
+from shoal_service.core.scheduling.estimates import seconds_left
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import count
@@ -90,7 +90,7 @@ def divide_rest(plan: Plan) -> None:
 
 def _weights(entries: list[Entry]) -> dict[str, float]:
     """heSRPT's weight by rank, longest first, times the priority's, per sample."""
-    ranked = sorted(entries, key=lambda entry: (-worker_seconds_left(entry.job), entry.job.job_id))
+    ranked = sorted(entries, key=lambda entry: (-entry.work_s, entry.job.job_id))
     weights: dict[str, float] = {}
     below = 0.0
     for rank, entry in enumerate(ranked, 1):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from shoal_service.core.scheduling.estimates import queue_time
+from shoal_service.core.scheduling.estimates import queue_time, worker_seconds_left
 from shoal_service.core.scheduling.market import MarketJob, MarketState
 from shoal_service.core.scheduling.room import Room, Shape, Sites, count
 from shoal_service.core.scheduling.shares import Share, Shares
@@ -16,13 +16,14 @@ from shoal_service.core.scheduling.shares import Share, Shares
 class Entry:
     """A job during one decision."""
 
-    __slots__ = ("beneficiary", "donors", "floor", "job", "order", "shape", "share", "sites", "target")
+    __slots__ = ("beneficiary", "donors", "floor", "job", "order", "shape", "share", "sites", "target", "work_s")
 
     def __init__(self, job: MarketJob, shape: Shape, share: Share) -> None:
         self.job = job
         self.shape = shape
         self.share = share
-        self.order = (queue_time(job), job.job_id)
+        self.work_s = worker_seconds_left(job)
+        self.order = (queue_time(job, self.work_s), job.job_id)
         self.target = 0
         """Workers that it is to have."""
         self.floor = 0

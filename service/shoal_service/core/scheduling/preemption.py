@@ -16,18 +16,22 @@ class Preemption:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._victims = sorted((entry for entry in plan.running if entry.target), key=_order)
+        self._victims = sorted(_ranked(entry) for entry in plan.running if entry.target)
         self._failed: dict[int, tuple[float, int]] = {}
         """Priority and workers of the last claim of a shape that preemption could not meet."""
 
     def add(self, entry: Entry) -> None:
         """The job has been admitted in this decision; a job of higher priority may still displace it."""
-        insort(self._victims, entry, key=_order)
+        insort(self._victims, _ranked(entry))
+
+    def may_help(self, priority: int) -> bool:
+        """Some job has a lower priority."""
+        return bool(self._victims) and self._victims[0][0] < priority
 
     def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
         """Preempt until so many workers fit. Empty if that cannot be done, and then nothing has changed."""
         priority = claimant.job.priority
-        if not self._victims or _priority(self._victims[0]) >= priority:
+        if not self.may_help(priority):
             return []
         failed = self._failed.get(id(claimant.shape))
         if failed is not None and priority <= failed[0] and missing >= failed[1]:
@@ -37,7 +41,7 @@ class Preemption:
             self._failed[id(claimant.shape)] = (priority, missing)
             return []
         gone = {id(entry) for entry in cleared}
-        self._victims = [entry for entry in self._victims if id(entry) not in gone]
+        self._victims = [victim for victim in self._victims if id(victim[-1]) not in gone]
         for entry in cleared:
             entry.beneficiary = claimant.job.job_id
         claimant.donors = (*claimant.donors, *(entry.job.job_id for entry in cleared if entry.job.granted))
@@ -46,8 +50,8 @@ class Preemption:
     def _clear(self, claimant: Entry, missing: int) -> list[Entry]:
         cleared: list[tuple[Entry, Sites]] = []
         shape = claimant.shape
-        for entry in self._victims:
-            if _priority(entry) >= claimant.job.priority:
+        for priority, _, _, entry in self._victims:
+            if priority >= claimant.job.priority:
                 break
             if entry is claimant or not entry.shape.overlaps(shape) or _is_guaranteed(entry, claimant):
                 continue
@@ -75,8 +79,8 @@ class Preemption:
         self._plan.book(entry, sites)
 
 
-def _order(entry: Entry) -> tuple[float, float, str]:
-    return _priority(entry), -entry.order[0], entry.job.job_id
+def _ranked(entry: Entry) -> tuple[float, float, str, Entry]:
+    return _priority(entry), -entry.order[0], entry.job.job_id, entry
 
 
 def _is_guaranteed(entry: Entry, claimant: Entry) -> bool:

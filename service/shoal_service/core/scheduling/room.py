@@ -61,6 +61,7 @@ class Shape:
 
     def __init__(self, need: WorkerNeed, open_nodes: list[FreeNode], cordoned: list[FreeNode]) -> None:
         self.need = need
+        self.words = need.describe()
         self.ever = sum(free.fits(need) for free in open_nodes)
         """Workers that fit into the empty cluster."""
         self._nodes = open_nodes
@@ -169,16 +170,20 @@ class Room:
         usable = [node for node in nodes if node.ends_at is None or node.ends_at > now + LEAD_S]
         self._nodes = [FreeNode(node) for node in sorted(usable, key=lambda node: node.node_id)]
         self._shapes: dict[object, Shape] = {}
+        self._seen: dict[tuple[int, int, int, int], Shape] = {}
+        """By identity, which is cheap to look up: the state holds these objects during the decision."""
 
     def shape(self, job: MarketJob) -> Shape:
         """The shape of a job's workers. All shapes must be known before the first worker is placed."""
-        need = job.need
-        key: object = (need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement)
-        if job.selector:
-            key = (key, frozenset(job.selector.items()))
-        shape = self._shapes.get(key)
+        seen = (id(job.need), id(job.capacity), id(job.placement), id(job.selector) if job.selector else 0)
+        shape = self._seen.get(seen)
         if shape is None:
-            shape = self._shapes[key] = self._new_shape(job)
+            need = job.need
+            key = (need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement, frozenset(job.selector.items()))
+            shape = self._shapes.get(key)
+            if shape is None:
+                shape = self._shapes[key] = self._new_shape(job)
+            self._seen[seen] = shape
         return shape
 
     @property

@@ -22,6 +22,8 @@ class Share:
         self.project = project
         self.path: tuple[Share, ...] = (self, *(parent.path if parent else ()))
         """This project and its ancestors."""
+        self._limited = [share for share in self.path if share.project.limit is not None]
+        self._capped = [share for share in self.path if share.project.max_running is not None]
         self.children: list[Share] = []
         self.used = 0
         self.running = 0
@@ -40,20 +42,14 @@ class Share:
 
     def room(self) -> float:
         """Workers that the limits of the project and of its ancestors still allow."""
-        return min(
-            (share.project.limit - share.used for share in self.path if share.project.limit is not None),
-            default=math.inf,
-        )
-
-    def ceiling(self) -> float:
-        """The smallest limit on the path."""
-        return min((share.project.limit for share in self.path if share.project.limit is not None), default=math.inf)
+        if not self._limited:
+            return math.inf
+        return min((share.project.limit or 0) - share.used for share in self._limited)
 
     def full_of_jobs(self) -> Share | None:
         """The project on the path that has as many running jobs as it may."""
-        for share in self.path:
-            most = share.project.max_running
-            if most is not None and share.running >= most:
+        for share in self._capped:
+            if share.running >= (share.project.max_running or 0):
                 return share
         return None
 

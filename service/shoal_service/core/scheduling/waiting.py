@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from shoal_service.core.scheduling.admission import Obstacle
-from shoal_service.core.scheduling.market import MarketJob, Wait
+from shoal_service.core.scheduling.market import Wait
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.reservations import timeline
 from shoal_service.core.scheduling.room import UNLIMITED, Shape
@@ -59,7 +59,7 @@ def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
         if forecast is None:
             forecast = forecasts[id(entry.shape)] = Forecast(plan, entry.shape)
         at, holders = forecast.place(job.min_workers)
-        decisions.append(Wait(job.job_id, _room_words(job, forecast.room, obstacle), position, holders, at))
+        decisions.append(Wait(job.job_id, _room_words(entry, forecast.room, obstacle), position, holders, at))
     return decisions
 
 
@@ -69,8 +69,9 @@ def _jobs_of(plan: Plan, share: Share) -> tuple[str, ...]:
     return tuple(islice(inside, MAX_HOLDERS))
 
 
-def _room_words(job: MarketJob, room: int, obstacle: Obstacle) -> str:
-    needs = f"Needs {job.min_workers} workers of {job.need.describe()} each"
+def _room_words(entry: Entry, room: int, obstacle: Obstacle) -> str:
+    job = entry.job
+    needs = f"Needs {job.min_workers} workers of {entry.shape.words} each"
     if obstacle.behind is not None:
         return f"{needs}; to start now would delay {obstacle.behind}, which is before it and whose start is reserved."
     return (
