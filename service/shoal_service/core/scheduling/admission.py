@@ -51,14 +51,14 @@ def keep_minima(plan: Plan) -> list[Entry]:
         job = entry.job
         workers = max(job.granted, job.held)
         if workers:
-            plan.book(entry, plan.stay(entry, workers))
+            plan.keep(entry, plan.stay(entry, workers), workers)
     above_limit: list[Entry] = []
     for entry in plan.running:
         floor = min(entry.job.granted, entry.job.min_workers)
         if entry.share.room() < floor:
             above_limit.append(entry)
         else:
-            plan.book(entry, plan.stay(entry, floor))
+            plan.keep(entry, plan.stay(entry, floor), floor)
     return above_limit
 
 
@@ -100,7 +100,7 @@ def _admit(
             f"Needs {job.min_workers} workers of {job.need.describe()} each; the nodes that it may use have room for "
             f"{shape.ever}. Add nodes, or lower elasticity.min_workers."
         )
-    obstacle = _project_obstacle(plan, entry, missing)
+    obstacle = _project_obstacle(plan, entry, job.min_workers - entry.charged)
     if obstacle is not None:
         return obstacle
     if shape.lacks(missing) and not preemption.may_help(job.priority):
@@ -160,7 +160,7 @@ def _project_obstacle(plan: Plan, entry: Entry, missing: int) -> Obstacle | None
     job, share = entry.job, entry.share
     if share.room() < missing:
         return _limit_obstacle(entry, missing)
-    if entry.target:
+    if entry.charged:
         return None
     full = share.full_of_jobs()
     if full is not None:

@@ -16,7 +16,19 @@ from shoal_service.core.scheduling.shares import Share, Shares
 class Entry:
     """A job during one decision."""
 
-    __slots__ = ("beneficiary", "donors", "floor", "job", "order", "shape", "share", "sites", "target", "work_s")
+    __slots__ = (
+        "beneficiary",
+        "charged",
+        "donors",
+        "floor",
+        "job",
+        "order",
+        "shape",
+        "share",
+        "sites",
+        "target",
+        "work_s",
+    )
 
     def __init__(self, job: MarketJob, shape: Shape, share: Share) -> None:
         self.job = job
@@ -26,6 +38,8 @@ class Entry:
         self.order = (queue_time(job, self.work_s), job.job_id)
         self.target = 0
         """Workers that it is to have."""
+        self.charged = 0
+        """Workers that count for its project before the rest is divided."""
         self.floor = 0
         """Workers that it has before the rest is divided."""
         self.sites: Sites = []
@@ -71,23 +85,29 @@ class Plan:
             left[name] = left.get(name, 0) - here
         return entry.shape.stay(workers, left)
 
+    def keep(self, entry: Entry, sites: Sites, workers: int) -> None:
+        """A running job keeps these places. All of its workers count for its project, also those of lost nodes."""
+        self._charge(entry, workers)
+        self.book(entry, sites)
+
     def book(self, entry: Entry, sites: Sites) -> None:
         """Give these places to the job."""
-        workers = count(sites)
-        starts = entry.target == 0 and workers > 0
         entry.sites = entry.sites + sites
-        entry.target += workers
+        entry.target += count(sites)
         entry.floor = entry.target
-        entry.share.add(workers, running=int(starts))
-        if starts and entry.job.user:
-            self.running_of_user[entry.job.user] += 1
+        self._charge(entry, max(0, entry.target - entry.charged))
 
     def clear(self, entry: Entry) -> None:
         """Take all of its places from the job."""
         self.room.give_back(entry.job.need, entry.sites)
-        if entry.target:
-            entry.share.add(-entry.target, running=-1)
-            if entry.job.user:
-                self.running_of_user[entry.job.user] -= 1
+        self._charge(entry, -entry.charged)
         entry.sites = []
         entry.target = entry.floor = 0
+
+    def _charge(self, entry: Entry, workers: int) -> None:
+        before = entry.charged
+        entry.charged += workers
+        running = int(entry.charged > 0) - int(before > 0)
+        entry.share.add(workers, running)
+        if entry.job.user:
+            self.running_of_user[entry.job.user] += running

@@ -48,35 +48,35 @@ class Preemption:
         return cleared
 
     def _clear(self, claimant: Entry, missing: int) -> list[Entry]:
-        cleared: list[tuple[Entry, Sites]] = []
+        cleared: list[tuple[Entry, Sites, int]] = []
         shape = claimant.shape
         for priority, _, _, entry in self._victims:
             if priority >= claimant.job.priority:
                 break
             if entry is claimant or not entry.shape.overlaps(shape) or _is_guaranteed(entry, claimant):
                 continue
-            cleared.append((entry, entry.sites))
+            cleared.append((entry, entry.sites, entry.charged))
             self._plan.clear(entry)
             if shape.free(missing) >= missing:
                 return self._spare(shape, missing, cleared)
-        for entry, sites in reversed(cleared):
-            self._put_back(entry, sites)
+        for entry, sites, charged in reversed(cleared):
+            self._put_back(entry, sites, charged)
         return []
 
-    def _spare(self, shape: Shape, missing: int, cleared: list[tuple[Entry, Sites]]) -> list[Entry]:
+    def _spare(self, shape: Shape, missing: int, cleared: list[tuple[Entry, Sites, int]]) -> list[Entry]:
         """Leave out the jobs whose workers are not needed after all, those of the highest priority first."""
         taken: list[Entry] = []
-        for entry, sites in reversed(cleared):
-            self._put_back(entry, sites)
+        for entry, sites, charged in reversed(cleared):
+            self._put_back(entry, sites, charged)
             if shape.free(missing) < missing:
                 self._plan.clear(entry)
                 taken.append(entry)
         return taken
 
-    def _put_back(self, entry: Entry, sites: Sites) -> None:
+    def _put_back(self, entry: Entry, sites: Sites, charged: int) -> None:
         for free, workers in sites:
             free.reserve(entry.job.need, workers)
-        self._plan.book(entry, sites)
+        self._plan.keep(entry, sites, charged)
 
 
 def _ranked(entry: Entry) -> tuple[float, float, str, Entry]:
@@ -86,7 +86,7 @@ def _ranked(entry: Entry) -> tuple[float, float, str, Entry]:
 def _is_guaranteed(entry: Entry, claimant: Entry) -> bool:
     """Without this job its project would have less than what it is guaranteed, and another project would have more."""
     return any(
-        share.used - entry.target < share.project.guaranteed
+        share.used - entry.charged < share.project.guaranteed
         for share in entry.share.path
         if share not in claimant.share.path
     )
