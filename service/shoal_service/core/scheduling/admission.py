@@ -35,6 +35,8 @@ class Obstacle:
 
 ROOM = Obstacle(None)
 
+MAX_ROUNDS = 4
+
 
 @dataclass(slots=True)
 class Admission:
@@ -63,16 +65,25 @@ def keep_minima(plan: Plan) -> list[Entry]:
 
 
 def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
-    """Meet the claims in order."""
+    """Meet the claims in order; again for those that wait if others were preempted."""
     admission = Admission(preempted=list(above_limit))
+    for _ in range(MAX_ROUNDS):
+        before = len(admission.preempted)
+        admission.waiting.clear()
+        _meet_claims(plan, admission)
+        if len(admission.preempted) == before:
+            break
+    return admission
+
+
+def _meet_claims(plan: Plan, admission: Admission) -> None:
     reservations, preemption = Reservations(plan), Preemption(plan)
-    for entry in turns(plan, above_limit):
+    for entry in turns(plan, admission.preempted):
         obstacle = _admit(plan, entry, reservations, preemption, admission)
         if obstacle is not None and entry.job.granted == 0:
             admission.waiting.append((entry, obstacle))
         elif obstacle is None:
             preemption.add(entry)
-    return admission
 
 
 def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> None:
@@ -126,16 +137,18 @@ def _admit(
     return Obstacle(None, behind=reserved.entry.job.job_id)
 
 
-def turns(plan: Plan, above_limit: list[Entry]) -> Iterator[Entry]:
+def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
     """Running jobs below their minimum, then the queued ones; each project's in the order of the queue."""
-    yield from [entry for entry in plan.running if entry.is_below_minimum and entry not in above_limit]
+    gone = {id(entry) for entry in preempted}
+    yield from [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
     lists: dict[int, list[Entry]] = {}
     shares: dict[int, Share] = {}
-    for entry in plan.queued:
+    queued = [entry for entry in plan.queued if not entry.target]
+    for entry in queued:
         lists.setdefault(id(entry.share), []).append(entry)
         shares[id(entry.share)] = entry.share
     if len(lists) == 1:
-        yield from plan.queued
+        yield from queued
         return
     heads = [(_turn(queue[0]), key, 0) for key, queue in lists.items()]
     heapq.heapify(heads)

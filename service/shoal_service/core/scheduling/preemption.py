@@ -16,7 +16,7 @@ class Preemption:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._victims = sorted(_ranked(entry) for entry in plan.running if entry.target)
+        self._victims = sorted(_ranked(entry) for entry in (*plan.running, *plan.queued) if entry.target)
         self._failed: dict[int, tuple[float, int]] = {}
         """Priority and workers of the last claim of a shape that preemption could not meet."""
 
