@@ -56,8 +56,7 @@ def start_words(entry: Entry, flows: Flows) -> str:
     job = entry.job
     needs = f"Starts with {workers_of(entry.target)} of {job.need.describe()} ({range_of(job)})"
     if entry.donors:
-        donors = entry.donors
-        return f"{needs}; preempts {_names(donors)}, which {_have(donors)} a lower priority than {job.priority}."
+        return f"{needs}; preempts {_names(entry.donors)} by its priority of {job.priority}."
     givers = tuple(flow.giver.job.job_id for flow in flows.got[job.job_id])
     return f"{needs}; {_names(givers)} {_gives(givers)} workers." if givers else f"{needs}, which were free."
 
@@ -129,7 +128,3 @@ def _names(names: Sequence[str]) -> str:
 
 def _gives(names: Sequence[str]) -> str:
     return "gives" if len(names) == 1 else "give"
-
-
-def _have(names: Sequence[str]) -> str:
-    return "has" if len(names) == 1 else "have"

@@ -107,7 +107,7 @@ def test_an_urgent_job_preempts_only_lower_priorities_and_only_as_many_as_it_nee
             "no step is lost.",
             "urgent",
         ),
-        Start("urgent", 1, "Starts with 1 worker of 1 CPU (1); preempts lowest, which has a lower priority than 5."),
+        Start("urgent", 1, "Starts with 1 worker of 1 CPU (1); preempts lowest by its priority of 5."),
     ]
 
 
