@@ -77,7 +77,7 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Decision]:
     grown = [entry for entry in running if _wanted(entry) > entry.job.granted]
     started = [entry for entry in plan.queued if entry.target]
     flows = Flows([*preempted, *shrunk], [*started, *grown])
-    by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *grown)}
+    by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *running)}
     changes: list[Decision] = []
     for entry in preempted:
         name = entry.beneficiary or ""
