@@ -76,6 +76,8 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Decision]:
     shrunk = [entry for entry in running if _wanted(entry) < entry.job.granted]
     grown = [entry for entry in running if _wanted(entry) > entry.job.granted]
     started = [entry for entry in plan.queued if entry.target]
+    if not (started or grown):
+        shrunk = [entry for entry in shrunk if not _keeps_claim(entry)]
     flows = Flows([*preempted, *shrunk], [*started, *grown])
     by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *running)}
     changes: list[Decision] = []
@@ -86,6 +88,13 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Decision]:
     changes += [Start(entry.job.job_id, entry.target, start_words(entry, flows)) for entry in started]
     changes += [Resize(entry.job.job_id, entry.target, grow_words(entry, flows)) for entry in grown]
     return changes
+
+
+def _keeps_claim(entry: Entry) -> bool:
+    """The job has lost nodes, and no other one gains from a smaller grant. With the claim it is whole again as soon as
+    they come back."""
+    job = entry.job
+    return job.granted <= job.max_workers and entry.share.room() >= job.granted - entry.target
 
 
 def _wanted(entry: Entry) -> int:

@@ -213,8 +213,15 @@ def test_a_job_below_a_raised_minimum_is_served_before_the_queue() -> None:
     assert after(state) == {"raised": 4}
 
 
-def test_a_lost_node_shrinks_what_is_above_the_minimum() -> None:
-    assert after(market([job("a", 1, 8, granted=8), job("b", 2, 4, granted=2)], nodes(6))) == {"a": 4, "b": 2}
+def test_jobs_that_lost_nodes_keep_their_claims_until_another_job_gains() -> None:
+    stricken = [job("a", 1, 8, granted=8), job("b", 2, 4, granted=2)]
+    assert decide(market(stricken, nodes(6)), NOW) == []
+    grants = after(market([*stricken, job("new", 1, 1)], nodes(6)))
+    assert grants["new"] == 1 and sum(grants.values()) == 6
+
+
+def test_a_lost_node_saves_no_grant_above_the_projects_limit() -> None:
+    assert after(market([job("a", 1, 8, granted=8)], nodes(6), Project(name="default", limit=4))) == {"a": 4}
 
 
 def test_a_job_whose_minimum_no_longer_fits_keeps_its_claim_until_another_job_can_use_the_workers() -> None:
