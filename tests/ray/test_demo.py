@@ -15,7 +15,7 @@ import pytest
 from shoal_api.demo.spec import MIN_STEPS, TOLERANCE
 
 _MAIN = "from shoal_api.cli.main import main; main()"
-_SHORT = ("--steps", str(MIN_STEPS))
+_SHORT = ("--steps", str(MIN_STEPS + 10))
 """Less than half of the demo's steps: a worker is killed and replaced within them."""
 _RELAYOUT = ("--scenario", "relayout")
 _LAYOUTS = {_SHORT: ["fsdp4", "fsdp3", "fsdp4"], _RELAYOUT: ["pp2 x tp2", "fsdp3", "pp2 x tp2"]}

@@ -56,7 +56,8 @@ def test_a_stopped_rank_does_not_block_the_others(make_job: Any) -> None:
     job.start(workers)
     workers[2].reached()
     exits = job.interrupt(workers[:2])
-    assert [e.kind for e in exits] == [ExitKind.INTERRUPTED] * 2
+    # the second one may notice that the first one has left before its own interrupt arrives
+    assert {e.kind for e in exits} <= {ExitKind.INTERRUPTED, ExitKind.COLLECTIVE_FAILED}
     assert [e.step for e in exits] == [2, 2]
     workers[2].kill(signal.SIGCONT)  # an isolated process that continues later exits, since its peers are gone
     assert workers[2].exit().kind is ExitKind.COLLECTIVE_FAILED
