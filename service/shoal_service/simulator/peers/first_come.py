@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal_service.core.scheduling import first_come as former
 from shoal_service.core.scheduling.market import Decision, MarketState, Resize, Start, Wait
+from shoal_service.simulator.peers import first_come_scheduler as former
 
 
 def first_come(state: MarketState, now: float) -> Sequence[Decision]:

@@ -1,4 +1,4 @@
-"""How many workers each job gets: first come, first served, all or nothing. The control loop carries it out.
+"""How many workers each job gets: first come, first served, all or nothing, as Shoal did before `core/scheduling`.
 
     1 A running job above its max_workers is shrunk. Its workers count as free from the next decision on.
     2 A running job below its min_workers (a PATCH raised them) gets those before any other job gets workers.

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.scheduling.first_come import (
+from shoal_service.simulator.peers.first_come_scheduler import (
     Decision,
     Grant,
     JobDemand,
