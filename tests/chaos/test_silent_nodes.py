@@ -22,30 +22,37 @@ _VERDICT_S = 12.0
 """Ray's health check takes at least this long."""
 
 
-@pytest.mark.matrix
-def test_a_raylet_that_answers_nothing_for_five_seconds_is_not_dead(arena: Any, submit: Any) -> None:
-    """A stopped raylet does what one without CPU does: its kernel answers connects, and it answers nothing."""
+@pytest.fixture
+def client(arena: Any) -> Iterator[Client]:
+    """A client of the repaired cluster. A fixture, so that a job which a failed test leaves behind is still
+    cancelled."""
     arena.mend()
     with arena.server.client as client:
-        run = submit(to=client, workers=3, steps=30, strikes=[{**_HOLD, "n": 8}, {**_HOLD, "n": 20}])
-        run.wait_at("step-8-0")
-        before = run.pids()
-        alive = {node.node_id for node in client.nodes() if node.alive}
-        node_ip = client.workers(run.id)[1].node_ip
-        raylet = arena.nodes.raylet_pid(node_ip)
-        os.kill(raylet, signal.SIGSTOP)
-        try:
-            run.release("step-8-0")
-            time.sleep(_SILENT_S)  # the fault itself: nothing happens while the raylet is stopped
-        finally:
-            os.kill(raylet, signal.SIGCONT)
-        run.wait_at("step-20-0")
-        assert alive <= {node.node_id for node in client.nodes() if node.alive}
-        assert run.pids() == before
-        run.release("step-20-0")
-        job = run.finish()
-        assert job.status.generation == 1 and client.incidents(run.id) == ()
-        run.assert_undisturbed_losses()
+        yield client
+
+
+@pytest.mark.matrix
+def test_a_raylet_that_answers_nothing_for_five_seconds_is_not_dead(client: Client, submit: Any, arena: Any) -> None:
+    """A stopped raylet does what one without CPU does: its kernel answers connects, and it answers nothing."""
+    run = submit(to=client, workers=3, steps=30, strikes=[{**_HOLD, "n": 8}, {**_HOLD, "n": 20}])
+    run.wait_at("step-8-0")
+    before = run.pids()
+    alive = {node.node_id for node in client.nodes() if node.alive}
+    node_ip = client.workers(run.id)[1].node_ip
+    raylet = arena.nodes.raylet_pid(node_ip)
+    os.kill(raylet, signal.SIGSTOP)
+    try:
+        run.release("step-8-0")
+        time.sleep(_SILENT_S)  # the fault itself: nothing happens while the raylet is stopped
+    finally:
+        os.kill(raylet, signal.SIGCONT)
+    run.wait_at("step-20-0")
+    assert alive <= {node.node_id for node in client.nodes() if node.alive}
+    assert run.pids() == before
+    run.release("step-20-0")
+    job = run.finish()
+    assert job.status.generation == 1 and client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
 
 
 @pytest.fixture
@@ -67,6 +74,8 @@ def hosts(shoal_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     finally:
         if server is not None and server.process is not None and server.process.poll() is None:
             server.kill()
+        if server is not None:
+            server.sweep()
         cluster.end()
         shutil.rmtree(folder, ignore_errors=True)
 
