@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from kit.processes.server import NUM_CPUS, PATIENCE_S, Server, until
 from shoal_api.client import Client
 from shoal_workers.contract.job import JobState
@@ -39,6 +41,7 @@ def tenant(server: Server, cpus: int) -> Iterator[None]:
         process.stdout.close()
 
 
+@pytest.mark.matrix
 def test_a_job_gets_only_what_others_on_the_cluster_leave_and_grows_when_they_go(
     submit, client: Client, shoal_server: Server
 ) -> None:
@@ -75,6 +78,7 @@ def test_a_job_that_holds_everything_is_shrunk_for_the_next_one_and_loses_no_ste
         assert run.now().status.steps_lost == 0
 
 
+@pytest.mark.matrix
 def test_an_urgent_job_preempts_one_that_cannot_shrink_enough_and_that_one_continues_from_its_step(submit) -> None:
     first = submit(workers=4, worker=TWO, waves=[1], min_workers=2, steps=40, step_s=0.2)
     until(lambda: first.now().status.step >= 3, "the first job trains on the whole cluster")
