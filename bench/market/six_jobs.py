@@ -96,7 +96,8 @@ def _measure(client: Client, server: ShoalServer, folder: Path, duration_s: floa
     while pending or is_whole:
         passed = (time.monotonic() - began) / duration_s
         if pending and passed >= pending[0].at:
-            runs[pending[0].name] = _submit(client, folder, pending.pop(0), duration_s)
+            planned = pending.pop(0)
+            runs[planned.name] = _submit(client, folder, planned, duration_s)
         if is_whole and passed >= _NODE_LOST_AT:
             server.nodes.kill_raylet(server.nodes.ips()[-1])
             is_whole = False
