@@ -79,7 +79,7 @@ def with_priorities(case: Case) -> Case:
 
 
 def on_spot(case: Case, folder: Path) -> Case:
-    """The nodes of the capacity trace (0 to 16), of so many workers that there are as many as in the plain case."""
+    """The nodes of the capacity trace (0 to 16). All 16 have as many workers as the cluster of the plain case."""
     spot = folder / "spot-p2.csv"
     nodes = max(number for _, number in read_capacity(spot, 1).steps)
     capacity = read_capacity(spot, case.market.capacity.workers(0) // nodes)

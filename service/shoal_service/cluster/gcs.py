@@ -62,7 +62,7 @@ def draining(timeout_s: float = _TIMEOUT_S) -> dict[str, float | None]:
 
 
 def available(timeout_s: float = _TIMEOUT_S) -> dict[str, dict[str, float]]:
-    """Resources of each live node that nobody has reserved, by node id. Nodes report changes after about 0.1 s."""
+    """Unreserved resources of each live node, by node id. Nodes report changes after about 0.1 s."""
     reply = _call("get_all_resource_usage", timeout=timeout_s)
     return {node.node_id.hex(): dict(node.resources_available) for node in reply.resource_usage_data.batch}
 

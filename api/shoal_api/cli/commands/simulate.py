@@ -53,7 +53,7 @@ def simulate(
     ] = False,
     every_s: Annotated[
         float | None,
-        typer.Option("--every-s", min=1, help="Call the policy also after so many seconds without an event."),
+        typer.Option("--every-s", min=1, help="Also call the policy when this many seconds pass without an event."),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE.svg", help="Draw who had how many workers over time.")

@@ -4,7 +4,7 @@
     corrected   at a size that was measured, its measurement; at the others, the prediction times what the nearest
                 measured size was off by
 
-A predicted curve rises by 1 % per worker at least: what nobody else needs is used even if the planner sees no gain,
+A predicted curve rises by at least 1 % per worker: what nobody else needs is used even if the planner sees no gain,
 since it may be wrong. A measured curve may fall.
 
 A prediction takes about 3 ms per size, so only a few jobs are predicted per pass, and jobs of equal specs share one.
@@ -59,7 +59,7 @@ def predict(spec: JobSpec, profile: HardwareProfile | None = None) -> Throughput
     for size in sizes_of(spec.elasticity.max_workers):
         best = rank(spec, size, profile, 1).predictions
         if not best:
-            continue  # no layout uses exactly so many; or the sizes of the model are unknown
+            continue  # no layout uses exactly this many workers, or the sizes of the model are unknown
         rates[size] = spec.batch.global_size / best[0].step_s
     return curve_of(rising(rates)) if rates else by_partition(spec)
 
