@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-gpu docs picture clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-gpu docs picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -92,10 +92,14 @@ docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/trace_generator.py
 	@$(BIN)/python tools/simulation_page.py
 	@$(BIN)/python tools/openapi.py
+	@$(BIN)/python tools/dashboards.py
 
 picture: setup   ## the README's picture, from a real run of the demo
 	@COLUMNS=104 $(BIN)/shoal demo | tee build-demo.txt && $(BIN)/python tools/picture.py build-demo.txt docs/images/demo.svg
 	@rm -f build-demo.txt
+
+screenshots: setup ## the pictures of the pages, from a real run; needs chromium and chromium-driver
+	@$(BIN)/python tools/screenshots.py
 
 clean:           ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis build dist

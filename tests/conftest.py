@@ -1,4 +1,4 @@
-"""One real server with one embedded Ray cluster for the tests of `ray/` and `chaos/`, and the jobs that run on it.
+"""One real server with one embedded Ray cluster for `browser/`, `ray/` and `chaos/`, and the jobs that run on it.
 
 The server runs from the built wheel in a virtual environment of its own, so the tests see what a user installs.
 A check at the end asserts that nothing it started is left.
@@ -35,7 +35,7 @@ settings.load_profile("shoal")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
-        if folder in ("ray", "chaos"):
+        if folder in ("browser", "ray", "chaos"):
             item.add_marker(pytest.mark.ray)
             item.add_marker(pytest.mark.timeout(3 * PATIENCE_S))
         if folder == "chaos":

@@ -24,6 +24,8 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.catalogue import TOPICS
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry import metric_names
+from shoal_service.telemetry.families import NODE_STATES
+from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.model.hf import HuggingFaceConfig
 from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
@@ -114,15 +116,21 @@ _METRICS_INTRODUCTION = """# Metrics
 <!-- Made by tools/docs_pages.py from service/shoal_service/telemetry/metric_names.py; run `make docs`. -->
 
 `GET /metrics` is computed at scrape time from the store. Every control plane returns all metrics, and none is lost
-when a control plane dies. Series with `job_id` exist for jobs that have an attempt, and vanish when the job has ended.
+when a control plane dies; counters of what a process itself has done (HTTP, passes, transactions) begin at 0 with it.
+Series with `job_id` exist for jobs that have an attempt; the final values stay for a minute after the job has ended.
 Times are in seconds, sizes in bytes. The endpoint also has the usual `process_...` metrics of the control plane itself.
-[deploy/](../../deploy) has a configuration for Prometheus, and a dashboard for Grafana that shows nearly all metrics.
+A scraper that accepts OpenMetrics gets it: then incidents and recoveries name a job and an incident as exemplars.
+[deploy/](../../deploy) has a configuration for Prometheus with alerts, and dashboards for Grafana;
+[operations.md](../operations.md) says how to use them.
 """
 _LABEL_VALUES: dict[str, list[str]] = {
     "state": [state.value for state in JobState],
+    "state of nodes": list(NODE_STATES),
+    "resource": ["cpu", "gpu"],
+    "kind of transactions": ["read", "write"],
     "category": [category.value for category in Category],
     "cause": [cause.value for cause in IncidentCause],
-    "phase": [phase.value for phase in metric_names.RecoveryPhase],
+    "phase": [phase.value for phase in RecoveryPhase],
 }
 """Closed sets; the others are ids, routes and methods."""
 

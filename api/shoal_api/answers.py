@@ -13,6 +13,7 @@ from shoal_service.views import EventView, LogView
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.checks.spec_errors import SpecProblem
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import JobSpec
 
 
 class EventPage(Frozen):
@@ -33,11 +34,20 @@ class LogPage(Frozen):
     """Pass it as `after` to go on."""
 
 
+def log_source(line: LogView) -> str:
+    """The writer of a line: a rank, `job` for the job's own log, `-` for a worker without a rank."""
+    if not line.worker_id:
+        return "job"
+    return "-" if line.rank is None else str(line.rank)
+
+
 class SpecCheck(Frozen):
     """The result of `POST /v1/specs/validate`."""
 
     valid: bool
     errors: tuple[SpecProblem, ...] = ()
+    spec: JobSpec | None = None
+    """With all defaults; null: it is not valid."""
 
 
 class CodeStored(Frozen):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from shoal_api.console import JobConsole
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
 from shoal_api.stopping import SavingProgress, StopRequest
@@ -29,11 +30,12 @@ from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
-from shoal_service.control.profile_store import load_profiles
+from shoal_service.control.profile_store import load_profiles, planning_profile
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.settings import Settings
 from shoal_service.store.store import Store
-from shoal_service.telemetry.collector import build_registry
+from shoal_service.telemetry.exposition import Exposition, Sources
+from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_workers.contract.log_settings import LogLevel
 from shoal_workers.logs import set_up_logs
@@ -51,6 +53,8 @@ def run_server(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM; see `stopping.py`. Prints one line `listening on URL` to stderr once requests are
     accepted."""
     set_up_logs(settings.logs)
+    if settings.log_level is not LogLevel.DEBUG:
+        logging.getLogger("alembic").setLevel(logging.WARNING)
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     asyncio.run(_serve(settings))
 
@@ -76,16 +80,27 @@ async def _serve(settings: Settings) -> None:
         scale_out=settings.scale_out,
         logs=settings.logs,
     )
+    console = JobConsole(store, since=time.time())
     connected = asyncio.Event()
-    control = ControlLoop(store, cluster, SystemClock(), config, reconnected=connected.set)
-    requests = RequestMetrics()
-    registry = build_registry(store, owner=config.owner, requests=requests)
+    requests, passes = RequestMetrics(), PassTimes()
+    control = ControlLoop(store, cluster, SystemClock(), config, reconnected=connected.set, times=passes)
+    exposition = Exposition(
+        Sources(
+            store=store,
+            owner=config.owner,
+            requests=requests,
+            passes=passes,
+            cluster=control.snapshot,
+            profile_of=lambda spec: planning_profile(spec, config.profiles),
+            state_dir=settings.state_dir,
+        )
+    )
     app = create_app(
         store=store,
         cluster=control,
-        registry=registry,
+        scrape=exposition.render,
         version=version("shoal"),
-        observe=requests.observe,
+        requests=requests,
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
     )
@@ -115,6 +130,7 @@ async def _serve(settings: Settings) -> None:
         acting = asyncio.create_task(act())
         stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
         _say(f"listening on http://{host}:{port}")
+        console.start()
         try:
             await server.serve(sockets=[listener])
         finally:
@@ -128,6 +144,7 @@ async def _serve(settings: Settings) -> None:
             if embedded is not None and not settings.keep_cluster:
                 await asyncio.to_thread(embedded.stop)
                 remove_attempts(control.given_up)
+            console.close()
             store.close()
             if not acting.done():
                 os._exit(0)  # a thread hangs in Ray, which waits without limit for a cluster that does not answer
@@ -184,15 +201,19 @@ async def _keep_alive(embedded: EmbeddedCluster) -> None:
 async def _connect(
     settings: Settings, cluster: RayCluster, embedded: EmbeddedCluster | None, stop: asyncio.Event
 ) -> None:
-    """Bring the cluster up and become its driver, or return when `stop` is set."""
+    """Bring the cluster up and become its driver, or return when `stop` is set. Says what is waited for."""
+    began_mono = time.monotonic()
     while not stop.is_set():
         try:
             if embedded is not None:
+                _say("Ray: starting the cluster of this server; jobs are accepted and wait for it")
                 address = await asyncio.to_thread(embedded.start)
                 await asyncio.to_thread(cluster.connect, address)
             else:
                 assert settings.ray_address is not None
+                _say(f"Ray: connecting to the cluster at {settings.ray_address}")
                 await asyncio.to_thread(cluster.connect, settings.ray_address)
+            _say(f"Ray: connected after {time.monotonic() - began_mono:.1f} s; jobs can start")
             break
         except Exception:
             _log.exception("cluster.connect_failed")
@@ -207,6 +228,7 @@ def _embedded(settings: Settings) -> EmbeddedCluster:
         num_gpus=settings.num_gpus,
         num_nodes=settings.nodes,
         leave_dead_nodes=settings.leave_dead_nodes,
+        say=_say,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -22,6 +23,7 @@ sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tes
 
 from kit.processes.os_processes import adopt_orphans, end_all
 from kit.worlds.tiny_jobs import Run, submit_tiny
+from market.phases import start_phases
 from measurements.machine import describe
 from shoal_api.client import Client
 from shoal_server import ShoalServer
@@ -78,6 +80,7 @@ def main() -> None:
             end_all()
     for job in result["jobs"]:
         print(json.dumps(job))
+    print(f"urgent job, seconds after submit: {json.dumps(result['urgent_phases'])}, load {result['urgent_load']:.1f}")
     print(f"urgent job: first step {result['urgent_s']:.2f} s after submit; nothing wrong: {result['is_sound']}")
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -91,22 +94,32 @@ def _measure(client: Client, server: ShoalServer, folder: Path, duration_s: floa
         client.set_project(name, ProjectRules(weight=weight))
     reference = _undisturbed(client, folder, max(_steps(job, duration_s) for job in JOBS))
     runs: dict[str, Run] = {}
+    loads: dict[str, float] = {}
     began = time.monotonic()
     pending, is_whole = list(JOBS), True
     while pending or is_whole:
         passed = (time.monotonic() - began) / duration_s
         if pending and passed >= pending[0].at:
             planned = pending.pop(0)
+            loads[planned.name] = os.getloadavg()[0]
             runs[planned.name] = _submit(client, folder, planned, duration_s)
         if is_whole and passed >= _NODE_LOST_AT:
             server.nodes.kill_raylet(server.nodes.ips()[-1])
             is_whole = False
         time.sleep(0.05)
     jobs = [_result(client, runs[planned.name], planned, reference) for planned in JOBS]
+    urgent = runs["urgent"]
     return {
         "machine": describe(),
         "seconds": round(time.monotonic() - began),
         "jobs": jobs,
+        "urgent_phases": start_phases(
+            client.job(urgent.id),
+            list(client.events(urgent.id)),
+            client.series(urgent.id),
+            [list(client.events(run.id)) for run in runs.values() if run is not urgent],
+        ),
+        "urgent_load": loads["urgent"],
         "urgent_s": next(job["first_step_s"] for job in jobs if job["name"] == "urgent"),
         "is_sound": all(job["state"] == "SUCCEEDED" and job["is_equal"] and not job["lost_by_moves"] for job in jobs),
     }

@@ -47,9 +47,11 @@ def measure_speed(policy: Policy, trials: int) -> list[Timing]:
     newcomer = replace(_job(random.Random(0), NUM_JOBS), submitted_at=_NOW, priority=50)
     urgent = replace(steady, jobs=[*steady.jobs[:-1], newcomer])
     shrunk = replace(steady, nodes=steady.nodes[:-10])
+    trained = replace(steady, jobs=[replace(job, left=0.99 * (job.left or 0.0)) for job in steady.jobs])
     return [
-        _time("all jobs queued, all nodes free", policy, empty, trials),
+        _time("all jobs queued, all nodes free", policy, empty, trials, is_new=True),
         _time("nothing has changed", policy, steady, trials),
+        _time("every job has changed", policy, trained, trials, is_new=True),
         _time("a job has ended", policy, ended, trials),
         _time("an urgent job comes", policy, urgent, trials),
         _time("10 nodes are lost", policy, shrunk, trials),
@@ -110,12 +112,14 @@ def _first_running(state: MarketState) -> str:
     return next(job.job_id for job in state.jobs if job.granted)
 
 
-def _time(words: str, policy: Policy, state: MarketState, trials: int) -> Timing:
+def _time(words: str, policy: Policy, state: MarketState, trials: int, *, is_new: bool = False) -> Timing:
+    """`is_new`: no job is the same value as in the decision before, so nothing that was derived from it is known."""
     seconds = []
     found: Sequence[Decision] = ()
     for _ in range(trials):
+        fresh = replace(state, jobs=[replace(job) for job in state.jobs]) if is_new else state
         start = time.process_time()
-        found = policy(state, _NOW + 120)
+        found = policy(fresh, _NOW + 120)
         seconds.append(time.process_time() - start)
     changes = sum(isinstance(decision, Start | Resize | Preempt) for decision in found)
     return Timing(words, statistics.median(seconds), changes)

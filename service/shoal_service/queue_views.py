@@ -32,6 +32,7 @@ class QueuedJob(Frozen):
     job_id: str
     name: str
     project: str
+    user: str
     priority: int
     submitted_at: float
     place: QueuePlace | None
@@ -77,6 +78,28 @@ class ProjectView(ProjectRules):
     """Granted to its jobs."""
     share: float = 0.0
     """Of the workers that are granted to all jobs."""
+
+
+class UserRules(Frozen):
+    """How many jobs a user may have."""
+
+    max_running: int | None = _Count
+    """Largest number of jobs with workers at the same time; null: no limit."""
+    max_queued: int | None = _Count
+    """Largest number of queued jobs: a further one is refused at submit; null: no limit."""
+
+
+class UserView(UserRules):
+    """A user: the limits that apply, and what the user has."""
+
+    name: str
+    is_defined: bool
+    """False: the limits are those of the user `default`; each user has them alone."""
+    queued: int = 0
+    running: int = 0
+    """Jobs with workers."""
+    workers: int = 0
+    """Granted to the user's jobs."""
 
 
 class QueueView(Frozen):

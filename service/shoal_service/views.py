@@ -22,8 +22,10 @@ from shoal_service.queue_views import QueuePlace
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.messages import LogStream, Phase
+from shoal_workers.contract.messages import Stacks as Stacks
 from shoal_workers.contract.placing import Moment
 from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.worker_use import WorkerUse
 
 T = TypeVar("T")
 
@@ -83,6 +85,8 @@ class WorkerView(Frozen):
     phase: Phase
     """What its training thread does."""
     step: int
+    use: WorkerUse | None = None
+    """What its process and its host use, measured every 5 s; null: not measured yet."""
 
 
 class JobStatus(Frozen):
@@ -113,6 +117,19 @@ class JobStatus(Frozen):
     val_bits_per_byte: float | None = None
     tokens_per_s: float | None = None
     tokens: int = 0
+    grad_norm: float | None = None
+    """L2 norm of the gradient of the newest step, before clipping."""
+    lr: float | None = None
+    """Learning rate of the newest step."""
+    step_s: float | None = None
+    """Seconds of a step at the current world size; moving average."""
+    step_at: float | None = None
+    """When the newest step was completed, by the clock of rank 0."""
+    communication_share: float | None = None
+    """Share of a step in which the ranks wait in collectives, for each other or for the network; moving average. On a
+    GPU such waiting is not seen, so it is 0 there."""
+    data_share: float | None = None
+    """Share of its time that the rank with the slowest data spends on making batches; moving average."""
     steps_lost: int = 0
     incidents: int = 0
     checkpoint_step: int | None = None
@@ -123,8 +140,8 @@ class JobStatus(Frozen):
     num_parameters: int | None = None
     eta_s: float | None = None
     note: str = ""
-    """For people: what the attempt waits for, and how far that is; while it trains, that its ranks stand still, or why
-    it has fewer workers than granted."""
+    """For people: what the attempt waits for, and how far that is; while it trains, what it saves or validates, that
+    its ranks stand still, or why it has fewer workers than granted."""
     failure: UserFailure | None = None
     conditions: tuple[Condition, ...] = ()
     goodput: Goodput | None = None
@@ -168,10 +185,18 @@ class JobSummary(Frozen):
     step: int = 0
     total_steps: int | None = None
     loss: float | None = None
+    tokens_per_s: float | None = None
+    eta_s: float | None = None
+    incidents: int = 0
+    goodput: float | None = None
+    """Share of the requested worker-seconds that was productive; null: nothing is booked yet."""
+    note: str = ""
+    """For people: what the job does beside its steps, or waits for."""
     workers: int = 0
     desired_workers: int = 0
     priority: int = 0
     project: str = "default"
+    user: str = "default"
     queue_position: int | None = None
     """1 starts next; null: not in the queue, or not considered yet."""
     created_at: float
@@ -237,6 +262,8 @@ class IncidentView(Frozen):
     message: str = ""
     node_loss: NodeLossBound | None = None
     """A node was lost: what that cost at most, by the bound that was in force."""
+    stacks: Stacks | None = None
+    """What every rank did when the group stood still, before it was interrupted; null: they were not taken."""
 
 
 class CheckpointView(Frozen):
@@ -257,12 +284,13 @@ class CheckpointView(Frozen):
 
 
 class LogView(Frozen):
-    """A line that a worker has printed."""
+    """A line of a job's log: what a worker has printed, or what happened to the job."""
 
     seq: int
     at: float
     rank: int | None
     worker_id: str
+    """Empty: a line of the job itself; its stream is `shoal`."""
     stream: LogStream
     text: str
 

@@ -15,6 +15,7 @@ from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
+from shoal_workers.contract.messages import Stacks
 
 
 @dataclass
@@ -64,6 +65,10 @@ class FakeSupervisor:
         self._check(directive.epoch)
         self.directives.append(directive)
 
+    async def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
+        self._check(epoch)
+        return Stacks(at=0.0, generation=1, reason="requested", clusters=(), summary=f"rank {rank}")
+
     async def release(self, epoch: int) -> None:
         self.is_released = True
 
@@ -86,6 +91,10 @@ class FakeCluster:
         self.avoided: list[frozenset[str]] = []
         """`avoid_nodes` of each supervisor that was started."""
         self.reaped: list[tuple[str, int]] = []
+        self.num_unrecorded = 0
+        """Processes of each supervisor that died before they recorded their start."""
+        self.start_error: ClusterError | None = None
+        """What each new supervisor raises."""
         self.uploads: list[bytes] = []
         self.num_reconnects = 0
         self.tested: list[tuple[str, str | None]] = []
@@ -125,11 +134,16 @@ class FakeCluster:
         self.avoided.append(avoid_nodes)
         key = config.job_id, config.attempt
         if key not in self.supervisors:
-            self.supervisors[key] = FakeSupervisor(config, Outbox(config.attempt), epoch=config.epoch)
+            self.supervisors[key] = FakeSupervisor(
+                config, Outbox(config.attempt), epoch=config.epoch, _error=self.start_error
+            )
         return self.supervisors[key]
 
     def find_supervisor(self, job_id: str, attempt: int) -> FakeSupervisor | None:
         return self.supervisors.get((job_id, attempt))
+
+    def unrecorded_starts(self, job_id: str, attempt: int) -> int:
+        return self.num_unrecorded
 
     def reap(self, job_id: str, attempt: int) -> int:
         self.reaped.append((job_id, attempt))

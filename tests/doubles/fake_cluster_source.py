@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal_service.views import ClusterView, NodeView
+from shoal_workers.contract.messages import Stacks
 
 
 class FakeClusterSource:
@@ -20,6 +21,15 @@ class FakeClusterSource:
             owner=owner,
             epoch=1,
         )
+
+        self.taken: dict[str, Stacks] = {}
+        """By job: the answers of `stacks`."""
+
+    async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
+        found = self.taken.get(job_id)
+        if found is None or rank is None:
+            return found
+        return found.model_copy(update={"clusters": tuple(one for one in found.clusters if rank in one.ranks)})
 
     def snapshot(self) -> ClusterView:
         return self.view

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from doubles.fake_workers import FakeWorker, FakeWorkers
-from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll
+from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll, WorkerStack
 from shoal_workers.contract.snapshots import SnapshotPart
 
 T = TypeVar("T")
@@ -106,6 +106,9 @@ class FakeFleet:
     async def forget_memory(self, index: int) -> None:
         self._log.append("forget_memory")
         await self._call(index, lambda worker: worker.forget_snapshots())
+
+    async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
+        return self._handles[index].stack
 
     async def _call(self, index: int, work: Callable[[FakeWorker], Coroutine[Any, Any, T]]) -> T:
         worker = self._handles[index]

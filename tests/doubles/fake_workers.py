@@ -25,6 +25,7 @@ from shoal_workers.contract.messages import (
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
+    WorkerStack,
 )
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import GroupFormed, SavedFile, SavedPart, StepReport, WorkerReport
@@ -67,6 +68,8 @@ class FakeWorker:
     exit_words: str | None = None
     """What the operating system has reported of its end."""
     progress: Progress = field(default_factory=lambda: Progress(generation=0, phase=Phase.IDLE, step=0, at=0.0))
+    stack: WorkerStack = field(default_factory=lambda: WorkerStack(worker_id=""))
+    """What its training thread does."""
     polls: list[float] = field(default_factory=list)
     """The requested waiting time of each poll, seconds."""
     _error: WorkerCallError | None = None

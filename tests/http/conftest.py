@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
 
 from doubles.fake_cluster_source import FakeClusterSource
 from shoal_api.client import Client
@@ -21,9 +20,13 @@ from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
 from shoal_api.http.serving import make_server
 from shoal_api.http.streams import Pace
+from shoal_service.control.profile_store import planning_profile
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Store
+from shoal_service.telemetry.exposition import Exposition, Sources
+from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import JobState
 
@@ -37,7 +40,7 @@ class Service:
     cluster: FakeClusterSource
     http: httpx.Client
     client: Client
-    observed: list[tuple[str, str, int]]
+    requests: RequestMetrics
     epoch: int
     """Epoch of the lease under which the tests write, as the control loop does."""
 
@@ -62,16 +65,25 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int 
     assert lease is not None
     epoch = lease.epoch
     cluster = FakeClusterSource()
-    registry = CollectorRegistry()
-    Gauge("shoal_test_series", "Something to scrape.", registry=registry).set(1)
-    observed: list[tuple[str, str, int]] = []
+    requests = RequestMetrics()
+    exposition = Exposition(
+        Sources(
+            store=store,
+            owner="tests",
+            requests=requests,
+            passes=PassTimes(),
+            cluster=cluster.snapshot,
+            profile_of=lambda spec: planning_profile(spec, ()),
+            state_dir=Path.cwd(),
+        )
+    )
     warnings: list[str] = []
     app = create_app(
         store=store,
         cluster=cluster,
-        registry=registry,
+        scrape=exposition.render,
         version="1.2.3",
-        observe=lambda method, route, status, seconds: observed.append((method, route, status)),
+        requests=requests,
         pace=Pace(heartbeat_s=heartbeat_s, refresh_s=0.05),
         warnings=lambda: tuple(warnings),
     )
@@ -84,7 +96,7 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int 
     try:
         with httpx.Client(base_url=url, timeout=30, trust_env=False) as http, Client(url) as client:
             client.health()
-            yield Service(url, store, cluster, http, client, observed, epoch, app.state.changes, warnings)
+            yield Service(url, store, cluster, http, client, requests, epoch, app.state.changes, warnings)
     finally:
         server.should_exit = True
         thread.join(20)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from shoal_api.client import ApiError
+from shoal_service.control.market.maintenance import FIRST_LEAD_S
+from shoal_service.node_views import WindowRequest
 from shoal_service.views import DrainView, NodeView
 
 LIVE, DEAD, RAYS = "a" * 56, "d" * 56, "e" * 56
@@ -71,3 +73,51 @@ def test_a_senseless_drain_request_is_refused(nodes: Any, body: str) -> None:
     answer = nodes.http.post(f"/v1/nodes/{LIVE}/drain", content=body, headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")
     assert nodes.store.drains() == {}
+
+
+def test_a_cordon_is_visible_and_can_be_undone(nodes: Any) -> None:
+    cordoned = nodes.client.cordon(LIVE, reason="bad fan")
+    assert cordoned.cordon.reason == "bad fan" and cordoned.drain is None
+    assert nodes.client.node(LIVE) == cordoned and nodes.store.cordons()[LIVE] == cordoned.cordon
+    assert nodes.client.undo_cordon(LIVE).cordon is None
+    answer = nodes.http.post(f"/v1/nodes/{DEAD}/cordon")
+    assert (answer.status_code, answer.json()["code"]) == (409, "request-conflict")
+
+
+def test_a_notice_for_an_address_drains_all_live_nodes_there(nodes: Any) -> None:
+    drained = nodes.client.announce_preemption("10.0.0.1", deadline_s=120.0, reason="spot")
+    assert [node.node_id for node in drained] == [LIVE, RAYS]
+    drain = drained[0].drain
+    assert (drain.source, drain.reason) == ("notice", "spot")
+    assert drain.deadline == pytest.approx(drain.requested_at + 120.0)
+    assert drained[1].drain.source == "ray", "Ray's own drain has precedence"
+    assert nodes.client.undo_drain(LIVE).drain is None, "a notice can be withdrawn"
+
+
+def test_a_notice_may_name_the_node_and_the_time_and_needs_no_body(nodes: Any) -> None:
+    body = {"deadline_at": "2030-01-31T18:00:00Z"}
+    answer = nodes.http.post(f"/v1/nodes/{LIVE}/preemption-notice", json=body)
+    assert answer.status_code == 202 and answer.json()["items"][0]["drain"]["deadline"] == 1896112800.0
+    assert nodes.http.post(f"/v1/nodes/{LIVE}/preemption-notice").status_code == 202
+    answer = nodes.http.post("/v1/nodes/10.9.9.9/preemption-notice")
+    assert (answer.status_code, answer.json()["code"]) == (404, "node-not-found")
+
+
+def test_a_window_is_planned_listed_and_cancelled(nodes: Any) -> None:
+    wanted = WindowRequest(nodes=("10.0.0.1",), begins_at=2e9, ends_at=2e9 + 600, reason="disks")
+    planned = nodes.client.plan_maintenance(wanted)
+    assert (planned.nodes, planned.drains_at) == (("10.0.0.1",), 2e9 - FIRST_LEAD_S)
+    assert nodes.client.maintenance_windows() == (planned,)
+    nodes.client.cancel_maintenance(planned.window_id)
+    with pytest.raises(ApiError) as error:
+        nodes.client.cancel_maintenance(planned.window_id)
+    assert error.value.code == "window-not-found"
+
+
+def test_a_window_that_cannot_be_is_refused(nodes: Any) -> None:
+    def post(**times: float) -> Any:
+        return nodes.http.post("/v1/maintenance-windows", json={"nodes": [LIVE], **times})
+
+    assert post(begins_at=2e9, ends_at=1e9).status_code == 422
+    answer = post(begins_at=1e9, ends_at=1.1e9)
+    assert (answer.status_code, answer.json()["code"]) == (409, "request-conflict")

@@ -45,11 +45,18 @@ def test_the_cluster_is_shown(service: Any) -> None:
 
 
 def test_metrics_are_served_and_requests_observed_by_route(service: Any) -> None:
-    assert "shoal_test_series 1.0" in service.client.metrics()
+    assert "shoal_control_plane_leader 1\n" in service.client.metrics()
     service.http.get("/v1/jobs/job-1")
     service.http.request("BREW", "/nowhere/at/all")
-    assert ("GET", "/v1/jobs/{job_id}", 404) in service.observed
-    assert ("other", "unmatched", 404) in service.observed
+    assert ("GET", "/v1/jobs/{job_id}", "4xx") in service.requests.requests()
+    assert ("other", "unmatched", "4xx") in service.requests.requests()
+
+
+def test_a_scraper_that_accepts_openmetrics_gets_it(service: Any) -> None:
+    answer = service.http.get("/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n") and "\n# TYPE shoal_incidents counter\n" in answer.text
+    assert service.http.get("/metrics").headers["content-type"].startswith("text/plain")
 
 
 def test_every_problem_type_is_described_where_its_type_points(service: Any) -> None:

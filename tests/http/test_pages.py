@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
+from shoal_api.http.routes.pages import LIBRARIES
 from shoal_service.core.goodput import Category
-from shoal_service.telemetry.metric_names import RecoveryPhase
+from shoal_service.telemetry.metric import RecoveryPhase
+from shoal_workers.contract.job import JobState
 
-PAGES = ("/", "/docs")
-SCRIPTS = ("/static/jobs.js", "/static/docs.js", "/static/draw.js")
+STATIC = files("shoal_api.http").joinpath("static")
+PAGES = ("/", "/docs", "/compare", "/sweeps")
+SCRIPTS = tuple(sorted(f"/static/{part.name}" for part in STATIC.iterdir() if part.name.endswith(".js")))
 NAMESPACE = "http://www.w3.org/2000/svg"
 
 
@@ -42,12 +45,12 @@ class Links(HTMLParser):
 def test_a_page_loads_only_what_this_service_serves(service: Any, path: str) -> None:
     answer = service.http.get(path)
     policy = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy and "*" not in policy
     links = Links()
     links.feed(answer.text)
     assert not links.inline, "the policy would block it"
     for source in links.sources:
-        if source != "data:,":
+        if source != "data:," and not source.startswith("#"):
             assert source.startswith("/")
             assert service.http.get(source).status_code == 200
 
@@ -64,11 +67,29 @@ def test_scripts_never_write_markup(service: Any, path: str) -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function|srcdoc", text)
 
 
-@pytest.mark.parametrize(("page", "script"), [*zip(PAGES, SCRIPTS, strict=False)])
-def test_a_script_finds_every_element_that_it_looks_up(service: Any, page: str, script: str) -> None:
+@pytest.mark.parametrize("page", [part.name for part in STATIC.iterdir() if part.name.endswith(".html")])
+def test_the_modules_of_a_page_find_every_element_that_they_look_up(page: str) -> None:
+    text = STATIC.joinpath(page).read_text()
     links = Links()
-    links.feed(service.http.get(page).text)
-    assert set(re.findall(r'\$\("(\w+)"\)', service.http.get(script).text)) <= links.ids
+    links.feed(text)
+    entry = re.search(r'src="/static/(\w+\.js)" type="module"', text)
+    assert entry is not None
+    made_later = {"dialog-value"}
+    sought = {name for module in _modules(entry[1], set()) for name in _ids(STATIC.joinpath(module).read_text())}
+    assert sought - made_later <= links.ids
+
+
+def _modules(name: str, seen: set[str]) -> set[str]:
+    """A module and all that it imports."""
+    if name not in seen:
+        seen.add(name)
+        for imported in re.findall(r'from "\./(\w+\.js)"', STATIC.joinpath(name).read_text()):
+            _modules(imported, seen)
+    return seen
+
+
+def _ids(script: str) -> set[str]:
+    return set(re.findall(r'(?:\$|fill)\("([\w-]+)"', script))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node checks the syntax of scripts")
@@ -81,14 +102,40 @@ def test_scripts_parse(service: Any, tmp_path: Path, path: str) -> None:
 
 
 def test_every_category_and_phase_has_a_column_and_a_colour(service: Any) -> None:
-    script, style = (service.http.get(path).text for path in ("/static/draw.js", "/static/style.css"))
-    shown = {name: json.loads(values) for name, values in re.findall(r"^const ([A-Z]+) = (\[.+\]);$", script, re.M)}
+    script, style = (service.http.get(path).text for path in ("/static/goodput.js", "/static/style.css"))
+    found = re.findall(r"^export const ([A-Z]+) = (\[.+\]);$", script, re.M)
+    shown = {name: json.loads(values) for name, values in found}
     assert shown["CATEGORIES"] == [category.value for category in Category]
     assert shown["PHASES"] == [phase.value for phase in RecoveryPhase if phase is not RecoveryPhase.RECOVERY]
     assert all(f".{name}" in style for name in [*shown["CATEGORIES"], *shown["PHASES"]])
 
 
-def test_the_pages_stay_small() -> None:
-    folder = files("shoal_api.http").joinpath("static")
-    lines = {part.name: len(part.read_text().splitlines()) for part in folder.iterdir()}
-    assert lines["index.html"] + lines["jobs.js"] + lines["draw.js"] + lines["style.css"] < 350
+def test_a_job_has_its_own_address_and_an_unknown_one_is_not_found(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    assert service.http.get(f"/jobs/{job.id}").status_code == 200
+    unknown = service.http.get("/jobs/job-0")
+    assert unknown.status_code == 404 and "text/html" in unknown.headers["content-type"]
+
+
+def test_every_state_has_a_colour_and_running_is_not_that_of_succeeded() -> None:
+    text = STATIC.joinpath("states.js").read_text()
+    colours = dict(re.findall(r"(\w+): \"(\w+)\"", text.partition("COLOURS")[2].partition("}")[0]))
+    assert set(colours) == {state.value for state in JobState}
+    assert colours["RUNNING"] != colours["SUCCEEDED"]
+
+
+def test_own_files_are_revalidated_and_libraries_are_kept(service: Any) -> None:
+    own = service.http.get("/static/job.js")
+    assert own.headers["cache-control"] == "no-cache"
+    again = service.http.get("/static/job.js", headers={"If-None-Match": own.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    for library in LIBRARIES:
+        packed = service.http.get(library.url, headers={"Accept-Encoding": "gzip"})
+        assert "immutable" in packed.headers["cache-control"] and packed.headers["content-encoding"] == "gzip"
+        plain = service.http.get(library.url, headers={"Accept-Encoding": "identity"})
+        assert plain.content == packed.content == library.read()
+
+
+def test_the_modules_stay_small() -> None:
+    sizes = {part.name: len(part.read_text().splitlines()) for part in STATIC.iterdir()}
+    assert max(sizes.values()) <= 150 and sum(sizes.values()) < 1500

@@ -1,4 +1,4 @@
-"""The queue and the projects through the API."""
+"""The queue, the projects and the users through the API."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from shoal_api.client import ApiError
+from shoal_api.client.login import user_of_login
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.queue_views import ProjectRules
+from shoal_service.queue_views import ProjectRules, UserRules
 
 SPEC = {"stop": {"steps": 10}, "data": {"corpus": "python-stdlib"}}
 
@@ -77,3 +78,40 @@ def test_the_deadline_of_a_job_can_be_moved(service: Any) -> None:
     assert answer.json()["spec"]["finish_by"] == job.spec.finish_by + 365 * 86400
     patched = service.client.events_page(job.id).items[-1]
     assert "finish_by" in patched.message
+
+
+def test_limits_of_users_are_set_changed_and_deleted(service: Any) -> None:
+    assert [service.http.put("/v1/users/ada", json={"max_running": 2}).status_code for _ in range(2)] == [201, 200]
+    changed = service.client.set_user("ada", UserRules(max_queued=8))
+    assert (changed.max_running, changed.max_queued, changed.is_defined) == (None, 8, True)
+    assert service.client.user("ada") == changed
+    assert [one.name for one in service.client.users()] == ["ada", "default"]
+    service.client.delete_user("ada")
+    with pytest.raises(ApiError) as error:
+        service.client.delete_user("ada")
+    assert error.value.code == "user-not-found"
+    assert service.http.put("/v1/users/a%20b", json={}).status_code == 422
+
+
+def test_a_job_has_the_user_of_its_spec_else_of_the_login(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "LAB\\ada")
+    assert service.client.submit(SPEC).spec.user == "LAB-ada"
+    assert service.client.submit({**SPEC, "user": "bob"}).spec.user == "bob"
+    assert service.http.post("/v1/jobs", json=SPEC).json()["spec"]["user"] == "default"
+    assert [one.user for one in service.client.jobs(user="bob")] == ["bob"]
+    answer = service.http.post("/v1/jobs", json={**SPEC, "user": "a b"})
+    assert answer.status_code == 422 and "user 'a b' is not valid" in answer.text
+
+
+@pytest.mark.parametrize(("login", "user"), [("ada", "ada"), ("LAB\\ada l.", "LAB-ada-l"), ("", None), ("---", None)])
+def test_a_login_name_becomes_a_valid_user(login: str, user: str | None) -> None:
+    assert user_of_login(login) == user
+
+
+def test_a_job_above_the_limit_of_its_user_is_refused_with_the_way_out(service: Any) -> None:
+    service.client.set_user("ada", UserRules(max_queued=1))
+    service.client.submit({**SPEC, "user": "ada"})
+    with pytest.raises(ApiError) as error:
+        service.client.submit({**SPEC, "user": "ada"})
+    assert error.value.code == "queue-full"
+    assert "shoal quota set-user ada --max-queued" in str(error.value)

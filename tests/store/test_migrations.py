@@ -144,7 +144,7 @@ def test_rows_of_schema_0003_are_read_in_the_words_of_today(store_url: str, spec
     [incident] = store.incidents("job-old")
     assert (incident.cause, incident.worker_ids) == (IncidentCause.WORKER_DIED, (WORKER,))
     assert (incident.state_source, incident.message) == (StateSource.MEMORY, SAID)
-    assert store.snapshot().incidents_by_cause == {IncidentCause.WORKER_DIED: 1}
+    assert store.snapshot(3.0).incidents_by_cause == {IncidentCause.WORKER_DIED: 1}
 
     events = store.events("job-old")
     assert [(event.type, event.severity, event.message) for event in events] == [

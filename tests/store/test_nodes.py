@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from shoal_service.core.nodes import Drain
+from shoal_service.core.nodes import Cordon, Drain
 from shoal_service.reports import SuspectedNode
-from shoal_service.store import LeaseLost, Store
+from shoal_service.store import Lease, LeaseLost, Store, WindowNotFound
 from shoal_service.store.nodes import Suspicion
+from shoal_service.views import WorkerView
 
 
 def test_a_drain_lasts_until_it_is_undone(store: Store) -> None:
@@ -20,6 +21,60 @@ def test_a_drain_lasts_until_it_is_undone(store: Store) -> None:
     }
     assert store.undo_drain("n1") and not store.undo_drain("n1")
     assert store.drains() == {}
+
+
+def test_a_cordon_lasts_until_it_is_undone_or_its_node_has_left(store: Store, lease: Lease) -> None:
+    store.cordon_node("n1", reason="bad fan", now=1.0)
+    store.cordon_node("n1", reason="new fan", now=2.0)
+    assert store.cordons() == {"n1": Cordon(reason="new fan", requested_at=2.0)}
+    assert store.uncordon_node("n1") and not store.uncordon_node("n1")
+    store.cordon_node("n2", reason="r", now=3.0)
+    store.forget_nodes(frozenset({"n2"}), epoch=lease.epoch)
+    assert store.cordons() == {}
+
+
+def test_windows_are_planned_listed_by_time_and_cancelled(store: Store) -> None:
+    late = store.plan_window(("n1",), begins_at=500.0, ends_at=600.0, reason="disks", now=1.0)
+    early = store.plan_window(("10.0.0.2", "n3"), begins_at=50.0, ends_at=60.0, reason="fans", now=1.0)
+    assert store.windows() == [early, late]
+    store.cancel_window(late.window_id)
+    with pytest.raises(WindowNotFound, match="shoal maintenance list"):
+        store.cancel_window(late.window_id)
+    newest = store.plan_window(("n1",), begins_at=9e5, ends_at=1e6, reason="r", now=60.0 + 86_401.0)
+    assert store.windows() == [newest], "a window is forgotten a day after its end"
+
+
+def worker(node_id: str) -> WorkerView:
+    of_worker = {
+        "worker_id": "w",
+        "rank": 0,
+        "state": "training",
+        "pid": 7,
+        "generation": 1,
+        "phase": "idle",
+        "step": 0,
+    }
+    return WorkerView.model_validate({**of_worker, "phase": "idle", "node_id": node_id, "node_ip": "10.0.0.1"})
+
+
+def test_the_jobs_on_a_node_get_an_event_of_its_cordon_and_its_window(store: Store, submit: Any, begin: Any) -> None:
+    there, elsewhere = begin(submit()), begin(submit())
+    for attempt, node_id in ((there, "n1"), (elsewhere, "n2")):
+        attempt.report(workers=(worker(node_id),))
+    store.cordon_node("n1", reason="bad fan", now=20.0)
+    store.plan_window(("10.0.0.1",), begins_at=50.0, ends_at=110.0, reason="disks", now=21.0)
+    types = [event.type for event in store.events(there.job_id)][-2:]
+    assert types == ["node.cordoned", "maintenance.planned"]
+    assert [event.type for event in store.events(elsewhere.job_id)][-1] == "maintenance.planned", "the same address"
+    assert "node.cordoned" not in [event.type for event in store.events(elsewhere.job_id)]
+
+
+def test_the_newest_drain_times_are_kept(store: Store, lease: Lease) -> None:
+    for seconds in range(20):
+        store.add_drain_times({"n1": float(seconds)}, epoch=lease.epoch, now=1.0)
+    assert store.drain_times() == [float(seconds) for seconds in range(4, 20)]
+    with pytest.raises(LeaseLost):
+        store.add_drain_times({"n1": 1.0}, epoch=lease.epoch + 1, now=1.0)
 
 
 def test_the_control_loop_is_woken_by_a_drain(store: Store) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shoal_service.core.scheduling.market import Project
-from shoal_service.queue_views import ProjectRules
-from shoal_service.store import ProjectConflict, ProjectNotFound, QueueFull, Store
+from shoal_service.core.scheduling.market import Project, User
+from shoal_service.queue_views import ProjectRules, UserRules
+from shoal_service.store import ProjectConflict, ProjectNotFound, QueueFull, Store, UserNotFound
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -113,3 +114,54 @@ class TestMaxQueued:
         for thread in threads:
             thread.join()
         assert (len(refused), store.queue().num_queued) == (5, 3)
+
+
+class TestUsers:
+    def test_limits_are_stored_replaced_as_a_whole_and_deleted(self, store: Store) -> None:
+        view, is_new = store.put_user("ada", UserRules(max_running=2, max_queued=5))
+        assert is_new and (view.name, view.is_defined, view.max_running, view.max_queued) == ("ada", True, 2, 5)
+        view, is_new = store.put_user("ada", UserRules(max_running=1))
+        assert not is_new and (view.max_running, view.max_queued) == (1, None)
+        assert store.users() == {"ada": User(name="ada", max_running=1)}
+        store.delete_user("ada")
+        for request in (store.delete_user, store.get_user):
+            with pytest.raises(UserNotFound, match="shoal quota list-users"):
+                request("ada")
+
+    def test_the_list_shows_what_each_user_has_and_which_limits_apply(
+        self, store: Store, submit: Submit, begin: Begin
+    ) -> None:
+        store.put_user("default", UserRules(max_running=3))
+        begin(submit(user="ada", elasticity={"max_workers": 4}), workers=3)
+        submit(user="ada")
+        submit()
+        shown = {one.name: one for one in store.list_users()}
+        assert list(shown) == ["ada", "default"]
+        ada = shown["ada"]
+        assert (ada.queued, ada.running, ada.workers, ada.max_running, ada.is_defined) == (1, 1, 3, 3, False)
+        assert (shown["default"].queued, shown["default"].is_defined) == (1, True)
+
+    def test_lists_name_the_user_and_can_be_of_one(self, store: Store, submit: Submit) -> None:
+        submit()
+        job = submit(user="ada@lab.org")
+        [found] = store.list_jobs(user="ada@lab.org").items
+        assert (found.id, found.user) == (job, "ada@lab.org")
+        assert sorted(one.user for one in store.queue().items) == ["ada@lab.org", "default"]
+
+    def test_a_job_too_many_of_a_user_is_refused_and_not_stored(
+        self, store: Store, submit: Submit, begin: Begin
+    ) -> None:
+        store.put_user("default", UserRules(max_queued=1))
+        store.put_user("ada", UserRules(max_queued=2))
+        first = submit(user="ada")
+        submit(user="ada", project="vision")
+        with pytest.raises(QueueFull, match="User ada has 2 queued jobs") as error:
+            submit(user="ada")
+        assert "shoal quota set-user ada --max-queued" in str(pickle.loads(pickle.dumps(error.value)))
+        for user in ("bob", "eve"):  # each of them has the limit of `default` alone
+            submit(user=user)
+            with pytest.raises(QueueFull, match=f"User {user} has 1 "):
+                submit(user=user)
+        assert len(store.list_jobs(user="ada").items) == 2
+        begin(first)
+        submit(user="ada")

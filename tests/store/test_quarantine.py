@@ -103,6 +103,6 @@ def test_a_status_that_cannot_be_read_is_repaired_and_blocks_no_other_job(
     assert {row.id for row in store.jobs_to_drive()} == {job_id, good}, "what cannot be read of it is measured again"
     assert store.get_job(job_id).status.state is JobState.STARTING
     assert {summary.id for summary in store.list_jobs().items} == {job_id, good}
-    assert [live.job_id for live in store.snapshot().live] == [job_id]
+    assert [live.job_id for live in store.snapshot(3.0).live] == [job_id]
     attempt.report(status_step=3)
     assert store.get_job(job_id).status.step == 3

@@ -8,12 +8,14 @@ import pytest
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.events.checkpoints import CheckpointCommitted
 from shoal_service.reports import PendingEvent, PendingLog
-from shoal_service.store import Lease, Store
+from shoal_service.store import Lease, Store, edit
 from shoal_service.store import reports as outboxes
 from shoal_service.store.reports import DropReason
 from shoal_service.views import CheckpointView, IncidentView, SeriesPoint, WorkerView
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, UserFailure
+from shoal_workers.contract.messages import LogStream
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -34,6 +36,11 @@ def _point(step: int, loss: float = 1.0, **fields: Any) -> SeriesPoint:
 
 def _line(text: str, rank: int | None = 0) -> PendingLog:
     return PendingLog(at=1.0, rank=rank, worker_id="worker-0", stream="stdout", text=text)
+
+
+def _printed(store: Store, job_id: str) -> list[str]:
+    """Without the lines of the job itself."""
+    return [line.text for line in store.logs(job_id, limit=100_000) if line.stream is not LogStream.SHOAL]
 
 
 def _incident(number: int = 1, **fields: Any) -> IncidentView:
@@ -95,7 +102,7 @@ class TestExactlyOnce:
         assert store.incidents(job_id) == [_incident(attempt=1)]
         assert store.checkpoints(job_id) == [checkpoint]
         assert store.series(job_id) == [_point(1), _point(2)]
-        assert [(line.seq, line.text) for line in store.logs(job_id)] == [(1, "hello")]
+        assert _printed(store, job_id) == ["hello"]
         assert store.workers(job_id) == [worker]
         assert store.workers_by_node() == {"n": 1}
 
@@ -104,7 +111,7 @@ class TestExactlyOnce:
         attempt.report(**items, status_step=1)
         attempt.repeat(**items, status_step=2)
         assert [e.type for e in store.events(job_id)].count("x") == 1
-        assert len(store.logs(job_id)) == 1
+        assert _printed(store, job_id) == ["once"]
         assert store.get_job(job_id).status.step == 2
         assert store.dropped() == {DropReason.DUPLICATE: 1}
 
@@ -115,7 +122,7 @@ class TestExactlyOnce:
         attempt.report(logs=(_line("ghost, queued"),))
         begin(job_id)
         attempt.report(logs=(_line("ghost"),), status_step=99)
-        assert store.logs(job_id) == []
+        assert _printed(store, job_id) == []
         assert store.get_job(job_id).status.step == 0
         assert store.dropped() == {DropReason.STALE_ATTEMPT: 2}
 
@@ -126,7 +133,7 @@ class TestExactlyOnce:
             attempt.report(logs=(_line("first"),))
         store.requeue(job_id, reason=EndReason.CLUSTER_LOST, message="", epoch=lease.epoch, now=6.0)
         begin(job_id).report(logs=(_line("second"),))
-        assert [line.text for line in store.logs(job_id)] == ["first"] * 3 + ["second"]
+        assert _printed(store, job_id) == ["first"] * 3 + ["second"]
 
     def test_a_step_that_is_done_again_replaces_itself(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(series=(_point(1, 5.0), _point(2, 4.0)))
@@ -154,6 +161,29 @@ class TestExactlyOnce:
 
 
 class TestStates:
+    def test_an_attempt_that_is_preempted_before_its_first_group_keeps_the_steps_of_those_before(
+        self, store: Store, job_id: str, attempt: Any, begin: Begin
+    ) -> None:
+        attempt.report(status_generation=3, status_step=8, end=_end(EndReason.PREEMPTED, step=8))
+        second = begin(job_id)
+        second.report(JobState.STARTING)
+        assert store.get_job(job_id).status.step == 8
+        pausing: dict[str, Any] = {"status_reason": "preempted", "status_message": "gives way"}
+        second.report(JobState.PAUSING, **pausing)
+        second.report(JobState.PAUSING, **pausing, end=_end(EndReason.PREEMPTED, step=0))
+        status = store.get_job(job_id).status
+        assert (status.state, status.reason, status.step) == (JobState.QUEUED, "preempted", 8)
+        assert status.message == "said Its workers went to another job. Back to the queue with 8 steps kept."
+        moves = [(e.data["to"], e.data["reason"]) for e in store.events(job_id) if e.type == "job.state"]
+        assert moves[-3:] == [("STARTING", ""), ("PAUSING", "preempted"), ("QUEUED", "preempted")]
+
+    def test_an_attempt_that_formed_a_group_reports_its_own_step(
+        self, store: Store, job_id: str, attempt: Any, begin: Begin
+    ) -> None:
+        attempt.report(status_generation=3, status_step=8, end=_end(EndReason.PREEMPTED, step=8))
+        begin(job_id).report(status_generation=1, status_step=6)  # its checkpoint is older
+        assert store.get_job(job_id).status.step == 6
+
     def test_each_change_is_one_event(self, store: Store, job_id: str, attempt: Any) -> None:
         for state in (JobState.RUNNING, JobState.RUNNING, JobState.RECOVERING, JobState.RUNNING):
             attempt.report(state)
@@ -288,9 +318,9 @@ class TestHostileValues:
     def test_log_lines_are_made_storable(self, store: Store, job_id: str, attempt: Any) -> None:
         long = "x" * 100_000
         attempt.report(logs=(_line("a\x00b"), _line(long)))
-        first, second = store.logs(job_id)
+        first, second = store.logs(job_id, rank=0)
         assert first.text == "a\N{REPLACEMENT CHARACTER}b"
-        assert len(second.text) == outboxes.MAX_LOG_LINE_CHARS
+        assert len(second.text) == edit.MAX_LOG_LINE_CHARS
 
     def test_an_event_may_hold_anything(self, store: Store, job_id: str, attempt: Any) -> None:
         data = {"bad": "\udc80", "nul": "\x00", "deep": {"x": [1, None]}}
@@ -300,26 +330,44 @@ class TestHostileValues:
 
 class TestHistory:
     def test_logs_can_be_followed_tailed_and_filtered_by_rank(self, store: Store, job_id: str, attempt: Any) -> None:
+        attempt.report()
+        begun = store.logs(job_id, tail=1)[0].seq
         attempt.report(logs=tuple(_line(str(i), rank=i % 3 if i < 9 else None) for i in range(10)))
 
         def texts(**query: Any) -> list[str]:
             return [line.text for line in store.logs(job_id, **query)]
 
-        assert texts(limit=3) == ["0", "1", "2"]
-        assert texts(after=7) == ["7", "8", "9"]
+        assert texts(after=begun, limit=3) == ["0", "1", "2"]
+        assert texts(after=begun + 7) == ["7", "8", "9"]
         assert texts(tail=2) == ["8", "9"]
         assert texts(rank=1) == ["1", "4", "7"]
         assert texts(rank=1, tail=2) == ["4", "7"]
         assert texts(tail=5, limit=2) == ["8", "9"]
 
     def test_only_the_newest_lines_are_kept(self, store: Store, job_id: str, attempt: Any) -> None:
-        most = outboxes.MAX_LOG_LINES
+        most = edit.MAX_LOG_LINES
+        attempt.report()
+        begun = store.logs(job_id, tail=1)[0].seq
         attempt.report(logs=tuple(_line(str(i)) for i in range(most)))
         attempt.report(logs=tuple(_line(str(most + i)) for i in range(10)))
         assert store.logs(job_id, limit=1)[0].text == "10"
-        assert store.logs(job_id, tail=1)[0].seq == most + 10
+        assert store.logs(job_id, tail=1)[0].seq == begun + most + 10
         attempt.report(logs=tuple(_line(str(i)) for i in range(most + 5)))
         assert [line.text for line in store.logs(job_id, limit=1)] == ["5"]
+
+    def test_the_log_tells_what_happens_to_a_job_that_prints_nothing(
+        self, store: Store, lease: Lease, job_id: str, attempt: Any
+    ) -> None:
+        event = PendingEvent.of(CheckpointCommitted(name="step-10", step=10, generation=1), 2.0)
+        printed = (_line("before").model_copy(update={"at": 1.9}), _line("after").model_copy(update={"at": 2.1}))
+        attempt.report(events=(event,), logs=printed, end=_end(EndReason.FINISHED, 10))
+        lines = store.logs(job_id)
+        own = [line for line in lines if line.stream is LogStream.SHOAL]
+        assert [line.text for line in own] == [one.message for one in store.events(job_id)][1:]  # not job.created
+        assert {(line.rank, line.worker_id) for line in own} == {(None, "")}
+        texts = [line.text for line in lines]
+        assert texts.index("before") < texts.index(own[1].text) < texts.index("after")
+        assert [line.seq for line in lines] == list(range(1, len(lines) + 1))
 
     def test_events_are_paged_by_number(self, store: Store, job_id: str, attempt: Any) -> None:
         attempt.report(events=tuple(PendingEvent(at=1.0, type=f"e{i}") for i in range(5)))

@@ -15,17 +15,17 @@ import sys
 import threading
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import ray
-from shoal_workers import exit_status
+from shoal_workers import exit_status, stacks
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.errors.classes import ErrorClass, Link, Origin, error_class_of
 from shoal_workers.contract.messages import (
     Assignment,
     ErrorReport,
     ExitKind,
+    Frame,
     LogLine,
     LogStream,
     Phase,
@@ -35,13 +35,16 @@ from shoal_workers.contract.messages import (
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
+    WorkerStack,
 )
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import exit_with_raylet
+from shoal_workers.stacks import is_worker_process
 
 if TYPE_CHECKING:
     from shoal_workers.engine.engine import Engine
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 30.0
 """The time between SIGTERM and SIGKILL that platforms give a process by default (Kubernetes' default)."""
-CONCURRENCY_GROUPS = {"train": 1, "control": 8}
+CONCURRENCY_GROUPS = {"train": 1, "control": 8, "inspect": 2}
 
 
 class WorkerActor:
@@ -71,6 +74,8 @@ class WorkerActor:
         self._exits: dict[int, WorkerExit] = {}
         self._exited = threading.Condition()
         self._notices = 0
+        self._meter = UseMeter(config.checkpoint_root, has_gpu=spec.worker.gpus > 0)
+        self._meter.start()
         exit_with_raylet()
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
         sys.stdout = _Tee(sys.stdout, LogStream.STDOUT, self._outbox)
@@ -222,6 +227,16 @@ class WorkerActor:
         found = exit_status.read(exit_status.raylet_socket(), pid)
         return found.words() if found is not None else ""
 
+    @ray.method(concurrency_group="inspect")
+    def stack(self, life: int) -> WorkerStack | Refused:
+        """What the training thread does now."""
+        return self._refused(life) or stacks.of_this_worker(self._config.worker_id, self._progress())
+
+    @ray.method(concurrency_group="inspect")
+    def stack_of(self, pid: int, native: bool) -> tuple[Frame, ...] | str:
+        """The same of another worker of this node, by py-spy; a text says why there is none."""
+        return stacks.of_worker(pid, native=native)
+
     @ray.method(concurrency_group="control")
     def poll(self, after: int, acknowledged: int, wait_s: float, life: int) -> WorkerPoll | Refused:
         """All reports and log lines since sequence number `after`; waits up to `wait_s` seconds for the first one.
@@ -231,7 +246,7 @@ class WorkerActor:
         if refused := self._refused(life):
             return refused
         poll = self._outbox.poll(after, wait_s, self._progress, acknowledged=acknowledged)
-        return poll.model_copy(update={"num_refused": self._num_refused}) if self._num_refused else poll
+        return poll.model_copy(update={"num_refused": self._num_refused, "use": self._meter.latest})
 
     def _refused(self, life: int, assignment: Assignment | None = None) -> Refused | None:
         """None: the caller is the newest supervisor so far. Its `assignment` then becomes the current one, unless it is
@@ -349,14 +364,6 @@ def _engine_error(error: Exception, phase: Phase) -> ErrorReport:
         error_class=error_class_of([Link(type(error).__name__, str(error), number)]),
         origin=Origin.ENGINE,
     )
-
-
-def is_worker_process(pid: int) -> bool:
-    """Whether this pid is alive and a worker's."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActor")
-    except OSError:
-        return False
 
 
 class _Tee:

@@ -100,7 +100,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
 def _event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
     """The event's name and its own fields. A library's message is its event."""
-    fields = {name: value for name, value in record.__dict__.items() if name not in _NOT_FIELDS}
+    fields = {name: value for name, value in record.__dict__.items() if name not in _NOT_FIELDS and name[0] != "_"}
     if record.name == _ACCESS_LOGGER and isinstance(record.args, tuple) and len(record.args) == len(_ACCESS_FIELDS):
         return "http.request", {**dict(zip(_ACCESS_FIELDS, record.args, strict=True)), **fields}
     return " ".join(record.getMessage().split()), fields

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from shoal_api.cli.render.progress import Screen
 from shoal_api.client import Disconnected, ServerError
-from shoal_service.views import EventView, JobView
+from shoal_service.views import EventView, JobView, SeriesPoint
 from shoal_workers.contract.job import EndReason
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _TICK_S = 0.5
 _RETRY_S = 1.0
 _SERIES_EVERY_S = 2.0
+_MAX_POINTS = 240
 _PATIENCE_S = 60.0
 """How long the follower retries while the server is unreachable."""
 
@@ -81,7 +82,7 @@ def _show(
     items: queue.Queue[_Item],
     on_tick: Callable[[JobView], None] | None,
 ) -> None:
-    losses: Sequence[float] = ()
+    series: Sequence[SeriesPoint] = ()
     job: JobView | None = None
     next_series = next_status = time.monotonic()
     is_away = False
@@ -93,11 +94,11 @@ def _show(
                 job = client.job(job_id)
                 if now >= next_series:
                     next_series = now + _SERIES_EVERY_S
-                    losses = [point.loss for point in client.series(job_id)]
+                    series = client.series(job_id, max_points=_MAX_POINTS)
             except (Disconnected, ServerError):
                 pass  # the pump has the same error; it decides how long to wait
             else:
-                screen.progress(job, losses, now)
+                screen.progress(job, series, now)
                 if on_tick is not None:
                     on_tick(job)
         try:

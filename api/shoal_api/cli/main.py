@@ -10,20 +10,20 @@ from collections.abc import Callable
 import typer
 
 from shoal_api.cli.commands import (
+    accounts,
     check,
     control,
     export,
-    goodput,
-    incidents,
     inspect,
+    live,
     nodes,
-    parity,
     plan,
     queue,
     serve,
     simulate,
     specs,
     submit,
+    users,
 )
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
@@ -33,6 +33,7 @@ _HELP = """Elastic training on Ray: a job survives dead workers and produces the
 
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Jobs": {
+        "top": live.top,
         "submit": submit.submit,
         "watch": submit.watch,
         "jobs": inspect.jobs,
@@ -47,9 +48,10 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "resume": control.resume,
         "cancel": control.cancel,
         "workers": inspect.workers,
-        "incidents": incidents.incidents,
-        "goodput": goodput.goodput,
-        "parity": parity.parity,
+        "incidents": accounts.incidents,
+        "stacks": live.stacks,
+        "goodput": accounts.goodput,
+        "parity": accounts.parity,
         "checkpoints": inspect.checkpoints,
         "export": export.export,
     },
@@ -66,16 +68,23 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "cluster": inspect.cluster,
         "nodes": nodes.nodes,
         "drain": nodes.drain,
+        "cordon": nodes.cordon,
+        "maintenance list": nodes.list_windows,
+        "maintenance add": nodes.add_window,
+        "maintenance cancel": nodes.cancel_window,
         "quota list": queue.list_quotas,
         "quota set": queue.set_quota,
         "quota delete": queue.delete_quota,
+        "quota list-users": users.list_users,
+        "quota set-user": users.set_user,
+        "quota delete-user": users.delete_user,
         "demo": check.demo,
         "doctor": check.doctor,
         "version": check.version,
     },
 }
 """The commands, in the order in which the help lists them. A name of two words is a command of a group."""
-_GROUPS = {"data": specs.data, "quota": queue.quota}
+_GROUPS = {"data": specs.data, "quota": queue.quota, "maintenance": nodes.maintenance}
 
 
 def main() -> None:

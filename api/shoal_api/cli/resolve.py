@@ -13,7 +13,8 @@ _SHOWN = 5
 
 
 def match_job(reference: str, jobs: Iterable[JobSummary]) -> JobSummary:
-    """The job that `reference` names. An exact id has priority over a name, and a name over the beginning of an id.
+    """The job that `reference` names. An exact id has priority over a name, and a name over the beginning of an id. Of
+    several jobs of one name, the only one that has not ended is meant.
 
     Raises CliError if no job matches (exit code 4) or several do (exit code 2); the error lists them.
     """
@@ -23,8 +24,9 @@ def match_job(reference: str, jobs: Iterable[JobSummary]) -> JobSummary:
         [job for job in known if job.name == reference],
         [job for job in known if reference and job.id.startswith(reference)],
     ):
-        if len(candidates) == 1:
-            return candidates[0]
+        going_on = [job for job in candidates if not job.state.ended]
+        if len(candidates) == 1 or len(going_on) == 1:
+            return (candidates if len(candidates) == 1 else going_on)[0]
         if candidates:
             raise _ambiguous(reference, candidates)
     near = difflib.get_close_matches(reference, [job.name for job in known], n=1)

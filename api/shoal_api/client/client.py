@@ -24,6 +24,7 @@ from shoal_api.client.checkpoint_url import with_absolute_checkpoint
 from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.histories import Histories
+from shoal_api.client.login import with_user
 from shoal_api.client.operations import Operations
 from shoal_api.client.scheduling import Scheduling
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Transport
@@ -70,7 +71,8 @@ class Client(Histories, Operations, Scheduling):
 
     def submit(self, spec: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None) -> JobView:
         """Submit a spec, or a YAML or JSON file that holds one. A local `code.working_dir` is packed and uploaded. A
-        relative `checkpoint.url` starts at the working directory, if the service runs on this machine.
+        relative `checkpoint.url` starts at the working directory, if the service runs on this machine. A spec without
+        a `user` gets the login name.
 
         Without a key a new one is generated. A retry after a network error therefore never creates a second job.
 
@@ -80,7 +82,7 @@ class Client(Histories, Operations, Scheduling):
             CodeArchiveError: the working directory cannot be packed.
         """
         document, base = _document_of(spec)
-        document = with_absolute_checkpoint(document, self.base_url, Path.cwd())
+        document = with_user(with_absolute_checkpoint(document, self.base_url, Path.cwd()))
         body = json.dumps(self._with_archive(document, base)).encode()
         headers = JSON_CONTENT | {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         response = self._transport.send("POST", "/v1/jobs", headers=headers, content=body)
@@ -118,14 +120,19 @@ class Client(Histories, Operations, Scheduling):
         return PlanAnswer.model_validate_json(response.content)
 
     def jobs(
-        self, *, state: Collection[JobState] = (), project: str | None = None, limit: int | None = None
+        self,
+        *,
+        state: Collection[JobState] = (),
+        project: str | None = None,
+        user: str | None = None,
+        limit: int | None = None,
     ) -> Iterator[JobSummary]:
-        """Jobs, newest first, page by page; at most `limit`; `project` None: of all projects."""
+        """Jobs, newest first, page by page; at most `limit`; `project` and `user` None: of all."""
         cursor: str | None = None
         left = limit
         while left is None or left > 0:
             page_size = 500 if left is None else min(left, 500)
-            page = self.jobs_page(state=state, project=project, limit=page_size, cursor=cursor)
+            page = self.jobs_page(state=state, project=project, user=user, limit=page_size, cursor=cursor)
             yield from page.items
             cursor = page.next_cursor
             if cursor is None:
@@ -137,10 +144,12 @@ class Client(Histories, Operations, Scheduling):
         *,
         state: Collection[JobState] = (),
         project: str | None = None,
+        user: str | None = None,
         limit: int = 100,
         cursor: str | None = None,
     ) -> Page[JobSummary]:
-        params = {"state": [one.value for one in state], "project": project, "limit": limit, "cursor": cursor}
+        states = [one.value for one in state]
+        params = {"state": states, "project": project, "user": user, "limit": limit, "cursor": cursor}
         return self._get("/v1/jobs", Page[JobSummary], params)
 
     def job(self, job_id: str) -> JobView:

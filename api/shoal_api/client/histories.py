@@ -9,6 +9,7 @@ from shoal_api.client.endpoint import Endpoint, job_path
 from shoal_api.client.follow import follow as follow_stream
 from shoal_api.client.series import parse_parity, parse_series
 from shoal_service.core.parity import DEFAULT_TOLERANCE
+from shoal_service.overview_views import JobOverview, SpecVersion
 from shoal_service.views import (
     CheckpointView,
     EventView,
@@ -17,8 +18,11 @@ from shoal_service.views import (
     Page,
     ParityView,
     SeriesPoint,
+    Stacks,
     WorkerView,
 )
+
+_STACKS_S = 35.0
 
 
 class Histories(Endpoint):
@@ -65,12 +69,28 @@ class Histories(Endpoint):
                 return
             after = page.next_after
 
-    def series(self, job_id: str, *, after_step: int = -1, max_points: int = 1000) -> tuple[SeriesPoint, ...]:
-        params = {"after_step": after_step, "max_points": max_points}
+    def series(
+        self, job_id: str, *, after_step: int = -1, until_step: int | None = None, max_points: int = 1000
+    ) -> tuple[SeriesPoint, ...]:
+        """The steps after `after_step` up to `until_step`; means if they are more than `max_points`."""
+        params = {"after_step": after_step, "until_step": until_step, "max_points": max_points}
         return parse_series(self._transport.send("GET", f"{job_path(job_id)}/series", params=params).content)
+
+    def overview(self, job_id: str) -> JobOverview:
+        """Everything that a page about the job shows, with at most 500 points of its series."""
+        return self._get(f"{job_path(job_id)}/overview", JobOverview)
+
+    def spec_versions(self, job_id: str) -> tuple[SpecVersion, ...]:
+        """Oldest first."""
+        return self._get(f"{job_path(job_id)}/specs", Page[SpecVersion]).items
 
     def workers(self, job_id: str) -> tuple[WorkerView, ...]:
         return self._get(f"{job_path(job_id)}/workers", Page[WorkerView]).items
+
+    def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks:
+        """What the training threads of all workers do now, or of one rank. `native`: also frames of native code."""
+        params = {"rank": rank, "native": native}
+        return self._get(f"{job_path(job_id)}/stacks", Stacks, params, wait_s=_STACKS_S)
 
     def incidents(self, job_id: str) -> tuple[IncidentView, ...]:
         return self._get(f"{job_path(job_id)}/incidents", Page[IncidentView]).items

@@ -1,9 +1,13 @@
-"""The verbs about the service and its cluster: nodes, drains, health, metrics."""
+"""The verbs about the service and its cluster: nodes, drains, cordons, maintenance windows, health, metrics."""
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from shoal_api.answers import Health, Readiness
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint, node_path
+from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest, WindowView
+from shoal_service.overview_views import FleetOverview
 from shoal_service.views import ClusterView, DrainRequest, NodeView, Page
 
 
@@ -12,6 +16,14 @@ class Operations(Endpoint):
 
     def cluster(self) -> ClusterView:
         return self._get("/v1/cluster", ClusterView)
+
+    def overview_of_all(
+        self, *, search: str = "", label: str | None = None, offset: int = 0, limit: int = 50
+    ) -> FleetOverview:
+        """A page of jobs, newest first, jobs by state, the cluster's goodput, and what runs on each node. `search`: a
+        part of a name, an id, a project or a label's value; `label`: NAME or NAME=VALUE."""
+        params = {"search": search, "label": label, "offset": offset, "limit": limit}
+        return self._get("/v1/overview", FleetOverview, params)
 
     def nodes(self) -> tuple[NodeView, ...]:
         return self._get("/v1/nodes", Page[NodeView]).items
@@ -32,6 +44,43 @@ class Operations(Endpoint):
         """End the drain of a node; the node is used again."""
         response = self._transport.send("DELETE", f"{node_path(node_id)}/drain")
         return NodeView.model_validate_json(response.content)
+
+    def cordon(self, node_id: str, *, reason: str = "cordon requested") -> NodeView:
+        """Place no new worker on the node; those that are there stay."""
+        body = CordonRequest(reason=reason).model_dump_json().encode()
+        response = self._transport.send("POST", f"{node_path(node_id)}/cordon", headers=JSON_CONTENT, content=body)
+        return NodeView.model_validate_json(response.content)
+
+    def undo_cordon(self, node_id: str) -> NodeView:
+        """Place workers on the node again."""
+        response = self._transport.send("DELETE", f"{node_path(node_id)}/cordon")
+        return NodeView.model_validate_json(response.content)
+
+    def announce_preemption(
+        self, node: str, *, deadline_s: float = 30.0, reason: str = "preemption notice"
+    ) -> tuple[NodeView, ...]:
+        """The machine with this address, or the node with this id, will be taken away in `deadline_s` seconds."""
+        body = NoticeRequest(deadline_s=deadline_s, reason=reason).model_dump_json().encode()
+        path = f"{node_path(node)}/preemption-notice"
+        response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body)
+        return Page[NodeView].model_validate_json(response.content).items
+
+    def maintenance_windows(self) -> tuple[WindowView, ...]:
+        """The earliest first."""
+        return self._get("/v1/maintenance-windows", Page[WindowView]).items
+
+    def plan_maintenance(self, window: WindowRequest) -> WindowView:
+        """The nodes are drained in time for the window, and used again after it."""
+        body = window.model_dump_json().encode()
+        response = self._transport.send(
+            "POST", "/v1/maintenance-windows", headers=JSON_CONTENT, content=body, idempotent=False
+        )
+        return WindowView.model_validate_json(response.content)
+
+    def cancel_maintenance(self, window_id: str) -> None:
+        """Its nodes are used again."""
+        path = f"/v1/maintenance-windows/{quote(window_id, safe='')}"
+        self._transport.send("DELETE", path, idempotent=False)
 
     def health(self) -> Health:
         """Whether the server process answers."""

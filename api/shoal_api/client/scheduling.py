@@ -1,11 +1,11 @@
-"""The verbs about the queue and about projects."""
+"""The verbs about the queue, about projects and about users."""
 
 from __future__ import annotations
 
 from urllib.parse import quote
 
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint
-from shoal_service.queue_views import ProjectRules, ProjectView, QueueView
+from shoal_service.queue_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
 from shoal_service.views import Page
 
 
@@ -31,6 +31,26 @@ class Scheduling(Endpoint):
     def delete_project(self, name: str) -> None:
         """Delete the quotas of a project; its jobs go on under those of the project `default`."""
         self._transport.send("DELETE", _path(name), idempotent=False)
+
+    def users(self) -> tuple[UserView, ...]:
+        return self._get("/v1/users", Page[UserView]).items
+
+    def user(self, name: str) -> UserView:
+        return self._get(_user_path(name), UserView)
+
+    def set_user(self, name: str, rules: UserRules) -> UserView:
+        """Replace the limits of a user. The limits of the user `default` apply to users without limits of their own."""
+        body = rules.model_dump_json().encode()
+        response = self._transport.send("PUT", _user_path(name), headers=JSON_CONTENT, content=body)
+        return UserView.model_validate_json(response.content)
+
+    def delete_user(self, name: str) -> None:
+        """Delete the limits of a user; those of `default` then apply."""
+        self._transport.send("DELETE", _user_path(name), idempotent=False)
+
+
+def _user_path(name: str) -> str:
+    return f"/v1/users/{quote(name, safe='')}"
 
 
 def _path(name: str) -> str:

@@ -33,6 +33,7 @@ from shoal_api.demo.outcome import (
     world_sizes,
 )
 from shoal_api.demo.processes import ServerProcess
+from shoal_api.demo.prometheus import PrometheusProcess, start_prometheus
 from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
@@ -42,17 +43,21 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: bool) -> bool:
-    """Run the demo; True if all checks passed. Server, cluster and files are removed, except with `keep`."""
+def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: bool, prometheus: bool = False) -> bool:
+    """Run the demo; True if all checks passed. Server, cluster and files are removed, except with `keep`. `prometheus`:
+    one scrapes the server from the start, if it is installed."""
     folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     kept = False
     server: ServerProcess | None = None
+    watcher: PrometheusProcess | None = None
     with _sigterm_as_interrupt():
         try:
             url = f"http://127.0.0.1:{free_port()}"
             _print(output, f"serving on {url}, with an embedded Ray cluster of {WORKERS} logical CPUs", "dim")
             server = ServerProcess(_serve_command(url, folder), _environment(keep), folder / "serve.log", outlive=keep)
             await_ready(server, url, output)
+            if prometheus:
+                watcher = _start_prometheus(output, url, folder)
             passed = _show(output, server, url, script_of(scenario, os.cpu_count() or 1, steps))
             kept = keep
             if keep:
@@ -60,10 +65,15 @@ def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: boo
                     output,
                     f"the server keeps running at {url} (API: {url}/docs). List its jobs: shoal jobs --url {url}",
                 )
-                _print(output, f"stop the server: kill {server.pid} && rm -r {folder}")
+                if watcher is not None:
+                    _print(output, f"Prometheus: {watcher.url}/graph?g0.expr=shoal_job_loss&g0.tab=0")
+                pids = f"{server.pid} {watcher.pid}" if watcher is not None else str(server.pid)
+                _print(output, f"stop what runs: kill {pids} && rm -r {folder}")
             return passed
         finally:
             if not kept:
+                if watcher is not None:
+                    watcher.stop()
                 scratch = _ray_scratch(folder)
                 if server is not None:
                     _print(output, "stopping the server and its cluster", "dim")
@@ -71,6 +81,21 @@ def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: boo
                 for leftover in (scratch, folder):
                     if leftover is not None:
                         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _start_prometheus(output: Output, url: str, folder: Path) -> PrometheusProcess | None:
+    try:
+        started = start_prometheus(url, folder / "prometheus")
+    except OSError as error:
+        _print(output, f"no Prometheus: {error}", "warn")
+        return None
+    if started is None:
+        _print(
+            output, "no Prometheus: the program `prometheus` is not installed (Debian: apt install prometheus)", "warn"
+        )
+    else:
+        _print(output, f"Prometheus at {started.url} scrapes {url}/metrics", "dim")
+    return started
 
 
 def _show(output: Output, server: ServerProcess, url: str, script: Script) -> bool:

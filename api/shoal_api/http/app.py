@@ -6,22 +6,37 @@ it with `serving.make_server`, so that open streams end when the server stops.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
 from shoal_api.http import problems
 from shoal_api.http.context import ClusterSource, Context
-from shoal_api.http.edge import Edge, RequestObserver
+from shoal_api.http.edge import Edge
 from shoal_api.http.openapi import build_openapi
-from shoal_api.http.routes import code, histories, jobs, nodes, operations, pages, plans, projects
+from shoal_api.http.other_writers import watch_other_writers
+from shoal_api.http.routes import (
+    code,
+    histories,
+    inspection,
+    jobs,
+    maintenance,
+    nodes,
+    operations,
+    overviews,
+    pages,
+    plans,
+    projects,
+    users,
+)
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
+from shoal_service.telemetry.request_metrics import RequestMetrics
 
 _DESCRIPTION = (
     "Elastic training service on Ray. Errors are RFC 9457 problem documents. Times are seconds since the epoch, "
@@ -33,9 +48,9 @@ def create_app(
     *,
     store: Store,
     cluster: ClusterSource,
-    registry: CollectorRegistry,
+    scrape: Callable[[str], tuple[bytes, str]],
     version: str,
-    observe: RequestObserver = lambda method, route, status, seconds: None,
+    requests: RequestMetrics | None = None,
     pace: Pace = DEFAULT_PACE,
     profiles: Mapping[str, HardwareProfile] = PROFILES,
     warnings: Callable[[], tuple[str, ...]] = tuple,
@@ -45,14 +60,15 @@ def create_app(
     `app.state.changes.close()` ends all streams; `make_server` calls it when the server stops.
 
     Args:
-        observe: called after every request.
+        scrape: makes the metrics: the header `Accept` -> body and media type.
+        requests: counts and times every request.
         profiles: the hardware that the planner knows, by name.
         warnings: shown by /readyz.
     """
     context = Context(
         store=store,
         cluster=cluster,
-        registry=registry,
+        scrape=scrape,
         version=version,
         pace=pace,
         profiles=profiles,
@@ -62,9 +78,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.changes.open()
+        others = asyncio.create_task(watch_other_writers(context))
         with store.subscribe(context.changes.notify):
             yield
         context.changes.close()
+        others.cancel()
 
     app = FastAPI(
         title="Shoal",
@@ -81,13 +99,17 @@ def create_app(
     for router in (
         jobs.routes(context),
         histories.routes(context),
+        overviews.routes(context),
+        inspection.routes(context),
         code.routes(context),
         plans.routes(context),
         projects.routes(context),
+        users.routes(context),
+        maintenance.routes(context),
         nodes.routes(context),
         operations.routes(context),
     ):
         app.include_router(router)
-    app.include_router(pages.routes())
-    app.add_middleware(Edge, observe=observe)
+    app.include_router(pages.routes(context))
+    app.add_middleware(Edge, requests=requests or RequestMetrics())
     return app

@@ -1,7 +1,7 @@
 """Changes: coroutines wait here until a job has changed, without a thread or a database connection.
 
-The store calls `notify` after each commit, on the committing thread. Another process may write too, so a waiting
-coroutine reads again after a second at the latest. To miss no change: arm, read, then wait.
+The store calls `notify` after each commit, on the committing thread, and `other_writers.py` after a commit of another
+process. A waiting coroutine reads nothing until then. To miss no change: arm, read, then wait.
 
     with changes.watching(job_id) as watch:
         while not changes.closing:
@@ -85,12 +85,14 @@ class Watch:
     def wake(self) -> None:
         self._event.set()
 
-    async def wait(self, timeout_s: float) -> None:
-        """Until the next change after `arm`, the time-out, or the closing of the application."""
+    async def wait(self, timeout_s: float) -> bool:
+        """Until the next change after `arm`, the time-out, or the closing of the application. Whether there was a
+        change."""
         if self._changes.closing or timeout_s <= 0:
-            return
+            return self._event.is_set()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
             pass
+        return self._event.is_set()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from fastapi import Path, Request
-from prometheus_client import CollectorRegistry
 
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
@@ -16,6 +15,7 @@ from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
 from shoal_service.views import ClusterView
+from shoal_workers.contract.messages import Stacks
 
 JobId = Annotated[
     str,
@@ -25,9 +25,15 @@ MAX_SEQ = 2**63 - 1
 
 
 class ClusterSource(Protocol):
-    """The API's view of the cluster. Called on worker threads; it must answer from memory and never raise."""
+    """The API's view of the cluster."""
 
-    def snapshot(self) -> ClusterView: ...
+    def snapshot(self) -> ClusterView:
+        """Called on worker threads; it must answer from memory and never raise."""
+        ...
+
+    async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
+        """`ControlLoop.stacks`. On the event loop."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,8 @@ class Context:
 
     store: Store
     cluster: ClusterSource
-    registry: CollectorRegistry
+    scrape: Callable[[str], tuple[bytes, str]]
+    """The metrics: the header `Accept` -> body and media type. Called on worker threads."""
     version: str
     pace: Pace = DEFAULT_PACE
     profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -19,19 +18,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import problem_response
+from shoal_service.telemetry.request_metrics import RequestMetrics
 
 _log = logging.getLogger(__name__)
+OPEN_ENDED = "shoal.open_ended"
+"""Key of the scope that a route sets to STREAM or POLL if its answer lasts as long as the client waits."""
+STREAM, POLL = "stream", "poll"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _METHODS = _SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 
-RequestObserver = Callable[[str, str, int, float], None]
-"""(method, route template, status, seconds)"""
-
 
 class Edge:
-    def __init__(self, app: ASGIApp, observe: RequestObserver) -> None:
+    def __init__(self, app: ASGIApp, requests: RequestMetrics) -> None:
         self._app = app
-        self._observe = observe
+        self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,11 +39,15 @@ class Edge:
             return
         started_mono = time.monotonic()
         status = 0
+        is_streaming = False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_streaming
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if scope.get(OPEN_ENDED) == STREAM:
+                    is_streaming = True
+                    self._requests.stream_opened()
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers.setdefault("Cache-Control", "no-store")
@@ -66,7 +70,10 @@ class Edge:
         finally:
             route = getattr(scope.get("route"), "path", "unmatched")
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._observe(method, route, status, time.monotonic() - started_mono)
+            if is_streaming:
+                self._requests.stream_closed()
+            seconds = None if OPEN_ENDED in scope else time.monotonic() - started_mono
+            self._requests.observe(method, route, status, seconds)
 
 
 def _is_cross_origin_change(scope: Scope) -> bool:

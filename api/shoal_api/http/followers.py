@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal_api.answers import StreamEnd
+from shoal_api.answers import StreamEnd, log_source
 from shoal_api.http.long_poll import read_events
 from shoal_api.http.streams import Batch, sse_event
 from shoal_service.store import Store
 from shoal_service.views import JobSummary, LogView, Page
+from shoal_workers.contract.job import JobState
 
 _BATCH = 500
 
@@ -103,13 +104,31 @@ class JobListFollower:
         return Batch((sse_event(body, event="jobs"),))
 
 
+class FleetFollower:
+    """The overview of all jobs, after each change, as events `fleet`."""
+
+    def __init__(self, body_of: Callable[[], str]) -> None:
+        self._body_of = body_of
+        self._sent = ""
+
+    def read(self) -> Batch:
+        body = self._body_of()
+        if body == self._sent:
+            return Batch(())
+        self._sent = body
+        return Batch((sse_event(body, event="fleet"),))
+
+
 def plain_line(line: LogView) -> str:
     """One line of a log for people. The text comes from users' code, so control characters are replaced."""
-    rank = "-" if line.rank is None else str(line.rank)
     text = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in line.text.rstrip("\r\n"))
-    return f"[{rank}] {text}\n"
+    return f"[{log_source(line)}] {text}\n"
+
+
+def end_event(state: JobState) -> bytes:
+    """The last event of a stream about a job that has ended."""
+    return sse_event(StreamEnd(state=state).model_dump_json(), event="end")
 
 
 def _end(store: Store, job_id: str) -> bytes:
-    state = store.get_job(job_id).status.state
-    return sse_event(StreamEnd(state=state).model_dump_json(), event="end")
+    return end_event(store.get_job(job_id).status.state)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from shoal_api.answers import EventPage
 from shoal_api.http.context import Context
+from shoal_api.http.edge import OPEN_ENDED, POLL
 from shoal_service.store import Store
 
 
@@ -27,6 +28,8 @@ async def poll_events(context: Context, request: Request, query: EventQuery) -> 
     Raises:
         JobNotFound
     """
+    if query.wait_s:
+        request.scope[OPEN_ENDED] = POLL
     loop = asyncio.get_running_loop()
     deadline_mono = loop.time() + query.wait_s
     with context.changes.watching(query.job_id) as watch:
@@ -40,7 +43,7 @@ async def poll_events(context: Context, request: Request, query: EventQuery) -> 
                 left_s = deadline_mono - loop.time()
                 if page.items or page.ended or left_s <= 0 or context.changes.closing or gone is None or gone.done():
                     return page
-                await watch.wait(min(left_s, context.pace.reread_s))
+                await watch.wait(left_s)
         finally:
             if gone is not None:
                 gone.cancel()

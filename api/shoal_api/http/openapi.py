@@ -11,18 +11,27 @@ from pydantic.json_schema import models_json_schema
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
 from shoal_service.control.planning_request import PlanRequest
-from shoal_service.queue_views import ProjectRules
+from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
+from shoal_service.queue_views import ProjectRules, UserRules
 from shoal_service.views import DrainRequest, JobPatch
 from shoal_workers.contract.spec import JobSpec
 
 _REF = "#/components/schemas/{model}"
 _TAGS = [
     {"name": "jobs", "description": "Submit, list, show, change, pause, resume and cancel training jobs."},
+    {"name": "overviews", "description": "Everything that a page shows, in one document or stream."},
     {"name": "histories", "description": "Events, logs, series, workers, incidents and checkpoints of a job."},
+    {"name": "inspection", "description": "What the workers of a running job do."},
     {"name": "specs", "description": "Job specs, their code, and predicted layouts."},
     {"name": "scheduling", "description": "The queue, and projects with their quotas."},
     {"name": "operations", "description": "Cluster, nodes, health, metrics and problem types, for operators."},
 ]
+
+_MODELS = (
+    *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
+    *(CordonRequest, NoticeRequest, WindowRequest),
+)
+"""Of the bodies that routes decode themselves, and of problems."""
 
 
 def body_of(model: str, media_types: tuple[str, ...], *, required: bool = True) -> dict[str, Any]:
@@ -40,10 +49,7 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.pop("HTTPValidationError", None)
         schemas.pop("ValidationError", None)
-        _, extra = models_json_schema(
-            [(model, "validation") for model in (Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules)],
-            ref_template=_REF,
-        )
+        _, extra = models_json_schema([(model, "validation") for model in _MODELS], ref_template=_REF)
         for name, schema in extra["$defs"].items():
             schemas.setdefault(name, schema)
         problem = {

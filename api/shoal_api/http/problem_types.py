@@ -67,6 +67,18 @@ class Kind(Enum):
         "No such project",
         "The project is not defined. GET /v1/projects lists the projects.",
     )
+    USER_NOT_FOUND = (
+        "user-not-found",
+        404,
+        "No such user",
+        "The user has neither limits nor jobs. GET /v1/users lists the users.",
+    )
+    WINDOW_NOT_FOUND = (
+        "window-not-found",
+        404,
+        "No such maintenance window",
+        "GET /v1/maintenance-windows lists the windows.",
+    )
     PROJECT_CONFLICT = (
         "project-conflict",
         409,
@@ -76,8 +88,8 @@ class Kind(Enum):
     QUEUE_FULL = (
         "queue-full",
         409,
-        "The project has enough queued jobs",
-        "`max_queued` of the project, or of one above it, is reached. Nothing was submitted.",
+        "The project or the user has enough queued jobs",
+        "`max_queued` of the user, of the project, or of one above it, is reached. Nothing was submitted.",
     )
     CODE_MISMATCH = (
         "code-mismatch",

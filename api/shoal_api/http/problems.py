@@ -33,6 +33,8 @@ from shoal_service.store.errors import (
     QueueFull,
     RequestConflict,
     StoreUnavailable,
+    UserNotFound,
+    WindowNotFound,
 )
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 
@@ -42,6 +44,8 @@ _OF_STATUS = {404: Kind.NOT_FOUND, 405: Kind.METHOD_NOT_ALLOWED}
 _OF_SERVICE: dict[type[Exception], Kind] = {
     JobNotFound: Kind.JOB_NOT_FOUND,
     ProjectNotFound: Kind.PROJECT_NOT_FOUND,
+    UserNotFound: Kind.USER_NOT_FOUND,
+    WindowNotFound: Kind.WINDOW_NOT_FOUND,
     ProjectConflict: Kind.PROJECT_CONFLICT,
     QueueFull: Kind.QUEUE_FULL,
     InvalidCursor: Kind.INVALID_CURSOR,

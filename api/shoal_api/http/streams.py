@@ -14,8 +14,10 @@ from typing import Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from shoal_api.http.changes import Changes
+from shoal_api.http.edge import OPEN_ENDED, STREAM
 
 EVENT_STREAM = "text/event-stream"
 _SSE_OPENING = b"retry: 1000\n\n"
@@ -27,7 +29,7 @@ class Pace:
     """Intervals of a stream, in seconds."""
 
     reread_s: float = 1.0
-    """The store is read again after this time, since another process may have written to it."""
+    """How often one query looks for commits of other processes; see `other_writers.py`."""
     heartbeat_s: float = 15.0
     """A comment is sent after this time without data, to keep proxies open and to notice dead clients."""
     refresh_s: float = 0.5
@@ -54,19 +56,27 @@ class Follower(Protocol):
     def read(self) -> Batch: ...
 
 
+class Stream(StreamingResponse):
+    """Lasts as long as its client listens, so it is counted, and its time is not."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[OPEN_ENDED] = STREAM
+        await super().__call__(scope, receive, send)
+
+
 def sse_response(
     changes: Changes, job_id: str | None, follower: Follower, pace: Pace, *, min_gap_s: float = 0.0
 ) -> StreamingResponse:
     """Events of one job, or of all jobs (None); there are at least `min_gap_s` seconds between two reads."""
     chunks = _follow(changes, job_id, follower, pace, min_gap_s, opening=_SSE_OPENING, heartbeat=_SSE_HEARTBEAT)
-    return StreamingResponse(chunks, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+    return Stream(chunks, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
 
 
 def text_response(changes: Changes, job_id: str, follower: Follower, pace: Pace) -> StreamingResponse:
-    return StreamingResponse(_follow(changes, job_id, follower, pace, 0.0), media_type="text/plain")
+    return Stream(_follow(changes, job_id, follower, pace, 0.0), media_type="text/plain")
 
 
-def sse_event(data: str, *, event_id: int | None = None, event: str | None = None) -> bytes:
+def sse_event(data: str, *, event_id: int | str | None = None, event: str | None = None) -> bytes:
     """One server-sent event; `data` is JSON text in one line."""
     lines = [f"id: {event_id}\n" if event_id is not None else "", f"event: {event}\n" if event else ""]
     return f"{''.join(lines)}data: {data}\n\n".encode()
@@ -86,22 +96,25 @@ async def _follow(
         yield opening
     with changes.watching(job_id) as watch, changes.watching(_NO_JOB) as closing:
         sent_mono = time.monotonic()
+        changed = True
         while not changes.closing:
-            watch.arm()
-            batch = await run_in_threadpool(follower.read)
-            if batch.chunks:
-                yield b"".join(batch.chunks)
+            if changed:
+                watch.arm()
+                batch = await run_in_threadpool(follower.read)
+                if batch.chunks:
+                    yield b"".join(batch.chunks)
+                    sent_mono = time.monotonic()
+                if batch.ended:
+                    return
+                if batch.more:
+                    continue
+                if batch.chunks and min_gap_s:
+                    await closing.wait(min_gap_s)
+            changed = await watch.wait(max(0.0, sent_mono + pace.heartbeat_s - time.monotonic()))
+            if not changed:
                 sent_mono = time.monotonic()
-            if batch.ended:
-                return
-            if batch.more:
-                continue
-            if batch.chunks and min_gap_s:
-                await closing.wait(min_gap_s)
-            await watch.wait(pace.reread_s)
-            if heartbeat and time.monotonic() - sent_mono >= pace.heartbeat_s:
-                yield heartbeat
-                sent_mono = time.monotonic()
+                if heartbeat:
+                    yield heartbeat
 
 
 _NO_JOB = ""

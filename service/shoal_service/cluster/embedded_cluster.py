@@ -74,8 +74,13 @@ class EmbeddedCluster:
         num_nodes: int = 1,
         leave_dead_nodes: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """`leave_dead_nodes`: for experiments, in which a dead node stays away like a dead machine."""
+        """
+        Args:
+            leave_dead_nodes: for experiments, in which a dead node stays away like a dead machine.
+            say: called with one line for people when a node has come up.
+        """
         self._state_dir = state_dir
         self._note_path = state_dir / "embedded-cluster.json"
         self.token_path = state_dir / "ray-token"
@@ -84,6 +89,7 @@ class EmbeddedCluster:
         self._num_nodes = num_nodes
         self._leave_dead_nodes = leave_dead_nodes
         self._monotonic = monotonic
+        self._say = say
         self._lives: dict[int, NodeLife] = {}
         """By number; not of the head."""
         self.address = ""
@@ -251,6 +257,7 @@ class EmbeddedCluster:
                 node, status = self._note.nodes[number], process.poll()
                 if status == 0 and node.runs(RAYLET):
                     self._note = self._note.with_node(node.model_copy(update={"has_been_up": True}))
+                    self._say_up(number)
                 if status is not None or node.has_lost(RAYLET):
                     del starting[number]
             time.sleep(_CHECK_S)  # a process of a process cannot be waited for
@@ -259,6 +266,12 @@ class EmbeddedCluster:
             if not self._note.nodes[number].has_been_up:
                 self._end_sessions(self._note.nodes[number])
             process.wait()
+
+    def _say_up(self, number: int) -> None:
+        nodes = self._note.nodes
+        num_up, of = sum(node.has_been_up for node in nodes), len(nodes)
+        name = "the head" if number == HEAD else f"node {number}"
+        self._say(f"Ray: {name} is up" + (f", {num_up} of {of} nodes" if of > 1 else ""))
 
     def _launch(self, number: int) -> subprocess.Popen[bytes]:
         """One `ray start`, the leader of its own session."""

@@ -87,6 +87,26 @@ def actors(timeout_s: float = _TIMEOUT_S) -> tuple[RayActor, ...]:
     return tuple(_actor(info) for info in found)
 
 
+def num_starts(actor_id: str, timeout_s: float = _TIMEOUT_S) -> int:
+    """Processes that Ray has started for an actor so far; 0: none, or the head does not know the actor. Not from the
+    thread of an event loop."""
+    client = internal_kv.internal_kv_get_gcs_client()
+    if client is None:
+        raise GcsUnavailable("not connected to a Ray cluster")
+    key = ActorID.from_hex(actor_id)
+
+    async def read() -> Any:
+        return await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
+
+    try:
+        found = asyncio.run(read())
+    except (RpcError, RaySystemError) as error:
+        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
+    if key not in found or found[key].state == gcs_pb2.ActorTableData.DEPENDENCIES_UNREADY:
+        return 0
+    return int(found[key].num_restarts) + 1
+
+
 async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
     """Wall-clock time at which the actor's node reported the death of its process to the head; None: unknown."""
     client = internal_kv.internal_kv_get_gcs_client()

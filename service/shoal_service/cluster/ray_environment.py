@@ -20,4 +20,10 @@ CLUSTER_ENVIRONMENT = {
     "RAY_kill_worker_timeout_milliseconds": "500",
     # Ray's default is niceness 15, with which every other program of the machine would run before the training.
     "RAY_worker_niceness": "0",
+    # Processes that a node starts at the same time. Ray's default, the number of its CPUs, is meant for new
+    # interpreters; Shoal's processes are forked, and those of one group wait for each other.
+    "RAY_worker_maximum_startup_concurrency": "16",
+    # Ray would start an interpreter for each CPU in advance; Shoal's processes have settings of their own, so they
+    # never use one.
+    "RAY_prestart_worker_first_driver": "false",
 }

@@ -1,7 +1,8 @@
-"""ClusterReader: the nodes of the Ray cluster, with drains, probation and what others have reserved on them.
+"""ClusterReader: the nodes of the Ray cluster, with drains, cordons, probation and what others have reserved on them.
 
-Ray is asked at most once a second, or sooner when a node has come or gone; drains and suspicions are read from the
-store each time. Called by the control loop in each pass. It never decides which job uses which node.
+Ray is asked at most once a second, or sooner when a node has come or gone; drains, cordons, maintenance windows and
+suspicions are read from the store each time. Called by the control loop in each pass. It never decides which job uses
+which node.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Collection
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
+from shoal_service.control.market import maintenance
 from shoal_service.control.market.foreign import ForeignUse
 from shoal_service.control.protocols import Cluster, ClusterSnapshot
 from shoal_service.core import nodes as node_rules
@@ -107,16 +109,21 @@ class ClusterReader:
             raise ClusterUnreachable(f"no answer from the Ray head within {_SNAPSHOT_S:g} s") from None
 
     def _described(self, snapshot: ClusterSnapshot, lease: Lease | None) -> tuple[Node, ...]:
-        """The nodes with their drains and probation; blocks on the store."""
-        drains, suspicions = self._store.drains(), self._store.suspicions()
-        gone = {n.node_id for n in snapshot.nodes if not n.alive} & {*drains, *suspicions}
+        """The nodes with their drains, cordons, windows and probation; blocks on the store."""
+        requested, suspicions, cordons = self._store.drains(), self._store.suspicions(), self._store.cordons()
+        gone = {n.node_id for n in snapshot.nodes if not n.alive} & {*requested, *suspicions, *cordons}
         if gone and lease is not None:
             self._store.forget_nodes(frozenset(gone), epoch=lease.epoch)
         suspected = {
             s.node_id: NodeSuspicion(s.reason, s.since, s.next_test_at, s.job_ids, s.num_tests)
             for s in suspicions.values()
         }
-        return node_rules.described(snapshot.nodes, drains, suspected, self._max_probation)
+        nodes = tuple(node.model_copy(update={"cordon": cordons.get(node.node_id)}) for node in snapshot.nodes)
+        windows, now = self._store.windows(), self._clock.time()
+        lead = maintenance.lead_s(self._store.drain_times() if windows else ())
+        drains = maintenance.combined(requested, maintenance.window_drains(nodes, windows, lead, now))
+        found = node_rules.described(nodes, drains, suspected, self._max_probation)
+        return maintenance.with_windows(found, windows, lead, now) if windows else found
 
 
 def _by_job(snapshot: ClusterSnapshot) -> dict[str, dict[str, int]]:

@@ -26,6 +26,7 @@ from shoal_service.control.driver import Driver
 from shoal_service.control.market.build import MarketBuilder, market_nodes, standing_of
 from shoal_service.control.market.cramped import without_room
 from shoal_service.control.market.demand import demand
+from shoal_service.control.market.drain_times import DrainTimes
 from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
@@ -36,8 +37,10 @@ from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
+from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.views import ClusterView
 from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.messages import Stacks
 
 _log = logging.getLogger(__name__)
 _REVIEW_S = 2.0
@@ -47,7 +50,8 @@ _MIN_PASS_S = 0.2
 _IDLE_SHARE = 9.0
 """A pause is at least this many times as long as the pass before it: a long queue must not take the time of the
 HTTP edge."""
-_MAX_PAUSE_S = 3.0
+_MAX_PAUSE_S = 1.0
+"""An urgent job must not wait longer for its decision, also if passes are slow because the machine is busy."""
 _REQUEST_S = 60.0
 _MAX_QUEUED = 10_000
 """Jobs of the queue that are considered, by priority and age."""
@@ -65,8 +69,9 @@ class ControlLoop:
         *,
         policy: Policy = decide,
         reconnected: Callable[[], None] = lambda: None,
+        times: PassTimes | None = None,
     ) -> None:
-        """`reconnected` is called on the loop after each new connection to the cluster."""
+        """`reconnected` is called on the loop after each new connection to the cluster; `times` gets the durations."""
         self._store = store
         self._cluster = cluster
         self._clock = clock
@@ -77,10 +82,12 @@ class ControlLoop:
         self._quarantined: frozenset[str] = frozenset()
         self._probation = Probation(store, cluster, clock)
         self._reconnected = reconnected
+        self._times = times or PassTimes()
         self._reader = ClusterReader(store, cluster, clock, config.max_probation)
         self._policy = policy
         self._market = MarketBuilder(config.profiles)
         self._writer = DecisionWriter(store)
+        self._drain_times = DrainTimes()
         self._decided_for: object = None
         """What the last decisions were taken for; None: they changed something."""
         self._decided_mono = 0.0
@@ -100,6 +107,17 @@ class ControlLoop:
     def snapshot(self) -> ClusterView:
         """The cluster at the time of the last pass."""
         return self._reader.view
+
+    async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
+        """What all workers of a job do now, or one rank; None: no attempt of it is driven here. On the loop's thread.
+
+        Raises:
+            SupervisorUnavailable, SupervisorGone: its supervisor does not answer.
+        """
+        attempts = [key for key in self._drivers if key[0] == job_id]
+        if not attempts:
+            return None
+        return await self._drivers[max(attempts)][0].stacks(rank, native=native)
 
     def save_and_end(self, show: Callable[[Sequence[DriveRow]], None]) -> None:
         """The server stops, and the cluster with it: no attempt begins any more, each one saves and ends, and its job
@@ -124,12 +142,17 @@ class ControlLoop:
                 try:
                     await self._pass()
                 except LeaseLost as error:
+                    self._times.failures.add()
                     _log.warning("lease.lost", extra={"error": str(error)})
                     await self._stop_driving()
                 except ClusterUnreachable as error:
+                    self._times.failures.add()
                     _log.warning("cluster.unreachable", extra={"error": str(error)})
                 except Exception:
+                    self._times.failures.add()
                     _log.exception("control.pass_failed")  # the next pass starts afresh
+                finally:
+                    self._times.passes.observe(self._clock.monotonic() - began_mono)
                 pause_s = max(_MIN_PASS_S, _IDLE_SHARE * (self._clock.monotonic() - began_mono))
                 await self._wait_for_any(stop, timeout_s=min(pause_s, _MAX_PAUSE_S))
                 await self._wait_for_any(stop, self._woken, timeout_s=READ_S)
@@ -163,10 +186,16 @@ class ControlLoop:
             self._is_saved = not with_attempt and not self._drivers
         elif reachable:
             await self._schedule(rows, self._lease)
+            await self._measure_drains(self._lease)
             await self._probation.consider(self._reader.view.nodes, epoch=self._lease.epoch, now=self._clock.time())
         else:
             self._drive_all(rows, self._lease)  # supervisors go on, and can be directed to pause or to cancel
         self._forget_ended()
+
+    async def _measure_drains(self, lease: Lease) -> None:
+        ended = self._drain_times.observe(self._reader.view.nodes, self._reader.workers, self._clock.monotonic())
+        if ended:
+            await asyncio.to_thread(self._store.add_drain_times, ended, epoch=lease.epoch, now=self._clock.time())
 
     def _node_changed(self) -> None:
         self._reader.expire()
@@ -211,6 +240,7 @@ class ControlLoop:
             self._drive_all(rows, lease)
             return
         decisions = await asyncio.to_thread(self._policy, state, now)
+        self._times.decisions.observe(self._clock.monotonic() - mono)
         by_id = {row.id: row for row in rows}
         is_changed = await self._writer.write(decisions, by_id, epoch=lease.epoch, now=now)
         await self._scale_out(state, decisions, mono)
@@ -227,8 +257,10 @@ class ControlLoop:
             self._requested, self._requested_mono = wanted, mono
 
     def _market_state(self, rows: list[DriveRow], now: float) -> MarketState:
-        reader = self._reader
-        return self._market.build(rows, reader.view.nodes, reader.foreign, reader.workers, self._store.projects(), now)
+        reader, store = self._reader, self._store
+        return self._market.build(
+            rows, reader.view.nodes, reader.foreign, reader.workers, store.projects(), store.users(), now
+        )
 
     def _drive_all(self, rows: list[DriveRow], lease: Lease) -> None:
         nodes, with_attempt = self._reader.view.nodes, [row for row in rows if row.state is not JobState.QUEUED]

@@ -1,6 +1,8 @@
 """Driver: follows one attempt of one job. Starts or finds its supervisor, stores its reports, sends directives.
 
-One asyncio task of the control loop per attempt. It never decides what a job should do; it passes on the store's row.
+A supervisor that cannot be created is created again after a pause; one whose processes die before they record their
+start is given up (`core/supervisor_starts.py`). One asyncio task of the control loop per attempt. It never decides what
+a job should do; it passes on the store's row.
 """
 
 from __future__ import annotations
@@ -9,22 +11,34 @@ import asyncio
 import secrets
 
 from shoal_service.clock import Clock
-from shoal_service.cluster.errors import SupervisorGone, SupervisorUnavailable
+from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.market.build import is_preempted
 from shoal_service.control.profile_store import measured_profile
 from shoal_service.control.protocols import Cluster, SupervisorHandle
+from shoal_service.core import supervisor_starts
 from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.events.service import SupervisorStartFailed
+from shoal_service.core.supervisor_starts import StartDecision
+from shoal_service.reports import SupervisorReports
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.messages import Stacks
 
 _PULL_WAIT_S = 1.0
 _RETRY_S = 0.25
+_UNANSWERED_S = 5.0
+"""A supervisor that leaves a pull unanswered for this long may be one that dies at every start."""
 _PULL_PAUSE_S = 0.1
 """Between two pulls, so that the steps of a fast job are stored in batches and not in one transaction each."""
+
+
+class _StartsInVain(Exception):
+    """The supervisor's processes die before they record their start."""
 
 
 class Driver:
@@ -44,6 +58,19 @@ class Driver:
         self._sent: Directive | None = None
         """The last directive that the supervisor received."""
         self._changed = asyncio.Event()
+        self._has_reported = row.pulled_seq > 0
+        self._num_failed = 0
+        self._unrecorded: int | None = None
+        """Starts that were not recorded when the supervisor last answered; None: unknown."""
+        self._supervisor: SupervisorHandle | None = None
+
+    async def stacks(self, rank: int | None, *, native: bool) -> Stacks | None:
+        """What all workers of the attempt do now, or one rank. None: it has no supervisor yet, or no more.
+
+        Raises SupervisorUnavailable, SupervisorGone."""
+        if self._supervisor is None:
+            return None
+        return await self._supervisor.stacks(rank, native, self._epoch)
 
     def update(self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False) -> None:
         """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end."""
@@ -54,24 +81,64 @@ class Driver:
 
     async def run(self) -> None:
         """Until the attempt's end is stored, or its supervisor is dead and the job is back in the queue."""
-        try:
-            supervisor = await self._attach()
-            steering = asyncio.create_task(self._steer(supervisor))
+        while True:
             try:
-                await self._follow(supervisor)
-            finally:
-                steering.cancel()
-                await asyncio.gather(steering, return_exceptions=True)
-        except SupervisorGone as error:
+                await self._follow_one()
+                return
+            except _StartsInVain as error:
+                await self._end(str(error))
+                return
+            except SupervisorGone as error:
+                if self._has_reported:
+                    await self._requeue(error)
+                    return
+                self._num_failed += 1
+                decision = supervisor_starts.after_failure(self._num_failed, str(error))
+            if not decision.again:
+                await self._end(decision.reason)
+                return
+            await self._report_failed_start(decision)
             await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
-            await asyncio.to_thread(
-                self._store.requeue,
-                self._row.id,
-                reason=EndReason.SUPERVISOR_LOST,
-                message=f"the supervisor of attempt {self._row.attempt} is gone: {error}",
-                epoch=self._epoch,
-                now=self._clock.time(),
-            )
+            await self._clock.sleep(decision.after_s)
+
+    async def _follow_one(self) -> None:
+        supervisor = self._supervisor = await self._attach()
+        steering = asyncio.create_task(self._steer(supervisor))
+        try:
+            await self._follow(supervisor)
+        finally:
+            steering.cancel()
+            await asyncio.gather(steering, return_exceptions=True)
+
+    async def _requeue(self, error: SupervisorGone) -> None:
+        await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
+        await asyncio.to_thread(
+            self._store.requeue,
+            self._row.id,
+            reason=EndReason.SUPERVISOR_LOST,
+            message=f"the supervisor of attempt {self._row.attempt} is gone: {error}",
+            epoch=self._epoch,
+            now=self._clock.time(),
+        )
+
+    async def _end(self, message: str) -> None:
+        """In place of the supervisor, which cannot report its end."""
+        await self._report_failed_start(StartDecision(False, 0.0, message))
+        await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
+        status = (await asyncio.to_thread(self._store.get_job, self._row.id)).status
+        end = AttemptEnd(reason=EndReason.INTERNAL, message=message, step=status.step)
+        reports = SupervisorReports(attempt=self._row.attempt, seq=0, status=status, end=end)
+        now = self._clock.time()
+        await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
+
+    async def _report_failed_start(self, decision: StartDecision) -> None:
+        event = SupervisorStartFailed(
+            number=max(1, self._num_failed),
+            after_s=decision.after_s if decision.again else None,
+            message=decision.reason,
+        )
+        now = self._clock.time()
+        await asyncio.to_thread(self._store.record_event, self._row.id, event, epoch=self._epoch, now=now)
 
     async def _attach(self) -> SupervisorHandle:
         """Find the supervisor; start it if nothing was ever pulled from one."""
@@ -89,10 +156,11 @@ class Driver:
         pulled = self._row.pulled_seq
         while True:
             try:
-                reports = await supervisor.pull(pulled, _PULL_WAIT_S, self._epoch)
+                reports = await self._pull(supervisor, pulled)
             except SupervisorUnavailable:
                 await self._clock.sleep(_RETRY_S)
                 continue
+            self._has_reported, self._unrecorded = True, None
             now = self._clock.time()
             await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
             pulled = reports.seq
@@ -101,6 +169,29 @@ class Driver:
                 await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
                 return
             await self._clock.sleep(_PULL_PAUSE_S)
+
+    async def _pull(self, supervisor: SupervisorHandle, after: int) -> SupervisorReports:
+        """Ray keeps a call until a process of the supervisor answers it, however many have died before."""
+        pull = asyncio.ensure_future(supervisor.pull(after, _PULL_WAIT_S, self._epoch))
+        try:
+            while True:
+                try:
+                    return await self._clock.wait_for(asyncio.shield(pull), _UNANSWERED_S)
+                except TimeoutError:
+                    await self._check_starts()
+        finally:
+            pull.cancel()
+
+    async def _check_starts(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._cluster.unrecorded_starts, self._row.id, self._row.attempt)
+        except ClusterUnreachable:
+            return
+        if self._unrecorded is None:
+            self._unrecorded = found if self._has_reported else 0
+        decision = supervisor_starts.while_unanswered(found, self._unrecorded)
+        if not decision.again:
+            raise _StartsInVain(decision.reason)
 
     async def _steer(self, supervisor: SupervisorHandle) -> None:
         """Send a directive each time that one of its values changes."""

@@ -14,6 +14,8 @@ from pydantic import ValidationError
 from shoal_service.core.hardware_profile import DeviceKind
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
+from shoal_service.planner.planning import profile_for
+from shoal_workers.contract.spec import JobSpec
 
 _FOLDER = "profiles"
 
@@ -42,6 +44,11 @@ def load_profiles(state_dir: Path) -> dict[str, HardwareProfile]:
 def measured_profile(profiles: Iterable[HardwareProfile], *, has_gpu: bool) -> HardwareProfile | None:
     """The first profile that was measured on a node of that kind."""
     return next((one for one in profiles if one.measured and (one.kind is DeviceKind.GPU) == has_gpu), None)
+
+
+def planning_profile(spec: JobSpec, profiles: Iterable[HardwareProfile]) -> HardwareProfile:
+    """The profile with which the layouts of a job are planned."""
+    return profile_for(spec, measured_profile(profiles, has_gpu=spec.worker.gpus > 0))
 
 
 def save_profile(state_dir: Path, profile: HardwareProfile) -> Path:

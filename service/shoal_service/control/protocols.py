@@ -13,6 +13,7 @@ from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import Directive, SupervisorConfig
+from shoal_workers.contract.messages import Stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,16 @@ class ClusterSnapshot:
 
 
 class SupervisorHandle(Protocol):
-    """One attempt's supervisor. `pull` and `direct` raise SupervisorGone (the actor is dead, and Ray does not restart
-    it), SupervisorUnavailable and StaleEpoch."""
+    """One attempt's supervisor. `pull`, `direct` and `stacks` raise SupervisorGone (the actor is dead, and Ray does
+    not restart it), SupervisorUnavailable and StaleEpoch."""
 
     async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
         """Long poll: everything reported after sequence number `after`, which acknowledges everything up to it."""
 
     async def direct(self, directive: Directive) -> None: ...
+
+    async def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
+        """What all workers do now, or one rank; None: the attempt is over."""
 
     async def release(self, epoch: int) -> None:
         """The attempt's end is stored: the supervisor may go."""
@@ -72,6 +76,10 @@ class Cluster(Protocol):
         """Idempotent: an attempt has one supervisor. It is kept off `avoid_nodes` if there are other nodes."""
 
     def find_supervisor(self, job_id: str, attempt: int) -> SupervisorHandle | None: ...
+
+    def unrecorded_starts(self, job_id: str, attempt: int) -> int:
+        """Processes of the attempt's supervisor that were started and have not recorded it; one of them may be about to
+        do so."""
 
     def reap(self, job_id: str, attempt: int) -> int:
         """Kills all actors of an attempt and deletes its journal. Returns the number of actors."""

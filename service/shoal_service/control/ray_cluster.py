@@ -13,7 +13,14 @@ from contextlib import contextmanager
 
 from ray.actor import ActorHandle
 from ray.autoscaler.sdk import request_resources
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RaySystemError, RpcError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RayActorError,
+    RayError,
+    RaySystemError,
+    RpcError,
+)
 
 import ray
 from shoal_service.cluster import gcs
@@ -33,8 +40,10 @@ from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import Directive, SupervisorConfig
-from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
+from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
+from shoal_service.supervisor.workers.processes import supervisor_environment
 from shoal_workers.contract.ids import NAMESPACE, job_of_worker, supervisor_name
+from shoal_workers.contract.messages import Stacks
 
 _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
@@ -50,13 +59,18 @@ class RaySupervisorHandle:
         self._actor = actor
 
     async def pull(self, after: int, wait_s: float, epoch: int) -> SupervisorReports:
-        with _supervisor_errors():
+        with supervisor_errors():
             reports: SupervisorReports = await self._actor.pull.remote(after, wait_s, epoch)
         return reports
 
     async def direct(self, directive: Directive) -> None:
-        with _supervisor_errors():
+        with supervisor_errors():
             await self._actor.direct.remote(directive)
+
+    async def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
+        with supervisor_errors():
+            stacks: Stacks | None = await self._actor.stacks.remote(rank, native, epoch)
+        return stacks
 
     async def release(self, epoch: int) -> None:
         try:
@@ -84,7 +98,7 @@ class RayCluster:
                 address=self.address,
                 namespace=NAMESPACE,
                 log_to_driver=False,
-                logging_level=logging.WARNING,
+                logging_level=logging.ERROR,  # its warnings are about Ray, and do not help who runs jobs
                 include_dashboard=False,
                 ignore_reinit_error=True,
             )
@@ -175,6 +189,7 @@ class RayCluster:
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
+            runtime_env=supervisor_environment(config),
             label_selector={_NODE_LABEL: f"!in({','.join(sorted({*heads, *avoid_nodes}))})"},
             fallback_strategy=[{"label_selector": {_NODE_LABEL: "!in(none)"}}],
         ).remote(config)
@@ -185,6 +200,17 @@ class RayCluster:
             return RaySupervisorHandle(ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE))
         except ValueError:
             return None
+
+    def unrecorded_starts(self, job_id: str, attempt: int) -> int:
+        try:
+            actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
+            started = gcs.num_starts(actor._actor_id.hex())
+            recorded = num_lives(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt)
+        except ValueError:
+            return 0  # it has ended since; `pull` says so
+        except GcsUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+        return max(0, started - recorded)
 
     def reap(self, job_id: str, attempt: int) -> int:
         """The supervisor is killed first, so that it does not replace the workers. Workers are asked to remove their
@@ -229,13 +255,13 @@ class RayCluster:
 
 
 @contextmanager
-def _supervisor_errors() -> Iterator[None]:
+def supervisor_errors() -> Iterator[None]:
     """Ray's errors as those of `cluster/errors.py`."""
     try:
         yield
     except ActorUnavailableError as error:
         raise SupervisorUnavailable(str(error)) from error
-    except RayActorError as error:
+    except (RayActorError, ActorUnschedulableError) as error:  # the second: Ray could not start a process for it
         raise SupervisorGone(str(error)) from error
 
 

@@ -1,6 +1,7 @@
-"""Fewer points of a long series: means over equal buckets of steps. `store/reads/history.py` passes the rows of a job.
+"""Fewer points of a long series: means over equal buckets of steps. `store/overview` passes the rows.
 
-It reads its input once, and never holds more than one bucket.
+It reads its input once, and never holds more than one bucket. Also how often a job's accounts are sampled, for the
+curves of goodput and of world size over time.
 """
 
 from __future__ import annotations
@@ -8,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shoal_workers.contract.base import Frozen
+
+_SHORTEST_S = 5.0
+_PER_AGE = 200
+BIN_S = 600.0
+"""Length of the intervals of the cluster's goodput."""
 
 
 class SeriesPoint(Frozen):
@@ -70,3 +76,14 @@ def _merge(bucket: list[SeriesPoint]) -> SeriesPoint:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+def sample_is_due(sampled_at: float, created_at: float, now: float) -> bool:
+    """Whether a job's accounts are sampled again, without any change: the rarer, the older the job is. So a job of any
+    age has some hundreds of samples, about `_PER_AGE * ln(age)`."""
+    return now - sampled_at >= max(_SHORTEST_S, (now - created_at) / _PER_AGE)
+
+
+def bin_of(at: float) -> float:
+    """The beginning of the interval of the cluster's goodput that `at` lies in."""
+    return at // BIN_S * BIN_S

@@ -1,4 +1,4 @@
-"""Which nodes may be used, given drains that were requested, drains that Ray announces, suspicions and probation.
+"""Which nodes may be used, given drains that were requested or that Ray announces, cordons, suspicions and probation.
 
     one job suspects the node          that job avoids it; others use it, and a test of it runs soon
     two jobs suspect it,               it is on probation: no job uses it until a test passes
@@ -36,6 +36,10 @@ class DrainSource(StrEnum):
     """Requested by a user."""
     RAY = "ray"
     """Announced by the cluster."""
+    NOTICE = "notice"
+    """Announced by the cloud, which is about to take the node away."""
+    WINDOW = "window"
+    """A maintenance window begins soon, or has begun."""
 
 
 class Drain(Frozen):
@@ -46,6 +50,13 @@ class Drain(Frozen):
     deadline: float | None = None
     """Wall-clock time at which the node goes away; None: it stays, but no job shall run on it."""
     source: DrainSource
+
+
+class Cordon(Frozen):
+    """Why no new worker is placed on a node. Those that are there stay."""
+
+    reason: str
+    requested_at: float
 
 
 class Node(Frozen):
@@ -60,6 +71,9 @@ class Node(Frozen):
     labels: dict[str, str] = Field(default_factory=dict)
     """Of Ray: `ray.io/accelerator-type`, `ray.io/market-type`, and those that the operator has set."""
     drain: Drain | None = None
+    cordon: Cordon | None = None
+    maintenance_at: float | None = None
+    """When the drain for its next maintenance window begins; null: no window is planned, or the node is drained now."""
     suspected: str = ""
     """Why the node is on probation; empty: it is not."""
     suspected_since: float | None = None
@@ -151,13 +165,17 @@ def chosen_for_probation(
 
 
 def with_drains(nodes: Sequence[Node], drains: Mapping[str, Drain]) -> tuple[Node, ...]:
-    """The nodes with the drains requested now. A drain by Ray takes precedence, since it cannot be undone."""
-    return tuple(
-        node
-        if node.drain is not None and node.drain.source is DrainSource.RAY
-        else node.model_copy(update={"drain": drains.get(node.node_id)})
-        for node in nodes
-    )
+    """The nodes with the drains requested now. A drain by Ray takes precedence, since it cannot be undone; that of a
+    maintenance window stays."""
+
+    def now_of(node: Node) -> Drain | None:
+        known = node.drain
+        if known is not None and known.source is DrainSource.RAY:
+            return known
+        is_window = known is not None and known.source is DrainSource.WINDOW
+        return drains.get(node.node_id, known if is_window else None)
+
+    return tuple(node.model_copy(update={"drain": now_of(node)}) for node in nodes)
 
 
 def avoided(nodes: Sequence[Node], job_id: str = "") -> tuple[AvoidedNode, ...]:
@@ -165,7 +183,7 @@ def avoided(nodes: Sequence[Node], job_id: str = "") -> tuple[AvoidedNode, ...]:
     job: those that every supervisor must avoid.
 
     While no other node is left, suspected nodes are used: a suspected node is better than none. Drained nodes are
-    always avoided.
+    always avoided. On a cordoned node workers stay, and none is added.
     """
     others = any(_is_usable(node) and job_id not in node.suspected_by for node in nodes)
     any_left = any(_is_usable(node) for node in nodes)
@@ -181,6 +199,10 @@ def avoided(nodes: Sequence[Node], job_id: str = "") -> tuple[AvoidedNode, ...]:
             found.append(AvoidedNode(node_id=node.node_id, reason=f"on probation: {node.suspected}"))
         elif job_id in node.suspected_by and others:
             found.append(AvoidedNode(node_id=node.node_id, reason=f"suspected by this job: {node.suspected}"))
+        elif node.cordon is not None:
+            found.append(
+                AvoidedNode(node_id=node.node_id, reason=f"cordoned: {node.cordon.reason}", keeps_workers=True)
+            )
     return tuple(found)
 
 
@@ -190,10 +212,14 @@ def usable(nodes: Sequence[Node], job_ids: Sequence[str] = ()) -> tuple[Node, ..
     Args:
         job_ids: the jobs that the capacity is for.
     """
-    excluded = {node.node_id for node in avoided(nodes)}
+    excluded = _excluded(nodes)
     if job_ids:
-        excluded |= set.intersection(*({node.node_id for node in avoided(nodes, one)} for one in job_ids))
+        excluded |= set.intersection(*(_excluded(nodes, one) for one in job_ids))
     return tuple(node for node in nodes if node.alive and node.node_id not in excluded)
+
+
+def _excluded(nodes: Sequence[Node], job_id: str = "") -> set[str]:
+    return {node.node_id for node in avoided(nodes, job_id) if not node.keeps_workers}
 
 
 def next_test_delay_s(probation_s: float, num_failed: int) -> float:

@@ -20,6 +20,8 @@ from shoal_service.store.errors import (
     RequestConflict,
     StoreError,
     StoreUnavailable,
+    UserNotFound,
+    WindowNotFound,
 )
 from shoal_service.store.hub import Subscription
 from shoal_service.store.lease import Lease
@@ -45,4 +47,6 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "Subscription",
+    "UserNotFound",
+    "WindowNotFound",
 ]

@@ -8,6 +8,7 @@ wait in a queue before the database. SQLite's own busy handler is unfair: it pol
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -21,11 +22,23 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, Ope
 from sqlalchemy.exc import TimeoutError as SqlTimeoutError
 
 from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store.tables import events
+from shoal_service.telemetry.service_metrics import DATABASE_SECONDS
+from shoal_service.telemetry.tallies import Count, Durations
 
 _WRITES = "shoal_writes"
 _BUSY_S = 30
 _POOL = 8
 _POOL_OVERFLOW = 56  # an HTTP server runs up to 40 requests at once
+
+
+class DatabaseTallies:
+    """What this process's transactions have taken and written."""
+
+    def __init__(self) -> None:
+        self.seconds = Durations(DATABASE_SECONDS)
+        self.errors = Count()
+        self.events = Count()
 
 
 class Database:
@@ -37,22 +50,43 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
         self._writing = self._engine.execution_options(**{_WRITES: True})
+        self.tallies = DatabaseTallies()
+        event.listen(self._engine, "after_cursor_execute", self._executed)
         self._queue: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A consistent view on SQLite; on PostgreSQL each statement sees what was committed when it began."""
-        with _reachable(), self._engine.connect() as connection:
+        with self._timed("read"), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """One transaction: committed at the end of the block, rolled back if it raises."""
-        with _reachable(), self._queue, self._writing.begin() as connection:
+        with self._timed("write"), self._queue, self._writing.begin() as connection:
             yield connection
 
     def close(self) -> None:
         self._engine.dispose()
+
+    @contextmanager
+    def _timed(self, kind: str) -> Iterator[None]:
+        start_mono = time.monotonic()
+        try:
+            with _reachable():
+                yield
+        except StoreUnavailable:
+            self.tallies.errors.add()
+            raise
+        finally:
+            self.tallies.seconds.observe(time.monotonic() - start_mono, kind)
+
+    def _executed(
+        self, _connection: Any, _cursor: Any, _statement: Any, parameters: Any, context: Any, many: bool
+    ) -> None:
+        """Called by SQLAlchemy after each statement: counts the rows that go into the table of events."""
+        if context.isinsert and getattr(context.compiled.statement, "table", None) is events:
+            self.tallies.events.add(amount=len(parameters) if many else 1)
 
 
 @contextmanager

@@ -88,8 +88,8 @@ class SpecCache:
         self._specs: OrderedDict[tuple[int, int], Readable[JobSpec]] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, connection: Connection, job: JobRecord) -> Readable[JobSpec]:
-        key = (job.num, job.spec_version)
+    def get(self, connection: Connection, num: int, version: int) -> Readable[JobSpec]:
+        key = (num, version)
         with self._lock:
             if key in self._specs:
                 self._specs.move_to_end(key)
@@ -134,7 +134,7 @@ def _drive_row(
     connection: Connection, specs: SpecCache, row: Row[Any], unreadable: dict[str, str] | None
 ) -> DriveRow | None:
     job = record_of(row)
-    spec = specs.get(connection, job)
+    spec = specs.get(connection, job.num, job.spec_version)
     if spec.problem:
         if unreadable is not None:
             unreadable[job.id] = why_quarantined(spec)

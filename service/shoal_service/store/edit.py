@@ -1,4 +1,7 @@
-"""JobEdit: the change of one job in one transaction. The row and its events are written together, or not at all.
+"""JobEdit: the change of one job in one transaction. Its row, events and log are written together, or not at all.
+
+The log holds what the workers print, and one line per event, with stream `shoal` and without a worker: the log of a job
+that prints nothing tells what happens to it. The lines of one transaction are numbered in the order of their times.
 
 Used by submissions.py, driving.py and reports.py. The row must have been read with `records.load(..., lock=True)`: the
 event numbers are taken from it, so they have no gaps within a job and become visible in their order.
@@ -6,24 +9,35 @@ event numbers are taken from it, so they have no gaps within a job and become vi
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, update
 
+from shoal_service.core.downsampling import sample_is_due
 from shoal_service.core.events.base import JobEvent
+from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.job import JobStateChanged
+from shoal_service.core.goodput import Category
 from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
 from shoal_service.core.lost_attempt import LostAttempt, after_end
-from shoal_service.reports import PendingEvent
+from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import ledgers
+from shoal_service.store.overview import samples
 from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
-from shoal_service.store.tables import events, jobs, queue_places
+from shoal_service.store.tables import events, jobs, logs, queue_places
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.messages import LogStream
+
+MAX_LOG_LINES = 20_000
+"""Newest lines that are kept of a job."""
+MAX_LOG_LINE_CHARS = 16_384
 
 
 class JobEdit:
-    """Collects changed columns and new events until `save`."""
+    """Collects changed columns, new events and lines of the log until `save`."""
 
     def __init__(self, connection: Connection, job: JobRecord, now: float) -> None:
         self.connection = connection
@@ -33,6 +47,7 @@ class JobEdit:
         self.status: JobStatus = job.status
         self._columns: dict[str, Any] = {}
         self._events: list[dict[str, Any]] = []
+        self._lines: list[PendingLog] = []
 
     def set(self, **columns: Any) -> None:
         self._columns.update(columns)
@@ -51,6 +66,10 @@ class JobEdit:
                 "data": document_of(event.data),
             }
         )
+
+    def add_lines(self, lines: Iterable[PendingLog]) -> None:
+        """What workers have printed."""
+        self._lines.extend(lines)
 
     def describe(self, **fields: Any) -> None:
         """Changes fields of the status document."""
@@ -100,6 +119,8 @@ class JobEdit:
         if not to.state.holds_workers:
             self.describe(workers=0, tokens_per_s=None, eta_s=None, note="")
             self.set(granted_workers=0, workers="[]")
+        if to.state is JobState.QUEUED:
+            self.set(queued_at=self.now)
         if to.state.ended:
             self.describe(lost=None)
             self.set(ended_at=self.now)
@@ -122,8 +143,56 @@ class JobEdit:
         if self._events:
             columns["event_seq"] = self.job.event_seq + len(self._events)
             self.connection.execute(insert(events), self._events)
+            self._lines.extend(_line_of(event) for event in self._events)
+        if self._lines:
+            columns["log_seq"] = _append_lines(self.connection, self.job.num, self.job.log_seq, self._lines)
         if not columns:
             return False
+        columns |= self._sample(columns.get("granted_workers", self.job.granted_workers))
         columns["updated_at"] = self.now
         self.connection.execute(update(jobs).where(jobs.c.num == self.job.num).values(columns))
         return True
+
+    def _sample(self, granted: int) -> dict[str, float]:
+        """Takes a sample if one is due; the columns that say so."""
+        job, status, state = self.job, self.status, self.standing.state
+        changed = (state, granted, status.workers) != (job.state, job.granted_workers, job.status.workers)
+        if not changed and not sample_is_due(job.sampled_at, job.created_at, self.now):
+            return {}
+        samples.take(self.connection, job.num, state=state, granted=granted, status=status, now=self.now)
+        goodput = status.goodput
+        total = goodput.total if goodput is not None else 0.0
+        productive = goodput.seconds.get(Category.PRODUCTIVE, 0.0) if goodput is not None else 0.0
+        if total > job.sampled_total:
+            added = {"productive": productive - job.sampled_productive, "total": total - job.sampled_total}
+            samples.add_to_cluster(self.connection, now=self.now, **added)
+        return {"sampled_at": self.now, "sampled_productive": productive, "sampled_total": total}
+
+
+def _append_lines(connection: Connection, job_num: int, log_seq: int, lines: Sequence[PendingLog]) -> int:
+    """Stores lines after number `log_seq`, and deletes the oldest beyond MAX_LOG_LINES. Returns the last number."""
+    last = log_seq + len(lines)
+    kept = sorted(lines, key=lambda line: line.at)[-MAX_LOG_LINES:]
+    first = last - len(kept) + 1
+    connection.execute(insert(logs), [_log_row(job_num, first + i, line) for i, line in enumerate(kept)])
+    if last > MAX_LOG_LINES:
+        connection.execute(delete(logs).where(logs.c.job_num == job_num, logs.c.seq <= last - MAX_LOG_LINES))
+    return last
+
+
+def _line_of(event: Mapping[str, Any]) -> PendingLog:
+    """The line of an event, from its row in the table of events."""
+    words = describe(event["type"], json.loads(event["data"])).message
+    return PendingLog(at=event["at"], rank=None, worker_id="", stream=LogStream.SHOAL, text=words)
+
+
+def _log_row(job_num: int, seq: int, line: PendingLog) -> dict[str, Any]:
+    return {
+        "job_num": job_num,
+        "seq": seq,
+        "at": line.at,
+        "rank": line.rank,
+        "worker_id": plain_text(line.worker_id)[:128],
+        "stream": line.stream.value,
+        "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
+    }

@@ -4,14 +4,16 @@
     |-- StoreUnavailable      the database cannot be opened or has no driver
     |-- NotFound
     |   |-- JobNotFound
-    |   `-- ProjectNotFound
+    |   |-- ProjectNotFound
+    |   |-- UserNotFound
+    |   `-- WindowNotFound
     |-- InvalidCursor         a page cursor that this service did not create
     |-- InvalidArchive        a code archive that is too large, or does not match the SHA-256 in its name
     |-- Conflict
     |   |-- IdempotencyConflict   the key was used with another spec
     |   |-- RequestConflict       the request is impossible in the job's state
     |   |   `-- JobEnded          ... because the job has ended
-    |   |-- QueueFull             the project has as many queued jobs as it may have
+    |   |-- QueueFull             the project or the user has as many queued jobs as allowed
     |   `-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
     |-- PreconditionFailed    If-Match named another version
     `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
@@ -62,6 +64,28 @@ class ProjectNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"There is no project {self.name!r}. `shoal quota list` lists the projects."
+
+
+class UserNotFound(NotFound):
+    code: ClassVar[str] = "user_not_found"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"There is no user {self.name!r} with limits or jobs. `shoal quota list-users` lists the users."
+
+
+class WindowNotFound(NotFound):
+    code: ClassVar[str] = "window_not_found"
+
+    def __init__(self, window_id: str) -> None:
+        super().__init__(window_id)
+        self.window_id = window_id
+
+    def __str__(self) -> str:
+        return f"There is no maintenance window {self.window_id!r}. `shoal maintenance list` lists them."
 
 
 class InvalidCursor(StoreError):
@@ -125,17 +149,25 @@ class JobEnded(RequestConflict):
 class QueueFull(Conflict):
     code: ClassVar[str] = "queue_full"
 
-    def __init__(self, project: str, queued: int, max_queued: int) -> None:
-        super().__init__(project, queued, max_queued)
-        self.project = project
+    def __init__(self, name: str, queued: int, max_queued: int, is_user: bool = False) -> None:
+        super().__init__(name, queued, max_queued, is_user)
+        self.name = name
+        """Of the project, or of the user."""
         self.queued = queued
         self.max_queued = max_queued
+        self.is_user = is_user
 
     def __str__(self) -> str:
+        if self.is_user:
+            return (
+                f"User {self.name} has {self.queued} queued jobs, and the user's max_queued is {self.max_queued}. Wait "
+                f"until one has started, cancel one (`shoal jobs --user {self.name}` lists them), or raise the limit "
+                f"(`shoal quota set-user {self.name} --max-queued N`)."
+            )
         return (
-            f"Project {self.project} has {self.queued} queued jobs, and its max_queued is {self.max_queued}. Wait "
-            f"until one has started, cancel one (`shoal queue --project {self.project}` lists them), or raise the "
-            f"limit (`shoal quota set {self.project} --max-queued N`)."
+            f"Project {self.name} has {self.queued} queued jobs, and its max_queued is {self.max_queued}. Wait "
+            f"until one has started, cancel one (`shoal queue --project {self.name}` lists them), or raise the "
+            f"limit (`shoal quota set {self.name} --max-queued N`)."
         )
 
 

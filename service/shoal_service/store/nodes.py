@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, delete, select, update
 
 from shoal_service.core.nodes import Drain, DrainSource
 from shoal_service.store.database import insert
-from shoal_service.store.tables import node_drains, node_suspicions
+from shoal_service.store.tables import node_cordons, node_drains, node_suspicions
 
 MAX_REASON_CHARS = 500
 
@@ -43,9 +43,17 @@ class Suspicion:
     """A test that passes earlier does not clear the node: the job that suspected it avoids it until then."""
 
 
-def request_drain(connection: Connection, node_id: str, *, reason: str, deadline: float | None, now: float) -> None:
+def request_drain(
+    connection: Connection,
+    node_id: str,
+    *,
+    reason: str,
+    deadline: float | None,
+    now: float,
+    source: DrainSource = DrainSource.API,
+) -> None:
     """A repeated request replaces reason and deadline, but not the time of the first request."""
-    values = {"reason": reason[:MAX_REASON_CHARS], "deadline": deadline}
+    values = {"reason": reason[:MAX_REASON_CHARS], "deadline": deadline, "source": source.value}
     statement = insert(connection, node_drains).values(node_id=node_id, requested_at=now, **values)
     connection.execute(statement.on_conflict_do_update(index_elements=["node_id"], set_=values))
 
@@ -58,7 +66,7 @@ def undo_drain(connection: Connection, node_id: str) -> bool:
 def drains(connection: Connection) -> dict[str, Drain]:
     return {
         row.node_id: Drain(
-            reason=row.reason, requested_at=row.requested_at, deadline=row.deadline, source=DrainSource.API
+            reason=row.reason, requested_at=row.requested_at, deadline=row.deadline, source=DrainSource(row.source)
         )
         for row in connection.execute(select(node_drains))
     }
@@ -118,7 +126,7 @@ def clear_suspicion(connection: Connection, suspicion: Suspicion) -> bool:
 
 def forget(connection: Connection, node_ids: frozenset[str]) -> None:
     """Deletes the rows of nodes that have left the cluster; Ray never reuses their ids."""
-    for table in (node_drains, node_suspicions):
+    for table in (node_drains, node_cordons, node_suspicions):
         connection.execute(delete(table).where(table.c.node_id.in_(sorted(node_ids))))
 
 

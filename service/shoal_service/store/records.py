@@ -55,9 +55,13 @@ class JobRecord:
     updated_at: float
     started_at: float | None
     ended_at: float | None
+    sampled_at: float
+    sampled_productive: float
+    sampled_total: float
     status: JobStatus
     status_document: str
     workers_document: str
+    step_times: str
 
     @property
     def standing(self) -> JobStanding:
@@ -154,9 +158,13 @@ def record_of(row: Row[Any]) -> JobRecord:
         updated_at=row.updated_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
+        sampled_at=row.sampled_at,
+        sampled_productive=row.sampled_productive,
+        sampled_total=row.sampled_total,
         status=_status_of(row),
         status_document=row.status,
         workers_document=row.workers,
+        step_times=row.step_times,
     )
 
 
@@ -188,6 +196,7 @@ SUMMARY_COLUMNS = (
     jobs.c.state,
     jobs.c.priority,
     jobs.c.project,
+    jobs.c.user,
     jobs.c.granted_workers,
     jobs.c.created_at,
     jobs.c.updated_at,
@@ -199,12 +208,19 @@ SUMMARY_COLUMNS = (
 )
 
 
+_SUMMARY_FIELDS = (
+    *("reason", "step", "total_steps", "loss", "workers"),
+    *("tokens_per_s", "eta_s", "incidents", "note"),
+)
+"""Fields of the status document that the summary has too."""
+
+
 def summary_of(row: Row[*tuple[Any, ...]]) -> JobSummary:
     """From SUMMARY_COLUMNS."""
     status = _fields_of(row.status)
-    known: dict[str, Any] = {
-        key: status[key] for key in ("reason", "step", "total_steps", "loss", "workers") if key in status
-    }
+    known: dict[str, Any] = {key: status[key] for key in _SUMMARY_FIELDS if key in status}
+    if isinstance(goodput := status.get("goodput"), dict):
+        known["goodput"] = goodput.get("ratio")
     if row.queue_position is not None:
         known["reason"] = WAITS_FOR_CAPACITY
     return _summary(row, known)
@@ -227,6 +243,7 @@ def _valid_summary(row: Row[*tuple[Any, ...]], known: dict[str, Any]) -> JobSumm
         desired_workers=row.granted_workers,
         priority=row.priority,
         project=row.project,
+        user=row.user,
         queue_position=row.queue_position,
         created_at=row.created_at,
         updated_at=row.updated_at,

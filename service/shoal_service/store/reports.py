@@ -11,25 +11,26 @@ import math
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, select
-from sqlalchemy import insert as plain_insert
+from sqlalchemy import Connection, func, select
 
 from shoal_service.core.endings import AttemptEnd, FailureRecord, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
 from shoal_service.core.nodes import FIRST_TEST_S
-from shoal_service.reports import PendingLog, SupervisorReports
+from shoal_service.reports import SupervisorReports
 from shoal_service.store import nodes
 from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.ledgers import newest
 from shoal_service.store.nodes import Suspicion
-from shoal_service.store.records import load, load_spec, plain_text, workers_document
-from shoal_service.store.tables import checkpoints, incidents, logs, series
-from shoal_service.views import CheckpointView, IncidentView, SeriesPoint
+from shoal_service.store.overview import rollups
+from shoal_service.store.reads.documents import read
+from shoal_service.store.records import load, load_spec, workers_document
+from shoal_service.store.tables import checkpoints, incidents, series
+from shoal_service.telemetry.metric import Exemplar
+from shoal_service.telemetry.step_times import StepTimes
+from shoal_service.views import CheckpointState, CheckpointView, IncidentView, SeriesPoint
+from shoal_workers.contract.job import IncidentCause
 
-MAX_LOG_LINES = 20_000
-"""Newest lines that are kept of a job."""
-MAX_LOG_LINE_CHARS = 16_384
 MAX_TRACEBACK_CHARS = 65_536
 
 
@@ -61,24 +62,45 @@ def apply(
     return dropped, edit.save()
 
 
+def exemplars_of(job_id: str, reports: SupervisorReports) -> dict[IncidentCause, Exemplar]:
+    """The newest closed incident of each cause in it, as an exemplar of the recovery times."""
+    return {
+        one.cause: Exemplar(
+            {"job_id": job_id, "incident": f"{reports.attempt}.{one.id}"}, one.recovery_s, one.at + one.recovery_s
+        )
+        for one in reports.incidents
+        if one.closed and one.recovery_s is not None
+    }
+
+
 def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     connection, job = edit.connection, edit.job
     edit.set(pulled_seq=reports.seq)
     for event in reports.events:
         edit.add_event(event)
-    of_attempt = [incident.model_copy(update={"attempt": reports.attempt}) for incident in reports.incidents]
+    of_attempt = [_with_stacks(connection, job.num, reports.attempt, incident) for incident in reports.incidents]
     upsert(connection, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
-    upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in reports.checkpoints])
+    saved = [_with_history(connection, job.num, checkpoint) for checkpoint in reports.checkpoints]
+    upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in saved])
     upsert(connection, series, [_series_row(job.num, point) for point in reports.series])
+    if reports.series:
+        steps = [point.step for point in reports.series]
+        rollups.roll_up(connection, job.num, min(steps), max(steps))
+    if times_s := [point.step_s for point in reports.series if point.val_loss is None]:  # else it repeats its step
+        edit.set(step_times=StepTimes.read(job.step_times).add(times_s).text())
     if reports.suspects:
         _suspect(edit, reports)
-    if reports.logs:
-        last = job.log_seq + len(reports.logs)
-        kept = reports.logs[-MAX_LOG_LINES:]
-        first = last - len(kept) + 1
-        connection.execute(plain_insert(logs), [_log_row(job.num, first + i, line) for i, line in enumerate(kept)])
-        connection.execute(delete(logs).where(logs.c.job_num == job.num, logs.c.seq <= last - MAX_LOG_LINES))
-        edit.set(log_seq=last)
+    edit.add_lines(reports.logs)
+
+
+def _with_stacks(connection: Connection, job_num: int, attempt: int, incident: IncidentView) -> IncidentView:
+    """As the incident of this attempt. A supervisor that was restarted does not know its stacks any more."""
+    stacks = incident.stacks
+    if stacks is None:
+        key = (incidents.c.job_num == job_num, incidents.c.attempt == attempt, incidents.c.id == incident.id)
+        known = connection.execute(select(incidents.c.document).where(*key)).scalar_one_or_none()
+        stacks = IncidentView.model_validate_json(known).stacks if known is not None else None
+    return incident.model_copy(update={"attempt": attempt, "stacks": stacks})
 
 
 def _suspect(edit: JobEdit, reports: SupervisorReports) -> None:
@@ -111,6 +133,8 @@ def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
     edit.status = reported.model_copy(
         update={
             "observed_generation": max(reported.observed_generation, job.status.observed_generation),
+            # before its first group an attempt has no step of its own; the job has those of the attempts before
+            "step": reported.step if reported.generation else max(reported.step, job.status.step),
             "incidents": max(num_incidents, reported.incidents, job.status.incidents),  # over all attempts
             "steps_lost": max(steps_lost, reported.steps_lost, job.status.steps_lost),
             "goodput": newest(job.status.goodput, reported.goodput),
@@ -135,21 +159,20 @@ def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
 def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     job = edit.job
     spec = load_spec(edit.connection, job.num, job.spec_version)
-    decision = decide_retry(
-        end.reason, end.step, FailureRecord(job.failures, job.failure_step, spec.retry.max_failures)
-    )
+    done = max(end.step, edit.status.step)
+    decision = decide_retry(end.reason, done, FailureRecord(job.failures, job.failure_step, spec.retry.max_failures))
     standing = step(edit.standing, AttemptEnded(end.reason, decision.again))
     assert standing is not None, "an attempt in ATTEMPT_STATES can always end"
     if decision.charged:
-        edit.set(failures=job.failures + 1, failure_step=end.step)
+        edit.set(failures=job.failures + 1, failure_step=done)
     if end.failure is not None:
         traceback = end.failure.traceback[-MAX_TRACEBACK_CHARS:]
         edit.set(failure=end.failure.model_copy(update={"traceback": traceback}).model_dump_json())
-    edit.describe(step=max(end.step, edit.status.step))
+    edit.describe(step=done)
     edit.lose(end.reason, end.message)
     words = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
     message = " ".join(part for part in words if part)
-    edit.move(standing, end.reason.value, message, attempt=job.attempt, step=end.step)
+    edit.move(standing, end.reason.value, message, attempt=job.attempt, step=done)
 
 
 def _incident_totals(connection: Connection, job_num: int) -> tuple[int, int]:
@@ -180,6 +203,24 @@ def _incident_row(job_num: int, incident: IncidentView) -> dict[str, Any]:
     }
 
 
+def _with_history(connection: Connection, job_num: int, checkpoint: CheckpointView) -> CheckpointView:
+    """What is said of a checkpoint that is deleted or damaged leaves out what was known of it: its size, and when and
+    how fast it was saved stay."""
+    if checkpoint.state not in (CheckpointState.DELETED, CheckpointState.DAMAGED) or checkpoint.committed_at:
+        return checkpoint
+    query = select(checkpoints.c.document).where(
+        checkpoints.c.job_num == job_num,
+        checkpoints.c.step == checkpoint.step,
+        checkpoints.c.attempt == checkpoint.attempt,
+        checkpoints.c.generation == checkpoint.generation,
+    )
+    document = connection.execute(query).scalar_one_or_none()
+    known = None if document is None else read(CheckpointView, document, checkpoint).value
+    if known is None:
+        return checkpoint
+    return known.model_copy(update={"state": checkpoint.state, "message": checkpoint.message})
+
+
 def _checkpoint_row(job_num: int, checkpoint: CheckpointView) -> dict[str, Any]:
     return {
         "job_num": job_num,
@@ -200,15 +241,3 @@ def _series_row(job_num: int, point: SeriesPoint) -> dict[str, Any]:
         if row[name] is not None and math.isnan(row[name]):
             row[name] = None
     return row
-
-
-def _log_row(job_num: int, seq: int, line: PendingLog) -> dict[str, Any]:
-    return {
-        "job_num": job_num,
-        "seq": seq,
-        "at": line.at,
-        "rank": line.rank,
-        "worker_id": plain_text(line.worker_id)[:128],
-        "stream": line.stream.value,
-        "text": plain_text(line.text)[:MAX_LOG_LINE_CHARS],
-    }

@@ -16,24 +16,28 @@ from sqlalchemy import text
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.service import NodeCleared
-from shoal_service.core.nodes import Drain
+from shoal_service.core.nodes import Drain, DrainSource
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import reports as report_items
-from shoal_service.store.database import Database
+from shoal_service.store.database import Database, DatabaseTallies
 from shoal_service.store.driving import DriveRow, MoveKind, RowCache, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
 from shoal_service.store.lease import Lease
 from shoal_service.store.migrate import migrate
 from shoal_service.store.nodes import Suspicion
+from shoal_service.store.overview.methods import OverviewMethods
 from shoal_service.store.reads import comparison, history
 from shoal_service.store.reads import metrics_snapshot as snapshots
+from shoal_service.store.reads.live_jobs import LiveJobs
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.records import load_view
-from shoal_service.store.reports import DropReason
+from shoal_service.store.reports import DropReason, exemplars_of
 from shoal_service.store.scheduling.methods import SchedulingMethods
+from shoal_service.store.scheduling.node_methods import NodeMethods
+from shoal_service.telemetry.metric import Exemplar
 from shoal_service.views import (
     CheckpointView,
     EventView,
@@ -44,14 +48,13 @@ from shoal_service.views import (
     LogView,
     Page,
     ParityView,
-    SeriesPoint,
     WorkerView,
 )
-from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.spec import JobSpec
 
 
-class Store(SchedulingMethods):
+class Store(SchedulingMethods, NodeMethods, OverviewMethods):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._hub = Hub()
@@ -59,6 +62,8 @@ class Store(SchedulingMethods):
         self._rows = RowCache()
         self._dropped: Counter[DropReason] = Counter()
         self._moves: Counter[MoveKind] = Counter()
+        self._live = LiveJobs(self._specs)
+        self._exemplars: dict[IncidentCause, Exemplar] = {}
         self._counts_lock = threading.Lock()
 
     @classmethod
@@ -84,10 +89,15 @@ class Store(SchedulingMethods):
         """See Hub.subscribe: `listener(job_id)` is called on the committing thread."""
         return self._hub.subscribe(listener, job_id)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, now: float) -> Snapshot:
         """The values of /metrics."""
         with self._database.read() as tx:
-            return snapshots.read(tx)
+            return snapshots.read(tx, self._live, now=now)
+
+    @property
+    def tallies(self) -> DatabaseTallies:
+        """What this process's transactions have taken and written."""
+        return self._database.tallies
 
     # --- users
 
@@ -111,12 +121,13 @@ class Store(SchedulingMethods):
         *,
         states: Collection[JobState] = (),
         project: str | None = None,
+        user: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page[JobSummary]:
-        """Newest first; no `states`: all of them; no `project`: of all projects. Raises InvalidCursor."""
+        """Newest first; no `states`: all of them; no `project`, no `user`: of all of them. Raises InvalidCursor."""
         with self._database.read() as tx:
-            return submissions.page(tx, states, project, limit, cursor)
+            return submissions.page(tx, states, project, user, limit, cursor)
 
     def patch_job(self, job_id: str, patch: JobPatch, *, if_match: str | None, now: float) -> JobView:
         """Raises JobNotFound, PreconditionFailed, JobEnded, SpecError."""
@@ -133,9 +144,14 @@ class Store(SchedulingMethods):
             self._hub.publish(job_id)
         return view
 
-    def events(self, job_id: str, *, after: int = 0, limit: int = 500) -> list[EventView]:
+    def events(self, job_id: str, *, after: int = 0, limit: int = 500, tail: int | None = None) -> list[EventView]:
         with self._database.read() as tx:
-            return history.read_events(tx, job_id, after=after, limit=limit)
+            return history.read_events(tx, job_id, after=after, limit=limit, tail=tail)
+
+    def event_numbers(self, job_ids: Collection[str]) -> dict[str, int]:
+        """Number of the last event of each of these jobs that exist."""
+        with self._database.read() as tx:
+            return history.read_event_numbers(tx, job_ids)
 
     def logs(
         self,
@@ -148,10 +164,6 @@ class Store(SchedulingMethods):
     ) -> list[LogView]:
         with self._database.read() as tx:
             return history.read_logs(tx, job_id, rank=rank, after=after, tail=tail, limit=limit)
-
-    def series(self, job_id: str, *, after_step: int = 0, max_points: int | None = None) -> list[SeriesPoint]:
-        with self._database.read() as tx:
-            return history.read_series(tx, job_id, after_step=after_step, max_points=max_points)
 
     def workers(self, job_id: str) -> list[WorkerView]:
         with self._database.read() as tx:
@@ -191,10 +203,18 @@ class Store(SchedulingMethods):
         with self._database.read() as tx:
             return archives.get(tx, sha256)
 
-    def drain_node(self, node_id: str, *, reason: str, deadline: float | None, now: float) -> None:
+    def drain_node(
+        self,
+        node_id: str,
+        *,
+        reason: str,
+        deadline: float | None,
+        now: float,
+        source: DrainSource = DrainSource.API,
+    ) -> None:
         """Requests that jobs leave the node. Idempotent; the caller checks that the node exists."""
         with self._database.write() as tx:
-            nodes.request_drain(tx, node_id, reason=reason, deadline=deadline, now=now)
+            nodes.request_drain(tx, node_id, reason=reason, deadline=deadline, now=now, source=source)
         self._hub.publish(f"node {node_id}")
 
     def undo_drain(self, node_id: str) -> bool:
@@ -206,7 +226,7 @@ class Store(SchedulingMethods):
         return undone
 
     def drains(self) -> dict[str, Drain]:
-        """By node id: the drains of users. The store does not know those that Ray announces."""
+        """By node id: the drains of users and of notices. The store does not know those that Ray announces."""
         with self._database.read() as tx:
             return nodes.drains(tx)
 
@@ -278,9 +298,10 @@ class Store(SchedulingMethods):
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             dropped, changed = report_items.apply(tx, job_id, reports, now=now)
-        if dropped:
-            with self._counts_lock:
-                self._dropped.update(dropped)
+        with self._counts_lock:
+            self._dropped.update(dropped)
+            if not dropped:
+                self._exemplars.update(exemplars_of(job_id, reports))
         if changed:
             self._hub.publish(job_id)
 
@@ -327,7 +348,7 @@ class Store(SchedulingMethods):
         return True
 
     def forget_nodes(self, node_ids: frozenset[str], *, epoch: int) -> None:
-        """Deletes drains and suspicions of nodes that have left the cluster."""
+        """Deletes drains, cordons and suspicions of nodes that have left the cluster."""
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             nodes.forget(tx, node_ids)
@@ -336,6 +357,11 @@ class Store(SchedulingMethods):
         """Counts of what `apply` has dropped since this process started."""
         with self._counts_lock:
             return dict(self._dropped)
+
+    def exemplars(self) -> dict[IncidentCause, Exemplar]:
+        """The newest closed incident of each cause that this process has stored."""
+        with self._counts_lock:
+            return dict(self._exemplars)
 
     def moves(self) -> dict[MoveKind, int]:
         """Counts of the changes that the scheduler has made since this process started."""

@@ -29,8 +29,8 @@ from shoal_service.store.records import (
     status_document,
     summary_of,
 )
-from shoal_service.store.scheduling import projects
-from shoal_service.store.tables import events, job_specs, jobs
+from shoal_service.store.scheduling import projects, users
+from shoal_service.store.tables import events, job_labels, job_specs, jobs
 from shoal_service.views import Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -65,6 +65,7 @@ def create(
         "desired": Desired.RUN.value,
         "priority": spec.priority,
         "project": spec.project,
+        "user": spec.user,
         "spec_version": 1,
         "spec_hash": spec_hash,
         "idempotency_key_hash": key_hash,
@@ -79,13 +80,18 @@ def create(
         "updated_at": now,
         "status": status_document(status),
         "workers": "[]",
+        "queued_at": now,
     }
     num = connection.execute(_insert_job(connection), row).scalar_one_or_none()
     if num is None:
         assert idempotency_key is not None and key_hash is not None
         return _known(connection, idempotency_key, key_hash, spec_hash), False
     projects.require_room_in_queue(connection, spec.project)
+    users.require_room_in_queue(connection, spec.user)
     connection.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
+    if spec.labels:
+        labels = [{"job_num": num, "key": key, "value": value} for key, value in spec.labels.items()]
+        connection.execute(plain_insert(job_labels), labels)
     event = JobCreated(name=spec.name, spec_version=1)
     row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
     connection.execute(_INSERT_EVENT, row)
@@ -103,15 +109,22 @@ def create(
 
 
 def page(
-    connection: Connection, states: Collection[JobState], project: str | None, limit: int, cursor: str | None
+    connection: Connection,
+    states: Collection[JobState],
+    project: str | None,
+    user: str | None,
+    limit: int,
+    cursor: str | None,
 ) -> Page[JobSummary]:
-    """Newest first; `project` None: of all projects. Raises InvalidCursor."""
+    """Newest first; `project` and `user` None: of all. Raises InvalidCursor."""
     after = None if cursor is None else cursors.decode(cursor)
     query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
     if after is not None:
         query = query.where(jobs.c.num < after)
     if project is not None:
         query = query.where(jobs.c.project == project)
+    if user is not None:
+        query = query.where(jobs.c.user == user)
     if states:  # one index range per state, merged: a rare state among many jobs is found without a scan
         ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
         merged = union_all(*(select(part) for part in ranges)).subquery()

@@ -47,6 +47,7 @@ jobs = Table(
     Column("desired", String(16), nullable=False),
     Column("priority", Integer, nullable=False),
     Column("project", String(63), nullable=False),
+    Column("user", String(63), nullable=False),
     Column("spec_version", Integer, nullable=False),
     Column("spec_hash", String(64), nullable=False),  # of the submitted spec, for Idempotency-Key
     Column("idempotency_key_hash", String(64), nullable=True, unique=True),
@@ -61,13 +62,22 @@ jobs = Table(
     Column("updated_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
+    Column("sampled_at", Double, nullable=False, server_default="0"),  # the newest of job_samples ...
+    Column("sampled_productive", Double, nullable=False, server_default="0"),  # ... and its goodput
+    Column("sampled_total", Double, nullable=False, server_default="0"),
     Column("status", Text, nullable=False),  # JobStatus without the fields that have columns
     Column("failure", Text, nullable=True),  # UserFailure: a column of its own, so that lists do not load tracebacks
     Column("workers", Text, nullable=False),  # the newest WorkerViews
+    Column("queued_at", Double, nullable=True),  # when it last entered the queue
+    Column("step_times", Text, nullable=False, server_default=""),  # telemetry/step_times.py
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
     Index(None, "project", "num"),
     Index(None, "state", "project"),
+    Index(None, "state", "user"),
+    Index(None, "updated_at"),
+    Index(None, "state", "project", "queued_at"),
+    Index(None, "ended_at"),
 )
 
 job_specs = Table(
@@ -149,6 +159,59 @@ series = Table(
     sqlite_with_rowid=False,
 )
 
+series_rollups = Table(
+    "series_rollups",
+    metadata,
+    _job_num(),
+    Column("width", Integer, nullable=False),  # steps per bucket
+    Column("bucket", BigInteger, nullable=False),  # (step - 1) // width
+    Column("step", BigInteger, nullable=False),  # the last one in the bucket
+    Column("at", Double, nullable=False),
+    Column("loss", Double, nullable=True),
+    Column("grad_norm", Double, nullable=True),
+    Column("lr", Double, nullable=False),
+    Column("tokens_per_s", Double, nullable=False),
+    Column("step_s", Double, nullable=False),
+    Column("world_size", Integer, nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("val_loss", Double, nullable=True),
+    PrimaryKeyConstraint("job_num", "width", "bucket"),
+    sqlite_with_rowid=False,
+)
+
+job_samples = Table(
+    "job_samples",
+    metadata,
+    _job_num(),
+    Column("at", Double, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("granted", Integer, nullable=False),
+    Column("workers", Integer, nullable=False),
+    Column("seconds", Text, nullable=False),  # JSON: worker-seconds by category of goodput
+    PrimaryKeyConstraint("job_num", "at"),
+    sqlite_with_rowid=False,
+)
+
+job_labels = Table(
+    "job_labels",
+    metadata,
+    _job_num(),
+    Column("key", String(63), nullable=False),
+    Column("value", String(255), nullable=False),
+    PrimaryKeyConstraint("job_num", "key"),
+    Index(None, "key", "value"),
+    sqlite_with_rowid=False,
+)
+
+fleet_goodput = Table(
+    "fleet_goodput",
+    metadata,
+    Column("bin_at", Double, primary_key=True),  # beginning of ten minutes
+    Column("productive", Double, nullable=False),
+    Column("total", Double, nullable=False),
+)
+
 logs = Table(
     "logs",
     metadata,
@@ -179,6 +242,34 @@ node_drains = Table(
     Column("reason", Text, nullable=False),
     Column("requested_at", Double, nullable=False),
     Column("deadline", Double, nullable=True),  # NULL: the node stays, but nothing may run on it
+    Column("source", String(16), nullable=False),
+)
+
+node_cordons = Table(
+    "node_cordons",
+    metadata,
+    Column("node_id", String(64), primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("requested_at", Double, nullable=False),
+)
+
+maintenance_windows = Table(
+    "maintenance_windows",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("nodes", Text, nullable=False),  # JSON: ids or addresses
+    Column("begins_at", Double, nullable=False),
+    Column("ends_at", Double, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+
+drain_times = Table(
+    "drain_times",
+    metadata,
+    Column("num", _Serial, primary_key=True, autoincrement=True),
+    Column("node_id", String(64), nullable=False),
+    Column("ended_at", Double, nullable=False),
+    Column("drain_s", Double, nullable=False),
 )
 
 node_suspicions = Table(
@@ -204,6 +295,14 @@ projects = Table(
     Column("weight", Double, nullable=False),
     Column("guaranteed", Integer, nullable=False),
     Column("limit", Integer, nullable=True),
+    Column("max_running", Integer, nullable=True),
+    Column("max_queued", Integer, nullable=True),
+)
+
+users = Table(
+    "users",
+    metadata,
+    Column("name", String(63), primary_key=True),
     Column("max_running", Integer, nullable=True),
     Column("max_queued", Integer, nullable=True),
 )

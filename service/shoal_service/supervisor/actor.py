@@ -20,10 +20,11 @@ from shoal_service.supervisor.supervisor import Supervisor
 from shoal_service.supervisor.workers import liveness_probe
 from shoal_service.supervisor.workers.host_probe import HostProbe
 from shoal_service.supervisor.workers.ray_fleet import RayFleet
+from shoal_workers.contract.messages import Stacks
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import exit_with_raylet
 
-CONCURRENCY_GROUPS = {"pull": 4, "direct": 4}
+CONCURRENCY_GROUPS = {"pull": 4, "direct": 4, "inspect": 2}
 
 
 class SupervisorActor:
@@ -66,6 +67,10 @@ class SupervisorActor:
     @ray.method(concurrency_group="direct")
     def direct(self, directive: Directive) -> None:
         self._supervisor.direct(directive)
+
+    @ray.method(concurrency_group="inspect")
+    def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
+        return self._supervisor.stacks(rank, native, epoch)
 
     @ray.method(concurrency_group="direct")
     def release(self, epoch: int) -> None:

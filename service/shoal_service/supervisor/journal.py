@@ -135,6 +135,11 @@ class KeyValueStore(Protocol):
     def delete_all(self, prefix: bytes) -> None: ...
 
 
+def num_lives(store: KeyValueStore, job_id: str, attempt: int) -> int:
+    """How many supervisors of the attempt have recorded their start. Raises GcsUnavailable."""
+    return len(store.keys(f"{job_id}/{attempt}/life/".encode()))
+
+
 def end_replaced_process() -> None:
     """What a supervisor does that has a successor."""
     _log.error("supervisor.replaced")

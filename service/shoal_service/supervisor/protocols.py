@@ -19,7 +19,7 @@ from shoal_workers.checkpoint.errors import DamagedCheckpoint
 from shoal_workers.contract.ids import life_of
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.marker import CheckpointName, CommitMarker
-from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll
+from shoal_workers.contract.messages import Assignment, ErrorReport, WorkerExit, WorkerInfo, WorkerPoll, WorkerStack
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import SavedPart
 
@@ -87,6 +87,10 @@ class Fleet(Protocol):
     async def note_commit(self, index: int, generation: int, step: int, error: str) -> None: ...
 
     async def forget_memory(self, index: int) -> None: ...
+
+    async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
+        """What the worker's training thread does now, also of a worker that answers no call. Takes some seconds at
+        most, and raises nothing."""
 
     def knows(self, index: int) -> bool:
         """It was started or found, and neither killed nor forgotten since."""

@@ -17,14 +17,18 @@ async def release_workers(
 ) -> None:
     """Collects the last output of each worker, removes the attempt's snapshots from each node, kills the workers.
 
-    One worker per node stays until all others have ended, and removes the snapshots once more: a worker that was just
-    starting may have created some in the meantime.
+    If a worker is not idle, one worker per node stays until all others have ended, and removes the snapshots once more:
+    a worker that was starting or training may have created some in the meantime. Idle workers are killed together,
+    since another job may wait for their resources.
 
     Args:
         killing: kills that are under way; also waited for.
     """
     await asyncio.gather(*(client.collect_last_reports() for client in clients))
     answers = await asyncio.gather(*(_forget_memory(fleet, clock, indexes) for indexes in fleet.by_node().values()))
+    if not killing and all(client.is_idle for client in clients):
+        await asyncio.gather(*(fleet.kill(client.index) for client in clients))
+        return
     last = [index for index in answers if index is not None]
     others = [client.index for client in clients if client.index not in last]
     await asyncio.gather(*map(fleet.kill, others), *killing)

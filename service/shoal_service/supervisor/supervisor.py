@@ -24,6 +24,7 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_service.supervisor.restart_limit import MAX_SHORT_RUNS, SHORT_RUN_S, is_crash_loop
 from shoal_workers.contract.job import EndReason, UserFailure
+from shoal_workers.contract.messages import Stacks
 
 _log = logging.getLogger(__name__)
 _SEQ_JUMP = 1 << 32
@@ -73,6 +74,11 @@ class Supervisor:
         self._check(directive.epoch)
         if self._executor is not None:
             self._executor.direct(directive)
+
+    def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
+        """What all workers do now, or one rank; None: the attempt is over. Takes some seconds at most."""
+        self._check(epoch)
+        return self._executor.stack_taker.requested(rank, native=native) if self._executor is not None else None
 
     def release(self, epoch: int) -> None:
         """The end is stored: the journal is not needed any more."""

@@ -1,4 +1,4 @@
-"""Counts and times HTTP requests. The edge calls `observe` once per finished request; the collector reads the counts.
+"""Counts and times HTTP requests, and counts the open streams. Called by the HTTP edge.
 
 The number of series is bounded: methods outside the closed set and routes beyond a limit are counted as "other".
 """
@@ -6,23 +6,14 @@ The number of series is bounded: methods outside the closed set and routes beyon
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
-from dataclasses import dataclass
 
-from shoal_service.telemetry.metric_names import HTTP_REQUEST_SECONDS
+from shoal_service.telemetry.metric import Histogram
+from shoal_service.telemetry.service_metrics import HTTP_REQUEST_SECONDS
+from shoal_service.telemetry.tallies import Count, Durations
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER = "other"
 _MAX_ROUTES = 200
-_NUM_BUCKETS = len(HTTP_REQUEST_SECONDS.buckets) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Requests of one method and route. `counts` are per bucket; the last bucket is above all bounds."""
-
-    counts: tuple[int, ...]
-    total_s: float
 
 
 class RequestMetrics:
@@ -31,12 +22,18 @@ class RequestMetrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._routes: set[str] = set()
-        self._requests: dict[tuple[str, str, str], int] = {}
-        self._counts: dict[tuple[str, str], list[int]] = {}
-        self._totals: dict[tuple[str, str], float] = {}
+        self._num_streams = 0
+        self._requests = Count()
+        self._latencies = Durations(HTTP_REQUEST_SECONDS)
 
-    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
-        """`route` is the template, never the path. `status` 0: no answer was started."""
+    def observe(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """A finished request.
+
+        Args:
+            route: the template, never the path.
+            status: 0: no answer was started.
+            seconds: None: a stream or a long poll, which lasts as long as its client waits.
+        """
         method = method if method in _METHODS else _OTHER
         status_class = f"{status // 100}xx" if 100 <= status < 600 else "none"
         with self._lock:
@@ -45,18 +42,27 @@ class RequestMetrics:
                     self._routes.add(route)
                 else:
                     route = _OTHER
-            key = (method, route)
-            self._requests[*key, status_class] = self._requests.get((*key, status_class), 0) + 1
-            counts = self._counts.setdefault(key, [0] * _NUM_BUCKETS)
-            counts[bisect_left(HTTP_REQUEST_SECONDS.buckets, seconds)] += 1
-            self._totals[key] = self._totals.get(key, 0.0) + seconds
+        self._requests.add(method, route, status_class)
+        if seconds is not None:
+            self._latencies.observe(seconds, method, route)
 
-    def requests(self) -> dict[tuple[str, str, str], int]:
+    def stream_opened(self) -> None:
+        with self._lock:
+            self._num_streams += 1
+
+    def stream_closed(self) -> None:
+        with self._lock:
+            self._num_streams -= 1
+
+    @property
+    def num_streams(self) -> int:
+        """Open streams."""
+        return self._num_streams
+
+    def requests(self) -> dict[tuple[str, ...], int]:
         """By method, route and class of status."""
-        with self._lock:
-            return dict(self._requests)
+        return self._requests.values()
 
-    def latencies(self) -> dict[tuple[str, str], Latency]:
+    def latencies(self) -> dict[tuple[str, ...], Histogram]:
         """By method and route."""
-        with self._lock:
-            return {key: Latency(tuple(counts), self._totals[key]) for key, counts in self._counts.items()}
+        return self._latencies.values()

@@ -7,6 +7,7 @@ import os
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shoal_workers.forkserver import idle, launch, py_executable
+from shoal_workers.forkserver import PRELOAD, idle, launch, preload, py_executable
 
 pytestmark = pytest.mark.dist
 
@@ -27,7 +28,8 @@ print("to stderr", file=sys.stderr, flush=True)
 print(json.dumps({
     "argv": sys.argv, "cwd": os.getcwd(), "pid": os.getpid(), "parent": os.getppid(), "is_forked": is_forked,
     "name": __name__, "path": sys.path[:2], "env": dict(os.environ), "group": os.getpgid(0),
-    "numbers": [random.random(), numpy.random.rand()],
+    "numbers": [random.random(), numpy.random.rand()], "is_preloaded": "extra.part" in sys.modules,
+    "whole_path": sys.path,
 }), flush=True)
 sys.exit(3)
 """
@@ -40,15 +42,21 @@ class Raylet:
         self.folder = folder
         self.name = folder / "raylet"
         (folder / "script.py").write_text(_SCRIPT)
+        self.extra = folder / "sources" / "extra"
+        self.extra.mkdir(parents=True)
+        (self.extra / "__init__.py").touch()
+        (self.extra / "part.py").touch()
+        self.preload = preload("extra.part", self.extra)
         self.shell = subprocess.Popen(["bash"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def start(self, *, raylet: str | None = None, **environment: str) -> dict[str, Any]:
+    def start(self, *, raylet: str | None = None, option: str = "", **environment: str) -> dict[str, Any]:
         """The script's description of its own process."""
         assert self.shell.stdin is not None and self.shell.stdout is not None
+        environment = {PRELOAD: self.preload, **environment}
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
         script = self.folder / "script.py"
         self.shell.stdin.write(
-            f"cd {self.folder}; {variables} {sys.executable} -I -S {launch.__file__} {script} "
+            f"cd {self.folder}; {variables} {sys.executable} -I -S {launch.__file__} {option} {script} "
             f"--raylet-name={raylet or self.name} 'two words' 2>{self.folder}/stderr\n"
         )
         self.shell.stdin.flush()
@@ -81,6 +89,42 @@ def test_a_process_has_the_requested_arguments_and_environment(raylet: Raylet) -
     assert (raylet.folder / "stderr").read_text() == "to stderr\n"
 
 
+def test_the_server_has_also_imported_what_the_environment_names(raylet: Raylet) -> None:
+    answer = raylet.start()
+    assert answer["is_forked"] and answer["is_preloaded"]
+    assert str(raylet.extra.parent) not in answer["whole_path"]
+
+
+@pytest.mark.matrix
+def test_a_launcher_that_does_not_wait_starts_interpreters_until_the_server_is_warm(tmp_path: Path) -> None:
+    raylet = Raylet(tmp_path)
+    try:
+        first = raylet.start(option=launch.IF_WARM)
+        assert not first["is_forked"] and first["argv"][-1] == "two words"
+        server = raylet.start()["parent"]  # waits for the server that the first launch has started
+        later = raylet.start(option=launch.IF_WARM)
+        assert later["is_forked"] and later["parent"] == server
+    finally:
+        raylet.kill()
+
+
+@pytest.mark.matrix
+def test_a_module_that_the_node_does_not_have_is_left_out(raylet: Raylet) -> None:
+    answer = raylet.start(**{PRELOAD: "missing.module 0-0 /nowhere"})
+    assert answer["is_forked"] and not answer["is_preloaded"]
+
+
+def test_another_version_of_what_is_preloaded_has_another_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["script.py", "--raylet-name=/tmp/raylet"]
+    monkeypatch.setenv(PRELOAD, preload("extra.part", tmp_path))
+    address = launch.address_of(argv)
+    (tmp_path / "part.py").touch()
+    monkeypatch.setenv(PRELOAD, preload("extra.part", tmp_path))
+    assert launch.address_of(argv) != address
+
+
 def test_processes_share_no_state(raylet: Raylet) -> None:
     first, second = raylet.start(COLOUR="green"), raylet.start()
     assert first["parent"] == second["parent"], "of the same server"
@@ -98,6 +142,19 @@ def test_other_environment_variables_of_libraries_start_another_server(raylet: R
 def test_without_a_raylets_socket_an_interpreter_is_started(raylet: Raylet, tmp_path: Path) -> None:
     assert not raylet.start(raylet=str(tmp_path / ("long" * 40)))["is_forked"]
     assert not raylet.start(raylet=str(tmp_path / "missing" / "raylet"))["is_forked"]
+
+
+def test_a_request_whose_client_has_gone_starts_no_process_and_does_not_end_the_server(raylet: Raylet) -> None:
+    server = raylet.start()["parent"]
+    [address] = [path for path in raylet.folder.glob("raylet.shoal-????????") if _serves(server, path)]
+    os.kill(server, signal.SIGSTOP)  # as if it still imported
+    (raylet.folder / "orphan.py").write_text(f"open({str(raylet.folder / 'orphan')!r}, 'w').close()")
+    request = json.dumps({"argv": [str(raylet.folder / "orphan.py")], "env": {}, "cwd": str(raylet.folder)})
+    with launch.connect(str(address)) as connection, open(os.devnull, "r+b") as nothing:  # noqa: PTH123
+        socket.send_fds(connection, [request.encode()], [nothing.fileno()] * 3)
+    os.kill(server, signal.SIGCONT)
+    assert [raylet.start()["parent"] for _ in range(2)] == [server] * 2
+    assert not (raylet.folder / "orphan").exists()
 
 
 @pytest.mark.matrix
@@ -181,6 +238,10 @@ def test_an_unused_worker_ends(titles: list[str], is_ended: bool) -> None:
                 process.wait(1.5)
             process.stdin.close()
             assert process.wait(30) == 7
+
+
+def _serves(server: int, address: Path) -> bool:
+    return str(address) in Path(f"/proc/{server}/cmdline").read_text().split("\0")
 
 
 def _ends(process: int) -> bool:

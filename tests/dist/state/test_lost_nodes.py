@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes.slow_link import SlowLink
 from kit.worlds.layout_cases import spec_of
 from kit.worlds.whole_states import assert_same_bits, whole
 from shoal_workers.contract.layout import Layout, Schedule
@@ -61,6 +62,21 @@ def test_without_the_log_a_lost_node_costs_the_steps_since_the_last_copies(make_
     survivors, source = _lose_a_node(job, phase="forward", step=38)
     assert source.step < 37
     assert {cost.log_reason for cost in job.reported(survivors, SnapshotCost)} == {"snapshot.gradient_log is off"}
+
+
+def test_copies_that_count_as_whole_outlive_the_beginning_of_the_next_ones(make_job: Any) -> None:
+    """All ranks learn in one vote that the copies of a step are whole, and in the same vote the next ones may begin."""
+    changes = {"task": "tiny_tasks:Augmenting", "stop": {"steps": 100_000}, "snapshot": {"budget": 1.0}}
+    job = make_job(memory=True, **{**SPEC, **changes})
+    here, there = job.workers(1, "n1")[0], job.workers(1, "n2")[0]
+    link = SlowLink(here.snapshot_server, let_through=2)
+    job.start([here, there], buddy_of=lambda rank: [there, link][rank])
+    assert link.holds_back.wait(30), "two copies of rank 1 have arrived, and the third is on its way"
+    there.kill()
+    source = job.in_memory(job.interrupt([here]), [here])
+    announced = [cost.buddy_step for cost in job.reported([here], SnapshotCost) if cost.buddy_step is not None]
+    link.close()
+    assert source.step == max(announced)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
@@ -163,6 +179,49 @@ def test_the_buddies_replay_every_bit_in_any_layout(
     assert_same_bits(before, whole([worker.dumped() for worker in group]))
     costs = job.reported(here, SnapshotCost)
     assert [cost for cost in costs if cost.log_lag_steps is not None], {cost.log_reason for cost in costs}
+
+
+@pytest.mark.parametrize("task", [pytest.param("tiny_tasks:Momentum", marks=pytest.mark.matrix), "tiny_tasks:OwnRule"])
+@pytest.mark.parametrize("phase", ["backward", pytest.param("optimizer", marks=pytest.mark.matrix)])
+def test_an_optimizer_that_its_task_declares_elementwise_is_replayed_bit_for_bit(
+    make_job: Any, reference: Any, task: str, phase: str
+) -> None:
+    steps = 6
+    spec = {**SPEC, "task": task, "stop": {"steps": steps + 2}}
+    job = make_job(memory=True, **spec)
+    here, there, spare = (job.workers(1, node)[0] for node in ("n1", "n2", "n1"))
+    workers, kept = [here, there], steps if phase == "backward" else steps + 1
+    for worker in workers:
+        worker.strike("forward", kept, "dump")
+    here.strike(phase, steps, "hold")
+    generation = job.start(workers, buddy_of=lambda rank: workers[1 - rank])
+    before = whole([worker.dumped() for worker in workers]) if phase == "backward" else None
+    here.reached()
+    there.kill()
+    assert there.gone.wait(30)
+    here.call("interrupt", generation)
+    here.call("go")
+    source = job.in_memory(job.interrupt([here]), [here])
+    assert source.step in {steps, kept}
+    group = [here, spare]
+    for worker in group:
+        worker.strike("forward", source.step, "dump")
+    assert [end.kind for end in job.run(group, restore_snapshot=source)] == [ExitKind.FINISHED] * 2
+    if before is not None:
+        assert_same_bits(before, whole([worker.dumped() for worker in group]))
+    assert job.losses(group) == pytest.approx(reference(steps + 2, **spec), abs=1e-5)
+    reasons = {cost.log_reason for cost in job.reported([here], SnapshotCost)}
+    assert "" in reasons, reasons
+
+
+@pytest.mark.matrix
+def test_an_optimizer_that_its_task_does_not_declare_elementwise_keeps_copies(make_job: Any) -> None:
+    job = make_job(memory=True, **{**SPEC, "task": "tiny_tasks:Augmenting", "stop": {"steps": 4}})
+    workers = [job.workers(1, "n1")[0], job.workers(1, "n2")[0]]
+    ends = job.run(workers, buddy_of=lambda rank: workers[1 - rank])
+    assert [end.kind for end in ends] == [ExitKind.FINISHED] * 2
+    reasons = {cost.log_reason for cost in job.reported(workers, SnapshotCost)}
+    assert reasons == {"the optimizer is the task's own, and the task does not declare it elementwise"}
 
 
 def test_a_bit_that_flips_in_memory_is_found_by_the_buddy(make_job: Any) -> None:

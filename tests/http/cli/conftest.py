@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from doubles.fake_cluster_source import FakeClusterSource
@@ -54,6 +53,7 @@ class Service:
     url: str
     store: Store
     epoch: int
+    cluster: FakeClusterSource
     _seq: dict[str, int] = field(default_factory=dict)
 
     def add_job(self, **changes: Any) -> JobView:
@@ -218,15 +218,20 @@ def service(tmp_path: Path) -> Iterator[Service]:
     store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
     lease = store.acquire_lease("test", ttl_s=1e9, now=AT)
     assert lease is not None
+    cluster = FakeClusterSource(NODE, owner="test")
     app = create_app(
-        store=store, cluster=FakeClusterSource(NODE, owner="test"), registry=CollectorRegistry(), version="0.1.0"
+        store=store,
+        cluster=cluster,
+        scrape=lambda accept: (b"", "text/plain"),
+        version="0.1.0",
     )
     listener = socket.create_server(("127.0.0.1", 0))
     server = make_server(app, host="127.0.0.1", port=0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield Service(url=f"http://127.0.0.1:{listener.getsockname()[1]}", store=store, epoch=lease.epoch)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield Service(url=url, store=store, epoch=lease.epoch, cluster=cluster)
     finally:
         server.should_exit = True
         thread.join()

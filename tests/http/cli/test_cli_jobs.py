@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal_api.cli.commands.export import find_checkpoint
+from shoal_api.cli.output import Output
+from shoal_api.cli.session import Session
+from shoal_service.core.attempt.faults.stacks import cluster
+from shoal_service.views import IncidentView
+from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import Frame, Phase, WorkerStack
+
+FRAME = Frame(function="__getitem__", file="shapes.py", line=41)
+STACKS = cluster(
+    [
+        (3, WorkerStack(worker_id="w/3", frames=(FRAME,), phase=Phase.FORWARD, step=40)),
+        (0, WorkerStack(worker_id="w/0", phase=Phase.IDLE)),
+        (1, WorkerStack(worker_id="w/1", phase=Phase.IDLE)),
+    ],
+    at=5.0,
+    generation=1,
+    reason="the group stands still",
+)
 LISTS = ("events", "workers", "incidents", "checkpoints", "logs")
 
 
@@ -87,7 +107,23 @@ def test_logs_can_be_of_one_rank_and_of_the_last_lines(shoal: Any, service: Any)
     job = service.add_job()
     service.train(job)
     assert "rank 0" not in shoal("logs", job.id, "--rank", "1").out
-    assert [line["rank"] for line in shoal("logs", job.id, "--tail", "1", "--json").json()] == [1]
+    assert len(shoal("logs", job.id, "--tail", "1", "--json").json()) == 1
+    assert [line["text"] for line in shoal("logs", job.id, "--rank", "1", "--tail", "1", "--json").json()] == [
+        "hello from rank 1"
+    ]
+
+
+def test_the_log_of_a_job_that_prints_nothing_tells_what_happens_to_it(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    ran = shoal("logs", job.id)
+    assert (ran.out, ran.err.strip()) == ("", "the task has printed nothing so far; the job is QUEUED")
+    service.begin(job)
+    service.report(job, _running())
+    service.finish(job)
+    ran = shoal("logs", job.id)
+    assert ran.out.splitlines()[0].startswith("[job] job QUEUED -> STARTING")
+    assert ran.out.splitlines()[-1] == "[job] job RUNNING -> SUCCEEDED (finished): done"
+    assert ran.err.strip() == "the task has printed nothing"
 
 
 def test_following_events_prints_one_json_line_each_until_the_job_ends(shoal: Any, service: Any) -> None:
@@ -106,7 +142,9 @@ def test_following_logs_ends_with_the_job(shoal: Any, service: Any) -> None:
     job = service.add_job()
     service.train(job)
     service.finish(job)
-    assert len(shoal("logs", job.id, "-f", "--json").json_lines()) == 2
+    lines = shoal("logs", job.id, "-f", "--json").json_lines()
+    assert [line["text"] for line in lines if line["stream"] == "stdout"] == ["hello from rank 0", "hello from rank 1"]
+    assert lines[-1]["text"].startswith("job RUNNING -> SUCCEEDED")
 
 
 def test_the_cluster_is_shown_in_both_forms(shoal: Any) -> None:
@@ -118,6 +156,24 @@ def test_scale_changes_only_what_is_given(shoal: Any, service: Any) -> None:
     job = service.add_job()
     changed = shoal("scale", job.id, "--max", "3", "--standby", "1", "--json").json()["spec"]["elasticity"]
     assert (changed["min_workers"], changed["max_workers"], changed["standby"]) == (2, 3, 1)
+
+
+def test_scale_prints_the_workers_and_the_layout_that_will_be(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    assert "2 to 3 workers when it starts" in shoal("scale", job.id, "--max", "3").out
+    service.train(job)
+    ran = shoal("scale", job.id, "--max", "2")
+    assert "4 -> 2 at the next step boundary; no step is lost (min 2, max 2, standby 0)" in ran.out
+    assert "fsdp4 -> fsdp2 at the next step boundary" in ran.out
+
+
+def test_relayout_prints_the_layout_that_will_be_and_why(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    service.train(job)
+    ran = shoal("relayout", job.id, "--tp", "2")
+    assert "workers  4, as before" in ran.out
+    assert "layout   fsdp4 -> fsdp2 x tp2 at the next step boundary" in ran.out
+    assert "as_requested" in ran.out
 
 
 def test_scale_without_a_number_is_a_usage_error(shoal: Any, service: Any) -> None:
@@ -150,3 +206,57 @@ def _running() -> Any:
     from shoal_workers.contract.job import JobState
 
     return JobStatus(state=JobState.RUNNING, attempt=1, workers=4, desired_workers=4, total_steps=100)
+
+
+def test_a_directory_of_its_name_does_not_shadow_a_job(
+    service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session = Session(url=service.url, output=Output(as_json=False))
+    Path("byte-lm").mkdir()
+    Path("other").mkdir()
+    job = service.add_job()
+    service.train(job)
+    assert find_checkpoint(session, "byte-lm", None) == "/tmp/x/step-10"
+    assert find_checkpoint(session, "./byte-lm", None) == "./byte-lm"
+    assert find_checkpoint(session, "other", None) == "other"  # no job has this name
+
+
+def test_top_shows_the_jobs_that_go_on(shoal: Any, service: Any) -> None:
+    ended, training = service.add_job(), service.add_job()
+    service.train(ended)
+    service.finish(ended)
+    service.train(training)
+    document = shoal("top", "--json").json()
+    assert [job["id"] for job in document["jobs"]] == [training.id]
+    assert document["jobs"][0]["tokens_per_s"] == 1234.0
+    assert document["cluster"]["connected"] is True
+    ran = shoal("top")  # not a terminal: one view
+    assert training.id in ran.out and ended.id not in ran.out and "10/100" in ran.out
+
+
+def test_stacks_of_all_ranks_are_shown_and_an_incident_shows_those_that_it_keeps(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    service.begin(job)
+    ran = shoal("stacks", job.id)
+    assert ran.code != 0 and "drives no workers of it" in ran.err
+    service.cluster.taken[job.id] = STACKS
+    text = shoal("stacks", job.id).out
+    assert text.splitlines()[0] == STACKS.summary
+    assert "shapes.py:41  __getitem__" in text
+    only = shoal("stacks", job.id, "--rank", "3", "--json").json()
+    assert [one["ranks"] for one in only["clusters"]] == [[3]]
+    hung = IncidentView(
+        id=1,
+        cause=IncidentCause.HUNG,
+        witness="progress",
+        ranks=(3,),
+        worker_ids=("w/3",),
+        generation=1,
+        at=5.0,
+        from_workers=4,
+        stacks=STACKS,
+    )
+    service.report(job, _running(), incidents=(hung,))
+    service.report(job, _running(), incidents=(hung.model_copy(update={"stacks": None, "message": "closed"}),))
+    assert STACKS.summary in shoal("incidents", job.id, "1").out  # a restarted supervisor does not know them

@@ -39,7 +39,7 @@ def test_an_empty_queue_says_so(shoal: Any) -> None:
 def test_show_and_jobs_tell_the_place_in_the_queue(shoal: Any, queued: Any) -> None:
     holder, waiting = queued
     shown = " ".join(shoal("show", "second").out.split())
-    assert "vision, priority 5" in shown and "Needs 2 workers, 1 is free." in shown
+    assert "vision, user default, priority 5" in shown and "Needs 2 workers, 1 is free." in shown
     assert f"position 1; {holder.id} holds what it waits for; expected start:" in shown
     assert "QUEUED #1" in " ".join(shoal("jobs").out.split())
     assert [job["id"] for job in shoal("jobs", "--project", "vision", "--json").json()] == [waiting.id]

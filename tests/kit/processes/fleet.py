@@ -63,8 +63,8 @@ class RemoteWorker:
             return self._inbox["reply"].get(timeout=PATIENCE_S)
 
     def strike(self, phase: str, step: int, action: str, *, count: int = 1) -> None:
-        """`action`: kill, stop, hold, dump or flip (a bit of a parameter), as `phase` is entered the `count`-th time
-        after `step` steps; or "kill within" the update that follows."""
+        """`action`: kill, stop, hold, dump, flip (a bit of a parameter) or "flip to inf", as `phase` is entered the
+        `count`-th time after `step` steps; or "kill within" the update that follows."""
         self.call("strike", phase, step, action, count)
 
     def reached(self) -> Any:
@@ -272,6 +272,6 @@ class Fleet:
         self.kill_all()
         assert self._zygote.stdin is not None and self._zygote.stdout is not None
         self._zygote.stdin.close()
-        self._zygote.wait(timeout=10)
+        self._zygote.wait(timeout=PATIENCE_S)
         self._zygote.stdout.close()
         self._listener.close()

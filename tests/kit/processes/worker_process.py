@@ -64,6 +64,8 @@ class WorkerProcess:
             self.send("dumped", self.state())
         elif action == "flip":
             self.flip_a_bit()
+        elif action == "flip to inf":
+            self.flip_a_bit_of_the_exponent()
         elif action == "report":
             self.send("reached", key)
         if phase == Phase.CONNECTING:
@@ -87,6 +89,13 @@ class WorkerProcess:
         octets = next(t for t in own if t.numel()).detach().reshape(-1).view(torch.uint8)
         octets[2] ^= 1 << 6
 
+    def flip_a_bit_of_the_exponent(self):
+        """Of the first parameter with values from 1 up: they are infinite or no number then."""
+        tensors = self.engine._runtime.state.view.tensors()
+        own = [t.to_local() for name, t in tensors.items() if name.startswith("model.") and isinstance(t, DTensor)]
+        values = next(t for t in own if bool((t >= 1).any())).detach().reshape(-1)
+        values.view(torch.int32)[int((values >= 1).nonzero()[0])] ^= 1 << 30
+
     def state(self):
         """This rank's part of every tensor: name -> (global shape, offsets of the part, its values)."""
         tensors = self.engine._runtime.state.view.tensors()
@@ -97,6 +106,8 @@ class WorkerProcess:
             while True:
                 name, arguments = self.connection.recv()
                 self.send("reply", getattr(self, f"do_{name}")(*arguments))
+                if name == "run":  # after the reply: a strike may kill this process at once
+                    self.assignments.put(*arguments)
         except EOFError:
             self.assignments.put(None)
 
@@ -126,8 +137,8 @@ class WorkerProcess:
         self.strikes[phase, step, count] = action
 
     def do_run(self, assignment):
+        """`serve` hands the assignment over."""
         self.entered.clear()
-        self.assignments.put(assignment)
 
     def do_prepare(self):
         try:

@@ -20,6 +20,7 @@ from ray.exceptions import RayActorError
 import ray
 from ray import cloudpickle
 from shoal_service.cluster.gcs import GcsKeyValueStore
+from shoal_service.control.ray_cluster import RayCluster
 from shoal_service.core.attempt.commands import Command, Commit, Interrupt, Run
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.config import SupervisorConfig
@@ -42,6 +43,13 @@ class MortalSupervisor(SupervisorActor):
         kind = kinds.get(self.config.spec.name.rpartition("-")[2])
         if kind is not None and self.life == 1 and isinstance(command, kind):
             os._exit(1)
+
+
+class StillbornSupervisor(SupervisorActor):
+    """Its process ends before it has recorded its start."""
+
+    def __init__(self, config: SupervisorConfig) -> None:
+        os._exit(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -84,8 +92,8 @@ class Attempt:
         self.checkpoints: dict[tuple[int, int], str] = {}
         self.losses: dict[int, float] = {}
 
-    def start(self, name: str, *, max_restarts: int = -1) -> Any:
-        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(MortalSupervisor)
+    def start(self, name: str, *, max_restarts: int = -1, kind: type[SupervisorActor] = MortalSupervisor) -> Any:
+        actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(kind)
         options = {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
         return actor.options(**options, max_restarts=max_restarts, max_task_retries=max_restarts).remote(self.config)
 
@@ -130,6 +138,21 @@ def test_a_supervisor_that_dies_between_the_journal_and_an_order_costs_nothing(
         forming = [event.data for event in attempt.events if event.type == "generation.forming"]
         assert len(forming) == 1, "the very group that was in the journal"
         assert attempt.checkpoints == {(20, 1): "committed", (40, 1): "committed"}
+    finally:
+        attempt.clear(supervisor)
+
+
+def test_the_processes_of_a_supervisor_that_never_records_its_start_are_counted(tmp_path: Path) -> None:
+    """Ray starts one after the other, and keeps the call: nothing else shows it."""
+    attempt = Attempt(tmp_path)
+    cluster = RayCluster()
+    supervisor = attempt.start(supervisor_name(attempt.config.job_id, 1), kind=StillbornSupervisor)
+    pull = supervisor.pull.remote(0, 1.0, 1)
+    try:
+        deadline = time.monotonic() + _PATIENCE_S
+        while cluster.unrecorded_starts(attempt.config.job_id, 1) < 3:
+            assert time.monotonic() < deadline
+            assert ray.wait([pull], timeout=0.5)[0] == []
     finally:
         attempt.clear(supervisor)
 

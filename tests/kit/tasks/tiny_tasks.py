@@ -86,6 +86,47 @@ class Augmenting(Counting):
         return torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=0.9)
 
 
+class Momentum(Counting):
+    """Declares its SGD elementwise."""
+
+    elementwise_optimizer = True
+
+    def build_optimizer(self, model, settings):
+        return torch.optim.SGD(model.parameters(), lr=settings["lr"], momentum=0.9, nesterov=True, weight_decay=0.01)
+
+
+class Damped(torch.optim.Optimizer):
+    """Bounded steps along a moving average, which it makes anew in each; the rate falls with each update."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.99)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state.update(step=torch.zeros(()), average=torch.zeros_like(parameter))
+                state["step"] += 1
+                direction = state["average"].mul(first).add(parameter.grad, alpha=1 - first)
+                direction = direction / (direction.abs() + 1e-2)
+                parameter.add_(direction, alpha=-group["lr"] / (1 + 0.1 * float(state["step"])))
+                state["average"] = state["average"].mul(second).add(parameter.grad, alpha=1 - second)
+
+
+class OwnRule(Counting):
+    """Declares an optimizer of its own elementwise."""
+
+    elementwise_optimizer = True
+
+    def build_optimizer(self, model, settings):
+        return Damped(model.parameters(), lr=settings["lr"] / 10)
+
+
 class Slow(Counting):
     """Its preparation takes until the file `data.gate`/go exists; it is begun once per process that finds no result."""
 
@@ -145,6 +186,25 @@ class Steep(Counting):
 
     def loss(self, model, batch):
         return super().loss(model, batch) * (1e7 if bool((batch[:, 0] == self.model["on"]).any()) else 1.0)
+
+
+class Spiking(Counting):
+    """The loss of the samples that begin with `model.on` is infinite: on the rank that `model.wrong` names the first
+    time only, or everywhere each time without it."""
+
+    spikes = 0
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        if not bool((batch[:, 0] == self.model["on"]).any()):
+            return loss
+        wrong = self.model.get("wrong")
+        if wrong is None:
+            return loss * float("inf")
+        if torch.distributed.get_rank() == wrong and not self.spikes:
+            self.spikes = 1
+            return loss * float("inf")
+        return loss
 
 
 class Routed(Counting):

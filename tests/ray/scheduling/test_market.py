@@ -89,6 +89,8 @@ def test_an_urgent_job_preempts_one_that_cannot_shrink_enough_and_that_one_conti
     assert preempted.data["beneficiary"] == urgent.id and preempted.data["reason"]
     waiting = first.now().status
     assert waiting.state is JobState.QUEUED and waiting.step >= 3
+    states = [(event.data["to"], event.data["reason"]) for event in first.events("job.state")]
+    assert states[-2:] == [("PAUSING", "preempted"), ("QUEUED", "preempted")]
     urgent.finish()
     job = first.finish()
     assert job.status.attempt == 2 and job.status.steps_lost == 0

@@ -21,6 +21,7 @@ from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
 from shoal_workers.contract.worker_reports import SavedPart, WorkerReport
+from shoal_workers.contract.worker_use import WorkerUse
 
 
 class WorkerConfig(Frozen):
@@ -157,6 +158,8 @@ class Progress(Frozen):
     """Grows whenever the training thread makes progress. If it stops growing, the thread hangs or computes for long."""
     stalled_s: float = 0.0
     """How long the counter had not changed when this was made, by the worker's own clock: polls may return late."""
+    data_s: float = 0.0
+    """Seconds that the training thread has spent on making batches in this generation."""
 
 
 class WorkerPoll(Frozen):
@@ -170,6 +173,8 @@ class WorkerPoll(Frozen):
     progress: Progress
     num_refused: int = 0
     """Calls of replaced supervisors that this worker has refused."""
+    use: WorkerUse | None = None
+    """The newest measurement; null: there is none yet."""
 
 
 class Refused(Frozen):
@@ -239,3 +244,68 @@ class WorkerExit(Frozen):
     """That part. Its own report is lost if the worker dies before the next poll."""
     at: float = 0.0
     """Wall-clock time at which it left the group, seconds since the epoch."""
+
+
+class StackSource(StrEnum):
+    WORKER = "worker"
+    """The worker itself, on one of its control threads."""
+    PY_SPY = "py-spy"
+    """py-spy has read the memory of the process: it answers no call, or native frames were asked for."""
+    NONE = "none"
+    """`error` says why."""
+
+
+class Frame(Frozen):
+    function: str
+    file: str
+    """Relative to the entry of sys.path that it was imported from. Libraries begin with `site-packages/` or
+    `python3`."""
+    line: int
+
+
+class WorkerStack(Frozen):
+    """The training thread of one worker."""
+
+    worker_id: str
+    pid: int = 0
+    frames: tuple[Frame, ...] = ()
+    """Innermost first, below Shoal's own call of `run`. Empty: the thread is idle, or there is an `error`."""
+    module: str = ""
+    """Name of the innermost module of the model that is being called, for example `blocks.6.attention`."""
+    phase: Phase = Phase.IDLE
+    step: int = 0
+    """Completed steps."""
+    source: StackSource = StackSource.WORKER
+    error: str = ""
+
+
+class StackCluster(Frozen):
+    """Workers whose training threads have equal stacks."""
+
+    ranks: tuple[int, ...] = ()
+    """Of those in the group."""
+    worker_ids: tuple[str, ...]
+    words: str
+    """Where they are."""
+    frames: tuple[Frame, ...]
+    """Innermost first."""
+    module: str = ""
+    phase: Phase
+    step: int
+    """Completed steps."""
+    source: StackSource
+    error: str = ""
+    """Why there are no frames."""
+
+
+class Stacks(Frozen):
+    """The stacks of a job's workers at one moment."""
+
+    at: float
+    """Wall-clock time, seconds since the epoch."""
+    generation: int
+    reason: str
+    """Why they were taken."""
+    clusters: tuple[StackCluster, ...]
+    """The smallest first: one rank that is elsewhere than the others is the suspect."""
+    summary: str

@@ -9,12 +9,14 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from shoal_workers.contract.base import Frozen
 
 GPU_TYPE_LABEL = "ray.io/accelerator-type"
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_USER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?")
 _NODE_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 _MAX_LABELS = 16
 _LATEST = 253_402_300_799.0
@@ -72,6 +74,11 @@ def is_label(text: str) -> bool:
     return _LABEL.fullmatch(text) is not None
 
 
+def is_user(text: str) -> bool:
+    """At most 63 letters, digits, and inner dashes, dots, underscores and at signs."""
+    return _USER.fullmatch(text) is not None
+
+
 def check_labels(labels: dict[str, str]) -> dict[str, str]:
     """Raises ValueError: too many labels, or one that no node can have."""
     if len(labels) > _MAX_LABELS:
@@ -108,3 +115,16 @@ def moment(value: Any) -> Any:
 
 Moment = Annotated[float, BeforeValidator(moment, json_schema_input_type=float | str)]
 """Seconds since the epoch; an ISO 8601 time with its zone is accepted too."""
+
+
+def _checked_labels(labels: dict[str, str]) -> dict[str, str]:
+    for name, value in labels.items():
+        if not _LABEL_NAME.fullmatch(name):
+            raise ValueError(f"label {name[:80]!r}: a name has at most 63 letters, digits and inner . _ -.")
+        if len(value) > 255 or not value.isprintable():
+            raise ValueError(f"label {name!r}: a value has at most 255 printable characters.")
+    return labels
+
+
+JobLabels = Annotated[dict[str, str], AfterValidator(_checked_labels)]
+"""Names and values that a user gives a job, to find and to compare jobs."""

@@ -16,7 +16,7 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.contract.placing import CapacityKind, Moment, Placement, is_label
+from shoal_workers.contract.placing import CapacityKind, JobLabels, Moment, Placement, is_label, is_user
 from shoal_workers.contract.placing import WorkerSpec as WorkerSpec
 
 _TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -220,8 +220,9 @@ class SnapshotSpec(Frozen):
     allows, at most once per step."""
     gradient_log: GradientLogMode = GradientLogMode.AUTO
     """Send each step's gradients to another node, which repeats the update if this node is lost: a lost node then costs
-    at most one step. auto: if the job can have it (built-in AdamW on CPU, at least two nodes); its cost is not part of
-    `budget`. off: a lost node costs the steps since the last copy."""
+    at most one step. auto: if the job can have it (on CPU, at least two nodes, built-in AdamW or an optimizer that the
+    task declares elementwise); its cost is not part of `budget`. off: a lost node costs the steps since the last
+    copy."""
 
 
 class NonFinitePolicy(StrEnum):
@@ -334,6 +335,12 @@ class JobSpec(Frozen):
     """Jobs of higher priority get workers first, also those of jobs of lower priority; see docs/scheduling.md."""
     project: str = Field("default", max_length=63)
     """Whose share of the cluster the job uses; lower-case letters, digits and dashes."""
+    user: str = Field("default", max_length=63)
+    """Whose job it is, for the limits of jobs per user; letters, digits, dashes, dots, underscores and at signs. The
+    client sets the login name. It is not verified."""
+    labels: JobLabels = Field(default_factory=dict, max_length=32)
+    """Of the user, to find and to compare jobs: `{"sweep": "lr", "lr": "3e-4"}`. Names have at most 63 letters, digits,
+    dashes, dots and underscores; values at most 255 characters."""
     finish_by: Moment | None = None
     """When the job should be done: seconds since 1970, or a time with its zone such as "2030-01-31T18:00:00Z". The job
     gets workers to make it, if that is possible; null: no deadline."""
@@ -359,6 +366,16 @@ class JobSpec(Frozen):
         if not is_label(name):
             raise ValueError(
                 f"project {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes."
+            )
+        return name
+
+    @field_validator("user")
+    @classmethod
+    def _is_a_user(cls, name: str) -> str:
+        if not is_user(name):
+            raise ValueError(
+                f"user {name!r} is not valid: use at most 63 letters, digits, and inner dashes, dots, underscores "
+                "and at signs."
             )
         return name
 

@@ -25,6 +25,7 @@ from shoal_workers.engine.group.collective_wait import waited_s
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.process.exits import GenerationEnd
 from shoal_workers.engine.state.gradient_log import Factors
+from shoal_workers.engine.state.non_finite import NonFiniteCheck
 from shoal_workers.engine.state.recent_reports import Recent
 from shoal_workers.engine.state.replica_check import ReplicaCheck
 from shoal_workers.engine.state.restore import Restored, is_restoring, restore
@@ -55,10 +56,12 @@ class Trainer:
         self._saver = saver
         self._store = store
         batches = Batches(task, task.train_data, generation.device)
+        self._batches = batches
         self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls)
         self._validation = _validation(generation, runtime, self._gradients)
         self._replay = Replay(generation, self._gradients)
         self._replicas = ReplicaCheck(generation, runtime.state.view)
+        self._non_finite = NonFiniteCheck(generation, runtime.assembly, self._gradients, self._replicas)
         self._recent = Recent()
         self._scaling = Scaling(spec)
         self._extra = Extra(runtime.update, spec.seed, self._recent, self._scaling)
@@ -120,6 +123,7 @@ class Trainer:
                 if verdict.is_finite:
                     self._report(verdict, step_s)
                 requests = verdict.requests
+                self._snapshots.voted(verdict, position.step)
                 if verdict.is_finite or requests.yields:
                     self._snapshots.mark_complete(position.step)
                 if requests.snapshots or requests.yields:
@@ -173,6 +177,7 @@ class Trainer:
         start, waited = time.perf_counter(), waited_s()
         scale = self._scaling.scale
         losses = self._gradients.run(step, scale)
+        generation.position.spent_on_data(self._batches.spent_s)
         gradients = self._gradients.gradients()
         self._snapshots.log.append(step + 1)
         compute_s = time.perf_counter() - start - (waited_s() - waited)
@@ -199,6 +204,7 @@ class Trainer:
             if scaled is not None and not scaled.is_hopeless:
                 self._skip(verdict)
             else:
+                self._non_finite.run(step, scale, losses, ballot.squared_norm)
                 self._refuse_or_skip(step, verdict)
             return verdict
         self._num_skipped = 0

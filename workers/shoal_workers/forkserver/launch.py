@@ -1,10 +1,11 @@
 """Started by Ray instead of Python: requests the process from the node's fork server, or starts Python itself.
 
-    python -I -S launch.py SCRIPT ARGUMENTS...
+    python -I -S launch.py [--if-warm] SCRIPT ARGUMENTS...
 
-Ray runs this for a worker whose runtime environment names it as `py_executable`. It lives as long as the process that
+Ray runs this for a process whose runtime environment names it as `py_executable`. It lives as long as the process that
 it requested, which registers with Ray under its own pid. If anything fails before that process exists, Python is
-started nearly as Ray would have started it. It imports little of the standard library, because it runs once per worker.
+started nearly as Ray would have started it; with --if-warm also while the server still imports, because that takes
+longer than what a supervisor imports. It imports little of the standard library, because it runs once per process.
 """
 
 import errno
@@ -20,11 +21,15 @@ from contextlib import suppress
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (pathlib takes longer to import)
 LISTENER_FD = 3
+IF_WARM = "--if-warm"
 _LONGEST_ADDRESS = 100
 _BACKLOG = 256
 LARGEST_REQUEST = 192 << 10
 _RAYLET_SOCKET = "--raylet-name="
+PRELOAD = "SHOAL_PRELOAD"
+"""Names a module that the server imports besides its own; see `preload`."""
 READ_WHEN_LOADED = (
+    PRELOAD,
     "ATEN_",
     "DNNL_",
     "GOMP_",
@@ -66,8 +71,11 @@ The variables of Ray differ between drivers, not between workers; RAY_JOB_ID is 
 
 def main() -> None:
     argv = sys.argv[1:]
+    if_warm = argv[:1] == [IF_WARM]
+    if if_warm:
+        argv = argv[1:]
     try:
-        pid = fork_elsewhere(argv)
+        pid = fork_elsewhere(argv, if_warm=if_warm)
     except OSError:
         pid = 0
     if not pid:
@@ -75,8 +83,9 @@ def main() -> None:
     wait_for(pid)
 
 
-def fork_elsewhere(argv: list[str]) -> int:
-    """The pid of a process that runs `argv` with the streams, environment and directory of this one; 0: it failed."""
+def fork_elsewhere(argv: list[str], *, if_warm: bool = False) -> int:
+    """The pid of a process that runs `argv` with the streams, environment and directory of this one; 0: it failed, or
+    `if_warm` is set and the server still imports."""
     address = address_of(argv)
     if not address:
         return 0
@@ -84,6 +93,8 @@ def fork_elsewhere(argv: list[str]) -> int:
     if len(request) > LARGEST_REQUEST:
         return 0
     with connect(address) as connection:
+        if if_warm and not os.path.exists(warm_marker(address)):  # noqa: PTH110
+            return 0
         socket.send_fds(connection, [request], [0, 1, 2])
         return int(connection.recv(32) or b"0")  # empty: the server ended before it could answer
 
@@ -97,10 +108,15 @@ def address_of(argv: list[str]) -> str:
     return address if raylet and len(address) <= _LONGEST_ADDRESS else ""
 
 
-def code_version() -> tuple[int, int]:
+def warm_marker(address: str) -> str:
+    """A file that exists once the server at that address has imported everything."""
+    return f"{address}.warm"
+
+
+def code_version(package: str = os.path.dirname(HERE)) -> tuple[int, int]:  # noqa: PTH120
     """Changes when a file of the package changes, so that a server with older imports is not used."""
     newest, count = 0, 0
-    for folder, folders, files in os.walk(os.path.dirname(HERE)):  # noqa: PTH120
+    for folder, folders, files in os.walk(package):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for name in files:
             newest = max(newest, os.stat(os.path.join(folder, name)).st_mtime_ns)  # noqa: PTH116, PTH118
@@ -131,8 +147,9 @@ def connect(address: str) -> socket.socket:
 
 def start_server(address: str) -> None:
     """Starts the server with a socket that already listens, so clients wait until it has imported everything."""
-    with suppress(FileNotFoundError):
-        os.unlink(address)  # noqa: PTH108  (left by a server that died)
+    for left in (address, warm_marker(address)):  # by a server that died
+        with suppress(FileNotFoundError):
+            os.unlink(left)  # noqa: PTH108
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         os.chmod(address, 0o600)  # noqa: PTH101

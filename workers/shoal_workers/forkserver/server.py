@@ -25,7 +25,7 @@ from typing import Any
 
 from shoal_workers.exit_status import Recorder
 from shoal_workers.forkserver.idle import end_when_idle
-from shoal_workers.forkserver.launch import LARGEST_REQUEST, LISTENER_FD
+from shoal_workers.forkserver.launch import LARGEST_REQUEST, LISTENER_FD, PRELOAD, warm_marker
 
 _IDLE_S = 600.0
 _MODULES = (
@@ -52,15 +52,28 @@ def main(address: str, raylet_pid: int) -> None:
     gc.disable()  # imports create many objects and no garbage
     for name in _MODULES:
         importlib.import_module(name)
+    _preload(os.environ.get(PRELOAD, ""))
     gc.collect()
     gc.freeze()  # otherwise the collector would write to, and so copy, every page
     gc.enable()
+    Path(warm_marker(address)).touch()
     with socket.socket(fileno=LISTENER_FD) as listener:
         request = _serve(listener, raylet_pid, Recorder(address.rpartition(".shoal-")[0]))
         if request is None:
+            Path(warm_marker(address)).unlink(missing_ok=True)
             Path(address).unlink(missing_ok=True)  # before it is closed, so that no client finds a dead socket
     if request is not None:
         _become(request)
+
+
+def _preload(value: str) -> None:
+    """The module that the environment names; a node without it imports it where it is needed, if at all."""
+    if value:
+        module, _, folder = value.split(" ", 2)
+        sys.path.insert(0, folder)  # before other versions of the same package
+        with suppress(ImportError):
+            importlib.import_module(module)
+        sys.path.remove(folder)
 
 
 def _serve(listener: socket.socket, raylet_pid: int, recorder: Recorder) -> Request | None:
@@ -87,12 +100,17 @@ def _serve(listener: socket.socket, raylet_pid: int, recorder: Recorder) -> Requ
             request = _receive(connection)
             if request is None:
                 continue
+            if _has_hung_up(connection):  # Ray waits for a process for a minute, and the imports may take longer
+                for stream in request.streams:
+                    os.close(stream)
+                continue
             pid = os.fork()
             if pid == 0:
                 for descriptor in (raylet, *children):
                     os.close(descriptor)
                 return request
-            connection.send(str(pid).encode())
+            with suppress(OSError):  # Ray has killed the client since
+                connection.send(str(pid).encode())
             for stream in request.streams:
                 os.close(stream)
         with suppress(ProcessLookupError):
@@ -110,6 +128,13 @@ def _receive(connection: socket.socket) -> Request | None:
     except (OSError, ValueError):
         return None
     return Request(decoded["argv"], decoded["env"], decoded["cwd"], tuple(streams))
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    """Without its client a process would register with a raylet that does not expect it."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return bool(poll.poll(0))
 
 
 def _become(request: Request) -> None:

@@ -180,6 +180,10 @@ class SnapshotStore:
         if handed is not None:
             self._own.sent(handed[0], True)
 
+    def holds(self, generation: int, step: int) -> bool:
+        """Whether this process still has a copy of its own state at this step."""
+        return self._own.holds(generation, step)
+
     @property
     def is_sending(self) -> bool:
         """`replicate` would return False; for a vote on whether all ranks can send."""

@@ -25,13 +25,22 @@ def demo(
         typer.Option("--steps", min=MIN_STEPS, help="Steps of each run. Default: 120, more with many cores."),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the server running afterwards.")] = False,
+    prometheus: Annotated[
+        bool,
+        typer.Option(
+            "--prometheus", help="With --keep: start a Prometheus that scrapes the server, if it is installed."
+        ),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train a language model, kill a worker, recover, and compare the losses with an undisturbed run. Two minutes."""
     with command(DEFAULT_URL, as_json) as session:
+        from shoal_api.cli.errors import CliError
         from shoal_api.demo.show import run_demo
 
-        if not run_demo(session.output, scenario, steps=steps, keep=keep):
+        if prometheus and not keep:
+            raise CliError("--prometheus needs --keep", hint="without it the server ends with the demo")
+        if not run_demo(session.output, scenario, steps=steps, keep=keep, prometheus=prometheus):
             raise typer.Exit(ExitCode.FAILED)
 
 

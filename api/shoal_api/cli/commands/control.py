@@ -1,4 +1,4 @@
-"""Commands that change a job: scale, relayout, pause, resume, cancel. Each prints the job after the change."""
+"""Commands that change a job. `scale` and `relayout` print what the change will do, the others the state after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, U
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
-    from shoal_service.views import JobView
+    from shoal_service.views import JobPatch, JobView
 
 
 def scale(
@@ -32,7 +32,7 @@ def scale(
         if not given:
             raise CliError("scale needs --min, --max or --standby", hint=f"shoal scale {job} --max 4")
         patch = JobPatch(elasticity=ElasticityPatch(**given))
-        _change(session, job, lambda client, job_id: client.patch(job_id, patch))
+        _patch(session, job, patch)
 
 
 def relayout(
@@ -70,7 +70,7 @@ def relayout(
         if not auto and fixed == ParallelismSpec():
             raise CliError("relayout needs a degree, or --auto", hint=f"shoal relayout {job} --tp 2 --pp 2")
         patch = JobPatch(parallelism="auto" if auto else fixed)
-        _change(session, job, lambda client, job_id: client.patch(job_id, patch))
+        _patch(session, job, patch)
 
 
 def pause(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
@@ -89,6 +89,23 @@ def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = F
     """End a job. Its checkpoints are kept."""
     with command(url, as_json) as session:
         _change(session, job, lambda client, job_id: client.cancel(job_id))
+
+
+def _patch(session: Session, reference: str, patch: JobPatch) -> None:
+    """The job follows the new spec later, so its status still is the old one: the outcome is predicted here."""
+    from shoal_api.cli.render.change_page import change_page, next_workers
+    from shoal_api.client import ApiError
+
+    with session.open_client() as client:
+        view = client.patch(session.job_id(client, reference), patch)
+        layout, reason = "", ""
+        if not session.output.as_json:
+            try:
+                choice = client.plan(view.spec, workers=next_workers(view), top=1).choice
+                layout, reason = choice.name, choice.reason
+            except ApiError as error:
+                reason = str(error)  # the change is accepted; only its prediction is missing
+    session.output.document(view, lambda: change_page(view, layout, reason))
 
 
 def _change(session: Session, reference: str, change: Callable[[Client, str], JobView]) -> None:

@@ -44,15 +44,7 @@ def export(
     with command(url, as_json) as session:
         from shoal_api.cli.errors import CliError
 
-        is_checkpoint = "://" in source or Path(source).is_dir()
-        if is_checkpoint and step is not None:
-            raise CliError(
-                "--step needs a job, not the URL of a checkpoint",
-                hint="leave out --step",
-            )
-        if not is_checkpoint and "/" in source:
-            raise CliError(f"{source} is not a directory", hint="give a job, or a checkpoint's directory")
-        checkpoint = source if is_checkpoint else _checkpoint_of(session, source, step)
+        checkpoint = find_checkpoint(session, source, step)
         # In a separate process, because the command line never loads torch.
         program = [sys.executable, "-m", "shoal_workers.export", checkpoint, str(out), "--dtype", dtype, "--json"]
         done = subprocess.run(program, capture_output=True, text=True, check=False)
@@ -65,6 +57,27 @@ def export(
         written = json.loads(done.stdout)
         words = f"{out}: {written['tensors']} tensors, {written['bytes']:,} bytes, from {written['checkpoint']}"
         session.output.document(written, lambda: words)
+
+
+def find_checkpoint(session: Session, source: str, step: int | None) -> str:
+    """The checkpoint that `source` names. A word without a slash names a job; only if no job has that name, a
+    directory."""
+    from shoal_api.cli.errors import CliError
+    from shoal_api.client import Disconnected
+
+    if "/" in source or source in (".", ".."):
+        if step is not None:
+            raise CliError("--step needs a job, not the URL of a checkpoint", hint="leave out --step")
+        if "://" not in source and not Path(source).is_dir():
+            raise CliError(f"{source} is not a directory", hint="give a job, or a checkpoint's directory")
+        return source
+    try:
+        return _checkpoint_of(session, source, step)
+    except (CliError, Disconnected) as error:
+        is_unknown = isinstance(error, Disconnected) or error.exit_code is ExitCode.NOT_FOUND
+        if is_unknown and step is None and Path(source).is_dir():
+            return source
+        raise
 
 
 def _checkpoint_of(session: Session, job: str, step: int | None) -> str:

@@ -12,7 +12,7 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption,
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
-    from shoal_service.views import LogView
+    from shoal_service.views import JobView, LogView
 
 FollowFlag = Annotated[bool, typer.Option("--follow", "-f", help="Continue with new entries until the job ends.")]
 
@@ -22,6 +22,7 @@ def jobs(
         list[str] | None, typer.Option("--state", help="Only jobs in this state, for example RUNNING. May be repeated.")
     ] = None,
     project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Only jobs of this user.")] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of jobs.")] = 100,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
@@ -32,7 +33,7 @@ def jobs(
 
         states = _states(state or [])
         with session.open_client() as client:
-            found = list(client.jobs(state=states, project=project, limit=limit))
+            found = list(client.jobs(state=states, project=project, user=user, limit=limit))
         session.output.document(found, lambda: jobs_table(found, time.time()))
 
 
@@ -56,7 +57,10 @@ def logs(
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print the output of the workers. With --json: one list, or with --follow one line per entry."""
+    """Print the log of a job: what its workers print, and in lines with [job] what happens to it.
+
+    With --json: one list, or with --follow one line per entry.
+    """
     with command(url, as_json) as session:
         from shoal_workers.contract.messages import LogStream
 
@@ -66,8 +70,12 @@ def logs(
             if as_json and not follow:
                 session.output.document(list(lines), str)
                 return
+            has_printed = False
             for line in lines:
+                has_printed = has_printed or line.stream is not LogStream.SHOAL
                 session.output.line(line, _log_text(line), "dim" if line.stream is LogStream.SHOAL else "plain")
+            if not has_printed:
+                session.output.say(_silence(client.job(job_id), rank, tail), "dim")
 
 
 def events(
@@ -131,5 +139,14 @@ def _states(names: list[str]) -> list[Any]:
 
 
 def _log_text(line: LogView) -> str:
-    rank = "-" if line.rank is None else str(line.rank)
-    return f"[{rank}] {line.text.rstrip()}"
+    from shoal_api.answers import log_source
+
+    return f"[{log_source(line)}] {line.text.rstrip()}"
+
+
+def _silence(job: JobView, rank: int | None, tail: int | None) -> str:
+    """Why nothing that the task printed is among the lines."""
+    who = "the task" if rank is None else f"rank {rank}"
+    if tail is not None:
+        return f"{who} has printed none of the last {tail} lines"
+    return f"{who} has printed nothing" + ("" if job.status.state.ended else f" so far; the job is {job.status.state}")

@@ -54,7 +54,7 @@ def priority(
 
 
 def quota() -> None:
-    """Show and change the quotas of projects."""
+    """Show and change the quotas of projects, and the limits of users."""
 
 
 def list_quotas(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
@@ -95,7 +95,7 @@ def set_quota(
         }
         for key, text in {"limit": limit, "max_running": max_running, "max_queued": max_queued}.items():
             if text is not None:
-                given[key] = _count(key, text)
+                given[key] = count_of(key, text)
         if parent is not None:
             given["parent"] = None if parent == _NONE else parent
         with session.open_client() as client:
@@ -112,7 +112,8 @@ def delete_quota(project: ProjectArgument, url: UrlOption = DEFAULT_URL, as_json
         session.output.document(None, lambda: f"{project} has no quotas of its own any more")
 
 
-def _count(key: str, text: str) -> int | None:
+def count_of(key: str, text: str) -> int | None:
+    """The value of the option `--key`: a number, or none. Raises CliError."""
     from shoal_api.cli.errors import CliError
 
     if text == _NONE:

@@ -35,6 +35,9 @@ def submit(
         int | None, typer.Option("--priority", min=-1000, max=1000, help="Higher gets workers first.")
     ] = None,
     project: Annotated[str | None, typer.Option("--project", help="Whose share of the cluster the job uses.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", help="Whose job it is; without it the spec's, or your login name.")
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -43,7 +46,7 @@ def submit(
         from shoal_api.cli.spec_file import load_spec
         from shoal_workers.contract.checks.spec_errors import parse_spec
 
-        options = {"name": name, "priority": priority, "project": project}
+        options = {"name": name, "priority": priority, "project": project, "user": user}
         document = load_spec(spec, assignments or (), options)
         parse_spec(document)
         with session.open_client() as client:

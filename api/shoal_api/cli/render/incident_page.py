@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.render.bars import Part, bar
+from shoal_api.cli.render.live.stacks_page import stacks_page
 from shoal_api.cli.render.tables import clock, new_table
 from shoal_service.core.quantities import duration_text, size_text
 from shoal_service.views import IncidentView
@@ -80,7 +81,8 @@ def incident_page(one: IncidentView) -> list[Any]:
     for label, value in rows:
         if value:
             facts.add_row(Text(label, style="dim"), value)
-    return [head, facts, *_timeline(one)]
+    stacks = [Text(""), *stacks_page(one.stacks)] if one.stacks is not None else []
+    return [head, facts, *_timeline(one), *stacks]
 
 
 def name_of(one: IncidentView) -> str:

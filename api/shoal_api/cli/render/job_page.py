@@ -26,7 +26,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
     rows: list[tuple[str, Any]] = [
         ("id", job.id),
         ("name", job.name),
-        ("project", f"{job.spec.project}, priority {job.spec.priority}"),
+        ("project", f"{job.spec.project}, user {job.spec.user}, priority {job.spec.priority}"),
         ("state", state),
         ("message", status.message),
         ("queue", place_text(job.queue, now) if job.queue is not None else ""),

@@ -10,24 +10,21 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from shoal_api.cli.output import STYLES, Output
+from shoal_api.cli.render.live.panel import doing, job_panel
 from shoal_api.cli.render.narrate import narrate, style
-from shoal_api.cli.render.sparkline import sparkline, worker_bar
-from shoal_api.cli.render.tables import STATE_STYLE, clock, number
+from shoal_api.cli.render.tables import clock, number
+from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened
 from shoal_service.core.quantities import duration_text
-from shoal_service.views import EventView, JobView
+from shoal_service.views import EventView, JobView, SeriesPoint
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _LINE_EVERY_S = 10.0
-_SPARKLINE_WIDTH = 30
 
 
 class Screen(Protocol):
@@ -43,7 +40,7 @@ class Screen(Protocol):
         """Show an event of the job."""
         ...
 
-    def progress(self, job: JobView, losses: Sequence[float], now: float) -> None:
+    def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
         """Show the newest status; called about twice a second. `now` is a monotonic time in seconds."""
         ...
 
@@ -57,6 +54,7 @@ class LiveScreen:
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=8, transient=True)
+        self._last_incident: EventView | None = None
 
     def __enter__(self) -> LiveScreen:
         self._live.start()
@@ -66,10 +64,12 @@ class LiveScreen:
         self._live.stop()
 
     def event(self, event: EventView) -> None:
+        if event.type in (IncidentOpened.type, IncidentClosed.type):
+            self._last_incident = event
         self.notice(event_text(event), style(event))
 
-    def progress(self, job: JobView, losses: Sequence[float], now: float) -> None:
-        self._live.update(picture(job, losses))
+    def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
+        self._live.update(job_panel(job, series, self._last_incident))
 
     def notice(self, text: str, style: str = "plain") -> None:
         self._live.console.print(Text(text, style=STYLES[style]))
@@ -91,7 +91,7 @@ class PlainScreen:
     def event(self, event: EventView) -> None:
         self._write(event_text(event), style(event))
 
-    def progress(self, job: JobView, losses: Sequence[float], now: float) -> None:
+    def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
         if self._next_line_mono is None:
             self._next_line_mono = now + _LINE_EVERY_S
         if now >= self._next_line_mono and not job.status.state.ended:
@@ -117,7 +117,7 @@ class JsonScreen:
     def event(self, event: EventView) -> None:
         self._output.line(event, "")
 
-    def progress(self, job: JobView, losses: Sequence[float], now: float) -> None:
+    def progress(self, job: JobView, series: Sequence[SeriesPoint], now: float) -> None:
         return None
 
     def notice(self, text: str, style: str = "plain") -> None:
@@ -147,36 +147,5 @@ def progress_line(job: JobView) -> str:
     parts.append(f"{status.workers}/{status.desired_workers} workers")
     if status.eta_s is not None:
         parts.append(f"ETA {duration_text(status.eta_s)}")
-    waiting = status.note or status.message
+    waiting = "; ".join(doing(job))
     return ", ".join(parts) + (f" ({waiting})" if waiting else "")
-
-
-def picture(job: JobView, losses: Sequence[float]) -> RenderableType:
-    """Three lines: name and state; progress; loss, throughput and workers."""
-    status = job.status
-    head = Text.assemble((job.name, "bold"), f"  {job.id}  ", (status.state, STATE_STYLE[status.state]))
-    waiting = status.message or status.note or status.reason
-    if waiting:
-        head.append(f"  {waiting}", style="dim")
-    bar = Table.grid(padding=(0, 1))
-    total = status.total_steps
-    bar.add_row(
-        ProgressBar(total=total or 1, completed=min(status.step, total or 0), width=40, pulse=total is None),
-        Text(f"step {status.step}" + (f"/{total}" if total else "")),
-        Text(f"ETA {duration_text(status.eta_s)}" if status.eta_s is not None else "", style="dim"),
-    )
-    numbers = Text.assemble(
-        ("loss ", "dim"),
-        number(status.loss),
-        "  ",
-        (sparkline(losses, _SPARKLINE_WIDTH), "cyan"),
-        ("   tokens/s ", "dim"),
-        number(status.tokens_per_s, 0),
-        ("   workers ", "dim"),
-        (worker_bar(status.workers, status.desired_workers), _workers_style(job)),
-    )
-    return Group(head, bar, numbers)
-
-
-def _workers_style(job: JobView) -> str:
-    return "green" if job.status.workers >= job.status.desired_workers else "yellow"

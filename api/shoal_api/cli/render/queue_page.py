@@ -1,4 +1,4 @@
-"""The queue and the projects as tables for a terminal. Pure, as `tables`."""
+"""The queue, the projects and the users as tables for a terminal. Pure, as `tables`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import clock, new_table
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.queue_views import ProjectView, QueuedJob, QueuePlace, QueueView
+from shoal_service.queue_views import ProjectView, QueuedJob, QueuePlace, QueueView, UserView
 
 
 def queue_page(queue: QueueView, now: float) -> list[Any]:
     if not queue.items:
         return [Text("no job waits", style="dim"), Text(""), projects_table(queue.projects)]
-    table = new_table(">#", "id", "name", "project", ">priority", ">waits", "starts", "why")
+    table = new_table(">#", "id", "name", "project", "user", ">priority", ">waits", "starts", "why")
     for one in queue.items:
         table.add_row(
             str(one.place.position) if one.place is not None else "-",
             one.job_id,
             one.name,
             one.project,
+            one.user,
             str(one.priority),
             duration_text(max(0.0, now - one.submitted_at)),
             starts(one.place, now),
@@ -52,6 +53,14 @@ def projects_table(projects: Sequence[ProjectView]) -> Table:
             _of(one.running, one.max_running),
             _of(one.queued, one.max_queued),
         )
+    return table
+
+
+def users_table(users: Sequence[UserView]) -> Table:
+    table = new_table("user", ">workers", ">running", ">queued")
+    for one in users:
+        name = Text(one.name, style="" if one.is_defined else "dim")
+        table.add_row(name, str(one.workers), _of(one.running, one.max_running), _of(one.queued, one.max_queued))
     return table
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal_service.core.quantities import count_text, duration_text, size_text
+from shoal_service.node_views import WindowView
 from shoal_service.views import (
     CheckpointState,
     CheckpointView,
@@ -45,7 +46,7 @@ _CHECKPOINT_STYLE = {
 def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
     if not jobs:
         return Text("no jobs; `shoal submit SPEC` creates one", style="dim")
-    table = new_table("id", "name", "project", ">priority", "state", ">step", ">loss", ">workers", ">age")
+    table = new_table("id", "name", "project", "user", ">priority", "state", ">step", ">loss", ">workers", ">age")
     for job in jobs:
         state = Text(job.state, style=STATE_STYLE[job.state])
         if job.queue_position is not None:
@@ -55,7 +56,8 @@ def jobs_table(jobs: Sequence[JobSummary], now: float) -> Table | Text:
         step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
         workers = f"{job.workers}/{job.desired_workers}" if job.desired_workers else "-"
         age = duration_text(now - job.created_at)
-        table.add_row(job.id, job.name, job.project, str(job.priority), state, step, number(job.loss), workers, age)
+        whose = (job.project, job.user, str(job.priority))
+        table.add_row(job.id, job.name, *whose, state, step, number(job.loss), workers, age)
     return table
 
 
@@ -115,6 +117,16 @@ def nodes_table(nodes: Sequence[NodeView]) -> Table:
     return table
 
 
+def windows_table(windows: Sequence[WindowView]) -> Table | Text:
+    if not windows:
+        return Text("no maintenance windows; `shoal maintenance add` plans one", style="dim")
+    table = new_table("window", "drains at", "from", "to", "nodes", "reason")
+    for one in windows:
+        nodes = ", ".join(node[:15] for node in one.nodes)
+        table.add_row(one.window_id, clock(one.drains_at), clock(one.begins_at), clock(one.ends_at), nodes, one.reason)
+    return table
+
+
 def _node_state(node: NodeView) -> tuple[Text, str]:
     """The state of a node in one word, and its reason."""
     if not node.alive:
@@ -126,7 +138,10 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
     if node.suspected:
         test = f", next test at {clock(node.next_test_at)}" if node.next_test_at is not None else ""
         return Text("probation" if node.on_probation else "suspected", style="yellow"), node.suspected + test
-    return Text("alive", style="green"), ""
+    planned = f"drains for maintenance at {clock(node.maintenance_at)}" if node.maintenance_at is not None else ""
+    if node.cordon is not None:
+        return Text("cordoned", style="yellow"), "; ".join(filter(None, (node.cordon.reason, planned)))
+    return Text("alive", style="green"), planned
 
 
 def number(value: float | None, digits: int = 4) -> str:

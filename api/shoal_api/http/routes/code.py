@@ -56,8 +56,9 @@ def routes(context: Context) -> APIRouter:
     async def validate_spec(request: Request) -> Response:
         """Lists every error of the spec. For an invalid spec the answer is 200 with `valid: false`."""
         try:
-            check_checkpoint_url(await read_spec(request))
-            found = SpecCheck(valid=True)
+            spec = await read_spec(request)
+            check_checkpoint_url(spec)
+            found = SpecCheck(valid=True, spec=spec)
         except SpecError as error:
             found = SpecCheck(valid=False, errors=error.problems)
         return Response(found.model_dump_json(), media_type="application/json")

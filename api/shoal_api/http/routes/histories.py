@@ -69,8 +69,9 @@ def routes(context: Context) -> APIRouter:
         follow: Annotated[bool, Query(description="Continue with new lines until the job has ended.")] = False,
         last_event_id: LastEventId = None,
     ) -> Response:
-        """Standard output and standard error of the workers. The answer is JSON, or by `Accept` `text/plain` or (with
-        `follow`) `text/event-stream`. `follow` alone gives plain text.
+        """Standard output and standard error of the workers, and one line per event of the job (stream `shoal`, no
+        worker). The answer is JSON, or by `Accept` `text/plain` or (with `follow`) `text/event-stream`. `follow` alone
+        gives plain text.
         """
         lines = LogSelection(rank, int(last_event_id or after), None if last_event_id else tail)
         as_text = "text/plain" in request.headers.get("accept", "")
@@ -94,9 +95,17 @@ def routes(context: Context) -> APIRouter:
         job_id: JobId,
         max_points: Annotated[int, Query(ge=1, le=20_000, description="Longer series are down-sampled.")] = 1000,
         after_step: Annotated[int, Query(ge=-1, le=MAX_SEQ, description="Only later steps.")] = -1,
+        until_step: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="Only steps up to this one.")] = None,
     ) -> Response:
         """One point per completed step, or the mean of several. Values that are not finite are null."""
-        return await _page(Page[SeriesPoint], store.series, job_id, after_step=after_step, max_points=max_points)
+        return await _page(
+            Page[SeriesPoint],
+            store.series,
+            job_id,
+            after_step=after_step,
+            until_step=until_step,
+            max_points=max_points,
+        )
 
     @router.get("/workers", response_model=Page[WorkerView], summary="A job's workers")
     async def workers(job_id: JobId) -> Response:

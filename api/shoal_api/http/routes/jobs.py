@@ -16,6 +16,7 @@ from shoal_api.http.followers import JobFollower, JobListFollower
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.routes.projects import PROJECT_NAME
+from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import sse_response
 from shoal_service.control.submission import submit
 from shoal_service.core.desired import Desired
@@ -76,11 +77,12 @@ def routes(context: Context) -> APIRouter:
         project: Annotated[
             str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project, without those below it.")
         ] = None,
+        user: Annotated[str | None, Query(pattern=USER_NAME, description="Only jobs of this user.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="Jobs per page.")] = 100,
         cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
     ) -> Response:
         """Newest first. With `Accept: text/event-stream`: this page, now and after every change."""
-        page_of = partial(store.list_jobs, states=tuple(state), project=project, limit=limit, cursor=cursor)
+        page_of = partial(store.list_jobs, states=tuple(state), project=project, user=user, limit=limit, cursor=cursor)
         if wants_events(request):
             follower = JobListFollower(page_of)
             return sse_response(context.changes, None, follower, context.pace, min_gap_s=context.pace.refresh_s)

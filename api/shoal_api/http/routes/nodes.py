@@ -1,14 +1,15 @@
-"""Routes for the nodes of the cluster: list, show, drain, undo a drain.
+"""Routes for the nodes of the cluster: list, show, drain, cordon, and undo both; the notice of a cloud.
 
-The store holds the drains, so they outlive this process. The control loop passes them to the scheduler and to every
-supervisor within two seconds.
+The store holds the drains and cordons, so they outlive this process. The control loop passes them to the scheduler and
+to every supervisor within two seconds.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Path, Request
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -18,11 +19,17 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.nodes import DrainSource, with_drains
+from shoal_service.node_views import CordonRequest, NoticeRequest
 from shoal_service.views import DrainRequest, NodeView, Page
 
 NodeId = Annotated[
     str, Path(pattern=r"^[0-9a-f]{1,64}$", description="Ray's id of the node, in full length, from GET /v1/nodes.")
 ]
+
+NodeOrAddress = Annotated[
+    str, Path(pattern=r"^[0-9A-Za-z.:_-]{1,64}$", description="Ray's id of the node in full length, or its address.")
+]
+M = TypeVar("M", bound=BaseModel)
 
 
 def routes(context: Context) -> APIRouter:
@@ -32,7 +39,7 @@ def routes(context: Context) -> APIRouter:
     @router.get("", response_model=Page[NodeView], summary="List the nodes of the cluster")
     async def list_nodes() -> Response:
         """All nodes, also dead ones, with their resources, drains and probations."""
-        page = Page[NodeView](items=await run_in_threadpool(_nodes, context))
+        page = Page[NodeView](items=await run_in_threadpool(nodes_of, context))
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get("/{node_id}", response_model=NodeView, summary="Show a node")
@@ -50,7 +57,7 @@ def routes(context: Context) -> APIRouter:
     async def drain_node(request: Request, node_id: NodeId) -> Response:
         """Jobs leave the node at their next step boundary and lose no step; no new worker is placed there. With
         `deadline_s`, they leave before that time. A repeated request replaces reason and deadline."""
-        drain = await _drain_request(request)
+        drain = await _request(request, DrainRequest)
         node = await run_in_threadpool(_node, context, node_id)
         if not node.alive:
             raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is dead and cannot be drained.")
@@ -63,33 +70,91 @@ def routes(context: Context) -> APIRouter:
     async def undo_drain(node_id: NodeId) -> Response:
         """Does nothing to a node that is not drained. A drain that Ray announced cannot be undone."""
         node = await run_in_threadpool(_node, context, node_id)
-        if node.drain is not None and node.drain.source is not DrainSource.API:
+        if node.drain is not None and node.drain.source is DrainSource.RAY:
             raise ProblemError(Kind.REQUEST_CONFLICT, f"Ray drains node {node_id}, and Shoal cannot undo that.")
+        if node.drain is not None and node.drain.source is DrainSource.WINDOW:
+            raise ProblemError(
+                Kind.REQUEST_CONFLICT,
+                f"Node {node_id} is drained for a {node.drain.reason.partition(':')[0]}. Cancel that instead.",
+            )
         await run_in_threadpool(store.undo_drain, node_id)
         return _node_response(await run_in_threadpool(_node, context, node_id))
+
+    @router.post(
+        "/{node_id}/cordon",
+        status_code=202,
+        response_model=NodeView,
+        summary="Cordon a node",
+        openapi_extra=body_of("CordonRequest", JSON_TYPES, required=False),
+    )
+    async def cordon_node(request: Request, node_id: NodeId) -> Response:
+        """No new worker is placed on the node; those that are there stay. A repeated request replaces the reason."""
+        cordon = await _request(request, CordonRequest)
+        node = await run_in_threadpool(_node, context, node_id)
+        if not node.alive:
+            raise ProblemError(Kind.REQUEST_CONFLICT, f"Node {node_id} is dead and cannot be cordoned.")
+        await run_in_threadpool(store.cordon_node, node_id, reason=cordon.reason, now=context.clock())
+        return _node_response(await run_in_threadpool(_node, context, node_id), 202)
+
+    @router.delete("/{node_id}/cordon", response_model=NodeView, summary="Place workers on a cordoned node again")
+    async def undo_cordon(node_id: NodeId) -> Response:
+        """Does nothing to a node that is not cordoned."""
+        await run_in_threadpool(_node, context, node_id)
+        await run_in_threadpool(store.uncordon_node, node_id)
+        return _node_response(await run_in_threadpool(_node, context, node_id))
+
+    @router.post(
+        "/{node}/preemption-notice",
+        status_code=202,
+        response_model=Page[NodeView],
+        summary="Announce that a node will be taken away",
+        openapi_extra=body_of("NoticeRequest", JSON_TYPES, required=False),
+    )
+    async def announce_preemption(request: Request, node: NodeOrAddress) -> Response:
+        """For the hooks of a cloud or of Kubernetes, which know the machine by its address. All live nodes at the
+        address are drained before the deadline; jobs leave at a step boundary and lose no step. The answer is these
+        nodes."""
+        notice = await _request(request, NoticeRequest)
+        nodes = await run_in_threadpool(nodes_of, context)
+        found = [one.node_id for one in nodes if one.alive and node in (one.node_id, one.ip)]
+        if not found:
+            raise ProblemError(Kind.NODE_NOT_FOUND, f"There is no live node {node}; GET /v1/nodes lists them.")
+        now = context.clock()
+        deadline = now + notice.deadline_s if notice.deadline_at is None else notice.deadline_at
+        for node_id in found:
+            await run_in_threadpool(
+                store.drain_node, node_id, reason=notice.reason, deadline=deadline, now=now, source=DrainSource.NOTICE
+            )
+        after = await run_in_threadpool(nodes_of, context)
+        page = Page[NodeView](items=tuple(one for one in after if one.node_id in found))
+        return Response(page.model_dump_json(), 202, media_type="application/json")
 
     return router
 
 
-def _nodes(context: Context) -> tuple[NodeView, ...]:
-    """The nodes as the control loop saw them last, with the current drains."""
+def nodes_of(context: Context) -> tuple[NodeView, ...]:
+    """The nodes as the control loop saw them last, with the current drains and cordons."""
     nodes = with_drains(context.cluster.snapshot().nodes, context.store.drains())
-    num_workers = context.store.workers_by_node()
-    return tuple(NodeView.of(node, num_workers[node.node_id]) for node in nodes)
+    num_workers, cordons = context.store.workers_by_node(), context.store.cordons()
+    return tuple(
+        NodeView.of(node.model_copy(update={"cordon": cordons.get(node.node_id)}), num_workers[node.node_id])
+        for node in nodes
+    )
 
 
 def _node(context: Context, node_id: str) -> NodeView:
-    for node in _nodes(context):
+    for node in nodes_of(context):
         if node.node_id == node_id:
             return node
     raise ProblemError(Kind.NODE_NOT_FOUND, f"There is no node {node_id}; GET /v1/nodes lists them.")
 
 
-async def _drain_request(request: Request) -> DrainRequest:
+async def _request(request: Request, model: type[M]) -> M:
+    """The body, which may be missing."""
     if "content-type" not in request.headers:
         await read_body(request, 0)
-        return DrainRequest()
-    return await read_model(request, DrainRequest)
+        return model()
+    return await read_model(request, model)
 
 
 def _node_response(node: NodeView, status: int = 200) -> Response:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -44,10 +43,11 @@ def routes(context: Context) -> APIRouter:
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
-    async def metrics() -> Response:
-        """Text exposition format; read from the store at the time of the scrape."""
-        body = await run_in_threadpool(generate_latest, context.registry)
-        return Response(body, media_type=CONTENT_TYPE_LATEST)
+    async def metrics(request: Request) -> Response:
+        """OpenMetrics, with exemplars, for a scraper that accepts it; otherwise the text format. Read from the store at
+        the time of the scrape."""
+        body, media_type = await run_in_threadpool(context.scrape, request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": media_type})
 
     @router.get("/problems", summary="Every problem type of this API")
     async def problems() -> list[ProblemType]:

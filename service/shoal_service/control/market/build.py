@@ -14,7 +14,7 @@ from shoal_service.core import nodes as node_rules
 from shoal_service.core.desired import Desired
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Project, WorkerNeed
+from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketState, Project, User, WorkerNeed
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
 from shoal_workers.contract.job import JobState
@@ -41,6 +41,7 @@ class MarketBuilder:
         foreign: Mapping[str, WorkerNeed],
         workers: Mapping[str, Mapping[str, int]],
         projects: Mapping[str, Project],
+        users: Mapping[str, User],
         now: float,
     ) -> MarketState:
         """
@@ -56,7 +57,8 @@ class MarketBuilder:
             for row, job, _ in self._known.values()
             if not is_preempted(row)  # its workers are promised to another job
         ]
-        return MarketState(jobs=jobs, nodes=market_nodes(nodes, [row.id for row in rows], foreign), projects=projects)
+        capacity = market_nodes(nodes, [row.id for row in rows], foreign)
+        return MarketState(jobs=jobs, nodes=capacity, projects=projects, users=users)
 
     def _job(self, row: DriveRow, now: float) -> tuple[DriveRow, MarketJob, bool]:
         known = self._known.get(row.id)
@@ -86,6 +88,7 @@ class MarketBuilder:
             max_workers=spec.elasticity.max_workers,
             need=WorkerNeed(cpus=spec.worker.cpus, gpus=spec.worker.gpus, memory_gib=spec.worker.memory_gib),
             project=spec.project,
+            user=spec.user,
             priority=row.priority,
             finish_by=spec.finish_by,
             capacity=spec.capacity,
@@ -108,11 +111,19 @@ def standing_of(state: MarketState) -> object:
     jobs = tuple(
         (
             *(job.job_id, job.granted, job.held, job.min_workers, job.max_workers, job.need, job.priority),
-            *(job.project, job.finish_by, job.capacity, job.placement, job.is_leaving, tuple(job.selector.items())),
+            *(
+                job.project,
+                job.user,
+                job.finish_by,
+                job.capacity,
+                job.placement,
+                job.is_leaving,
+                tuple(job.selector.items()),
+            ),
         )
         for job in state.jobs
     )
-    return jobs, tuple(state.nodes), dict(state.projects)
+    return jobs, tuple(state.nodes), dict(state.projects), dict(state.users)
 
 
 def is_preempted(row: DriveRow) -> bool:
@@ -135,6 +146,8 @@ def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
         memory_gib=max(0.0, node.memory_gib - foreign.memory_gib),
         labels=node.labels,
         is_spot=node.labels.get(_MARKET_TYPE) == "spot",
+        is_cordoned=node.cordon is not None,
+        ends_at=node.maintenance_at,
     )
 
 

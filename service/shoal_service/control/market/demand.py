@@ -1,7 +1,7 @@
 """What is asked of Ray's autoscaler: room for what jobs have, and for the minima of those that wait for capacity.
 
-Nodes beyond that may be released. Pure; the control loop sends the answer, if `scale_out` is on. A job that waits for
-its project's limit is left out.
+Nodes beyond that may be released. Pure; the control loop sends the answer, if `scale_out` is on. A job that waits for a
+limit of its project or of its user is left out.
 """
 
 from __future__ import annotations
@@ -38,4 +38,4 @@ def demand(state: MarketState, decisions: Sequence[Decision]) -> dict[WorkerNeed
 
 
 def _waits(decisions: Sequence[Decision]) -> list[Wait]:
-    return [one for one in decisions if isinstance(one, Wait)]
+    return [one for one in decisions if isinstance(one, Wait) and not one.waits_for_limit]

@@ -17,7 +17,8 @@ def leave_of(state: Attempt, worker: Worker) -> AvoidedNode | None:
     if worker.leave is not None:
         return worker.leave
     node_id = worker.info.node_id if worker.info is not None else None
-    return next((avoided for avoided in state.target.avoided if avoided.node_id == node_id), None)
+    avoided = (one for one in state.target.avoided if one.node_id == node_id and not one.keeps_workers)
+    return next(avoided, None)
 
 
 def is_due(state: Attempt, worker: Worker, now: float) -> bool:

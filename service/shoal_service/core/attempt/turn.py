@@ -109,7 +109,8 @@ class Turn:
         else:
             reason = EndReason.SERVER_STOPPED if self.target.server_stops else EndReason.PREEMPTED
             saved, step = self.checkpoints.durable_step, self.progress.step
-            self.end(reason, f"saved at step {saved}" + (f" of {step}" if step > saved else "") + ".")
+            words = f"saved at step {saved}" + (f" of {step}" if step > saved else "") + "."
+            self.end(reason, words if self.history.has_formed else "it had not begun to train.")
 
     def end(self, reason: EndReason, message: str, failure: UserFailure | None = None) -> None:
         """Stop everything that the attempt started, then report how it ended."""

@@ -21,6 +21,23 @@ class SupervisorRestarted(JobEvent):
         return f"supervisor restarted: reattached to {self.found} of {self.of} workers"
 
 
+class SupervisorStartFailed(JobEvent):
+    """The supervisor could not be started, or died before it recorded its start."""
+
+    type: ClassVar[str] = "supervisor.start_failed"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    number: int
+    """Failed starts in a row, this one included."""
+    after_s: float | None
+    """Seconds until the next start; null: the attempt ends."""
+    message: str
+
+    def words(self) -> str:
+        what = "the attempt ends" if self.after_s is None else f"next start in {duration_text(self.after_s)}"
+        return f"supervisor not started, {what}: {self.message}"
+
+
 class NodeSuspected(JobEvent):
     """A worker of this job was at fault, and the cause may be its node: no job starts workers there until a test of the
     node passes."""
@@ -49,3 +66,32 @@ class NodeCleared(JobEvent):
 
     def words(self) -> str:
         return f"node {self.node_id[:12]} has passed its test after {duration_text(self.suspected_s)}"
+
+
+class NodeCordoned(JobEvent):
+    """A node with workers of this job is cordoned: they stay, and no further worker is placed there."""
+
+    type: ClassVar[str] = "node.cordoned"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    node_id: str
+    reason: str
+
+    def words(self) -> str:
+        return f"node {self.node_id[:12]} is cordoned: {self.reason}; its workers stay, and none is added"
+
+
+class MaintenancePlanned(JobEvent):
+    """Nodes with workers of this job have a maintenance window: they are drained in time, and no step is lost."""
+
+    type: ClassVar[str] = "maintenance.planned"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    window_id: str
+    begins_at: float
+    ends_at: float
+    reason: str
+
+    def words(self) -> str:
+        lasts = duration_text(self.ends_at - self.begins_at)
+        return f"maintenance window {self.window_id} of {lasts} is planned: {self.reason}"

@@ -7,6 +7,7 @@ from typing import ClassVar
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.quantities import count_text, duration_text
 from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.messages import Stacks
 
 
 class WorkerStarted(JobEvent):
@@ -102,6 +103,20 @@ class StragglerFound(JobEvent):
         own, others = duration_text(self.compute_s), duration_text(self.median_s)
         name = worker_text(self.worker_id, self.rank)
         return f"{name} is slow: {own} per step, the others {others}; {self.action}"
+
+
+class StacksTaken(JobEvent):
+    """The stacks of all ranks were taken: their group stood still until an incident began, or one of them is slow."""
+
+    type: ClassVar[str] = "worker.stacks"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    stacks: Stacks
+    incident: int | None = None
+    """The incident that keeps them too."""
+
+    def words(self) -> str:
+        return f"stacks ({self.stacks.reason}): {self.stacks.summary}"
 
 
 class StragglerKept(JobEvent):

@@ -15,6 +15,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.preemption import Preemption
 from shoal_service.core.scheduling.reservations import Reservations
@@ -29,6 +30,8 @@ class Obstacle:
     """None: it waits for room."""
     share: Share | None = None
     """The project whose quota is in the way."""
+    user: str = ""
+    """The user whose limit is in the way."""
     behind: str | None = None
     """The job with the reserved start that it would delay."""
 
@@ -141,27 +144,30 @@ def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
     """Running jobs below their minimum, then the queued ones; each project's in the order of the queue."""
     gone = {id(entry) for entry in preempted}
     yield from [entry for entry in plan.running if entry.is_below_minimum and id(entry) not in gone]
-    lists: dict[int, list[Entry]] = {}
-    shares: dict[int, Share] = {}
+    by_share: dict[Share, list[Entry]] = {share: [] for share in plan.shares.all}
     queued = [entry for entry in plan.queued if not entry.target]
     for entry in queued:
-        lists.setdefault(id(entry.share), []).append(entry)
-        shares[id(entry.share)] = entry.share
+        by_share[entry.share].append(entry)
+    lists = [queue for queue in by_share.values() if queue]
     if len(lists) == 1:
         yield from queued
         return
-    heads = [(_turn(queue[0]), key, 0) for key, queue in lists.items()]
+    shares = plan.shares
+    heads = [(_turn(queue[0]), number, 0, shares.num_changes) for number, queue in enumerate(lists)]
     heapq.heapify(heads)
     while heads:
-        turn, key, at = heads[0]
-        current = _turn(lists[key][at])
-        if current != turn:
-            heapq.heapreplace(heads, (current, key, at))
-            continue
-        heapq.heappop(heads)
-        yield lists[key][at]
-        if at + 1 < len(lists[key]):
-            heapq.heappush(heads, (_turn(lists[key][at + 1]), key, at + 1))
+        turn, number, at, as_of = heads[0]
+        queue = lists[number]
+        if as_of != shares.num_changes:
+            current = _turn(queue[at])
+            if current != turn:
+                heapq.heapreplace(heads, (current, number, at, shares.num_changes))
+                continue
+        yield queue[at]
+        if at + 1 < len(queue):
+            heapq.heapreplace(heads, (_turn(queue[at + 1]), number, at + 1, shares.num_changes))
+        else:
+            heapq.heappop(heads)
 
 
 def _turn(entry: Entry) -> tuple[bool, int, tuple[float, ...], tuple[float, str]]:
@@ -171,20 +177,24 @@ def _turn(entry: Entry) -> tuple[bool, int, tuple[float, ...], tuple[float, str]
 
 def _project_obstacle(plan: Plan, entry: Entry, missing: int) -> Obstacle | None:
     job, share = entry.job, entry.share
-    if share.room() < missing:
+    if share.has_limits and share.room() < missing:
         return _limit_obstacle(entry, missing)
     if entry.charged:
         return None
-    full = share.full_of_jobs()
+    full = share.full_of_jobs() if share.has_limits else None
     if full is not None:
         words = (
             f"Project {full.project.name} runs {full.running} jobs, and its max_running is {full.project.max_running}. "
             f"Raise it, or wait for one of them."
         )
         return Obstacle(words, full)
-    most, runs = plan.max_running_per_user, plan.running_of_user[job.user] if job.user else 0
-    if most is not None and job.user and runs >= most:
-        return Obstacle(f"User {job.user} runs {runs} jobs, and max_running_per_user is {most}. Wait for one of them.")
+    most = plan.max_running_of(job.user)
+    if most is not None and (runs := plan.running_of_user[job.user]) >= most:
+        words = (
+            f"User {job.user} runs {count_text(runs, 'job')}, and may run {most} at a time (max_running). Wait for one "
+            f"of them, or raise the limit."
+        )
+        return Obstacle(words, user=job.user)
     return None
 
 

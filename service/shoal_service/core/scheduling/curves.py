@@ -1,9 +1,15 @@
-"""ThroughputCurve: samples per second at each world size, known at some sizes and interpolated between them."""
+"""ThroughputCurve: samples per second at each world size, interpolated between the known ones; and its upper hull."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TypeAlias
+
+Segment: TypeAlias = tuple[int, float]
+"""World size at the end of a segment of the hull, and samples per second that each worker of the segment adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +48,22 @@ class ThroughputCurve:
         low, high = self.sizes[at - 1], self.sizes[at]
         share = (workers - low) / (high - low)
         return self.rates[at - 1] * (1 - share) + self.rates[at] * share
+
+
+@lru_cache(maxsize=65536)
+def hull(curve: ThroughputCurve, least: int, most: int) -> tuple[Segment, ...]:
+    """The upper concave hull of the curve between two sizes, as segments of falling gain, up to its highest rate."""
+    corners: list[tuple[int, float]] = [(least, curve.rate(least))]
+    sizes = {size for size in curve.sizes if least < size < most}
+    for size in sorted(sizes | {most} if most > least else sizes):
+        rate = curve.rate(size)
+        while len(corners) > 1 and _gain(corners[-2], corners[-1]) <= _gain(corners[-1], (size, rate)):
+            corners.pop()
+        corners.append((size, rate))
+    return tuple(
+        (after[0], _gain(before, after)) for before, after in pairwise(corners) if after[1] > before[1] * (1 + 1e-9)
+    )
+
+
+def _gain(before: tuple[int, float], after: tuple[int, float]) -> float:
+    return (after[1] - before[1]) / (after[0] - before[0])

@@ -4,7 +4,8 @@
     2 admit    queued jobs start as soon as their minimum fits beside those minima    admission.admit
     3 divide   the rest goes where it adds most                                       gains.divide_rest
     4 settle   moves that do not pay for their pause are taken back                   _settle
-    5 explain  a decision with its reason for each change and each job that waits     reasons, waiting
+    5 look     the same for the outcome, until nothing changes any more               decide
+    6 explain  a decision with its reason for each change and each job that waits     reasons, waiting
 
 So jobs are admitted by shrinking others: what is above a minimum is divided anew in each decision. The method's sources
 are in docs/scheduling.md. Called by the control loop and by the simulator, which carry the decisions out.
@@ -12,9 +13,13 @@ are in docs/scheduling.md. Called by the control loop and by the simulator, whic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
 from shoal_service.core.scheduling.admission import admit, keep_minima
 from shoal_service.core.scheduling.gains import divide_rest, pays
-from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start
+from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start, Wait
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.reasons import (
     Flows,
@@ -26,15 +31,65 @@ from shoal_service.core.scheduling.reasons import (
 from shoal_service.core.scheduling.room import count
 from shoal_service.core.scheduling.waiting import waits
 
+Change: TypeAlias = Start | Resize | Preempt
+
+LOOKS = 4
+"""A decision is checked this often against its own outcome, at most."""
+
+MOST_CHECKED = 1_000
+"""... if there are not more jobs: a look takes as long as the decision, and on large clusters the next pass is one."""
+
 
 def decide(state: MarketState, now: float) -> list[Decision]:
-    """One decision for each queued job, and one for each running job that changes. Those that give come first."""
+    """One decision for each queued job, and one for each running job that changes. Those that give come first.
+
+    Asked again for the outcome of its decisions, it changes nothing, for up to MOST_CHECKED jobs. Now and then, what
+    one job leaves behind suits another one, which is seen only in the outcome. So the outcome is decided upon as well,
+    and both are returned as one. A preempted job is not in the outcome: its workers are promised to another one.
+    """
+    plan, preempted, waiting = _planned(state, now)
+    changes = _changes(plan, preempted)
+    if not changes or len(state.jobs) > MOST_CHECKED:
+        return [*changes, *waiting]
+    entries = {entry.job.job_id: entry for entry in (*plan.running, *plan.queued)}
+    for _ in range(LOOKS):
+        outcome = after(state, changes, now)
+        later, preempted_later, waiting_later = _planned(outcome, now)
+        more = _changes(later, preempted_later)
+        if not more or any(isinstance(one, Preempt) and not entries[one.job_id].job.granted for one in more):
+            break
+        for one in more:
+            entry = entries[one.job_id]
+            if isinstance(one, Preempt):
+                entry.beneficiary = one.beneficiary
+                preempted.append(entry)
+            else:
+                entry.target = one.workers
+        changes, waiting = _changes(plan, preempted), waiting_later
+    return [*changes, *waiting]
+
+
+def _planned(state: MarketState, now: float) -> tuple[Plan, list[Entry], list[Wait]]:
+    """What each job is to have, which ones are preempted, and why others wait."""
     plan = Plan(state, now)
     admission = admit(plan, keep_minima(plan))
     waiting = waits(plan, admission.waiting)
     divide_rest(plan)
     _settle(plan)
-    return [*_changes(plan, admission.preempted), *waiting]
+    return plan, admission.preempted, waiting
+
+
+def after(state: MarketState, changes: Sequence[Change], now: float) -> MarketState:
+    """The market once the decisions are in effect. Preempted jobs are not in it until they return to the queue."""
+    grants = {one.job_id: 0 if isinstance(one, Preempt) else one.workers for one in changes}
+    jobs = []
+    for job in state.jobs:
+        workers = grants.get(job.job_id)
+        if workers is None:
+            jobs.append(job)
+        elif workers:
+            jobs.append(replace(job, granted=workers, held=workers, moved_at=now))
+    return replace(state, jobs=jobs)
 
 
 def _settle(plan: Plan) -> None:
@@ -53,7 +108,7 @@ def _settle(plan: Plan) -> None:
                 entry.target += workers
                 entry.share.add(workers)
             else:
-                plan.room.give_back(entry.job.need, sites)
+                plan.room.give_back(entry.shape, sites)
 
 
 def _reduce(plan: Plan, entry: Entry, workers: int) -> None:
@@ -67,10 +122,10 @@ def _reduce(plan: Plan, entry: Entry, workers: int) -> None:
         if here > back:
             entry.sites.append((free, here - back))
         workers -= back
-    plan.room.give_back(entry.job.need, sites)
+    plan.room.give_back(entry.shape, sites)
 
 
-def _changes(plan: Plan, preempted: list[Entry]) -> list[Decision]:
+def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
     jobs = {id(entry) for entry in preempted}
     running = [entry for entry in plan.running if id(entry) not in jobs]
     shrunk = [entry for entry in running if _wanted(entry) < entry.job.granted]
@@ -80,7 +135,7 @@ def _changes(plan: Plan, preempted: list[Entry]) -> list[Decision]:
         shrunk = [entry for entry in shrunk if not _keeps_claim(entry)]
     flows = Flows([*preempted, *shrunk], [*started, *grown])
     by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *running)}
-    changes: list[Decision] = []
+    changes: list[Change] = []
     for entry in preempted:
         name = entry.beneficiary or ""
         changes.append(Preempt(entry.job.job_id, preempt_words(entry, by_id.get(name)), name))

@@ -17,19 +17,16 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 
-from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.deadlines import workers_for_deadline
 from shoal_service.core.scheduling.estimates import seconds_left
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import count
+from shoal_service.core.scheduling.shares import Share
 
 Q = 1.25
 """1 / (1 - p) of heSRPT for a throughput of workers^p. 1 ignores the length of jobs, infinity is SRPT. 1.25 is best or
 nearly so over the traces; measured curves are flatter at their ends than any power, which the gains see already."""
-
-PRIORITY_DOUBLES = 10.0
-"""So many points of priority double a job's weight."""
 
 DEADLINE_WEIGHT = 1e6
 """Weight of the workers without which a job misses its deadline."""
@@ -50,28 +47,6 @@ SETTLE = 0.5
 
 PINNED = 1e9
 
-Segment = tuple[int, float]
-"""World size at the end of a segment of the hull, and samples per second that each worker of the segment adds."""
-
-
-@lru_cache(maxsize=65536)
-def hull(curve: ThroughputCurve, least: int, most: int) -> tuple[Segment, ...]:
-    """The upper concave hull of the curve between two sizes, as segments of falling gain, up to its highest rate."""
-    corners: list[tuple[int, float]] = [(least, curve.rate(least))]
-    sizes = {size for size in curve.sizes if least < size < most}
-    for size in sorted(sizes | {most} if most > least else sizes):
-        rate = curve.rate(size)
-        while len(corners) > 1 and _gain(corners[-2], corners[-1]) <= _gain(corners[-1], (size, rate)):
-            corners.pop()
-        corners.append((size, rate))
-    return tuple(
-        (after[0], _gain(before, after)) for before, after in pairwise(corners) if after[1] > before[1] * (1 + 1e-9)
-    )
-
-
-def _gain(before: tuple[int, float], after: tuple[int, float]) -> float:
-    return (after[1] - before[1]) / (after[0] - before[0])
-
 
 def divide_rest(plan: Plan) -> None:
     """Give out what is free, first within what each project is entitled to, then to anybody who gains."""
@@ -80,32 +55,34 @@ def divide_rest(plan: Plan) -> None:
     offers = [_Offer(entry, weights[entry.job.job_id], plan.now) for entry in entries]
     if len(plan.shares.all) > 1:
         _entitle(plan, entries)
-        deferred = _hand_out(
-            plan, offers, lambda entry: min(entry.share.room(), entry.share.entitled - entry.share.own_used)
-        )
-        _hand_out(plan, deferred, lambda entry: entry.share.room())
+        deferred = _hand_out(plan, offers, lambda share: min(share.room(), share.entitled - share.own_used))
+        _hand_out(plan, deferred, Share.room)
     else:
-        _hand_out(plan, offers, lambda entry: entry.share.room())
+        _hand_out(plan, offers, Share.room)
 
 
 def _weights(entries: list[Entry]) -> dict[str, float]:
     """heSRPT's weight by rank, longest first, times the priority's, per sample."""
     ranked = sorted(entries, key=lambda entry: (-entry.work_s, entry.job.job_id))
-    weights: dict[str, float] = {}
-    below = 0.0
-    for rank, entry in enumerate(ranked, 1):
-        job, power = entry.job, rank**Q
-        weight = (power - below) ** (1 / Q) * 2.0 ** (job.priority / PRIORITY_DOUBLES)
-        weights[job.job_id] = weight * job.min_workers / job.curve.rate(job.min_workers)
-        below = power
-    return weights
+    by_rank = rank_weights(1 << len(ranked).bit_length())
+    return {
+        entry.job.job_id: weight * entry.facts.division(entry.job)[1]
+        for entry, weight in zip(ranked, by_rank, strict=False)
+    }
+
+
+@lru_cache(maxsize=32)
+def rank_weights(number: int) -> tuple[float, ...]:
+    """Of the longest job, the next one, and so on."""
+    powers = [rank**Q for rank in range(number + 1)]
+    return tuple((power - below) ** (1 / Q) for below, power in pairwise(powers))
 
 
 def _entitle(plan: Plan, entries: list[Entry]) -> None:
     for share in plan.shares.all:
         share.own_demand = share.own_used
     for entry in entries:
-        segments = hull(entry.job.curve, entry.job.min_workers, entry.job.max_workers)
+        segments = entry.facts.division(entry.job)[0]
         entry.share.own_demand += max(0, (segments[-1][0] if segments else entry.job.min_workers) - entry.target)
     placed = sum(share.own_used for share in plan.shares.all)
     shapes = {id(entry.shape): entry.shape for entry in entries}
@@ -122,13 +99,13 @@ class _Offer:
         job = entry.job
         self.entry = entry
         self.weight = weight
-        self.segments = hull(job.curve, job.min_workers, job.max_workers)
+        self.segments = entry.facts.division(job)[0]
         self.segment = 0
         self.kept = min(job.granted, job.max_workers)
         self.bonus = keep_bonus(job, now) if self.kept > entry.target else 1.0
-        self.needed = workers_for_deadline(job, now)
-        self.until = self.gain = 0.0
-        self.price()
+        self.needed = workers_for_deadline(job, now) if job.finish_by is not None else 0
+        self.until = 0
+        self.gain = 0.0
 
     def price(self) -> bool:
         """Move to the segment at the job's target; False if none is left."""
@@ -148,41 +125,37 @@ class _Offer:
         self.until, self.gain = until, gain
         return True
 
-    def __lt__(self, other: _Offer) -> bool:
-        if self.gain != other.gain:
-            return self.gain > other.gain
-        return self.entry.order < other.entry.order
 
-
-def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Entry], float]) -> list[_Offer]:
+def _hand_out(plan: Plan, offers: list[_Offer], room_of: Callable[[Share], float]) -> list[_Offer]:
     """Returns the offers that their project's room did not allow."""
-    heap = [offer for offer in offers if offer.price()]
+    heap = [(-offer.gain, offer.entry.order, offer) for offer in offers if offer.price()]
     heapq.heapify(heap)
     deferred: list[_Offer] = []
     while heap:
-        offer = heap[0]
-        entry = offer.entry
+        _, order, offer = heap[0]
+        entry, shape = offer.entry, offer.entry.shape
         target = entry.target
-        wanted = int(offer.until) - target
-        allowed = int(min(wanted, room_of(entry)))
-        if allowed <= 0:
-            deferred.append(heapq.heappop(heap))
-            continue
         stays = target < offer.kept
-        if entry.shape.is_full and not stays:
+        if shape.is_full and not stays:
             heapq.heappop(heap)
             continue
-        sites = plan.stay(entry, allowed) if stays else entry.shape.take(allowed)
+        wanted = offer.until - target
+        allowed = int(min(wanted, room_of(entry.share)))
+        if allowed <= 0:
+            deferred.append(offer)
+            heapq.heappop(heap)
+            continue
+        sites = plan.stay(entry, allowed) if stays else shape.take(allowed)
         taken = count(sites)
         if taken < wanted and entry.job.curve.rate(target + taken) <= entry.job.curve.rate(target):
-            plan.room.give_back(entry.job.need, sites)
+            plan.room.give_back(entry.shape, sites)
             heapq.heappop(heap)
             continue
         entry.target += taken
         entry.sites = entry.sites + sites
         entry.share.add(taken)
         if taken == wanted and offer.price():
-            heapq.heapreplace(heap, offer)
+            heapq.heapreplace(heap, (-offer.gain, order, offer))
         else:
             heapq.heappop(heap)
             if taken == allowed < wanted:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_workers.contract.placing import CapacityKind as CapacityKind
 from shoal_workers.contract.placing import Placement as Placement
 
 DEFAULT_PROJECT = "default"
+DEFAULT_USER = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class MarketJob:
     need: WorkerNeed
     project: str = DEFAULT_PROJECT
     user: str = ""
+    """Empty: no limits of a user apply."""
     priority: int = 0
     granted: int = 0
     """Workers that the job may use; 0: it is queued."""
@@ -91,6 +93,8 @@ class MarketJob:
     placement: Placement = Placement.PACK
     is_leaving: bool = False
     """Pausing or cancelling: it keeps its workers until it is gone, and gets no more."""
+    memo: Any = field(default=None, init=False, repr=False, compare=False)
+    """What `facts` has derived from this value, so that a job that has not changed costs the next decision less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +115,17 @@ class Project:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """How many jobs a user may have."""
+
+    name: str
+    max_running: int | None = None
+    """Jobs with a grant at the same time."""
+    max_queued: int | None = None
+    """Checked at submit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MarketState:
     """Everything that a decision depends on, except the time."""
 
@@ -118,7 +133,8 @@ class MarketState:
     nodes: Sequence[MarketNode]
     projects: Mapping[str, Project] = field(default_factory=dict)
     """Jobs of a project that is not listed share DEFAULT_PROJECT's rules."""
-    max_running_per_user: int | None = None
+    users: Mapping[str, User] = field(default_factory=dict)
+    """To a user who is not listed, DEFAULT_USER's limits apply; each one has them alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +178,8 @@ class Wait:
     """Jobs that hold what is waited for."""
     expected_at: float | None = None
     """When it is expected to start; None: not known."""
+    waits_for_limit: bool = False
+    """A limit of its project or of its user is in the way: more nodes would not help."""
 
 
 Decision: TypeAlias = Start | Resize | Preempt | Wait

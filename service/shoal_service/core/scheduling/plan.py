@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 
-from shoal_service.core.scheduling.estimates import queue_time, worker_seconds_left
-from shoal_service.core.scheduling.market import MarketJob, MarketState
+from shoal_service.core.scheduling.facts import Facts, facts_of
+from shoal_service.core.scheduling.market import DEFAULT_USER, MarketJob, MarketState
 from shoal_service.core.scheduling.room import Room, Shape, Sites, count
 from shoal_service.core.scheduling.shares import Share, Shares
+
+_NONE: Sites = []
+"""Never changed: sites are replaced by longer lists."""
 
 
 class Entry:
@@ -20,6 +24,7 @@ class Entry:
         "beneficiary",
         "charged",
         "donors",
+        "facts",
         "floor",
         "job",
         "order",
@@ -30,19 +35,20 @@ class Entry:
         "work_s",
     )
 
-    def __init__(self, job: MarketJob, shape: Shape, share: Share) -> None:
+    def __init__(self, job: MarketJob, facts: Facts, shape: Shape, share: Share) -> None:
         self.job = job
+        self.facts = facts
         self.shape = shape
         self.share = share
-        self.work_s = worker_seconds_left(job)
-        self.order = (queue_time(job, self.work_s), job.job_id)
+        self.work_s = facts.work_s
+        self.order = facts.order
         self.target = 0
         """Workers that it is to have."""
         self.charged = 0
         """Workers that count for its project before the rest is divided."""
         self.floor = 0
         """Workers that it has before the rest is divided."""
-        self.sites: Sites = []
+        self.sites: Sites = _NONE
         """Where its floor is booked."""
         self.beneficiary: str | None = None
         """The job for which it is preempted."""
@@ -61,53 +67,66 @@ class Plan:
         self.now = now
         self.room = Room(state.nodes, now)
         self.shares = Shares(state.projects)
-        self.max_running_per_user = state.max_running_per_user
+        self._users = state.users
         self.running_of_user: Counter[str] = Counter()
         self.running: list[Entry] = []
         self.queued: list[Entry] = []
         self.leaving: list[Entry] = []
+        shape, share = self.room.shape, self.shares.of
         for job in state.jobs:
-            entry = Entry(job, self.room.shape(job), self.shares.of(job.project))
+            facts = facts_of(job)
+            entry = Entry(job, facts, shape(job, facts), share(job.project))
             if job.is_leaving:
                 self.leaving.append(entry)
             elif job.granted > 0:
                 self.running.append(entry)
             else:
                 self.queued.append(entry)
-        self.queued.sort(key=lambda entry: entry.order)
+        self.queued.sort(key=attrgetter("order"))
         self.running.sort(key=lambda entry: (-entry.job.priority, entry.order))
+
+    def max_running_of(self, user: str) -> int | None:
+        """Jobs with a grant that the user may have; None: any number."""
+        found = self._users.get(user) or self._users.get(DEFAULT_USER)
+        return None if found is None or not user else found.max_running
 
     def stay(self, entry: Entry, workers: int) -> Sites:
         """Places for workers that run already: first on the nodes where they are known to be."""
-        left = dict(entry.job.on_nodes)
-        for free, here in entry.sites if left else ():
+        on_nodes = entry.job.on_nodes
+        if not on_nodes or not entry.sites:
+            return entry.shape.stay(workers, on_nodes)
+        left = dict(on_nodes)
+        for free, here in entry.sites:
             name = free.node.node_id
             left[name] = left.get(name, 0) - here
         return entry.shape.stay(workers, left)
 
     def keep(self, entry: Entry, sites: Sites, workers: int) -> None:
         """A running job keeps these places. All of its workers count for its project, also those of lost nodes."""
-        self._charge(entry, workers)
-        self.book(entry, sites)
+        here = count(sites)
+        entry.sites = sites
+        entry.target = entry.floor = here
+        self._charge(entry, workers if workers > here else here)
 
     def book(self, entry: Entry, sites: Sites) -> None:
         """Give these places to the job."""
-        entry.sites = entry.sites + sites
+        entry.sites = entry.sites + sites if entry.sites else sites
         entry.target += count(sites)
         entry.floor = entry.target
-        self._charge(entry, max(0, entry.target - entry.charged))
+        if entry.target > entry.charged:
+            self._charge(entry, entry.target - entry.charged)
 
     def clear(self, entry: Entry) -> None:
         """Take all of its places from the job."""
-        self.room.give_back(entry.job.need, entry.sites)
+        self.room.give_back(entry.shape, entry.sites)
         self._charge(entry, -entry.charged)
-        entry.sites = []
+        entry.sites = _NONE
         entry.target = entry.floor = 0
 
     def _charge(self, entry: Entry, workers: int) -> None:
         before = entry.charged
         entry.charged += workers
-        running = int(entry.charged > 0) - int(before > 0)
+        running = (entry.charged > 0) - (before > 0)
         entry.share.add(workers, running)
-        if entry.job.user:
+        if running and entry.job.user:
             self.running_of_user[entry.job.user] += running

@@ -16,7 +16,10 @@ class Preemption:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._victims = sorted(_ranked(entry) for entry in (*plan.running, *plan.queued) if entry.target)
+        latest_first = (*plan.queued, *reversed(plan.running))  # nearly sorted already
+        self._victims = sorted([_ranked(entry) for entry in latest_first if entry.target])
+        self._gone: set[int] = set()
+        """Victims that have been preempted."""
         self._failed: dict[int, tuple[float, int]] = {}
         """Priority and workers of the last claim of a shape that preemption could not meet."""
 
@@ -26,7 +29,10 @@ class Preemption:
 
     def may_help(self, priority: int) -> bool:
         """Some job has a lower priority."""
-        return bool(self._victims) and self._victims[0][0] < priority
+        victims = self._victims
+        while victims and id(victims[0][-1]) in self._gone:
+            del victims[0]
+        return bool(victims) and victims[0][0] < priority
 
     def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
         """Preempt until so many workers fit. Empty if that cannot be done, and then nothing has changed."""
@@ -40,9 +46,8 @@ class Preemption:
         if not cleared:
             self._failed[id(claimant.shape)] = (priority, missing)
             return []
-        gone = {id(entry) for entry in cleared}
-        self._victims = [victim for victim in self._victims if id(victim[-1]) not in gone]
         for entry in cleared:
+            self._gone.add(id(entry))
             entry.beneficiary = claimant.job.job_id
         claimant.donors = (*claimant.donors, *(entry.job.job_id for entry in cleared if entry.job.granted))
         return cleared
@@ -53,7 +58,9 @@ class Preemption:
         for priority, _, _, entry in self._victims:
             if priority >= claimant.job.priority:
                 break
-            if entry is claimant or not entry.shape.overlaps(shape) or _is_guaranteed(entry, claimant):
+            if entry is claimant or id(entry) in self._gone:
+                continue
+            if not entry.shape.overlaps(shape) or _is_guaranteed(entry, claimant):
                 continue
             cleared.append((entry, entry.sites, entry.charged))
             self._plan.clear(entry)
@@ -80,7 +87,11 @@ class Preemption:
 
 
 def _ranked(entry: Entry) -> tuple[float, float, str, Entry]:
-    return _priority(entry), -entry.order[0], entry.job.job_id, entry
+    job = entry.job
+    priority: float = job.priority
+    if entry.target < job.granted and entry.target < job.min_workers:
+        priority -= 0.5  # it lost nodes and does not train
+    return priority, -entry.order[0], job.job_id, entry
 
 
 def _is_guaranteed(entry: Entry, claimant: Entry) -> bool:
@@ -90,9 +101,3 @@ def _is_guaranteed(entry: Entry, claimant: Entry) -> bool:
         for share in entry.share.path
         if share not in claimant.share.path
     )
-
-
-def _priority(entry: Entry) -> float:
-    """Its priority, and half a point less if it lost nodes and does not train."""
-    stranded = entry.target < min(entry.job.granted, entry.job.min_workers)
-    return entry.job.priority - 0.5 if stranded else entry.job.priority

@@ -9,6 +9,7 @@ Called by `admission` and `waiting`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoal_service.core.scheduling.estimates import seconds_left
@@ -39,10 +40,9 @@ class Reservations:
             if reserved.entry is entry or not reserved.entry.shape.overlaps(entry.shape):
                 continue
             job = entry.job
-            ends = self._plan.now + job.start_s + seconds_left(job, job.min_workers)
-            if ends <= reserved.at and math.isfinite(reserved.at):
+            if math.isfinite(reserved.at) and self._ends_at(entry) <= reserved.at:
                 continue
-            if reserved.entry.job.need == job.need and job.min_workers <= reserved.spare:
+            if job.min_workers <= reserved.spare and reserved.entry.shape.is_alike(entry.shape):
                 continue
             return reserved
         return None
@@ -50,10 +50,12 @@ class Reservations:
     def spend(self, entry: Entry) -> None:
         """The job has started: what it takes of the spare workers is not spare for the next."""
         for reserved in self._all:
-            job = entry.job
-            ends = self._plan.now + job.start_s + seconds_left(job, job.min_workers)
-            if reserved.entry.shape.overlaps(entry.shape) and not ends <= reserved.at:
-                reserved.spare -= job.min_workers
+            if reserved.entry.shape.overlaps(entry.shape) and not self._ends_at(entry) <= reserved.at:
+                reserved.spare -= entry.job.min_workers
+
+    def _ends_at(self, entry: Entry) -> float:
+        """When the job ends at the latest if it starts now."""
+        return self._plan.now + entry.job.start_s + seconds_left(entry.job, entry.job.min_workers)
 
     def reserve(self, entry: Entry) -> None:
         """The job does not fit: reserve its start, if no job before it has reserved on its nodes."""
@@ -62,47 +64,46 @@ class Reservations:
 
     def _reservation(self, entry: Entry) -> Reservation:
         free = entry.shape.free() + entry.target
-        for ends, workers, _ in timeline(self._plan, entry.shape, earliest=True):
+        for ends, workers, _ in Ends(self._plan, earliest=True).of(entry.shape):
             free += workers
             if free >= entry.job.min_workers:
                 return Reservation(entry, ends, free - entry.job.min_workers)
         return Reservation(entry, math.inf, 0)
 
 
-def timeline(plan: Plan, shape: Shape, *, earliest: bool) -> list[tuple[float, int, str]]:
-    """When running jobs end and how many workers of this shape then come free, by time.
+class Ends:
+    """When running jobs end, and how many workers of a shape then come free.
 
     Earliest: as if each had all of its workers, and at once where the work is not known. Otherwise at their present
     rate, without the jobs of unknown length.
     """
-    ends: list[tuple[float, int, str]] = []
-    for entry in (*plan.leaving, *plan.running, *plan.queued):
-        job = entry.job
-        if not entry.floor or not (entry.shape is shape or entry.shape.overlaps(shape)):
-            continue
-        if job.is_leaving:
-            at = plan.now
-        elif job.left is None:
-            if not earliest:
+
+    def __init__(self, plan: Plan, *, earliest: bool) -> None:
+        which = 0 if earliest else 1
+        now = plan.now
+        self._ends: list[tuple[float, str, Entry]] = []
+        for entry in (*plan.leaving, *plan.running, *plan.queued):
+            if not entry.floor:
                 continue
-            at = plan.now
-        else:
-            wait_s = 0.0 if job.granted else job.start_s
-            left_s = job.left / max(job.curve.rates) if earliest else seconds_left(job, job.granted or entry.floor)
-            at = plan.now + wait_s + left_s
-        ends.append((at, _in_shape(entry, shape), job.job_id))
-    ends.sort()
-    return ends
+            job = entry.job
+            at = now
+            if not job.is_leaving:
+                if job.left is not None:
+                    at += entry.facts.ends(job)[which]
+                    if not job.granted:
+                        at += job.start_s
+                elif not earliest:
+                    continue
+            self._ends.append((at, job.job_id, entry))
+        self._ends.sort()
 
-
-def _in_shape(entry: Entry, shape: Shape) -> int:
-    """The workers of the shape that fit in place of the job's minimum; not exact where they differ in kind."""
-    need, other = entry.job.need, shape.need
-    if need == other:
-        return entry.floor
-    ratios = [
-        have / want
-        for have, want in ((need.cpus, other.cpus), (need.gpus, other.gpus), (need.memory_gib, other.memory_gib))
-        if want > 0
-    ]
-    return int(entry.floor * min(ratios, default=1.0))
+    def of(self, shape: Shape) -> Iterator[tuple[float, int, str]]:
+        """By time; workers that differ from the shape's count as about as many as fit in their place."""
+        factors: dict[int, float] = {}
+        for at, job_id, entry in self._ends:
+            factor = factors.get(id(entry.shape))
+            if factor is None:
+                overlaps = entry.shape.overlaps(shape)
+                factor = factors[id(entry.shape)] = shape.per_worker(entry.shape)[0] if overlaps else -1.0
+            if factor >= 0:
+                yield at, entry.floor if factor == 1.0 else int(entry.floor * factor), job_id

@@ -8,9 +8,11 @@ Called by `decide`. It knows no job, no share and no priority.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from shoal_service.core.scheduling.facts import Facts, ShapeKey
 from shoal_service.core.scheduling.market import CapacityKind, MarketJob, MarketNode, Placement, WorkerNeed
 
 EPSILON = 1e-9
@@ -39,11 +41,11 @@ class FreeNode:
         room: float = UNLIMITED
         if need.cpus > 0:
             room = self.cpus / need.cpus
-        if need.gpus > 0:
-            room = min(room, self.gpus / need.gpus)
-        if need.memory_gib > 0:
-            room = min(room, self.memory_gib / need.memory_gib)
-        return max(0, int(room + EPSILON))
+        if need.gpus > 0 and (gpus := self.gpus / need.gpus) < room:
+            room = gpus
+        if need.memory_gib > 0 and (memory := self.memory_gib / need.memory_gib) < room:
+            room = memory
+        return int(room + EPSILON) if room > 0 else 0
 
     def reserve(self, need: WorkerNeed, workers: int) -> None:
         """Negative `workers` give back."""
@@ -67,6 +69,11 @@ class Shape:
         self._nodes = open_nodes
         self._cordoned = cordoned
         self._index = {id(free): at for at, free in enumerate(open_nodes)}
+        self._by_id: dict[str, tuple[int, FreeNode]] = {}
+        """Place in the order in which workers stay, by node id: cordoned nodes first."""
+        self._overlaps: dict[int, bool] = {}
+        self._alike: dict[int, bool] = {}
+        self._per_worker: dict[int, tuple[float, float]] = {}
         self._cursor = 0
         self._at_most = UNLIMITED * (len(open_nodes) + 1)
         """No more than this fits; exact after an attempt that failed."""
@@ -88,8 +95,13 @@ class Shape:
 
     def take(self, most: int) -> Sites:
         """Place up to `most` workers on open nodes."""
-        sites: Sites = []
         nodes, need = self._nodes, self.need
+        if self._cursor < len(nodes) and nodes[self._cursor].fits(need) >= most > 0:
+            free = nodes[self._cursor]
+            free.reserve(need, most)
+            self._at_most -= most
+            return [(free, most)]
+        sites: Sites = []
         while most > 0 and self._cursor < len(nodes):
             free = nodes[self._cursor]
             here = free.fits(need)
@@ -108,8 +120,8 @@ class Shape:
         """Place up to `most` workers that run already: on their nodes where known, cordoned or not, else on any."""
         sites: Sites = []
         if on_nodes:
-            for free in (*self._cordoned, *self._nodes):
-                here = min(most, on_nodes.get(free.node.node_id, 0), free.fits(self.need))
+            for free in self._known(on_nodes):
+                here = min(most, on_nodes[free.node.node_id], free.fits(self.need))
                 most -= _reserve(free, self.need, here, sites)
             return sites + self.take(most) if most else sites
         sites = self.take(most)
@@ -118,13 +130,25 @@ class Shape:
             most -= _reserve(free, self.need, min(most, free.fits(self.need)), sites)
         return sites
 
+    def _known(self, on_nodes: Mapping[str, int]) -> list[FreeNode]:
+        """Those of these nodes that the shape may use, in its order."""
+        if not self._by_id:
+            ordered = (*self._cordoned, *self._nodes)
+            self._by_id = {free.node.node_id: (at, free) for at, free in enumerate(ordered)}
+        if len(on_nodes) == 1:
+            return [self._by_id[name][1] for name in on_nodes if name in self._by_id]
+        return [free for _, free in sorted(self._by_id[name] for name in on_nodes if name in self._by_id)]
+
     def free(self, most: int = UNLIMITED) -> int:
         """Workers that fit now on open nodes; counts no further than `most`."""
+        if most > self._at_most:
+            most = self._at_most
         found = 0
         for at in range(self._cursor, len(self._nodes)):
             found += self._nodes[at].fits(self.need)
             if found >= most:
                 return most
+        self._at_most = found
         return found
 
     @property
@@ -136,18 +160,46 @@ class Shape:
         """It is known that so many workers do not fit now."""
         return workers > self._at_most
 
-    def given_back(self, need: WorkerNeed, sites: Sites) -> None:
-        """Workers of some shape have left these nodes."""
-        if need == self.need:
-            self._at_most += count(sites)
-        else:
-            self._at_most = UNLIMITED * (len(self._nodes) + 1)
-        for free, _ in sites:
-            self._cursor = min(self._cursor, self._index.get(id(free), self._cursor))
+    def given_back(self, other: Shape, sites: Sites) -> None:
+        """Workers of a shape have left these nodes."""
+        _, most = self.per_worker(other)
+        for free, workers in sites:
+            at = self._index.get(id(free))
+            if at is not None:
+                self._at_most += workers if most == 1.0 else math.ceil(workers * most - EPSILON)
+                if at < self._cursor:
+                    self._cursor = at
+
+    def per_worker(self, other: Shape) -> tuple[float, float]:
+        """How many of this shape's workers fit in place of one of the other's: on an empty node, and at most, beside
+        what is free there."""
+        found = self._per_worker.get(id(other))
+        if found is None:
+            need = other.need
+            pairs = (
+                (need.cpus, self.need.cpus),
+                (need.gpus, self.need.gpus),
+                (need.memory_gib, self.need.memory_gib),
+            )
+            ratios = [have / want for have, want in pairs if want > 0]
+            found = self._per_worker[id(other)] = (min(ratios, default=1.0), max(ratios, default=1.0))
+        return found
+
+    def is_alike(self, other: Shape) -> bool:
+        """A worker reserves the same."""
+        found = self._alike.get(id(other))
+        if found is None:
+            found = self._alike[id(other)] = self.need == other.need
+        return found
 
     def overlaps(self, other: Shape) -> bool:
         """Some node may be used by both."""
-        return self is other or not self._index.keys().isdisjoint(other._index)
+        if self is other:
+            return True
+        found = self._overlaps.get(id(other))
+        if found is None:
+            found = self._overlaps[id(other)] = not self._index.keys().isdisjoint(other._index)
+        return found
 
 
 def _reserve(free: FreeNode, need: WorkerNeed, workers: int, sites: Sites) -> int:
@@ -160,7 +212,7 @@ def _reserve(free: FreeNode, need: WorkerNeed, workers: int, sites: Sites) -> in
 
 def count(sites: Sites) -> int:
     """Workers on these nodes."""
-    return sum(workers for _, workers in sites)
+    return sites[0][1] if len(sites) == 1 else sum([workers for _, workers in sites])
 
 
 class Room:
@@ -169,40 +221,32 @@ class Room:
     def __init__(self, nodes: Sequence[MarketNode], now: float) -> None:
         usable = [node for node in nodes if node.ends_at is None or node.ends_at > now + LEAD_S]
         self._nodes = [FreeNode(node) for node in sorted(usable, key=lambda node: node.node_id)]
-        self._shapes: dict[object, Shape] = {}
-        self._seen: dict[tuple[int, int, int, int], Shape] = {}
-        """By identity, which is cheap to look up: the state holds these objects during the decision."""
+        self._shapes: dict[ShapeKey, Shape] = {}
 
-    def shape(self, job: MarketJob) -> Shape:
+    def shape(self, job: MarketJob, facts: Facts) -> Shape:
         """The shape of a job's workers. All shapes must be known before the first worker is placed."""
-        seen = (id(job.need), id(job.capacity), id(job.placement), id(job.selector) if job.selector else 0)
-        shape = self._seen.get(seen)
+        shape = self._shapes.get(facts.shape_key)
         if shape is None:
-            need = job.need
-            key = (need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement, frozenset(job.selector.items()))
-            shape = self._shapes.get(key)
-            if shape is None:
-                shape = self._shapes[key] = self._new_shape(job)
-            self._seen[seen] = shape
+            shape = self._shapes[facts.shape_key] = self._new_shape(job)
         return shape
 
-    @property
-    def num_shapes(self) -> int:
-        return len(self._shapes)
-
-    def give_back(self, need: WorkerNeed, sites: Sites) -> None:
+    def give_back(self, other: Shape, sites: Sites) -> None:
         for free, workers in sites:
-            free.reserve(need, -workers)
-        for shape in self._shapes.values():
-            shape.given_back(need, sites)
+            free.reserve(other.need, -workers)
+        if sites:
+            for shape in self._shapes.values():
+                shape.given_back(other, sites)
 
     def _new_shape(self, job: MarketJob) -> Shape:
         need, spread = job.need, job.placement is Placement.SPREAD
 
-        def order(free: FreeNode) -> tuple[bool, bool, int]:
-            """GPUs stay free for those that need them, on-demand nodes too; the fullest node first, or the emptiest."""
-            fits = free.fits(need)
-            return (not need.gpus and free.node.gpus > 0, not free.node.is_spot, -fits if spread else fits)
+        def order(free: FreeNode) -> tuple[bool, bool, float, bool, int]:
+            """GPUs stay free for those that need them, on-demand nodes too. Nodes that end are filled last; then the
+            fullest node first, or the emptiest."""
+            node, fits = free.node, free.fits(need)
+            ends = 0.0 if node.ends_at is None else -node.ends_at
+            is_gpu_wasted = not need.gpus and node.gpus > 0
+            return (is_gpu_wasted, node.ends_at is not None, ends, not node.is_spot, -fits if spread else fits)
 
         allowed = sorted(_allowed(self._nodes, job), key=order)
         return Shape(

@@ -18,11 +18,21 @@ from shoal_service.core.scheduling.market import DEFAULT_PROJECT, Project
 class Share:
     """One project during one decision."""
 
-    def __init__(self, project: Project, parent: Share | None) -> None:
+    def __init__(self, project: Project, parent: Share | None, changes: list[int]) -> None:
+        """`changes`: one number for all projects, which grows whenever one of them has other workers."""
         self.project = project
+        self._changes = changes
+        self._order: tuple[bool, tuple[float, ...]] = (True, ())
+        self._ordered_at = -1
+        """`_order` is as of this number."""
         self.path: tuple[Share, ...] = (self, *(parent.path if parent else ()))
         """This project and its ancestors."""
+        self.has_limits = any(
+            share.project.limit is not None or share.project.max_running is not None for share in self.path
+        )
         self._limited = [share for share in self.path if share.project.limit is not None]
+        self._levels = tuple((share, share.project.weight) for share in reversed(self.path))
+        self._guaranteed = tuple((share, share.project.guaranteed) for share in self.path if share.project.guaranteed)
         self._capped = [share for share in self.path if share.project.max_running is not None]
         self.children: list[Share] = []
         self.used = 0
@@ -35,6 +45,7 @@ class Share:
         self.own_used = 0
 
     def add(self, workers: int, running: int = 0) -> None:
+        self._changes[0] += 1
         self.own_used += workers
         for share in self.path:
             share.used += workers
@@ -53,16 +64,13 @@ class Share:
                 return share
         return None
 
-    @property
-    def is_below_guaranteed(self) -> bool:
-        return any(share.used < share.project.guaranteed for share in self.path)
-
     def order(self) -> tuple[bool, tuple[float, ...]]:
         """Whose turn it is, least first: what is guaranteed, then the least used share at each level from the root."""
-        return (
-            not self.is_below_guaranteed,
-            tuple(share.used / share.project.weight for share in reversed(self.path)),
-        )
+        if self._ordered_at != self._changes[0]:
+            is_below = any(share.used < least for share, least in self._guaranteed)
+            self._order = (not is_below, tuple([share.used / weight for share, weight in self._levels]))
+            self._ordered_at = self._changes[0]
+        return self._order
 
 
 class Shares:
@@ -71,15 +79,19 @@ class Shares:
     def __init__(self, projects: Mapping[str, Project]) -> None:
         self._projects = projects
         self._shares: dict[str, Share] = {}
+        self._changes = [0]
 
     def of(self, name: str) -> Share:
         """The share of a project; projects that are not listed have the default project's."""
+        known = self._shares.get(name)
+        if known is not None:
+            return known
         name = name if name in self._projects else DEFAULT_PROJECT
         share = self._shares.get(name)
         if share is None:
             project = self._projects.get(name) or Project(name=name)
             parent = self.of(project.parent) if project.parent and self._is_below(name, project.parent) else None
-            share = self._shares[name] = Share(project, parent)
+            share = self._shares[name] = Share(project, parent, self._changes)
             if parent is not None:
                 parent.children.append(share)
         return share
@@ -94,6 +106,11 @@ class Shares:
             seen.add(above)
             above = self._projects[above].parent
         return True
+
+    @property
+    def num_changes(self) -> int:
+        """Grows whenever a project has other workers."""
+        return self._changes[0]
 
     @property
     def all(self) -> list[Share]:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select
+from sqlalchemy import Connection, Row, select
 
-from shoal_service.core.downsampling import bucket_steps, downsample
 from shoal_service.core.events.catalogue import describe
 from shoal_service.store.errors import JobNotFound
+from shoal_service.store.overview.rollups import point_of
 from shoal_service.store.records import workers_of
 from shoal_service.store.tables import checkpoints, events, incidents, jobs, logs, series
 from shoal_service.views import CheckpointView, EventView, IncidentView, LogView, SeriesPoint, WorkerView
 from shoal_workers.contract.job import JobState
 
 
-def read_events(connection: Connection, job_id: str, *, after: int, limit: int) -> list[EventView]:
-    query = (
-        select(events.c.seq, events.c.at, events.c.type, events.c.data)
-        .where(events.c.job_num == _num(connection, job_id), events.c.seq > after)
-        .order_by(events.c.seq)
-        .limit(limit)
+def read_events(
+    connection: Connection, job_id: str, *, after: int, limit: int, tail: int | None = None
+) -> list[EventView]:
+    """In the order of their numbers: those after `after`, at most `limit`; of these only the newest `tail`."""
+    query = select(events.c.seq, events.c.at, events.c.type, events.c.data).where(
+        events.c.job_num == _num(connection, job_id), events.c.seq > after
     )
-    return [_event(row) for row in connection.execute(query)]
+    if tail is None:
+        return [_event(row) for row in connection.execute(query.order_by(events.c.seq).limit(limit))]
+    newest = connection.execute(query.order_by(events.c.seq.desc()).limit(min(tail, limit))).all()
+    return [_event(row) for row in newest[::-1]]
+
+
+def read_event_numbers(connection: Connection, job_ids: Collection[str]) -> dict[str, int]:
+    """Number of the last event of each of these jobs that exist."""
+    query = select(jobs.c.id, jobs.c.event_seq).where(jobs.c.id.in_(sorted(job_ids)))
+    return {row.id: row.event_seq for row in connection.execute(query)} if job_ids else {}
 
 
 def _event(row: Row[*tuple[Any, ...]]) -> EventView:
@@ -52,18 +60,10 @@ def read_logs(
     return [LogView(seq=r.seq, at=r.at, rank=r.rank, worker_id=r.worker_id, stream=r.stream, text=r.text) for r in rows]
 
 
-def read_series(connection: Connection, job_id: str, *, after_step: int, max_points: int | None) -> list[SeriesPoint]:
-    """Every step after `after_step`, or means over equal buckets of steps when there are more than `max_points`."""
-    desired: ColumnElement[bool] = (series.c.job_num == _num(connection, job_id)) & (series.c.step > after_step)
-    query = select(series).where(desired).order_by(series.c.step)
-    if max_points is None:
-        return list(_points(connection.execute(query)))
-    extent = connection.execute(select(func.count(), func.min(series.c.step), func.max(series.c.step)).where(desired))
-    count, first, last = extent.one()
-    if count <= max_points:
-        return list(_points(connection.execute(query)))
-    rows = connection.execution_options(yield_per=1000).execute(query)
-    return downsample(_points(rows), first_step=first, width=bucket_steps(first, last, max_points))
+def read_series(connection: Connection, job_id: str, *, after_step: int) -> list[SeriesPoint]:
+    """Every step after `after_step`; fewer points, from the roll-ups: `store/overview`."""
+    query = select(series).where(series.c.job_num == _num(connection, job_id), series.c.step > after_step)
+    return [point_of(row) for row in connection.execute(query.order_by(series.c.step))]
 
 
 def read_workers(connection: Connection, job_id: str) -> list[WorkerView]:
@@ -100,22 +100,3 @@ def _num(connection: Connection, job_id: str) -> int:
     if num is None:
         raise JobNotFound(job_id)
     return num
-
-
-def _points(rows: Any) -> Iterator[SeriesPoint]:
-    return (_point(row) for row in rows)
-
-
-def _point(row: Row[Any]) -> SeriesPoint:
-    return SeriesPoint(
-        step=row.step,
-        at=row.at,
-        loss=math.nan if row.loss is None else row.loss,
-        grad_norm=math.nan if row.grad_norm is None else row.grad_norm,
-        lr=row.lr,
-        tokens_per_s=row.tokens_per_s,
-        step_s=row.step_s,
-        world_size=row.world_size,
-        generation=row.generation,
-        val_loss=row.val_loss,
-    )

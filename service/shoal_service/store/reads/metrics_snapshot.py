@@ -1,7 +1,7 @@
 """The values of /metrics, in a few statements whose answers stay small with any number of jobs. Called by `Store`.
 
-The database counts: jobs by an index, recoveries and checkpoints into buckets. Only jobs with an attempt are read one
-by one; queued, paused and ended jobs appear only in the counts.
+The database counts: jobs by an index, recoveries and checkpoints into buckets. Only live jobs are read one by one
+(reads/live_jobs.py); queued, paused and ended jobs appear only in the counts.
 """
 
 from __future__ import annotations
@@ -10,37 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, case, func, select
+from sqlalchemy import Column, ColumnElement, Connection, and_, case, func, not_, or_, select
 
 from shoal_service.core.job_machine import ATTEMPT_STATES
 from shoal_service.core.scheduling.market import DEFAULT_PROJECT
 from shoal_service.queue_views import ProjectView
 from shoal_service.store import lease as leases
 from shoal_service.store.lease import Lease
-from shoal_service.store.records import read_status
+from shoal_service.store.reads.live_jobs import LiveJobs
 from shoal_service.store.scheduling import projects
 from shoal_service.store.tables import checkpoints, incidents, jobs
-from shoal_service.telemetry.metric_names import (
+from shoal_service.telemetry.metric import Histogram, LiveJob, Metric, RecoveryPhase
+from shoal_service.telemetry.service_metrics import (
     CHECKPOINT_SECONDS,
     INCIDENT_BYTES_MOVED,
     INCIDENT_STEPS_LOST,
     QUEUE_WAIT_SECONDS,
     RECOVERY_SECONDS,
-    LiveJob,
-    Metric,
-    RecoveryPhase,
 )
-from shoal_service.views import CheckpointState
 from shoal_workers.contract.job import IncidentCause, JobState
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Number of observations at or below each bound (cumulative), number of all, and their sum."""
-
-    counts: tuple[int, ...]
-    count: int
-    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +36,35 @@ class Snapshot:
     jobs_by_state: dict[JobState, int]
     live: tuple[LiveJob, ...]
     incidents_by_cause: dict[IncidentCause, int]
+    """Those that are over: an open one may still get another cause."""
+    open_incidents: dict[IncidentCause, int]
     recoveries: dict[tuple[IncidentCause, RecoveryPhase], Histogram]
     steps_lost: dict[IncidentCause, Histogram]
     bytes_moved: dict[IncidentCause, Histogram]
     checkpoints: Histogram
     queue_wait: Histogram
     """Seconds from the submission to the first start of each job that has started."""
+    queued_since: dict[str, float]
+    """By project: when the job that has been in the queue longest entered it."""
     projects: tuple[ProjectView, ...]
     """The defined ones and `default`, which includes the jobs of projects that are not defined."""
     lease: Lease | None
 
 
-def read(connection: Connection) -> Snapshot:
+def read(connection: Connection, live: LiveJobs, *, now: float) -> Snapshot:
     counted = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state)).all()
-    caused = connection.execute(select(incidents.c.cause, func.count()).group_by(incidents.c.cause)).all()
     return Snapshot(
         jobs_by_state={JobState(state): count for state, count in counted},
-        live=_live(connection),
-        incidents_by_cause={IncidentCause(cause): count for cause, count in caused},
+        live=live.read(connection, now=now),
+        incidents_by_cause=_incidents(connection, is_over=True),
+        open_incidents=_incidents(connection, is_over=False),
         recoveries=_recoveries(connection),
         steps_lost=_by_cause(connection, incidents.c.steps_lost, INCIDENT_STEPS_LOST),
         bytes_moved=_by_cause(connection, incidents.c.bytes_moved, INCIDENT_BYTES_MOVED),
         checkpoints=_checkpoints(connection),
         queue_wait=_queue_wait(connection),
-        projects=_projects(connection),
+        queued_since=_queued_since(connection, (shown := _projects(connection))),
+        projects=shown,
         lease=leases.current(connection),
     )
 
@@ -94,30 +87,28 @@ def _projects(connection: Connection) -> tuple[ProjectView, ...]:
     return tuple(shown.values())
 
 
-def _live(connection: Connection) -> tuple[LiveJob, ...]:
-    newest = (
-        select(checkpoints.c.bytes)
-        .where(checkpoints.c.job_num == jobs.c.num, checkpoints.c.state == CheckpointState.COMMITTED.value)
-        .order_by(checkpoints.c.step.desc(), checkpoints.c.attempt.desc(), checkpoints.c.generation.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
+def _incidents(connection: Connection, *, is_over: bool) -> dict[IncidentCause, int]:
+    """An incident is over when it is closed, and at the latest with its attempt."""
     states = sorted(state.value for state in ATTEMPT_STATES)
+    is_current = and_(jobs.c.state.in_(states), incidents.c.attempt == jobs.c.attempt)
+    over = or_(incidents.c.closed, not_(is_current))
     query = (
-        select(jobs.c.id, jobs.c.granted_workers, jobs.c.status, newest.label("bytes"))
-        .where(jobs.c.state.in_(states))
-        .order_by(jobs.c.num)
+        select(incidents.c.cause, func.count())
+        .join(jobs, jobs.c.num == incidents.c.job_num)
+        .where(over if is_over else not_(over))
+        .group_by(incidents.c.cause)
     )
-    return tuple(_live_job(row) for row in connection.execute(query))
+    return {IncidentCause(cause): count for cause, count in connection.execute(query)}
 
 
-def _live_job(row: Row[*tuple[Any, ...]]) -> LiveJob:
-    return LiveJob(
-        job_id=row.id,
-        granted_workers=row.granted_workers,
-        checkpoint_bytes=row.bytes,
-        status=read_status(row.status),
-    )
+def _queued_since(connection: Connection, shown: Sequence[ProjectView]) -> dict[str, float]:
+    since = func.min(func.coalesce(jobs.c.queued_at, jobs.c.created_at))
+    query = select(jobs.c.project, since).where(jobs.c.state == JobState.QUEUED.value).group_by(jobs.c.project)
+    names, found = {one.name for one in shown}, dict[str, float]()
+    for project, at in connection.execute(query):
+        name = project if project in names else DEFAULT_PROJECT
+        found[name] = min(at, found.get(name, at))
+    return found
 
 
 def _recoveries(connection: Connection) -> dict[tuple[IncidentCause, RecoveryPhase], Histogram]:

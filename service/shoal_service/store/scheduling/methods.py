@@ -1,15 +1,15 @@
-"""SchedulingMethods: the methods of `Store` about projects and the queue. See `Store` for what all of them share."""
+"""SchedulingMethods: the methods of `Store` about projects, users and the queue. See `Store` for what they share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal_service.core.scheduling.market import Project, Wait
-from shoal_service.queue_views import ProjectRules, ProjectView, QueueView
+from shoal_service.core.scheduling.market import Project, User, Wait
+from shoal_service.queue_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub
-from shoal_service.store.scheduling import projects, queue
+from shoal_service.store.scheduling import projects, queue, users
 
 
 class SchedulingMethods:
@@ -18,7 +18,7 @@ class SchedulingMethods:
     _database: Database
     _hub: Hub
 
-    # --- users
+    # --- REST
 
     def queue(self, *, limit: int = 1000) -> QueueView:
         """The queue in its order, and the projects."""
@@ -49,12 +49,41 @@ class SchedulingMethods:
             projects.remove(tx, name)
         self._hub.publish(f"project {name}")
 
+    def list_users(self) -> list[UserView]:
+        """The defined users and those who have jobs, by name."""
+        with self._database.read() as tx:
+            return users.views(tx)
+
+    def get_user(self, name: str) -> UserView:
+        """Raises UserNotFound."""
+        with self._database.read() as tx:
+            return users.view(tx, name)
+
+    def put_user(self, name: str, rules: UserRules) -> tuple[UserView, bool]:
+        """Replaces the limits of a user. Returns the user, and whether the user is new."""
+        with self._database.write() as tx:
+            is_new = users.put(tx, name, rules)
+            view = users.view(tx, name)
+        self._hub.publish(f"user {name}")
+        return view, is_new
+
+    def delete_user(self, name: str) -> None:
+        """Raises UserNotFound."""
+        with self._database.write() as tx:
+            users.remove(tx, name)
+        self._hub.publish(f"user {name}")
+
     # --- control loop
 
     def projects(self) -> dict[str, Project]:
         """The defined projects, by name."""
         with self._database.read() as tx:
             return projects.defined(tx)
+
+    def users(self) -> dict[str, User]:
+        """The defined users, by name."""
+        with self._database.read() as tx:
+            return users.defined(tx)
 
     def set_queue(self, waits: Sequence[Wait], *, epoch: int, now: float) -> None:
         """Replaces the order of the queue and its reasons: the `Wait` decisions of a pass, also an empty list. Writes

@@ -43,7 +43,7 @@ def save(connection: Connection, waits: Sequence[Wait], *, now: float) -> int:
 def read(connection: Connection, *, limit: int) -> QueueView:
     """The queue in its order; jobs that no pass has considered yet come last."""
     query = (
-        select(jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.priority, jobs.c.created_at, *PLACE_COLUMNS)
+        select(jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.priority, jobs.c.created_at, *PLACE_COLUMNS)
         .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
         .where(jobs.c.state == JobState.QUEUED.value)
         .order_by(queue_places.c.position.is_(None), queue_places.c.position, jobs.c.priority.desc(), jobs.c.num)
@@ -62,6 +62,7 @@ def _queued_job(row: Row[*tuple[Any, ...]]) -> QueuedJob:
         job_id=row.id,
         name=row.name,
         project=row.project,
+        user=row.user,
         priority=row.priority,
         submitted_at=row.created_at,
         place=place_of(row),

@@ -11,6 +11,7 @@ from typing import assert_never
 from shoal_service.clock import Clock
 from shoal_service.core.attempt.commands import Emit, End, ShowIncident, SuspectNode
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.incident import Incident
 from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
 from shoal_service.core.events.generations import GenerationForming, Validated
@@ -20,7 +21,7 @@ from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, workers_of
 from shoal_service.views import CheckpointView, SeriesPoint
-from shoal_workers.contract.messages import WorkerPoll
+from shoal_workers.contract.messages import Stacks, WorkerPoll
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
 
 
@@ -32,6 +33,10 @@ class Reporter:
         self._clock = clock
         self.spec_version = config.spec_version
         self._readings = Readings()
+        self._shown: tuple[Incident, float | None] | None = None
+        """The incident that was shown last, and when it was closed."""
+        self._stacks: dict[int, Stacks] = {}
+        """By incident."""
 
     def record_report(self, item: WorkerReport, state: Attempt) -> None:
         """A report of the current generation, before the machine handles it."""
@@ -60,7 +65,9 @@ class Reporter:
 
     def record_poll(self, index: int, poll: WorkerPoll, state: Attempt) -> None:
         """Logs and progress of one worker."""
-        self._readings.progress[index] = poll.progress
+        self._readings.add_progress(index, poll.progress)
+        if poll.use is not None:
+            self._readings.use[index] = poll.use
         self._readings.refused_calls[index] = poll.num_refused
         worker = state.pool.worker(index)
         worker_id = worker.worker_id if worker else poll.worker_id
@@ -87,12 +94,23 @@ class Reporter:
                         self._readings.checkpoint_error_since = self._clock.time()
                     self.event(event)
                 case ShowIncident(incident, closed_at):
-                    self._outbox.add(incident_view(incident, closed_at=closed_at))
+                    self._show_incident(incident, closed_at)
                 case End(end):
                     self.show(state)
                     self._outbox.add_end(end)
                 case _:
                     assert_never(item)
+
+    def keep_stacks(self, incident_id: int, stacks: Stacks) -> None:
+        """As a part of this incident, from now on."""
+        self._stacks = {incident_id: stacks}
+        if self._shown is not None and self._shown[0].id == incident_id:
+            self._show_incident(*self._shown)
+
+    def _show_incident(self, incident: Incident, closed_at: float | None) -> None:
+        self._shown = incident, closed_at
+        view = incident_view(incident, closed_at=closed_at)
+        self._outbox.add(view.model_copy(update={"stacks": self._stacks.get(incident.id)}))
 
     def suspect(self, command: SuspectNode) -> None:
         """Reports a node for probation, with an event for the job's history."""

@@ -23,8 +23,13 @@ from shoal_workers.contract.job import EndReason, JobState
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import Phase, Progress
 from shoal_workers.contract.worker_reports import SnapshotCost, StepReport, ValidationReport
+from shoal_workers.contract.worker_use import WorkerUse
 
 _EMA = 0.1
+_DATA_WINDOW_S = 1.0
+"""The share of the time that is spent on data is measured over at least this time."""
+_NOTED = (Phase.SAVING, Phase.COMMITTING, Phase.VALIDATING)
+"""What a group does beside its steps; its progress is shown."""
 
 
 @dataclass(slots=True)
@@ -35,9 +40,17 @@ class Readings:
     validation: ValidationReport | None = None
     step_s: float | None = None
     """Moving average of the seconds of a step at the current world size."""
+    communication_share: float | None = None
+    """Moving average of the share of a step in which the ranks wait in collectives; None: not measured."""
     num_parameters: int | None = None
     layout: str = ""
     progress: dict[int, Progress] = field(default_factory=dict)
+    use: dict[int, WorkerUse] = field(default_factory=dict)
+    """By worker index."""
+    data_shares: dict[int, float] = field(default_factory=dict)
+    """By worker index: share of the time in which its training thread makes batches; moving average."""
+    data_marks: dict[int, Progress] = field(default_factory=dict)
+    """By worker index: the progress from which the next share is measured."""
     refused_calls: dict[int, int] = field(default_factory=dict)
     """By worker index."""
     snapshots: SnapshotCost | None = None
@@ -48,7 +61,29 @@ class Readings:
     def add(self, report: StepReport) -> None:
         fresh = self.step is None or self.step.generation != report.generation or self.step_s is None
         self.step_s = report.step_s if fresh else (1 - _EMA) * (self.step_s or 0.0) + _EMA * report.step_s
+        if report.compute_s and report.step_s > 0:
+            waiting = 1 - sum(report.compute_s) / len(report.compute_s) / report.step_s
+            self.communication_share = _mean(None if fresh else self.communication_share, min(1.0, max(0.0, waiting)))
         self.step = report
+
+    def add_progress(self, index: int, progress: Progress) -> None:
+        self.progress[index] = progress
+        mark = self.data_marks.get(index)
+        if mark is None or mark.generation != progress.generation:
+            self.data_marks[index] = progress
+            self.data_shares.pop(index, None)
+        elif (elapsed_s := progress.at - mark.at) >= _DATA_WINDOW_S:
+            share = min(1.0, max(0.0, (progress.data_s - mark.data_s) / elapsed_s))
+            self.data_shares[index] = _mean(self.data_shares.get(index), share)
+            self.data_marks[index] = progress
+
+    def data_share(self, group: tuple[int, ...]) -> float | None:
+        """Of the worker of the group that spends the most time on data, since the others wait for it."""
+        return max((self.data_shares[index] for index in group if index in self.data_shares), default=None)
+
+
+def _mean(before: float | None, newest: float) -> float:
+    return newest if before is None else (1 - _EMA) * before + _EMA * newest
 
 
 def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: float) -> JobStatus:
@@ -75,6 +110,12 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         val_bits_per_byte=validation.bits_per_byte if validation else None,
         tokens_per_s=report.tokens / readings.step_s if report and readings.step_s else None,
         tokens=report.tokens * state.progress.step if report else 0,
+        grad_norm=report.grad_norm if report else None,
+        lr=report.lr if report else None,
+        step_s=readings.step_s,
+        step_at=report.at if report else None,
+        communication_share=readings.communication_share,
+        data_share=readings.data_share(tuple(state.group.workers)),
         steps_lost=state.history.steps_lost,
         incidents=state.history.num_incidents,
         checkpoint_step=newest.step if newest else None,
@@ -92,8 +133,9 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
 
 
 def job_state(state: Attempt) -> JobState:
-    """The job state that a user sees, from the stage of the attempt."""
-    if state.target.ends_saved and state.stage is not Stage.ENDED:
+    """The job state that a user sees, from the stage of the attempt. An attempt that saves and ends is never shown as
+    running again: its end is stored after its last status."""
+    if state.target.ends_saved:
         return JobState.PAUSING
     match state.stage:
         case Stage.WAITING if waiting_until(state) is not None:
@@ -165,6 +207,7 @@ def _worker(state: Attempt, readings: Readings, worker: Worker) -> WorkerView:
         generation=state.group.generation if worker.in_run else 0,
         phase=progress.phase if progress else Phase.IDLE,
         step=progress.step if progress else 0,
+        use=readings.use.get(worker.index),
     )
 
 
@@ -181,18 +224,18 @@ def _reason(state: Attempt) -> str:
         case Stage.WAITING if waiting_until(state) is None:
             return "min_workers_unreachable" if state.num_usable < state.target.min_workers else "backing_off"
         case _:
-            if state.target.server_stops and state.stage is not Stage.ENDED:
+            if state.target.server_stops:
                 return str(EndReason.SERVER_STOPPED)
-            if state.target.is_preempted and state.stage is not Stage.ENDED:
+            if state.target.is_preempted:
                 return str(EndReason.PREEMPTED)
             return str(state.incident.cause) if state.incident else ""
 
 
 def _message(state: Attempt, now: float) -> str:
     """What the attempt waits for: the reason of the same decision that forms the group; else what went wrong."""
-    if state.target.server_stops and state.stage is not Stage.ENDED:
+    if state.target.server_stops:
         return "The server stops: the job saves its state and returns to the queue."
-    if state.target.is_preempted and state.stage is not Stage.ENDED:
+    if state.target.is_preempted:
         return "Another job gets its workers: the job saves its state and returns to the queue."
     if state.stage in (Stage.OPENING, Stage.FALLING_BACK):
         return checkpoint_search.waits_for(state)
@@ -203,14 +246,14 @@ def _message(state: Attempt, now: float) -> str:
 
 def _note(state: Attempt, readings: Readings, wait: Wait | None, now: float) -> str:
     """What the attempt waits for, and what the workers that it waits for say of their progress. While a group trains:
-    what it is saving, that it stands still, or why it is small."""
+    what it saves or validates, that it stands still, or why it is small."""
     if wait is None:
         still, short = hangs.standstill(state, now), shortage(state, now)
         group = [p for i, p in readings.progress.items() if i in state.group.workers]
-        saving = next((p.note for p in group if p.phase in (Phase.SAVING, Phase.COMMITTING) and p.note), "")
+        busy_with = next((p.note for p in group if p.phase in _NOTED and p.note), "")
         if state.stage is not Stage.RUNNING:
             return ""
-        return still.reason if still else saving or (short.message if short is not None else "")
+        return still.reason if still else busy_with or (short.message if short is not None else "")
     busy = state.group.workers if state.stage is Stage.FORMING else [w.index for w in state.pool.workers if not w.warm]
     notes = [p.note for i, p in readings.progress.items() if i in busy and p.note]
     return f"{notes[0]}; waits for {wait.words}" if notes else f"waits for {wait.words}"

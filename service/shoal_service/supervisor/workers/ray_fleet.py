@@ -24,8 +24,10 @@ from shoal_service.planner import plan
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import end_replaced_process
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
+from shoal_service.supervisor.workers.processes import worker_environment
+from shoal_service.supervisor.workers.worker_stack import take_stack
 from shoal_workers import exit_status
-from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor, is_worker_process
+from shoal_workers.actor import CONCURRENCY_GROUPS, WorkerActor
 from shoal_workers.contract.ids import NAMESPACE
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import (
@@ -36,20 +38,17 @@ from shoal_workers.contract.messages import (
     WorkerExit,
     WorkerInfo,
     WorkerPoll,
+    WorkerStack,
 )
 from shoal_workers.contract.placing import CapacityKind, Placement
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
-from shoal_workers.forkserver import py_executable
+from shoal_workers.stacks import is_worker_process
 
 _GIB = 1 << 30
 _NODE_ID = "ray.io/node-id"
 _MARKET_TYPE = "ray.io/market-type"
 _NUM_THREADS = 8
-_TUNABLES = "GLIBC_TUNABLES"
-_COPY_PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold=0x10000"
-"""A snapshot consists of some hundred copies of this size or more, which are not read soon. Copying past the cache
-takes less time."""
 _KILL_S = 0.3
 """Ray's own kill takes some tens of milliseconds; it has no effect on a stopped process (SIGSTOP)."""
 _TERMINATE_S = 2.0
@@ -84,22 +83,13 @@ class RayFleet:
         self._killers = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="kill")
         self._node_id: str = ray.get_runtime_context().get_node_id()
         worker = config.spec.worker
-        env_vars = {"OMP_NUM_THREADS": str(max(1, int(worker.cpus)))}
-        if not worker.gpus and _TUNABLES not in os.environ:
-            env_vars[_TUNABLES] = _COPY_PAST_THE_CACHE
-        runtime_env: dict[str, Any] = {"env_vars": env_vars}
-        if config.code_uri is not None:
-            runtime_env["working_dir"] = config.code_uri
-        # CUDA does not survive a fork. That importing everything does not initialize it was not verified on a GPU.
-        if config.fork_workers and (executable := py_executable(fork=not worker.gpus)) is not None:
-            runtime_env["py_executable"] = executable
         self._options: dict[str, Any] = {
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "max_restarts": 0,
             "num_cpus": worker.cpus,
             "num_gpus": worker.gpus,
-            "runtime_env": runtime_env,
+            "runtime_env": worker_environment(config),
         }
         if config.spec.placement is Placement.SPREAD:
             self._options["scheduling_strategy"] = "SPREAD"
@@ -169,6 +159,9 @@ class RayFleet:
 
     async def forget_memory(self, index: int) -> None:
         await self._answer(self._handles[index].forget_snapshots.remote(self._life))
+
+    async def stack(self, index: int, *, native: bool = False) -> WorkerStack:
+        return await take_stack(index, self._handles, self._infos, self._node_id, life=self._life, native=native)
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
         with _worker_errors():

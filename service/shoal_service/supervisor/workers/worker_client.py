@@ -35,7 +35,7 @@ from shoal_service.supervisor.protocols import Fleet, UntilGone, WorkerCallError
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
 from shoal_workers.contract.job import IncidentCause
-from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress, WorkerInfo, WorkerPoll
+from shoal_workers.contract.messages import Assignment, ErrorReport, Phase, Progress, WorkerExit, WorkerInfo, WorkerPoll
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class WorkerClient:
         """Other calls wait for it; None: this supervisor has started the worker."""
         self._info: WorkerInfo | None = None
         """Set once it is warm."""
+        self._is_in_run = False
         self._received_seq = 0
         """Number of the last report or log line that was received."""
 
@@ -112,10 +113,12 @@ class WorkerClient:
 
     def run(self, assignment: Assignment) -> None:
         """Start the one `run` call that a worker has in flight."""
+        self._is_in_run = True
         self._spawn(self._run(assignment))
 
     def rejoin(self, generation: int) -> None:
         """Wait for the result of a `run` call that a previous supervisor made."""
+        self._is_in_run = True
         self._spawn(self._join(generation))
 
     def interrupt(self, generation: int) -> None:
@@ -129,6 +132,11 @@ class WorkerClient:
 
     def request_snapshot_parts(self) -> None:
         self._spawn(self._request_snapshot_parts())
+
+    @property
+    def is_idle(self) -> bool:
+        """It is warm and not in `run`, so it creates no snapshots."""
+        return self._info is not None and not self._is_in_run
 
     def close(self) -> None:
         """Cancel all calls: no answer of this worker is needed any more."""
@@ -199,7 +207,7 @@ class WorkerClient:
 
     async def _run(self, assignment: Assignment) -> None:
         try:
-            self._post(RunReturned(self.index, await self._fleet.run(self.index, assignment)))
+            self._returned(await self._fleet.run(self.index, assignment))
         except WorkerUnavailable:
             await self._unreachable()
             await self._join(assignment.generation)
@@ -214,6 +222,10 @@ class WorkerClient:
         except WorkerCallError as error:
             self._lost(error, "join call")
             return
+        self._returned(worker_exit)
+
+    def _returned(self, worker_exit: WorkerExit) -> None:
+        self._is_in_run = False
         self._post(RunReturned(self.index, worker_exit))
 
     async def _poll_forever(self) -> None:

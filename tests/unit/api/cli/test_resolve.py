@@ -8,8 +8,8 @@ from shoal_service.views import JobSummary
 from shoal_workers.contract.job import JobState
 
 
-def job(job_id: str, name: str, created_at: float = 0.0) -> JobSummary:
-    return JobSummary(id=job_id, name=name, state=JobState.RUNNING, created_at=created_at, updated_at=0)
+def job(job_id: str, name: str, created_at: float = 0.0, state: JobState = JobState.RUNNING) -> JobSummary:
+    return JobSummary(id=job_id, name=name, state=state, created_at=created_at, updated_at=0)
 
 
 JOBS = [job("abc1", "one"), job("abd2", "two"), job("abd2x", "abc1"), job("zz", "two", 5.0)]
@@ -42,3 +42,12 @@ def test_an_unknown_reference_suggests_the_nearest_name() -> None:
 def test_an_empty_reference_matches_no_job() -> None:
     with pytest.raises(CliError):
         match_job("", JOBS)
+
+
+def test_a_job_that_goes_on_wins_over_ended_ones_of_the_same_name() -> None:
+    ended = [job("e1", "lm", 1.0, JobState.SUCCEEDED), job("e2", "lm", 9.0, JobState.FAILED)]
+    assert match_job("lm", [*ended, job("r1", "lm", 5.0)]).id == "r1"
+    with pytest.raises(CliError):
+        match_job("lm", ended)
+    with pytest.raises(CliError):
+        match_job("lm", [*ended, job("r1", "lm", 5.0), job("r2", "lm", 6.0, JobState.QUEUED)])

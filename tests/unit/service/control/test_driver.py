@@ -11,11 +11,13 @@ import pytest
 from doubles.event_loop import run, settle, until
 from doubles.fake_clock import FakeClock
 from doubles.fake_cluster import FakeCluster, FakeSupervisor
+from shoal_service.cluster.errors import SupervisorGone
 from shoal_service.control.code_archive import pack
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.driver import Driver
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.supervisor_starts import MAX_UNRECORDED_STARTS
 from shoal_service.reports import PendingEvent
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
@@ -74,6 +76,9 @@ class Bench:
     @property
     def supervisor(self) -> FakeSupervisor:
         return self.cluster.supervisors[self.job_id, 1]
+
+    def failed_starts(self) -> list[Any]:
+        return [event.data for event in self.store.events(self.job_id) if event.type == "supervisor.start_failed"]
 
     def events(self) -> list[Any]:
         return [event.data["n"] for event in self.store.events(self.job_id) if event.type == "worker.started"]
@@ -209,13 +214,92 @@ def test_a_dead_supervisor_s_job_goes_back_to_the_queue(store: Store) -> None:
     async def main() -> None:
         bench = Bench(store)
         supervisor = await bench.started()
-        await settle()
+        supervisor.report(event(1))
+        await until(lambda: bench.events() == [1])
         supervisor.die()
         await bench.clock.advance(1.0)
         await bench.task
         job = store.get_job(bench.job_id)
         assert (job.status.state, job.status.reason) == (JobState.QUEUED, EndReason.SUPERVISOR_LOST)
         assert bench.cluster.reaped == [(bench.job_id, 1)]
+
+    run(main())
+
+
+def test_a_supervisor_that_cannot_be_created_is_started_again_with_pauses_and_not_without_limit(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        bench.cluster.start_error = SupervisorGone("no module named shoal_service")
+        bench.start()
+        for pause_s in (1.0, 2.0, 4.0, 8.0):
+            await settle()
+            assert bench.failed_starts()[-1]["after_s"] == pause_s
+            started = len(bench.cluster.avoided)
+            await bench.clock.advance(pause_s - 0.1)
+            assert len(bench.cluster.avoided) == started, "not before the pause is over"
+            await bench.clock.advance(0.1)
+            assert len(bench.cluster.avoided) == started + 1
+        await bench.task
+        assert [failed["number"] for failed in bench.failed_starts()] == [1, 2, 3, 4, 5]
+        status = store.get_job(bench.job_id).status
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
+        assert "could not be started 5 times in a row: no module named shoal_service" in status.message
+        assert bench.cluster.reaped == [(bench.job_id, 1)] * 5, "nothing is left in the cluster"
+
+    run(main())
+
+
+def test_a_supervisor_that_starts_at_the_second_try_is_followed(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        bench.cluster.start_error = SupervisorGone("the node is gone")
+        bench.start()
+        await until(bench.failed_starts)
+        bench.cluster.start_error = None
+        await bench.clock.advance(1.0)
+        bench.supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, step=1), ())
+        bench.supervisor.report(event(1))
+        await until(lambda: bench.events() == [1])
+        assert store.get_job(bench.job_id).status.state is JobState.RUNNING
+        await bench.stop()
+
+    run(main())
+
+
+def test_a_supervisor_whose_processes_die_before_they_record_their_start_ends_the_attempt(store: Store) -> None:
+    """Ray starts them again without limit, and keeps the call."""
+
+    async def main() -> None:
+        bench = Bench(store)
+        bench.start()
+        await until(lambda: bench.cluster.supervisors)
+        bench.cluster.num_unrecorded = MAX_UNRECORDED_STARTS
+        await bench.clock.advance(30.0)
+        assert not bench.task.done()
+        bench.cluster.num_unrecorded += 1
+        await bench.clock.advance(5.0)
+        await bench.task
+        status = store.get_job(bench.job_id).status
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
+        assert "died 8 times in a row before it recorded its start" in status.message
+        [failed] = bench.failed_starts()
+        assert failed["after_s"] is None and bench.cluster.reaped == [(bench.job_id, 1)]
+
+    run(main())
+
+
+def test_starts_that_failed_before_the_supervisor_last_answered_do_not_count(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        supervisor = await bench.started()
+        supervisor.report(event(1))
+        await until(lambda: bench.events() == [1])
+        bench.cluster.num_unrecorded = 100
+        await bench.clock.advance(30.0)
+        bench.cluster.num_unrecorded += MAX_UNRECORDED_STARTS
+        await bench.clock.advance(30.0)
+        assert not bench.task.done()
+        await bench.stop()
 
     run(main())
 

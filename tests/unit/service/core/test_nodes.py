@@ -7,7 +7,9 @@ import pytest
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.nodes import (
     MAX_TEST_DELAY_S,
+    Cordon,
     Drain,
+    DrainSource,
     Node,
     NodeSuspicion,
     avoided,
@@ -33,6 +35,21 @@ def test_a_drained_node_is_avoided_until_its_deadline_and_its_capacity_does_not_
     assert nodes[0].drain == DRAIN and nodes[1].drain is None
     assert avoided(nodes) == (AvoidedNode(node_id="a", reason="drained: new disks", deadline=60.0),)
     assert [n.node_id for n in usable(nodes)] == ["b"]
+
+
+def test_a_cordoned_node_keeps_its_workers_and_its_capacity() -> None:
+    cordoned = node("a").model_copy(update={"cordon": Cordon(reason="bad fan", requested_at=1.0)})
+    nodes = (cordoned, node("b"))
+    assert avoided(nodes) == (AvoidedNode(node_id="a", reason="cordoned: bad fan", keeps_workers=True),)
+    assert usable(nodes) == nodes == usable(nodes, ["j1"])
+    both = cordoned.model_copy(update={"drain": DRAIN})
+    assert not avoided((both,))[0].keeps_workers, "a drain is more than a cordon"
+
+
+def test_the_drain_for_a_window_stays_until_another_one_is_requested() -> None:
+    window = node("a", drain=DRAIN.model_copy(update={"source": DrainSource.WINDOW}))
+    assert with_drains([window], {}) == (window,)
+    assert with_drains([window], {"a": DRAIN})[0].drain == DRAIN
 
 
 def test_a_suspected_node_is_avoided_without_a_deadline() -> None:

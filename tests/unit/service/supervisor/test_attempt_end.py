@@ -11,7 +11,7 @@ from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import ValidationReport
 
 
-def test_at_the_end_snapshots_are_removed_before_the_last_worker_of_a_node_is_killed() -> None:
+def test_at_the_end_snapshots_are_removed_and_idle_workers_are_killed_together() -> None:
     async def main() -> None:
         bench = SupervisorBench()
         bench.fleet.node_of = {0: "shared", 1: "shared"}
@@ -22,11 +22,25 @@ def test_at_the_end_snapshots_are_removed_before_the_last_worker_of_a_node_is_ki
         bench.workers.finish()
         await bench.end()
         assert sorted(bench.fleet.killed) == [0, 1] and bench.workers.by_name == {}
-        assert first.num_forgotten + second.num_forgotten == 2, "once before the other worker ends, once after"
-        ending = [call for call in bench.log if call in ("forget_memory", "kill")]
-        assert ending == ["forget_memory", "kill", "forget_memory", "kill"]
+        assert first.num_forgotten + second.num_forgotten == 1, "by one worker of the node"
+        assert _ending(bench) == ["forget_memory", "kill", "kill"]
         assert "last words" in [line.text for line in bench.reports.logs]
         assert not bench.nodes.is_started
+
+    run(main())
+
+
+def test_workers_that_train_are_killed_before_the_last_one_of_their_node_removes_the_snapshots_again() -> None:
+    async def main() -> None:
+        bench = SupervisorBench()
+        bench.fleet.node_of = {0: "shared", 1: "shared"}
+        await bench.start_and_train()
+        first, second = bench.workers.group
+        bench.direct(desired=Desired.CANCEL)
+        await bench.end()
+        assert sorted(bench.fleet.killed) == [0, 1] and bench.workers.by_name == {}
+        assert first.num_forgotten + second.num_forgotten == 2, "once before the other worker ends, once after"
+        assert _ending(bench) == ["forget_memory", "kill", "forget_memory", "kill"]
 
     run(main())
 
@@ -74,3 +88,7 @@ def test_a_storage_that_does_not_answer_at_the_end_does_not_keep_the_attempt() -
         assert (await bench.end()).reason is EndReason.CANCELLED
 
     run(main())
+
+
+def _ending(bench: SupervisorBench) -> list[str]:
+    return [call for call in bench.log if call in ("forget_memory", "kill")]

@@ -16,8 +16,8 @@ def test_requests_are_counted_by_method_route_and_class_of_status() -> None:
         ("GET", "/v1/jobs", "none"): 1,
     }
     latency = metrics.latencies()["GET", "/v1/jobs"]
-    assert sum(latency.counts) == 5
-    assert abs(latency.total_s - 0.1) < 1e-9
+    assert latency.count == 5
+    assert abs(latency.total - 0.1) < 1e-9
 
 
 def test_clients_cannot_make_it_grow_without_bound() -> None:
@@ -40,5 +40,15 @@ def test_a_value_on_a_bound_belongs_to_it() -> None:
     metrics = RequestMetrics()
     metrics.observe("GET", "/", 200, 0.001)
     metrics.observe("GET", "/", 200, 61.0)
-    counts = metrics.latencies()["GET", "/"].counts
-    assert (counts[0], counts[-1]) == (1, 1)
+    latency = metrics.latencies()["GET", "/"]
+    assert (latency.counts[0], latency.counts[-1], latency.count) == (1, 1, 2)
+
+
+def test_a_stream_is_counted_and_its_duration_is_not() -> None:
+    metrics = RequestMetrics()
+    metrics.stream_opened()
+    assert metrics.num_streams == 1
+    metrics.observe("GET", "/v1/jobs/{job_id}/events", 200, None)
+    metrics.stream_closed()
+    assert metrics.num_streams == 0
+    assert metrics.latencies() == {} and len(metrics.requests()) == 1

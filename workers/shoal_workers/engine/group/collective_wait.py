@@ -8,8 +8,9 @@ torch's Python collectives end in `Work.wait`, which is replaced here, once per 
   can leave at the end of any slice. About one time in 30 it must: gloo then keeps waiting to send on a socket that is
   already closed, until the group's timeout. The `leave` function decides who may leave, and when (see
   Group.leave_if_lost).
-- Sending to one rank, or receiving from it, has no thread of the group: `wait` itself does the work, and a wait with a
-  deadline breaks the connection when the deadline passes. So another thread waits, and is abandoned if the rank leaves.
+- Some operations have no thread of the group that completes them, so `wait` itself does the work. For sending to one
+  rank, or receiving from it, a wait with a deadline breaks the connection when the deadline passes; a reduce-scatter,
+  which gloo makes of an all-reduce, ignores the deadline. So another thread waits, and is abandoned if the rank leaves.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _SLICE = timedelta(milliseconds=50)
 _END_OF_SLICE = "Operation timed out!"
 """torch's message at the end of a slice; gloo's own timeouts have other messages."""
 
+
+_DONE_BY_WAITING = ("send", "recv", "reduce_scatter", "reduce_scatter_single")
 
 PlainWait = Callable[[Work], bool]
 
@@ -68,8 +71,8 @@ class _PerThread(threading.local):
     waited_s = 0.0
     leave: Callable[[], None] | None = None
     waiting_thread: _WaitingThread | None = None
-    point_to_point: dict[int, Work] | None = None
-    """By id, while they are outstanding; only within `interruptible_waits`."""
+    done_by_waiting: dict[int, Work] | None = None
+    """Operations whose `wait` does the work: by id, while they are outstanding; only within `interruptible_waits`."""
 
 
 _own = _PerThread()
@@ -90,7 +93,7 @@ def replace_wait() -> None:
         try:
             if leave is None or arguments or named:
                 return bool(plain_wait(self, *arguments, **named))
-            if _own.point_to_point and _own.point_to_point.pop(id(self), None) is not None:
+            if _own.done_by_waiting and _own.done_by_waiting.pop(id(self), None) is not None:
                 _wait_on_other_thread(plain_wait, self, leave)
                 return True
             while True:
@@ -104,15 +107,15 @@ def replace_wait() -> None:
             _own.waited_s += time.perf_counter() - start
 
     Work.wait = wait  # type: ignore[method-assign]
-    ProcessGroup.send = _recorded(ProcessGroup.send)  # type: ignore[method-assign]
-    ProcessGroup.recv = _recorded(ProcessGroup.recv)  # type: ignore[method-assign]
+    for name in _DONE_BY_WAITING:
+        setattr(ProcessGroup, name, _recorded(getattr(ProcessGroup, name)))
 
 
 def _recorded(plain: Callable[..., Work]) -> Callable[..., Work]:
     def call(*arguments: Any, **named: Any) -> Work:
         work = plain(*arguments, **named)
-        if _own.point_to_point is not None:
-            _own.point_to_point[id(work)] = work
+        if _own.done_by_waiting is not None:
+            _own.done_by_waiting[id(work)] = work
         return work
 
     return call
@@ -132,12 +135,12 @@ def _wait_on_other_thread(plain_wait: PlainWait, work: Work, leave: Callable[[],
 def interruptible_waits(leave: Callable[[], None] | None) -> Iterator[None]:
     """Within the block, waits of this thread call `leave` after each slice; `leave` may raise to end the wait."""
     _own.leave = leave
-    _own.point_to_point = {} if leave is not None else None
+    _own.done_by_waiting = {} if leave is not None else None
     try:
         yield
     finally:
         _own.leave = None
-        _own.point_to_point = None
+        _own.done_by_waiting = None
 
 
 def waited_s() -> float:

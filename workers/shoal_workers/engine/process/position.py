@@ -19,6 +19,7 @@ class Position:
     def __init__(self, on_phase: PhaseHook | None = None) -> None:
         self._on_phase = on_phase
         self._counter = 0
+        self._data_s = 0.0
         self._set(0, Phase.IDLE, 0, "")
 
     @property
@@ -31,6 +32,7 @@ class Position:
         return self._now[0].step
 
     def begin(self, generation: int) -> None:
+        self._data_s = 0.0
         self._set(generation, Phase.IDLE, 0, "")
 
     def enter(self, phase: Phase) -> None:
@@ -47,6 +49,10 @@ class Position:
         self._counter += 1
         self._set(now.generation, now.phase, step, now.note)
 
+    def spent_on_data(self, seconds: float) -> None:
+        """All that this generation has spent on making batches; sent with the next change of the position."""
+        self._data_s = seconds
+
     def note(self, text: str) -> None:
         """A note for people about the current phase."""
         now = self._now[0]
@@ -59,5 +65,13 @@ class Position:
         return now.model_copy(update={"stalled_s": time.monotonic() - since_mono})
 
     def _set(self, generation: int, phase: Phase, step: int, note: str) -> None:
-        now = Progress(generation=generation, phase=phase, step=step, at=time.time(), note=note, counter=self._counter)
+        now = Progress(
+            generation=generation,
+            phase=phase,
+            step=step,
+            at=time.time(),
+            note=note,
+            counter=self._counter,
+            data_s=self._data_s,
+        )
         self._now = now, time.monotonic()

@@ -2,7 +2,8 @@
 
 After the loss of a node only a step of which every rank has a copy elsewhere can be restored. Each rank contributes the
 step of its newest copy to the vote. The step counts once all ranks contribute the same one. It stays whole until the
-next one is, because senders and buddies keep it when a later copy of only some ranks arrives.
+next one is, because senders and buddies keep it when a later copy of only some ranks arrives. If there is no memory for
+that, a rank drops its own part, and says so in the next vote: then no step is whole until the next one is.
 
     rank 0     4 arrived   8 arrived  12 arrived
     rank 1     4 arrived   8 failed   12 arrived
@@ -22,14 +23,19 @@ class BuddyCopies:
 
     def __init__(self, generation: int, *, has_buddy: bool) -> None:
         self._generation = generation
-        self.arrived_step = NOTHING_ARRIVED if has_buddy else NO_BUDDY
-        """For the ballot."""
+        self._arrived_step = NOTHING_ARRIVED if has_buddy else NO_BUDDY
         self.whole_step: int | None = None
         """Newest step of which every rank's copy has arrived; equal on all ranks."""
         self.flight_steps = 1
         """Completed steps between the whole step and the vote in which it became whole: the most of this generation."""
         self._local_copy_s = 0.0
         self._are_expected = True
+        self._dropped_step = -1
+        """Newest whole step of which a rank has dropped its own part since."""
+
+    def arrived_step(self, *, holds_whole: bool = True) -> float:
+        """For the ballot. `holds_whole`: the memory of this rank still has its own part of the whole step."""
+        return self._arrived_step if holds_whole else NOTHING_ARRIVED
 
     @property
     def are_lacking(self) -> bool:
@@ -46,7 +52,7 @@ class BuddyCopies:
         A send of an earlier generation may end in this one. It is neither a cost nor a copy of this one."""
         if cost is None or cost.generation != self._generation:
             return 0.0
-        self.arrived_step = float(cost.step)
+        self._arrived_step = float(cost.step)
         local_copy_s, self._local_copy_s = self._local_copy_s, 0.0
         return local_copy_s + cost.cpu_s
 
@@ -54,9 +60,11 @@ class BuddyCopies:
         """`arrived_steps`: of all ranks; `step`: the completed one."""
         arrived = {at for at in arrived_steps if at != NO_BUDDY}
         self._are_expected = bool(arrived)
+        if NOTHING_ARRIVED in arrived and self.whole_step is not None:
+            self._dropped_step, self.whole_step = self.whole_step, None
         if len(arrived) != 1 or NOTHING_ARRIVED in arrived:
             return
         whole = int(arrived.pop())
-        if whole != self.whole_step:
+        if whole != self.whole_step and whole > self._dropped_step:
             self.whole_step = whole
             self.flight_steps = max(self.flight_steps, step - whole)

@@ -9,11 +9,12 @@
       buffer 1   | step 3 | writes step 5 | step 5 .......................... | writes step 7
                           vote 5                      vote 6: step 5 is complete on every rank
 
-Works on the CPU with the default optimizer only, because only then is it known what else refers to the optimizer's
-tensors. Tensors that cannot be moved (buffers, counters) are copied at each `finish`. If they are more than a small
-part of the state, nothing is moved, and snapshots are copies, as on a GPU. Uses private attributes of
-torch.distributed.fsdp; tests/dist/state/test_double_buffered_state.py fails if a torch version changes them. Called by
-the trainer and by `Snapshots`.
+Works on the CPU, with the default optimizer, which writes its results to the other buffer, and with one that its task
+declares elementwise: then the state is copied to the other buffer first, and updated there. Of other optimizers it is
+not known what else refers to their tensors. Tensors that cannot be moved (buffers, counters) are copied at each
+`finish`. If they are more than a small part of the state, nothing is moved, and snapshots are copies, as on a GPU. Uses
+private attributes of torch.distributed.fsdp; tests/dist/state/test_double_buffered_state.py fails if a torch version
+changes them. Called by the trainer and by `Snapshots`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from shoal_workers.checkpoint.save_plan import local_tensor, plan_save
 from shoal_workers.contract.snapshots import SnapshotSource
@@ -32,6 +34,7 @@ from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.state.state_view import StateView
 from shoal_workers.engine.step.double_buffered_adamw import ParameterBuffers
 from shoal_workers.engine.step.update import Update
+from shoal_workers.snapshot_store.log.rules import keep_tensors
 from shoal_workers.snapshot_store.slots.live_slots import LiveSlot
 from shoal_workers.snapshot_store.slots.shape import with_rooms
 from shoal_workers.snapshot_store.slots.slot import Stamp
@@ -48,7 +51,7 @@ class DoubleBufferedState:
         self.view = StateView(assembly, update)
         self.update = update
         self._assembly = assembly
-        self._can_move = update.double_buffered is not None
+        self._can_move = update.is_elementwise
         self._slots: tuple[LiveSlot, ...] = ()
         self._current = 0
         """Index of the slot that holds the state."""
@@ -85,10 +88,11 @@ class DoubleBufferedState:
         self._moved, self._moved_names = movable, moved_names
         self._copied_names = tuple(item.fqn for item in copied)
         self._buffers = [[parameter.buffers_in(slot) for parameter in movable] for slot in self._slots]
-        self._targets = [
-            {parameter.local_parameter: one.buffers for parameter, one in zip(movable, in_slot, strict=True)}
-            for in_slot in self._buffers
-        ]
+        if self.update.double_buffered is not None:
+            self._targets = [
+                {parameter.local_parameter: one.as_adamw() for parameter, one in zip(movable, in_slot, strict=True)}
+                for in_slot in self._buffers
+            ]
         with torch.no_grad():
             for parameter, *in_slots in zip(movable, *self._buffers, strict=True):
                 parameter.copy_to(in_slots[0])
@@ -101,14 +105,21 @@ class DoubleBufferedState:
     def step(self, lr_factor: float) -> None:
         """One update. The state before it stays complete until the next update."""
         optimizer = self.update.double_buffered
-        if not self._slots or optimizer is None:
+        if not self._slots:
             self.update.step(lr_factor)
             return
         other = 1 - self._current
         self._slots[other].begin()
-        optimizer.targets = self._targets[other]
-        self.update.step(lr_factor)
-        self._point_to(other)
+        if optimizer is not None:
+            optimizer.targets = self._targets[other]
+            self.update.step(lr_factor)
+            self._point_to(other)
+        else:
+            self._copy_to(other)
+            self._point_to(other)
+            self.update.step(lr_factor)
+            for parameter in self._moved:
+                keep_tensors(self.update.optimizer.state[parameter.local_parameter], parameter.state)
 
     def finish(self, stamp: Stamp, extra_json: bytes) -> bool:
         """Mark the current buffer as complete. It stays so until the update after the next.
@@ -141,6 +152,14 @@ class DoubleBufferedState:
             self._slots[self._current].begin()
         return self.view.tensors()
 
+    def _copy_to(self, index: int) -> None:
+        old, new = self._buffers[self._current], self._buffers[index]
+        with torch.no_grad():
+            torch._foreach_copy_(
+                [tensor for buffers in new for tensor in buffers.tensors],
+                [tensor for buffers in old for tensor in buffers.tensors],
+            )
+
     def _point_to(self, index: int) -> None:
         """Point everything that refers to the state to the slot of this index."""
         self._current = index
@@ -150,26 +169,30 @@ class DoubleBufferedState:
 
     def _movable(self, planned: Collection[str]) -> Iterator[_MovedParameter]:
         """Parameters of which this rank has a part, with their optimizer state."""
-        optimizer = self.update.double_buffered
-        assert optimizer is not None
+        optimizer = self.update.optimizer
+        is_stateless = _is_stateless(optimizer)
         sharded = {id(p.sharded_param): p for group in self._assembly.param_groups() for p in group.fsdp_params}
         for name, parameter in self._assembly.named_parameters():
             local_parameter = self.update.local_parameter(parameter)
             state = optimizer.state.get(local_parameter) if local_parameter is not None else None
             if (
                 local_parameter is None
-                or not state
+                or not (state or is_stateless)
                 or id(parameter) not in sharded
                 or not isinstance(parameter, DTensor)
             ):
                 continue
+            own_state = {
+                key: value
+                for key, value in (state or {}).items()
+                if isinstance(value, Tensor) and value.shape == local_parameter.shape
+            }
             moved = _MovedParameter(
-                names=(f"model.{name}", f"optim.{name}.exp_avg", f"optim.{name}.exp_avg_sq"),
+                names=(f"model.{name}", *(f"optim.{name}.{key}" for key in own_state)),
                 sharded=sharded[id(parameter)],
                 local=parameter._local_tensor,
                 local_parameter=local_parameter,
-                exp_avg=state["exp_avg"],
-                exp_avg_sq=state["exp_avg_sq"],
+                state=own_state,
             )
             if moved.has_expected_layout and all(one in planned for one in moved.names):
                 yield moved
@@ -180,30 +203,39 @@ class _SlotBuffers:
     """The memory of one parameter in one of the slots."""
 
     flat: Tensor
-    """FSDP's flat, padded shard; `buffers.parameter` is its beginning."""
-    buffers: ParameterBuffers
+    """FSDP's flat, padded shard; `parameter` is its beginning."""
+    parameter: Tensor
+    state: dict[str, Tensor]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.parameter, *self.state.values())
+
+    def as_adamw(self) -> ParameterBuffers:
+        return ParameterBuffers(self.parameter, self.state["exp_avg"], self.state["exp_avg_sq"])
 
 
 @dataclass(frozen=True, slots=True)
 class _MovedParameter:
-    """One parameter, and everything that refers to its memory and to that of its moments."""
+    """One parameter, and everything that refers to its memory and to that of its optimizer state."""
 
-    names: tuple[str, str, str]
+    names: tuple[str, ...]
+    """Of the parameter and of its state."""
     sharded: Any
     """FSDP's record of the parameter."""
     local: Tensor
     """Local tensor of the model's DTensor."""
     local_parameter: nn.Parameter
     """The optimizer's parameter."""
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    state: dict[str, Tensor]
+    """Those of the parameter's shape."""
 
     @property
     def has_expected_layout(self) -> bool:
         """All of its tensors are laid out as this module assumes."""
         flat, tensors = (
             self.sharded._sharded_param_data,
-            (self.local, self.local_parameter, self.exp_avg, self.exp_avg_sq),
+            (self.local, self.local_parameter, *self.state.values()),
         )
         return (
             all(tensor.is_cpu and tensor.is_contiguous() and tensor.shape == self.local.shape for tensor in tensors)
@@ -215,15 +247,20 @@ class _MovedParameter:
         source = self.sharded._sharded_param_data
         flat = slot.room(self.names[0], source.nbytes).view(source.dtype)
         shard = flat[: self.local.numel()].view(self.local.shape)
-        return _SlotBuffers(flat, ParameterBuffers(shard, slot.view(self.names[1]), slot.view(self.names[2])))
+        state = {key: slot.view(name) for key, name in zip(self.state, self.names[1:], strict=True)}
+        return _SlotBuffers(flat, shard, state)
 
     def copy_to(self, target: _SlotBuffers) -> None:
-        target.buffers.parameter.copy_(self.local)
-        target.buffers.exp_avg.copy_(self.exp_avg)
-        target.buffers.exp_avg_sq.copy_(self.exp_avg_sq)
+        target.parameter.copy_(self.local)
+        for key, tensor in self.state.items():
+            target.state[key].copy_(tensor)
 
     def point_to(self, target: _SlotBuffers) -> None:
         self.sharded._sharded_param_data = target.flat
-        self.local.data = self.local_parameter.data = target.buffers.parameter
-        self.exp_avg.data = target.buffers.exp_avg
-        self.exp_avg_sq.data = target.buffers.exp_avg_sq
+        self.local.data = self.local_parameter.data = target.parameter
+        for key, tensor in self.state.items():
+            tensor.data = target.state[key]
+
+
+def _is_stateless(optimizer: Optimizer) -> bool:
+    return not any(optimizer.state.values())

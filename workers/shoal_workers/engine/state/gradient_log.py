@@ -6,7 +6,8 @@ No rank enters a vote before its buddy has the gradients of this step and the co
 leaves before the update. So when a step is complete on every rank, every buddy can repeat it, unless a rank dies
 between the vote and its commit, about a millisecond: then the group goes back by this one step.
 
-Works for the built-in AdamW on a CPU: the buddy must replay the same operations. If the log breaks, training goes on
+Works on a CPU for the built-in AdamW, and for an optimizer that its task declares pure and elementwise: the buddy must
+replay the same operations. If the log breaks, training goes on
 without it, and the next whole copy begins another one. Called by the trainer and by `Snapshots`.
 """
 
@@ -25,7 +26,7 @@ from shoal_workers.engine.step.double_buffered_adamw import settings_of
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.snapshot_store.log.head import head_of
 from shoal_workers.snapshot_store.log.records import Commit, CommitBlob, LoggedGroup, LogHead, encode
-from shoal_workers.snapshot_store.log.replay import names_of
+from shoal_workers.snapshot_store.log.rules import names_of
 from shoal_workers.snapshot_store.slots.slot import Stamp
 from shoal_workers.snapshot_store.store import SnapshotStore
 from shoal_workers.snapshot_store.transfer.log_sender import LogSender
@@ -33,6 +34,7 @@ from shoal_workers.snapshot_store.transfer.log_sender import LogSender
 _PATIENCE_S = 3.0
 """Longest wait for the buddy in a step; then the log is broken."""
 _COMMIT_ROOM_BYTES = 64 << 10
+_COUNTER_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,21 @@ class _Logged:
     parameter: Tensor
     """The model's."""
     count: int
-    """Its updates so far."""
+    """Its updates so far; with an optimizer of the task, since the log began."""
+    counters: dict[str, Tensor]
+    """By key: the single numbers in its optimizer state. None for the built-in AdamW."""
 
     def gradient(self) -> Tensor | None:
         gradient = self.parameter.grad
         return None if gradient is None else local_tensor(gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class _ParameterState:
+    names: tuple[str, ...]
+    """Of the parameter, and of its optimizer state of the same shape."""
+    count: int
+    counters: dict[str, Tensor]
 
 
 class _Broken(Exception):
@@ -174,6 +186,7 @@ class GradientLog:
             unscale=factors.unscale,
             clip=factors.clip,
             lrs=tuple(group["initial_lr"] * factors.lr for group in self._update.optimizer.param_groups),
+            counters=self._counter_values(),
             counts=tuple(logged.count if id(logged) in present else 0 for logged in self._parameters),
             changed=tuple((name, len(value)) for name, value in changed),
             extra_bytes=len(extra_json),
@@ -212,22 +225,58 @@ class GradientLog:
         optimizer = self._update.optimizer
         self._parameters, self._unlogged = [], []
         rows: list[tuple[str, int, tuple[int, ...]]] = []
+        known: set[str] = set()
         for index, name, own, parameter in self._update.named_parameters():
-            state = optimizer.state.get(own, {})
-            if not state or any(one not in items for one in names_of(name)):
+            found = self._state_of(name, own)
+            if found is None or any(one not in items for one in found.names):
                 if f"model.{name}" in items:
                     self._unlogged.append(parameter)
                 continue
-            if any(items[one].dtype != torch.float32 for one in names_of(name)):
+            if any(items[one].dtype != torch.float32 for one in found.names):
                 raise _Broken(f"{name} is {items[f'model.{name}'].dtype}; a gradient log needs float32 parameters")
-            self._parameters.append(_Logged(own, parameter, int(state["step"])))
+            self._parameters.append(_Logged(own, parameter, found.count, found.counters))
             rows.append((name, index, items[f"model.{name}"].sizes))
-        known = {one for name, _, _ in rows for one in (*names_of(name), f"optim.{name}.step")}
+            known |= {*found.names, *(f"optim.{name}.{key}" for key in ("step", *found.counters))}
         tensors = self._state.view.tensors()
         self._others = {name: local_tensor(tensors[name]).clone() for name in items if name not in known}
         room = _COMMIT_ROOM_BYTES * 2 + sum(tensor.nbytes for tensor in self._others.values())
-        groups = [_settings(group) for group in optimizer.param_groups]
-        return head_of(groups, rows, commit_room=room)
+        logged = self._update.logged
+        if logged is None:
+            return head_of([_settings(group) for group in optimizer.param_groups], rows, commit_room=room)
+        logged = logged.model_copy(update={"counters": self._counter_types()})
+        room += _COUNTER_BYTES * len(rows) * len(logged.counters)
+        return head_of([], rows, commit_room=room, optimizer=logged)
+
+    def _state_of(self, name: str, own: nn.Parameter) -> _ParameterState | None:
+        """None: it has no optimizer state yet, although others may have."""
+        optimizer = self._update.optimizer
+        state = optimizer.state.get(own, {})
+        if self._update.logged is None:
+            return _ParameterState(names_of(name), int(state["step"]), {}) if state else None
+        if not state and any(optimizer.state.values()):
+            return None
+        if any(not isinstance(value, Tensor) for value in state.values()):
+            raise _Broken("the optimizer's state has values that are not tensors")
+        shards = [key for key, value in state.items() if value.shape == own.shape]
+        counters = {key: value for key, value in state.items() if key not in shards}
+        if any(value.numel() != 1 for value in counters.values()):
+            raise _Broken(f"the optimizer's state of {name} has another shape than the parameter")
+        return _ParameterState((f"model.{name}", *(f"optim.{name}.{key}" for key in shards)), 0, counters)
+
+    def _counter_types(self) -> tuple[tuple[str, str], ...]:
+        kinds = {
+            tuple((key, str(value.dtype).removeprefix("torch.")) for key, value in one.counters.items())
+            for one in self._parameters
+        }
+        if len(kinds) > 1:
+            raise _Broken("the optimizer keeps other numbers for some parameters than for others")
+        return kinds.pop() if kinds else ()
+
+    def _counter_values(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
+        """Before the update."""
+        state = self._update.optimizer.state
+        keys = self._parameters[0].counters if self._parameters else ()
+        return tuple((key, tuple(float(state[one.own][key]) for one in self._parameters)) for key in keys)
 
     def _parts_to_send(self) -> list[memoryview]:
         if any(parameter.grad is not None for parameter in self._unlogged):
@@ -266,8 +315,8 @@ def _impossible(generation: Generation, store: SnapshotStore | None, state: Doub
         return "no other machine keeps copies"
     if generation.device.type != "cpu":
         return "the state is on a GPU"
-    if state.update.double_buffered is None:
-        return "the optimizer is not the built-in AdamW, so the buddy cannot repeat it"
+    if not state.update.is_elementwise:
+        return state.update.not_logged or "the optimizer is not the built-in AdamW, so the buddy cannot repeat it"
     return ""
 
 

@@ -14,7 +14,7 @@ different. A replay (step/replay.py) cannot find it: its forward passes read wha
 
 It runs once in `health.checksum_every_steps` steps, after the last step, and before the group stops as planned. With
 three or more holders the majority is right; with two, both are suspected. State that has one holder is not checked.
-Called by the trainer on every rank.
+After a step that was not finite it runs as well (non_finite.py). Called by the trainer on every rank.
 """
 
 from __future__ import annotations
@@ -86,6 +86,12 @@ class ReplicaCheck:
         if self._every_steps is not None:
             self._compare(self._start(), step)
 
+    def compare_values_that_are_not_finite(self, step: int) -> None:
+        """A step was not finite: compare the state that it began with, whatever `health.checksum_every_steps` says. Of
+        two holders, the one with finite values is right. A collective if ranks can be compared. Raises as `finish`."""
+        if any(self._groups):
+            self._compare(self._start(), step, are_finite=[_are_finite(tensors) for tensors in self._tensors()])
+
     def stop(self) -> None:
         """The generation is over. Waits for the thread, which reads memory that may be freed next."""
         if self._sums is not None:
@@ -93,27 +99,37 @@ class ReplicaCheck:
             self._sums = None
 
     def _start(self) -> _Sums:
+        return _Sums(self._tensors())
+
+    def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Sharded ones, and those that are whole on tp."""
         sharded: list[Tensor] = []
         whole: list[Tensor] = []
         for tensor in self._view.tensors().values():
             if isinstance(tensor, DTensor):
                 (whole if _is_whole_on_tp(tensor) else sharded).append(local_tensor(tensor).detach())
-        return _Sums((sharded, whole))
+        return sharded, whole
 
-    def _compare(self, sums: _Sums, step: int) -> None:
+    def _compare(self, sums: _Sums, step: int, *, are_finite: Sequence[bool] = (True, True)) -> None:
         generation = self._generation
-        own = torch.tensor([_signed(value) for value in sums.values()], device=generation.device)
+        signed = [_signed(value) for value in sums.values()]
+        own = torch.tensor([*signed, *are_finite], device=generation.device)
         found = [torch.zeros_like(own) for _ in range(generation.layout.world_size)]
         dist.all_gather(found, own)
         generation.check()
-        difference = find_difference([values.tolist() for values in found], self._groups)
+        num_kinds = len(signed)
+        difference = find_difference(
+            [values[:num_kinds].tolist() for values in found],
+            self._groups,
+            are_finite=[values[num_kinds:].bool().tolist() for values in found],
+        )
         if difference is None:
             if generation.rank == 0:
                 report = ReplicasEqual(generation=generation.number, step=step, at=time.time(), cpu_s=sums.cpu_s)
                 generation.outbox.report(report)
             return
         names = ", ".join(map(str, difference.ranks))
-        fault = "others outvote them" if difference.is_certain else "no majority says which of them is wrong"
+        fault = "the others are right" if difference.is_certain else "no majority says which of them is wrong"
         message = f"after step {step}, ranks {names} hold other values of replicated state; {fault}"
         if generation.rank == 0:
             generation.outbox.report(
@@ -144,12 +160,19 @@ def groups_of(layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
     return tuple(tuple(tuple(ranks) for ranks in groups if len(ranks) > 1) for groups in kinds)
 
 
-def find_difference(values: Sequence[Sequence[int]], groups: Sequence[Sequence[Sequence[int]]]) -> Difference | None:
+def find_difference(
+    values: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[Sequence[int]]],
+    *,
+    are_finite: Sequence[Sequence[bool]] | None = None,
+) -> Difference | None:
     """The ranks that differ within their group; None: all are equal.
 
     Args:
         values: [rank][kind of tensors].
         groups: [kind of tensors]: see `groups_of`.
+        are_finite: [rank][kind of tensors]. Without a majority, ranks with values that are not finite are wrong, if
+            others have finite ones.
     """
     certain: set[int] = set()
     suspects: set[int] = set()
@@ -161,6 +184,10 @@ def find_difference(values: Sequence[Sequence[int]], groups: Sequence[Sequence[S
             value, count = counts.most_common(1)[0]
             if 2 * count > len(ranks):
                 certain |= {rank for rank in ranks if values[rank][kind] != value}
+                continue
+            bad = {rank for rank in ranks if are_finite is not None and not are_finite[rank][kind]}
+            if bad and len(bad) < len(ranks):
+                certain |= bad
             else:
                 suspects |= set(ranks)
     if certain:
@@ -222,6 +249,10 @@ def _device_sum(tensor: Tensor) -> Tensor:
 def _is_whole_on_tp(tensor: DTensor) -> bool:
     names = tensor.device_mesh.mesh_dim_names or ()
     return TP in names and tensor.placements[names.index(TP)].is_replicate()
+
+
+def _are_finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors if tensor.is_floating_point())
 
 
 def _signed(value: int) -> int:

@@ -87,7 +87,9 @@ class Snapshots:
     @property
     def arrived_step(self) -> float:
         """For the ballot, once `take_costs` was called: see vote.Ballot."""
-        return self._copies.arrived_step
+        whole, store = self._copies.whole_step, self._store
+        holds_whole = whole is None or store is None or store.holds(self._assignment.generation, whole)
+        return self._copies.arrived_step(holds_whole=holds_whole)
 
     def start(self) -> None:
         """Right before the first step: the CPU time until now is not part of a step."""
@@ -111,7 +113,12 @@ class Snapshots:
         """For the ballot, once `wait_for_buddy` and `take_costs` were called."""
         if self._assignment.buddy is None:
             return NO_BUDDY
-        return NO_LOG if self.log.reason(self._copies.arrived_step) else float(self._lag)
+        return NO_LOG if self.log.reason(self._copies.arrived_step()) else float(self._lag)
+
+    def voted(self, verdict: Verdict, step: int) -> None:
+        """After each vote, before the snapshot of its step: a copy that is sent with it must not replace one of those
+        that have just become whole."""
+        self._copies.voted(verdict.arrived_steps, step)
 
     def is_replicating(self, verdict: Verdict, step: int) -> bool:
         """All ranks: whether the state after `step` is copied to be sent. Whole copies have a fixed pace with a log."""
@@ -176,7 +183,6 @@ class Snapshots:
 
     def update(self, verdict: Verdict, step_s: float, step: int) -> None:
         """After each step: free older snapshots once they are not needed, and (rank 0) adapt the pace to the cost."""
-        self._copies.voted(verdict.arrived_steps, step)
         self._report_difference()
         is_older_needed = self._num_taken <= 2 or self._copies.are_lacking
         if verdict.requests.lacks_memory:
@@ -207,7 +213,7 @@ class Snapshots:
         """Why not every rank has a log in force; empty: all have."""
         if self._log_lag is not None:
             return ""
-        return self.log.reason(self._copies.arrived_step) or "another rank has none"
+        return self.log.reason(self._copies.arrived_step()) or "another rank has none"
 
     def _replicate(self, store: SnapshotStore, step: int) -> None:
         """A whole copy for the buddy, and with it a gradient log, unless one is open."""

@@ -5,6 +5,7 @@ Called by the passes and by `Validation`.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ class Batches:
         self._data = data
         self._device = device
         self.num_samples = len(data)
+        self.spent_s = 0.0
+        """Seconds of the training thread in `of`. A copy to a GPU goes on after it."""
 
     def training(self, spec: JobSpec, step: int, micro_batch: int) -> Any:
         """The samples of a micro-batch of a step: the same for every world size."""
@@ -33,6 +36,13 @@ class Batches:
 
     def of(self, indices: list[int]) -> Any:
         """The samples of these indices."""
+        start = time.perf_counter()
+        try:
+            return self._made(indices)
+        finally:
+            self.spent_s += time.perf_counter() - start
+
+    def _made(self, indices: list[int]) -> Any:
         batch = self._task.collate([self._data[index] for index in indices])
         if self._device.type == "cpu":
             return batch

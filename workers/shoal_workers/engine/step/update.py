@@ -3,7 +3,8 @@
 The default optimizer works element by element, so it runs on the local shards: plain tensors that share their memory
 with the model's DTensors. That avoids DTensor's dispatch in every step, and the 0.3 s that filling its caches takes in
 the first step after each re-forming. A task's own optimizer gets the DTensors, because it may need operations on whole
-tensors. Called by `DoubleBufferedState` and by whatever saves or restores the state.
+tensors; one that the task declares elementwise (`elementwise_optimizer`) runs on the local shards, too. Called by
+`DoubleBufferedState` and by whatever saves or restores the state.
 """
 
 from __future__ import annotations
@@ -21,16 +22,28 @@ from shoal_workers.engine.parallel.cutting import local, shard_like
 from shoal_workers.engine.step.double_buffered_adamw import DoubleBufferedAdamW
 from shoal_workers.engine.step.optimizer import adamw
 from shoal_workers.engine.task.task import LoadedTask
+from shoal_workers.snapshot_store.log.optimizers import describe, rebuild, settings_of_groups
+from shoal_workers.snapshot_store.log.records import LoggedOptimizer
 
 
 class Update:
     """Steps the optimizer, and gives its state names and global shapes. Training thread only."""
 
     def __init__(
-        self, assembly: Assembly, optimizer: Optimizer, local_parameters: Sequence[tuple[nn.Parameter, DTensor]]
+        self,
+        assembly: Assembly,
+        optimizer: Optimizer,
+        local_parameters: Sequence[tuple[nn.Parameter, DTensor]],
+        *,
+        logged: LoggedOptimizer | None = None,
+        not_logged: str = "",
     ) -> None:
-        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory."""
+        """`local_parameters`: the optimizer's parameters, each with the model parameter that shares its memory.
+        `logged`: how another process can make an equal one, if its task declares it elementwise. `not_logged`: why none
+        can."""
         self.optimizer = optimizer
+        self.logged = logged
+        self.not_logged = not_logged
         self._local_parameters = local_parameters
         named: dict[int, tuple[str, Tensor]] = {
             id(parameter): (name, parameter) for name, parameter in assembly.named_parameters()
@@ -61,6 +74,11 @@ class Update:
         """The optimizer if `default_update` made it for the CPU: then nothing else refers to its tensors."""
         return self.optimizer if isinstance(self.optimizer, DoubleBufferedAdamW) and self._local_parameters else None
 
+    @property
+    def is_elementwise(self) -> bool:
+        """It updates each element of the local shards on its own, and nothing else refers to its tensors."""
+        return self.double_buffered is not None or self.logged is not None
+
     def named_parameters(self) -> Iterator[tuple[int, str, nn.Parameter, Tensor]]:
         """Number of the group, name, the optimizer's parameter and the model's; without tied copies."""
         by_own: dict[int, Tensor] = {id(own): parameter for own, parameter in self._local_parameters}
@@ -81,7 +99,7 @@ class Update:
         """
         if self.optimizer.state:
             return
-        if isinstance(self.optimizer, AdamW) and self._local_parameters:
+        if isinstance(self.optimizer, AdamW) and self._local_parameters and self.logged is None:
             self._materialise_adamw()
             return
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -153,12 +171,41 @@ class Update:
                 target.copy_(source)
 
 
+_UNDECLARED = "the optimizer is the task's own, and the task does not declare it elementwise"
+
+
 def build_update(task: LoadedTask, assembly: Assembly, spec: JobSpec) -> Update:
     """The task's own optimizer over the model's parameters, or AdamW if the task defines none."""
     optimizer = task.build_optimizer(assembly.module, spec.optimizer)
-    if optimizer is not None:
-        return Update(assembly, optimizer, ())
-    return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
+    if optimizer is None:
+        return default_update(assembly, spec.optimizer, deterministic=spec.deterministic)
+    if not task.has_elementwise_optimizer:
+        return Update(assembly, optimizer, (), not_logged=_UNDECLARED)
+    try:
+        return _elementwise_update(assembly, optimizer)
+    except (ValueError, TypeError) as error:
+        return Update(assembly, optimizer, (), not_logged=f"the optimizer cannot be made again: {error}")
+
+
+def _elementwise_update(assembly: Assembly, optimizer: Optimizer) -> Update:
+    """An equal one over the local shards. ValueError or TypeError if it cannot be made."""
+    logged = describe(optimizer)
+    if optimizer.state:
+        raise ValueError("it has a state before the first step")
+    local_parameters: list[tuple[nn.Parameter, DTensor]] = []
+    groups = []
+    with torch.no_grad():
+        for settings, group in zip(settings_of_groups(optimizer), optimizer.param_groups, strict=True):
+            own_ones = []
+            for parameter in group["params"]:
+                if not isinstance(parameter, DTensor) or not parameter.is_cpu:
+                    raise ValueError("it has parameters that are not shards on a CPU")
+                own = nn.Parameter(local(parameter))
+                local_parameters.append((own, parameter))
+                own_ones.append(own)
+            groups.append({**settings, "params": own_ones})
+    rebuilt = rebuild(type(optimizer), groups, optimizer.defaults)
+    return Update(assembly, rebuilt, local_parameters, logged=logged)
 
 
 def default_update(assembly: Assembly, settings: OptimizerSpec, *, deterministic: bool = False) -> Update:

@@ -50,9 +50,10 @@ class Validation:
         for part in self._assembly.parts:
             part.eval()
         sums = [torch.zeros((), dtype=torch.float64, device=generation.device)]
-        for samples, weight in self._slices:
+        for done, (samples, weight) in enumerate(self._slices):
             generation.check()
-            generation.position.note("")  # progress: a validation may take longer than a hang
+            # also progress: a validation may take longer than a hang
+            generation.position.note(f"validating after step {step}, {100 * done // len(self._slices)} % done")
             seed_everything(randomness_seed(generation.spec.seed ^ _STREAM, 0, samples.start))
             with generation.user_code:
                 batch = self._batches.of(list(samples))

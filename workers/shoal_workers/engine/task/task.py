@@ -39,6 +39,8 @@ class Task(Protocol):
             workers. `progress("...")` shows a note to people, and moves the deadline `timeouts.start_s` on.
         build_optimizer(model: nn.Module, settings: dict) -> torch.optim.Optimizer
             Default: AdamW. `settings` is the spec's `optimizer` section. The parameters are DTensors at this point.
+        elementwise_optimizer: bool = False
+            Whether that optimizer is pure and elementwise: see docs/tasks.md.
         collate(samples: list) -> batch
             Default: torch.utils.data.default_collate.
         shard_units(model: nn.Module) -> Iterable[nn.Module]
@@ -135,6 +137,10 @@ class LoadedTask:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"build_optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer.")
         return optimizer
+
+    @property
+    def has_elementwise_optimizer(self) -> bool:
+        return bool(getattr(self._task, "elementwise_optimizer", False))
 
     def shard_units(self, model: nn.Module) -> Sequence[nn.Module]:
         units: Callable[[nn.Module], Iterable[nn.Module]] = getattr(self._task, "shard_units", default_shard_units)

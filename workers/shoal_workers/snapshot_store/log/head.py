@@ -11,16 +11,21 @@ from math import prod
 import torch
 from torch import Tensor
 
-from shoal_workers.snapshot_store.log.records import LoggedGroup, LoggedParameter, LogHead
+from shoal_workers.snapshot_store.log.records import LoggedGroup, LoggedOptimizer, LoggedParameter, LogHead
 
 
 def head_of(
-    groups: Sequence[LoggedGroup], parameters: Sequence[tuple[str, int, Sequence[int]]], *, commit_room: int
+    groups: Sequence[LoggedGroup],
+    parameters: Sequence[tuple[str, int, Sequence[int]]],
+    *,
+    commit_room: int,
+    optimizer: LoggedOptimizer | None = None,
 ) -> LogHead:
-    """`parameters`: name, number of the group, sizes of the shard."""
+    """`parameters`: name, number of the group, sizes of the shard. `groups`: none with an `optimizer`."""
     num_threads, torch_version, cpu_capability = platform()
     return LogHead(
         groups=tuple(groups),
+        optimizer=optimizer,
         parameters=tuple(
             LoggedParameter(name=name, group=group, sizes=tuple(sizes)) for name, group, sizes in parameters
         ),

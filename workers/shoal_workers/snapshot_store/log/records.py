@@ -40,10 +40,26 @@ class LoggedGroup(Frozen):
     weight_decay: float
 
 
+class LoggedOptimizer(Frozen):
+    """An optimizer that its task declares elementwise; see `optimizers`."""
+
+    path: str
+    """module:Class"""
+    defaults: str
+    """JSON."""
+    groups: tuple[str, ...]
+    """JSON: the settings of each parameter group that do not change."""
+    counters: tuple[tuple[str, str], ...] = ()
+    """Key and type of the single numbers in the state of each parameter."""
+
+
 class LogHead(Frozen):
     """All that the commits of one log have in common."""
 
     groups: tuple[LoggedGroup, ...]
+    """Of the built-in AdamW."""
+    optimizer: LoggedOptimizer | None = None
+    """None: the built-in AdamW."""
     parameters: tuple[LoggedParameter, ...]
     num_elements: Count
     """Of all parameters: the most that an entry contains."""
@@ -77,6 +93,8 @@ class Commit(Frozen):
     """By group."""
     counts: tuple[Count, ...]
     """By parameter: its updates with this one; 0: it has no gradient in this step."""
+    counters: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    """With an optimizer of the task: by key, the numbers in the state of each parameter before this update."""
     changed: tuple[tuple[str, Count], ...]
     """Name and bytes of every other tensor whose value changed. The values follow in this order."""
     extra_bytes: Count

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from shoal_workers.checkpoint.index import ShardIndex
 from shoal_workers.snapshot_store.errors import SharedMemoryFull
-from shoal_workers.snapshot_store.log.adamw import AdamWGroup, ParameterBuffers, update
 from shoal_workers.snapshot_store.log.chains import Link, chain, replayable
 from shoal_workers.snapshot_store.log.head import platform, views_of
 from shoal_workers.snapshot_store.log.records import START_BYTES, Commit, LogHead, decode, previous_of
+from shoal_workers.snapshot_store.log.rules import rule_of
 from shoal_workers.snapshot_store.slots.buddy_slots import BuddySlots, OutdatedCopy
 from shoal_workers.snapshot_store.slots.registry import SlotRegistry
 from shoal_workers.snapshot_store.slots.slot import PartHeader, Regions, SlotFile, Stamp, read_header, read_sequence
@@ -222,36 +222,28 @@ class _State:
         self._raw = {item.fqn: payload[item.file_offset : item.file_offset + item.nbytes] for item in index.items}
         self._items = {item.fqn: item for item in index.items}
         try:
-            self._buffers = [
-                ParameterBuffers(*(self._view(name) for name in names_of(one.name))) for one in head.parameters
-            ]
+            self._rule = rule_of(head, self._view, self._items)
         except KeyError as error:
             raise ReplayFailed(f"the whole copy has no {error.args[0]}") from None
-        if any(tuple(b.parameter.shape) != p.sizes for b, p in zip(self._buffers, head.parameters, strict=True)):
+        except (ValueError, TypeError) as error:
+            raise ReplayFailed(f"its optimizer cannot be made here: {error}") from None
+        if any(tuple(own.shape) != one.sizes for own, one in zip(self._rule.parameters, head.parameters, strict=True)):
             raise ReplayFailed("the whole copy has other shards than the log")
         self._gradients = torch.empty(head.num_elements)
 
     def apply(self, entry: _Entry) -> None:
         blob = decode(entry.extra())
         commit = blob.commit
-        if len(commit.counts) != len(self._head.parameters) or len(commit.lrs) != len(self._head.groups):
+        head = self._head
+        num_groups = len(head.groups) if head.optimizer is None else len(head.optimizer.groups)
+        if len(commit.counts) != len(head.parameters) or len(commit.lrs) != num_groups:
             raise ReplayFailed(f"the commit of step {commit.step} does not fit its log")
         gradients = self._read(entry, commit)
         present = {number: view for number, view in enumerate(gradients) if view is not None}
         for factor in (commit.unscale, commit.clip):
             if factor != 1.0:
                 torch._foreach_mul_(list(present.values()), factor)
-        for index, group in enumerate(self._head.groups):
-            own = [number for number in present if self._head.parameters[number].group == index]
-            if own:
-                settings = AdamWGroup(commit.lrs[index], group.beta1, group.beta2, group.eps, group.weight_decay)
-                buffers = [self._buffers[number] for number in own]
-                counts = [float(commit.counts[number]) for number in own]
-                update(settings, [present[number] for number in own], counts, buffers, buffers)
-        for number in present:
-            counter = f"optim.{self._head.parameters[number].name}.step"
-            if counter in self._raw:
-                self._view(counter).fill_(commit.counts[number])
+        self._rule.apply(commit, present)
         for (name, num_bytes), value in zip(commit.changed, blob.changed, strict=True):
             target = self._raw.get(name)
             if target is None or target.numel() != num_bytes:
@@ -275,11 +267,6 @@ class _State:
     def _view(self, name: str) -> Tensor:
         item = self._items[name]
         return self._raw[name].view(getattr(torch, item.dtype)).view(item.sizes)
-
-
-def names_of(parameter: str) -> tuple[str, str, str]:
-    """Names of a parameter and its moments in a part."""
-    return f"model.{parameter}", f"optim.{parameter}.exp_avg", f"optim.{parameter}.exp_avg_sq"
 
 
 def _open(resources: ExitStack, source: _Source) -> int:

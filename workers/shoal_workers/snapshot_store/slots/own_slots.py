@@ -98,6 +98,11 @@ class OwnSlots:
         """The group was restored from this snapshot; it stays until the new generation has one of its own."""
         self._restored = generation, step
 
+    def holds(self, generation: int, step: int) -> bool:
+        with self._lock:
+            headers = [slot.header for slot in self._pool.slots]
+        return any(h is not None and (h.generation, h.step) == (generation, step) for h in headers)
+
     def hand_over(self, keep_step: int | None = None) -> tuple[SlotFile, Callable[[], None]] | None:
         """The newest snapshot, which does not change until `sent`, and a function that the sender thread calls first.
 

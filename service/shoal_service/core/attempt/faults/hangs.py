@@ -100,7 +100,7 @@ def find_hang(state: Attempt, now: float) -> HangDecision:
     in_run = state.in_run
     if state.stage not in (Stage.RUNNING, Stage.SWITCHING) or not in_run:
         return HangDecision(False, "no group is running")
-    newest = _newest_progress(state)
+    newest = newest_progress(state)
     threshold, why = _threshold(state, in_run)
     if now - newest <= threshold:
         return HangDecision(False, f"a rank made progress {now - newest:.1f} s ago ({why})")
@@ -120,7 +120,7 @@ def standstill(state: Attempt, now: float) -> Decision:
     in_run = state.in_run
     if state.stage is not Stage.RUNNING or not in_run or not state.progress.stamps:
         return Decision(False, "no group is running")
-    stood_s, (threshold, _) = now - _newest_progress(state), _threshold(state, in_run)
+    stood_s, (threshold, _) = now - newest_progress(state), _threshold(state, in_run)
     if stood_s < max(_SHOWN_S, _SHOWN_SHARE * threshold):
         return Decision(False, "the group makes progress")
     index = min(in_run, key=lambda i: _stood_still_at(state, i))
@@ -183,7 +183,8 @@ def _unmeasured(state: Attempt, in_run: tuple[int, ...]) -> Decision:
     return Decision(measured < _MEASURED, f"{measured} of {_MEASURED} steps are measured")
 
 
-def _newest_progress(state: Attempt) -> float:
+def newest_progress(state: Attempt) -> float:
+    """When any rank of the group made progress last."""
     return max([state.progress.advanced_at, *(stamp.seen_at for stamp in state.progress.stamps.values())])
 
 

@@ -13,6 +13,7 @@ from shoal_service.core.attempt.faults import raised_errors, suspicion
 from shoal_service.core.attempt.faults.blame import blame, close
 from shoal_service.core.attempt.faults.table import FAULTS, Budget
 from shoal_service.core.attempt.group import forming, orphaned_snapshots, outcome, source
+from shoal_service.core.attempt.group.node_loss import with_more_steps
 from shoal_service.core.attempt.group.outcome import Outcome
 from shoal_service.core.attempt.state.stages import Committing, FallingBack, Quiescing, Stage, Switching
 from shoal_service.core.attempt.state.worker import AvoidedNode
@@ -225,7 +226,10 @@ def _re_form(turn: Turn) -> None:
     )
     if state.incident is not None:
         before = replace(state.incident.before, step=max(state.incident.before.step, state.progress.step))
-        turn.incident = replace(state.incident, quiesced_at=turn.now, before=before)
+        bound = state.incident.node_loss
+        if bound is not None:
+            bound = with_more_steps(bound, before.step - state.incident.before.step)
+        turn.incident = replace(state.incident, quiesced_at=turn.now, before=before, node_loss=bound)
     last = state.incident.message if state.incident else "unknown"
     limit = state.target.spec.retry.max_recoveries
     if fruitless >= _LAST_VALIDATIONS and state.is_finishing and outcome.is_durable(state, state.progress.step):

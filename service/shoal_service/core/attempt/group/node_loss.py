@@ -3,7 +3,7 @@
     every shard has a replica on another node        at most the pace of the snapshots      (on CPU: 1 step)
     all nodes are on one machine                     the same
     a gradient log is in force                       1 step, now its lag
-    every buddy has a copy of one step               the pace of the copies and the steps until they have arrived
+    every buddy has a copy of one step               the steps between two copies, and until they have arrived
     otherwise                                        the steps since the newest checkpoint
 
 The figures are those that the workers report (SnapshotCost). Until a group has reported any, only the
@@ -49,16 +49,31 @@ def node_loss_bound(state: Attempt) -> NodeLossBound | None:
             log_share=cost.log_share,
         )
     if cost.buddy_step is None:
-        return _from_checkpoint(state, "no copy of this group has arrived on other nodes yet")
+        return _from_checkpoint(state, "there is no copy of every rank on other nodes yet")
     return _from_copies(state, cost, cost.buddy_step)
 
 
+def with_more_steps(bound: NodeLossBound, steps: int) -> NodeLossBound:
+    """The survivors have completed this many steps more than was known when the bound was noted."""
+    if steps <= 0 or bound.protection not in (Protection.COPIES, Protection.CHECKPOINT):
+        return bound
+    now = bound.now + steps
+    return bound.model_copy(update={"now": now, "at_most": None if bound.at_most is None else max(now, bound.at_most)})
+
+
 def _from_copies(state: Attempt, cost: SnapshotCost, buddy_step: int) -> NodeLossBound:
-    """A newer checkpoint is used instead."""
+    """The next copies are made at the first snapshot at which they are due, but not before the last ones have arrived:
+
+        copies of step 32 ......... arrived at 48: copies of 48 ......... arrived at 64
+                                                                        ^ up to here the group goes back to 32
+
+    A newer checkpoint is used instead."""
     now = max(0, state.progress.step - max(buddy_step, state.checkpoints.durable_step))
+    flight = cost.buddy_flight_steps
+    between = max(ceil(cost.buddy_every_steps) + ceil(cost.every_steps) - 1, flight)
     return NodeLossBound(
         protection=Protection.COPIES,
-        at_most=max(now, ceil(cost.buddy_every_steps) + cost.buddy_flight_steps),
+        at_most=max(now, between + flight),
         now=now,
         every_steps=cost.buddy_every_steps,
         reason=cost.log_reason,

@@ -18,6 +18,8 @@ class AvoidedNode(Frozen):
     """Wall-clock time at which it goes away; None: no deadline is known."""
     is_replaceable: bool = True
     """Other nodes have room for the workers that leave this one. False: no replacement is waited for."""
+    keeps_workers: bool = False
+    """The workers that are there stay; only new ones are not placed (a cordon)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

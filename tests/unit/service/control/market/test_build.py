@@ -63,7 +63,7 @@ def node(name: str = "n1", **changes: Any) -> Node:
 
 
 def build(builder: MarketBuilder, *rows: DriveRow, now: float = 10.0, **more: Any) -> MarketState:
-    known: dict[str, Any] = {"nodes": [node()], "foreign": {}, "workers": {}, "projects": {}, **more}
+    known: dict[str, Any] = {"nodes": [node()], "foreign": {}, "workers": {}, "projects": {}, "users": {}, **more}
     return builder.build(rows, now=now, **known)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from shoal_service.control.market.demand import MAX_WORKERS, demand
+from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
     MarketJob,
+    MarketNode,
     MarketState,
     Preempt,
     Project,
     Resize,
     Start,
+    User,
     Wait,
     WorkerNeed,
 )
@@ -45,3 +48,13 @@ def test_a_long_queue_asks_for_a_limited_number_of_workers_first_come_first() ->
     jobs = [job("a", least=MAX_WORKERS - 1, need=GPU), job("b"), job("c", least=1)]
     waits = [Wait("c", "", 3), Wait("b", "", 2), Wait("a", "", 1)]
     assert demand(MarketState(jobs=jobs, nodes=[]), waits) == {GPU: MAX_WORKERS - 1, CPU: 1}
+
+
+def test_a_job_that_waits_for_a_limit_of_jobs_asks_for_nothing() -> None:
+    jobs = [job("a", user="u", granted=2), job("b", user="u"), job("c", user="v", least=8)]
+    state = MarketState(
+        jobs=jobs,
+        nodes=[MarketNode(node_id="n", cpus=4.0)],
+        users={"default": User(name="default", max_running=1)},
+    )
+    assert demand(state, [one for one in decide(state, 10.0) if isinstance(one, Wait)]) == {CPU: 2 + 8}

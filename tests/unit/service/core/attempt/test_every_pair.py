@@ -192,6 +192,7 @@ def events(state: Attempt) -> Iterator[Event]:
     for avoided in ((), ("n0",), ("n0", "n1", "n2", "n3")):
         for deadline in (None, 0.0, 1e9):
             yield NodesAvoided(tuple(AvoidedNode(node_id=n, reason="drain", deadline=deadline) for n in avoided))
+    yield NodesAvoided((AvoidedNode(node_id="n0", reason="cordoned", keeps_workers=True),))
     for index in range(5):
         yield WorkerUnreachable(index)
         yield SnapshotPartsReported(index, ())

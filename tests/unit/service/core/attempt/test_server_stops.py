@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from shoal_service.core.attempt.events import DesiredChanged, Preempted, ServerStopping
 from shoal_service.core.attempt.state.stages import Stage
 from shoal_service.core.desired import Desired
-from shoal_service.supervisor.reporting.status import job_state
+from shoal_service.supervisor.reporting.status import Readings, job_state, status_of
 from shoal_workers.contract.job import EndReason, JobState
 
 NewWorld = Callable[..., Any]
@@ -70,6 +72,32 @@ def test_a_preempted_attempt_saves_the_step_under_way_and_ends(new_world: NewWor
     world.run(1)
     assert world.end.reason is EndReason.PREEMPTED and world.end.message == "saved at step 6."
     assert world.state.checkpoints.durable_step == world.end.step == 6
+
+
+@pytest.mark.parametrize("steps", [None, 0, 5])
+def test_a_preempted_attempt_is_shown_as_pausing_for_that_reason_until_its_end(
+    new_world: NewWorld, steps: int | None
+) -> None:
+    world = new_world(workers=2, memory=True).open(then=steps)
+    seen = []
+
+    def look() -> None:
+        status = status_of(world.state, Readings(), spec_version=1, now=0.0)
+        seen.append((status.state, status.reason, "returns to the queue" in status.message))
+
+    world.feed(Preempted(True))
+    look()
+    while world.end is None:
+        world.train(1)
+        look()
+        world.deliver_all()
+        look()
+        world.answer_storage()
+        look()
+    assert world.state.stage is Stage.ENDED
+    assert set(seen) == {(JobState.PAUSING, "preempted", True)}
+    if steps is None:
+        assert world.end.message == "it had not begun to train."
 
 
 def test_a_preempted_attempt_that_may_keep_its_workers_trains_on(new_world: NewWorld) -> None:

@@ -43,10 +43,18 @@ from shoal_service.core.events.job import (
     JobStateChanged,
     JobWaiting,
 )
-from shoal_service.core.events.service import NodeCleared, NodeSuspected, SupervisorRestarted
+from shoal_service.core.events.service import (
+    MaintenancePlanned,
+    NodeCleared,
+    NodeCordoned,
+    NodeSuspected,
+    SupervisorRestarted,
+    SupervisorStartFailed,
+)
 from shoal_service.core.events.workers import (
     NodeAnswers,
     NodeSilent,
+    StacksTaken,
     StragglerFound,
     StragglerKept,
     WarmMemoryOff,
@@ -58,12 +66,12 @@ from shoal_service.core.events.workers import (
     WorkerStartFailed,
 )
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource
+from shoal_workers.contract.messages import Stacks
 from shoal_workers.contract.spec import ParallelismSpec
 
 ROOT = Path(__file__).resolve().parents[5]
 SOURCES = (ROOT / "service" / "shoal_service", ROOT / "api" / "shoal_api")
 W = "job-x/1/3"
-
 NAMES = [
     "checkpoint.committed",
     "checkpoint.damaged",
@@ -86,8 +94,10 @@ NAMES = [
     "job.requested",
     "job.state",
     "job.waiting",
+    "maintenance.planned",
     "node.answers",
     "node.cleared",
+    "node.cordoned",
     "node.silent",
     "node.suspected",
     "snapshot.lacking",
@@ -95,11 +105,13 @@ NAMES = [
     "step.rolled_back",
     "step.skipped",
     "supervisor.restarted",
+    "supervisor.start_failed",
     "validation",
     "worker.exited",
     "worker.leaving",
     "worker.lost",
     "worker.released",
+    "worker.stacks",
     "worker.start_failed",
     "worker.started",
     "worker.straggler",
@@ -146,6 +158,12 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
             worker_id=W, rank=3, node_id="n", compute_s=1.0, median_s=0.2, step=9, action="an extra worker is started"
         ),
         "worker 3 (rank 3) is slow: 1.0 s per step, the others 200 ms; an extra worker is started",
+    ),
+    (
+        StacksTaken(
+            stacks=Stacks(at=0.0, generation=1, reason="rank 3 is slow", clusters=(), summary="rank 3 is idle")
+        ),
+        "stacks (rank 3 is slow): rank 3 is idle",
     ),
     (
         WarmMemoryOff(worker_id=W, message="was killed by the kernel: out of memory"),
@@ -249,8 +267,20 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (CheckpointFallback(to=None), "no older checkpoint: training starts again"),
     (CheckpointRetentionFailed(message="denied"), "old checkpoints could not be deleted: denied"),
+    (
+        SupervisorStartFailed(number=2, after_s=2.0, message="start 2 of at most 5 failed: the actor died"),
+        "supervisor not started, next start in 2.0 s: start 2 of at most 5 failed: the actor died",
+    ),
     (SupervisorRestarted(found=3, of=4), "supervisor restarted: reattached to 3 of 4 workers"),
     (NodeSuspected(node_id="ab12", reason="it hung"), "node ab12 is suspected: it hung"),
+    (
+        NodeCordoned(node_id="ab12", reason="bad fan"),
+        "node ab12 is cordoned: bad fan; its workers stay, and none is added",
+    ),
+    (
+        MaintenancePlanned(window_id="mw-1", begins_at=100.0, ends_at=130.0, reason="disks"),
+        "maintenance window mw-1 of 30 s is planned: disks",
+    ),
     (NodeCleared(node_id="ab12", suspected_s=62.0, reason="it hung"), "node ab12 has passed its test after 62 s"),
 ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kit.market import CPU, NOW, carried_out, grants, job, market, nodes, reasons
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.decide import decide
@@ -14,6 +16,7 @@ from shoal_service.core.scheduling.market import (
     Project,
     Resize,
     Start,
+    User,
     Wait,
     WorkerNeed,
 )
@@ -177,9 +180,14 @@ def test_max_running_of_a_project_and_of_a_user() -> None:
     users = market(
         [job("a", user="u"), job("b", user="u", submitted_at=NOW + 1), job("c", user="v")],
         nodes(16),
-        max_running_per_user=1,
+        users={"default": User(name="default", max_running=1)},
     )
     assert set(after(users)) == {"a", "c"}
+    [wait] = [one for one in decide(users, NOW) if isinstance(one, Wait)]
+    assert wait.holders == ("a",)
+    assert wait.reason.startswith("User u runs 1 job, and may run 1 at a time (max_running).")
+    own = replace(users, users={**users.users, "u": User(name="u", max_running=2)})
+    assert set(after(own)) == {"a", "b", "c"}
 
 
 def test_a_job_that_never_fits_blocks_nobody_and_its_reason_says_so() -> None:

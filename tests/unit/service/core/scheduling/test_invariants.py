@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.market import NOW, carried_out, grants, market
 from shoal_service.core.scheduling.curves import ThroughputCurve
-from shoal_service.core.scheduling.decide import decide
+from shoal_service.core.scheduling.decide import after, decide
 from shoal_service.core.scheduling.market import (
     CapacityKind,
+    Decision,
     MarketJob,
     MarketNode,
     MarketState,
@@ -21,13 +24,14 @@ from shoal_service.core.scheduling.market import (
     Project,
     Resize,
     Start,
+    User,
     Wait,
     WorkerNeed,
 )
 
 NEEDS = [WorkerNeed(cpus=1.0), WorkerNeed(cpus=2.0), WorkerNeed(cpus=1.0, gpus=1.0)]
-SETTLES_WITHIN = 5
-"""Decisions, of which the last one changes nothing."""
+EXAMPLES, MANY_EXAMPLES = 60, 500
+Change = Start | Resize | Preempt
 
 BUSY = MarketJob(
     job_id="busy",
@@ -101,11 +105,17 @@ def quotas(draw: st.DrawFn) -> list[Project]:
 
 
 @st.composite
+def limits(draw: st.DrawFn) -> dict[str, User]:
+    names = draw(st.sets(st.sampled_from(["default", "u"])))
+    return {name: User(name=name, max_running=draw(st.none() | st.integers(1, 3))) for name in sorted(names)}
+
+
+@st.composite
 def queued_markets(draw: st.DrawFn) -> MarketState:
     """Nothing runs yet."""
     cluster = [draw(nodes(f"node-{at}")) for at in range(draw(st.integers(0, 4)))]
     all_jobs = [draw(jobs(f"job-{at}", NEEDS)) for at in range(draw(st.integers(0, 9)))]
-    return market(all_jobs, cluster, *draw(quotas()), max_running_per_user=draw(st.none() | st.integers(1, 3)))
+    return market(all_jobs, cluster, *draw(quotas()), users=draw(limits()))
 
 
 @st.composite
@@ -142,9 +152,7 @@ def upper_bound(state: MarketState, names: list[MarketJob]) -> float:
     )
 
 
-@settings(max_examples=40, deadline=None)
-@given(markets())
-def test_there_is_one_decision_for_each_queued_job_and_at_most_one_for_a_running_one(state: MarketState) -> None:
+def there_is_one_decision_for_each_queued_job_and_at_most_one_for_a_running_one(state: MarketState) -> None:
     decisions = decide(state, NOW)
     times = Counter(one.job_id for one in decisions)
     assert all(number == 1 for number in times.values())
@@ -162,9 +170,7 @@ def test_there_is_one_decision_for_each_queued_job_and_at_most_one_for_a_running
     assert positions == list(range(1, len(positions) + 1))
 
 
-@settings(max_examples=40, deadline=None)
-@given(markets())
-def test_workers_never_exceed_what_the_nodes_hold(state: MarketState) -> None:
+def workers_never_exceed_what_the_nodes_hold(state: MarketState) -> None:
     """Each set of jobs that use the same nodes has at most their CPUs; all jobs together have at most all CPUs."""
     after = carried_out(state, decide(state, NOW))
     running = [one for one in after.jobs if one.granted]
@@ -175,9 +181,7 @@ def test_workers_never_exceed_what_the_nodes_hold(state: MarketState) -> None:
         assert sum(one.granted * one.need.gpus for one in members) <= sum(node.gpus for node in after.nodes)
 
 
-@settings(max_examples=40, deadline=None)
-@given(markets())
-def test_no_limit_is_exceeded(state: MarketState) -> None:
+def no_limit_is_exceeded(state: MarketState) -> None:
     after = carried_out(state, decide(state, NOW))
     for project in state.projects.values():
         before = workers_in(state, subtree_of(state, project.name))
@@ -188,18 +192,19 @@ def test_no_limit_is_exceeded(state: MarketState) -> None:
             ran = sum(one.granted > 0 for one in state.jobs if one.project in names)
             runs = sum(one.granted > 0 for one in after.jobs if one.project in names)
             assert runs <= max(project.max_running, ran), before
+    for user in ("u", "v"):
+        most = (state.users.get(user) or state.users.get("default") or User(name=user)).max_running
+        if most is not None:
+            runs, ran = (sum(one.user == user and one.granted > 0 for one in market.jobs) for market in (after, state))
+            assert runs <= max(most, ran)
 
 
-@settings(max_examples=40, deadline=None)
-@given(markets())
-def test_no_job_is_below_its_minimum_or_above_its_maximum(state: MarketState) -> None:
+def no_job_is_below_its_minimum_or_above_its_maximum(state: MarketState) -> None:
     for one in carried_out(state, decide(state, NOW)).jobs:
         assert one.granted == 0 or one.min_workers <= one.granted <= one.max_workers
 
 
-@settings(max_examples=40, deadline=None)
-@given(markets())
-def test_only_lower_priorities_are_preempted_and_the_beneficiary_starts(state: MarketState) -> None:
+def only_lower_priorities_are_preempted_and_the_beneficiary_starts(state: MarketState) -> None:
     decisions = decide(state, NOW)
     by_id = {one.job_id: one for one in state.jobs}
     started = {one.job_id for one in decisions if isinstance(one, Start)}
@@ -212,29 +217,24 @@ def test_only_lower_priorities_are_preempted_and_the_beneficiary_starts(state: M
             assert one.beneficiary in started or by_id[one.beneficiary].granted
 
 
-@settings(max_examples=40, deadline=None)
-@given(markets())
-def test_repeated_decisions_settle(state: MarketState) -> None:
-    """Nearly always at once; where quotas, priorities or node kinds meet, one more decision may follow."""
-    for _ in range(SETTLES_WITHIN):
-        changes = [one for one in decide(state, NOW) if not isinstance(one, Wait)]
-        if not changes:
-            return
-        state = carried_out(state, changes)
-    raise AssertionError(f"still changes: {decide(state, NOW)}")
+def repetition_changes_nothing(state: MarketState) -> None:
+    """At once, as long as preempted jobs are still about to leave."""
+    outcome = after(state, changes_of(decide(state, NOW)), NOW)
+    assert changes_of(decide(outcome, NOW)) == []
 
 
-def test_repetition_changes_nothing_where_jobs_share_without_quotas_and_priorities() -> None:
-    jobs = [replace(BUSY, job_id=f"job-{at}", left=1000.0 * (at + 1), max_workers=2 + at) for at in range(12)]
-    state = market(jobs, [MarketNode(node_id=f"node-{at}", cpus=8.0) for at in range(4)])
-    after = carried_out(state, decide(state, NOW))
-    assert sum(grants(after).values()) == 32
-    assert decide(after, NOW) == [] and decide(after, NOW + 0.5) == [] and decide(after, NOW + 60) == []
+def jobs_that_were_preempted_settle_at_their_return(state: MarketState) -> None:
+    """They may start again elsewhere, and then nothing changes."""
+    for _ in range(2):
+        state = carried_out(state, decide(state, NOW))
+    assert changes_of(decide(state, NOW)) == []
 
 
-@settings(max_examples=40, deadline=None)
-@given(markets())
-def test_what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum(state: MarketState) -> None:
+def changes_of(decisions: Sequence[Decision]) -> list[Change]:
+    return [one for one in decisions if not isinstance(one, Wait)]
+
+
+def what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum(state: MarketState) -> None:
     """On one kind of worker and node: if a project below its guarantee waits, no borrower can be shrunk."""
     plain = [
         replace(one, need=NEEDS[0], capacity=CapacityKind.ANY, selector={}, user="", project=one.project.split("-")[0])
@@ -260,6 +260,41 @@ def test_what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum(state: 
                 max(one.granted, one.held) for one in state.jobs if one.granted
             )
             assert spare + free < waiting.min_workers or "would delay" in wait.reason
+
+
+INVARIANTS = [
+    there_is_one_decision_for_each_queued_job_and_at_most_one_for_a_running_one,
+    workers_never_exceed_what_the_nodes_hold,
+    no_limit_is_exceeded,
+    no_job_is_below_its_minimum_or_above_its_maximum,
+    only_lower_priorities_are_preempted_and_the_beneficiary_starts,
+    repetition_changes_nothing,
+    what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum,
+    jobs_that_were_preempted_settle_at_their_return,
+]
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(markets())
+def test_every_invariant_holds(state: MarketState) -> None:
+    for holds in INVARIANTS:
+        holds(state)
+
+
+@pytest.mark.matrix
+@settings(max_examples=MANY_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(markets())
+def test_every_invariant_holds_for_many_markets(state: MarketState) -> None:
+    for holds in INVARIANTS:
+        holds(state)
+
+
+def test_repetition_changes_nothing_where_jobs_share_without_quotas_and_priorities() -> None:
+    jobs = [replace(BUSY, job_id=f"job-{at}", left=1000.0 * (at + 1), max_workers=2 + at) for at in range(12)]
+    state = market(jobs, [MarketNode(node_id=f"node-{at}", cpus=8.0) for at in range(4)])
+    after = carried_out(state, decide(state, NOW))
+    assert sum(grants(after).values()) == 32
+    assert decide(after, NOW) == [] and decide(after, NOW + 0.5) == [] and decide(after, NOW + 60) == []
 
 
 def test_no_job_starves_while_shorter_ones_of_its_priority_keep_arriving() -> None:

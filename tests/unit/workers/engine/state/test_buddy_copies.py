@@ -14,8 +14,8 @@ def _cost(step: int, generation: int = 2, cpu_s: float = 0.5) -> SendCost:
 def test_a_send_of_the_last_generation_is_neither_a_cost_nor_a_copy_of_this_one() -> None:
     copies = BuddyCopies(2, has_buddy=True)
     assert copies.sent(_cost(9, generation=1)) == 0
-    assert copies.arrived_step == NOTHING_ARRIVED
-    copies.voted([copies.arrived_step], 10)
+    assert copies.arrived_step() == NOTHING_ARRIVED
+    copies.voted([copies.arrived_step()], 10)
     assert copies.are_lacking
 
 
@@ -44,7 +44,22 @@ def test_a_step_stays_whole_until_every_rank_has_sent_the_same_later_one() -> No
     assert seen == [4, 4, 4, 4, 16]
 
 
+def test_a_step_of_which_a_rank_has_dropped_its_own_part_is_not_whole_any_more() -> None:
+    copies, without_buddy = BuddyCopies(2, has_buddy=True), BuddyCopies(2, has_buddy=False)
+    copies.sent(_cost(4))
+    for one in (copies, without_buddy):
+        one.voted([copies.arrived_step(), without_buddy.arrived_step()], 5)
+    assert copies.whole_step == 4
+    for holds_whole in (False, True, True):
+        dropped = [copies.arrived_step(), without_buddy.arrived_step(holds_whole=holds_whole)]
+        copies.voted(dropped, 7)
+        assert copies.whole_step is None and copies.are_lacking, "nor does it come back"
+    copies.sent(_cost(8))
+    copies.voted([copies.arrived_step(), without_buddy.arrived_step()], 9)
+    assert copies.whole_step == 8
+
+
 def test_without_buddies_no_copy_is_lacking() -> None:
     copies = BuddyCopies(2, has_buddy=False)
-    copies.voted([copies.arrived_step, NO_BUDDY], 1)
+    copies.voted([copies.arrived_step(), NO_BUDDY], 1)
     assert copies.whole_step is None and not copies.are_lacking

@@ -49,6 +49,15 @@ def test_without_a_majority_all_holders_are_suspected() -> None:
     assert find_difference(one_shard_of_two, groups_of(layout)) == Difference((1, 3), is_certain=False)
 
 
+def test_of_two_holders_the_one_with_finite_values_is_right() -> None:
+    two = groups_of(Layout(dp_replicate=2))
+    finite = [[True, True], [False, True]]
+    assert find_difference([[1, 0], [2, 0]], two, are_finite=finite) == Difference((1,), is_certain=True)
+    assert find_difference([[1, 0], [1, 0]], two, are_finite=finite) is None, "both hold the same"
+    both = [[False, True], [False, True]]
+    assert find_difference([[1, 0], [2, 0]], two, are_finite=both) == Difference((0, 1), is_certain=False)
+
+
 def test_whole_tensors_on_tp_outvote_where_sharded_ones_cannot() -> None:
     values = [[1, 9], [2, 9], [1, 9], [2, 8]]
     found = find_difference(values, groups_of(Layout(dp_replicate=2, tp=2)))

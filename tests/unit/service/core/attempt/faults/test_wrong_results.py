@@ -199,6 +199,15 @@ def test_two_replicas_are_both_suspected_and_neither_is_killed(new_world: NewWor
     assert (incident.cause, incident.ranks) == (IncidentCause.CORRUPTED, ())
 
 
+def test_a_wrong_result_of_an_unknown_rank_goes_back_and_suspects_no_node(new_world: NewWorld) -> None:
+    world = new_world(workers=2, memory=True).open(then=6)
+    equal(world, 4)
+    differ(world, is_certain=False)
+    recover_from_storage(world)
+    assert [c for c in world.commands if isinstance(c, (SuspectNode, KillWorker))] == [] and world.end is None
+    assert last_run(world).restore_from.endswith("step-000000000004-a1-g1")
+
+
 def test_a_checkpoint_that_was_restored_is_trusted_and_a_snapshot_proves_nothing(new_world: NewWorld) -> None:
     world = new_world(workers=3, standby=1, memory=True).open(then=6)
     world.die(2)

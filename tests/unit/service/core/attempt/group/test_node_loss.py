@@ -59,6 +59,15 @@ def test_copies_promise_their_pace_and_the_steps_until_they_have_arrived(new_wor
     )
 
 
+def test_slow_copies_follow_one_another_no_faster_than_they_arrive(new_world: NewWorld) -> None:
+    """Until the copies have arrived that are sent next, the group goes back to those of step 1."""
+    world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=3)
+    _cost(world, buddy_step=1, buddy_every_steps=2, buddy_flight_steps=16)
+    assert (_bound(world).at_most, _bound(world).now) == (16 + 16, 2)
+    _cost(world, buddy_step=1, every_steps=3, buddy_every_steps=20, buddy_flight_steps=2)
+    assert _bound(world).at_most == 20 + 2 + 2, "copies are made of snapshots, which are taken after every third step"
+
+
 def test_copies_that_no_longer_arrive_raise_the_bound(new_world: NewWorld) -> None:
     world = new_world(workers=2, memory=True, checkpoint={"every_steps": 100}).open(then=1)
     _cost(world, buddy_step=0, buddy_every_steps=1)
@@ -156,6 +165,20 @@ def test_the_incident_of_a_lost_node_says_which_bound_was_in_force(new_world: Ne
     assert incident.node_loss == before
     [opened] = [c.event for c in world.commands if isinstance(c, Emit) and isinstance(c.event, IncidentOpened)]
     assert before.words() in opened.words()
+
+
+def test_steps_that_only_survivors_have_reported_count_as_done_when_the_node_was_lost(new_world: NewWorld) -> None:
+    """Rank 0 is lost, and with it its reports of the last two steps."""
+    world = new_world(workers=3, memory=True).open(then=3)
+    _cost(world, buddy_step=2)
+    for _ in range(2):
+        world.train(1, save_every=100)
+        world.pending.pop("reports-0")
+    world.die_node("n0")
+    world.recover()
+    [incident] = world.incidents()
+    assert (incident.node_loss.now, incident.node_loss.at_most) == (1 + 2, 4)
+    assert incident.steps_lost <= incident.node_loss.now
 
 
 def test_the_death_of_a_worker_has_no_such_bound(new_world: NewWorld) -> None:

@@ -1,0 +1,92 @@
+"""Commands that account for what failures cost: incidents, goodput, parity."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal_api.cli.exit_codes import ExitCode
+from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, UrlOption, command
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal_service.views import IncidentView
+
+_NUM_POINTS = 200
+
+
+def incidents(
+    job: JobArgument,
+    incident: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID]",
+            help="Show one incident; an id or attempt.id.",
+        ),
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the failures of a job and what each one cost. With ID: one incident and the duration of its phases."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.incident_page import incident_page, incidents_table
+
+        with session.open_client() as client:
+            found = client.incidents(session.job_id(client, job))
+        if incident is None:
+            session.output.document(found, lambda: incidents_table(found))
+        else:
+            one = _one(found, incident)
+            session.output.document(one, lambda: incident_page(one))
+
+
+def goodput(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
+    """Show which share of the workers' time was productive, and how the rest was spent."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.goodput_page import goodput_page
+        from shoal_service.views import Goodput
+
+        with session.open_client() as client:
+            view = client.job(session.job_id(client, job))
+        session.output.document(view.status.goodput or Goodput(), lambda: goodput_page(view, time.time()))
+
+
+def parity(
+    job: JobArgument,
+    against: Annotated[
+        str, typer.Option("--against", metavar="JOB2", help="The job to compare with, usually an undisturbed run.")
+    ],
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", min=0.0, max=1.0, help="Largest allowed relative difference.")
+    ] = 1e-5,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare the losses of two jobs step by step. Exit code 1 if they differ by more than the tolerance."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.parity_page import parity_page
+
+        with session.open_client() as client:
+            ids = [session.job_id(client, name) for name in (job, against)]
+            report = client.parity(*ids, tolerance=tolerance, max_points=0 if as_json else _NUM_POINTS)
+            series = [] if as_json else [client.series(job_id, max_points=_NUM_POINTS) for job_id in ids]
+        session.output.document(report, lambda: parity_page(report, series))
+        if not report.within_tolerance:
+            raise typer.Exit(ExitCode.FAILED)
+
+
+def _one(incidents: Sequence[IncidentView], name: str) -> IncidentView:
+    from shoal_api.cli.errors import CliError
+    from shoal_api.cli.render.incident_page import find, name_of
+
+    fitting = find(incidents, name)
+    if len(fitting) == 1:
+        return fitting[0]
+    names = ", ".join(name_of(one) for one in fitting or incidents)
+    if fitting:
+        raise CliError(f"several attempts have an incident {name}", hint=f"one of {names}")
+    hint = f"the job has {names}" if names else "the job has no incidents"
+    raise CliError(f"no incident {name!r}", hint=hint, exit_code=ExitCode.NOT_FOUND)

@@ -1,0 +1,125 @@
+"""Routes behind the pages: the overview of all jobs, the overview of one, and the versions of its spec."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from shoal_api.http.context import Context, JobId, wants_events
+from shoal_api.http.followers import FleetFollower
+from shoal_api.http.overview_stream import POSITION, OverviewCache, OverviewFollower, Position
+from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import ProblemError
+from shoal_api.http.routes.nodes import nodes_of
+from shoal_api.http.routes.projects import PROJECT_NAME
+from shoal_api.http.streams import sse_response
+from shoal_service.overview_views import FleetNode, FleetOverview, JobOverview, SpecVersion
+from shoal_service.store.overview.fleet import FleetQuery, JobOrder
+from shoal_service.views import Page
+from shoal_workers.contract.job import JobState
+
+_SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+_REFRESH_S = 1.0
+_MAX_LABELS = 8
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["overviews"])
+    store = context.store
+    cache = OverviewCache(store)
+
+    @router.get("/overview", response_model=FleetOverview, summary="Everything about all jobs", responses=_SSE)
+    async def fleet_overview(
+        request: Request,
+        search: Annotated[
+            str, Query(max_length=200, description="A part of a name, an id, a project or a label's value.")
+        ] = "",
+        state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
+        project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")] = None,
+        label: Annotated[
+            list[str], Query(max_length=_MAX_LABELS, description="Only jobs with this label: `name` or `name=value`.")
+        ] = [],  # noqa: B006
+        job: Annotated[list[str], Query(max_length=100, description="Only the jobs with these ids.")] = [],  # noqa: B006
+        order: Annotated[JobOrder, Query(description="Jobs without the value come last.")] = JobOrder.CREATED,
+        descending: Annotated[bool, Query(description="The largest, or newest, first.")] = True,
+        offset: Annotated[int, Query(ge=0, le=10_000_000, description="Jobs to leave out.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=200, description="Jobs in the answer.")] = 50,
+    ) -> Response:
+        """A page of jobs with their progress and small curves, jobs by state, goodput of the cluster, and what runs on
+        each node. With `Accept: text/event-stream`: now and after every change, as events `fleet`."""
+        query = FleetQuery(
+            search=search,
+            states=frozenset(state),
+            project=project,
+            labels=tuple(_label(one) for one in label),
+            ids=frozenset(job),
+            order=order,
+            descending=descending,
+            offset=offset,
+            limit=limit,
+        )
+        read = partial(_fleet, context, query)
+        if wants_events(request):
+            follower = FleetFollower(lambda: read().model_dump_json())
+            return sse_response(context.changes, None, follower, context.pace, min_gap_s=_REFRESH_S)
+        found = await run_in_threadpool(read)
+        return Response(found.model_dump_json(), media_type="application/json")
+
+    @router.get("/jobs/{job_id}/overview", response_model=JobOverview, summary="Everything about a job", responses=_SSE)
+    async def job_overview(
+        request: Request,
+        job_id: JobId,
+        logs: Annotated[bool, Query(description="The stream also has the lines of the job's log.")] = False,
+        last_event_id: Annotated[
+            str | None,
+            Header(alias="Last-Event-ID", pattern=POSITION, description="The last id that the client has received."),
+        ] = None,
+    ) -> Response:
+        """Job, series, accounts over time, incidents, workers, events and checkpoints. At most 500 points of the
+        series. With `Accept: text/event-stream`: the parts as events of their names, first all of them, then
+        those that change; after `Last-Event-ID` only what is new."""
+        if wants_events(request):
+            await run_in_threadpool(store.get_job, job_id)
+            position = Position.parse(last_event_id) if last_event_id else Position()
+            follower = OverviewFollower(store, cache, job_id, position, logs=logs)
+            return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
+        found = await run_in_threadpool(store.overview, job_id)
+        return Response(found.model_dump_json(), media_type="application/json")
+
+    @router.get("/jobs/{job_id}/specs", response_model=Page[SpecVersion], summary="The versions of a job's spec")
+    async def spec_versions(job_id: JobId) -> Response:
+        """Oldest first, with the time of acceptance."""
+        found = await run_in_threadpool(store.spec_versions, job_id)
+        page = Page[SpecVersion](items=tuple(found))
+        return Response(page.model_dump_json(), media_type="application/json")
+
+    return router
+
+
+def _fleet(context: Context, query: FleetQuery) -> FleetOverview:
+    items, total = context.store.fleet(query)
+    num_by_state, goodput, goodput_now = context.store.fleet_accounts()
+    on_node = context.store.jobs_by_node()
+    nodes = tuple(
+        FleetNode.model_construct(**dict(node), jobs=on_node.get(node.node_id, ())) for node in nodes_of(context)
+    )
+    return FleetOverview.model_construct(
+        items=items,
+        total=total,
+        num_by_state=num_by_state,
+        goodput=goodput,
+        goodput_now=goodput_now,
+        nodes=nodes,
+        connected=context.cluster.snapshot().connected,
+    )
+
+
+def _label(text: str) -> tuple[str, str | None]:
+    name, equals, value = text.partition("=")
+    if not name or len(name) > 63 or len(value) > 255:
+        raise ProblemError(Kind.INVALID_REQUEST, f"label {text[:80]!r}: use NAME or NAME=VALUE.")
+    return name, value if equals else None

@@ -1,0 +1,108 @@
+// The buttons of a job. Each says what will happen and what it costs before it does anything.
+import { $, element } from "./dom.js";
+import { jobPath, request } from "./api.js";
+import { number, plural, seconds, whole } from "./format.js";
+import { ENDED } from "./states.js";
+
+let shown = null, current = null;
+
+export function showActions(state) {
+  shown = state;
+  const { state: now } = state.job.status;
+  const usable = [...(ENDED.has(now) ? [] : ["scale", "relayout", "priority", ...(now === "PAUSED" || now === "PAUSING" ? ["resume"] : ["pause"]), "cancel"])];
+  if ($("actions").dataset.usable === usable.join()) return;
+  $("actions").dataset.usable = usable.join();
+  $("actions").replaceChildren(...usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: name === "cancel" ? "danger" : "", "data-action": name, click: () => open(name) })));
+}
+
+const field = (attributes) => element("input", null, { id: "dialog-value", ...attributes });
+const ACTIONS = {
+  scale: { title: "Scale", confirm: "Scale", input: ({ spec }) => [element("label", ["Workers, at most ", field({ type: "number", min: 1, value: spec.elasticity.max_workers })])], words: scaleWords,
+    send: (value) => patch({ elasticity: { max_workers: Number(value), ...(Number(value) < shown.job.spec.elasticity.min_workers ? { min_workers: Number(value) } : {}) } }) },
+  relayout: { title: "Change layout", confirm: "Change layout", input: () => [element("label", ["auto, or degrees such as tp=2 pp=1 ", field({ value: "auto" })])], words: relayoutWords,
+    send: (value) => patch({ parallelism: degrees(value) }) },
+  priority: { title: "Priority", confirm: "Set priority", input: ({ spec }) => [element("label", ["Priority, -1000 to 1000 ", field({ type: "number", min: -1000, max: 1000, value: spec.priority })])],
+    words: async (value) => `Priority ${shown.job.spec.priority} becomes ${value}. Jobs of higher priority get workers first, also those of running jobs of lower priority, which then save and wait. Training itself is not touched.`,
+    send: (value) => patch({ priority: Number(value) }) },
+  pause: { title: "Pause", confirm: "Pause", input: () => [], words: async () => `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
+    send: () => post("pause") },
+  resume: { title: "Resume", confirm: "Resume", input: () => [], words: async () => `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`, send: () => post("resume") },
+  cancel: { title: "Cancel", confirm: "Cancel the job", input: () => [], words: async () => `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`, send: () => post("cancel") },
+};
+
+function open(name) {
+  current = ACTIONS[name];
+  $("dialog-title").textContent = current.title;
+  $("dialog-input").replaceChildren(...current.input(shown.job));
+  $("confirm").textContent = current.confirm;
+  $("dialog-error").textContent = "";
+  $("dialog-value")?.addEventListener("input", explain);
+  explain();
+  $("dialog").showModal();
+}
+
+async function explain() {
+  const asked = current, value = $("dialog-value")?.value;
+  let words;
+  try { words = await asked.words(value); } catch (error) { words = error.message; }
+  if (current === asked && $("dialog-value")?.value === value) $("dialog-words").textContent = words;
+}
+
+$("dismiss").addEventListener("click", () => $("dialog").close());
+$("confirm").addEventListener("click", async () => {
+  $("confirm").disabled = true;
+  try { await current.send($("dialog-value")?.value); $("dialog").close(); } catch (error) { $("dialog-error").textContent = error.message; }
+  $("confirm").disabled = false;
+});
+
+const patch = (body) => request(jobPath(shown.job.id), { method: "PATCH", body });
+const post = (verb) => request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST" });
+
+async function scaleWords(value) {
+  const workers = Number(value), { status, spec } = shown.job;
+  if (!Number.isInteger(workers) || workers < 1) return "A number of workers, 1 or more.";
+  if (workers === spec.elasticity.max_workers) return "That is the present number.";
+  const found = await request("/v1/plans", { method: "POST", body: { spec: plain(spec), workers, top: 1 } });
+  const idle = found.choice.num_idle ? ` ${plural(found.choice.num_idle, "worker")} would be idle.` : "";
+  const less = workers < spec.elasticity.min_workers ? ` min_workers becomes ${workers}, too.` : "";
+  const best = found.ranking.predictions[0];
+  return `At most ${plural(workers, "worker")} instead of ${spec.elasticity.max_workers}, as ${found.choice.name}${best ? `: predicted ${seconds(best.step_s)} per step, ${number(best.tokens_per_s, 3)} tokens/s` : ""}.${idle}${less} `
+    + `The group ${status.workers ? "switches at its next step boundary; no step is lost" : "forms so when it starts"}${lastSwitch()}. If the cluster has fewer free, the job gets what there is.`;
+}
+
+async function relayoutWords(value) {
+  const parallelism = degrees(value), { status, spec } = shown.job;
+  const workers = status.workers || spec.elasticity.max_workers;
+  const found = await request("/v1/plans", { method: "POST", body: { spec: { ...plain(spec), parallelism }, workers, top: 1 } });
+  return `${status.layout || "The group"} becomes ${found.choice.name} with ${plural(workers, "worker")}. ${found.choice.reason} The state is resharded in memory at the next step boundary; no step is lost${lastSwitch()}.`;
+}
+
+// The planner sets the number of workers itself, and a deadline or a code archive means nothing to it.
+const plain = (spec) => { const { elasticity, code, finish_by: deadline, ...rest } = spec; return rest; };
+
+function degrees(text) {
+  if (text.trim() === "auto") return "auto";
+  const found = Object.fromEntries(text.trim().split(/[\s,]+/).map((pair) => pair.split("=")).map(([name, degree]) => [name, Number(degree)]));
+  if (Object.values(found).some((degree) => !Number.isInteger(degree) || degree < 1)) throw new Error("Use auto, or degrees such as: tp=2 pp=1");
+  return found;
+}
+
+// How long the last planned switch took, from its events.
+function lastSwitch() {
+  const events = shown.events;
+  for (let index = events.length - 1; index >= 0; index -= 1) {
+    if (events[index].type !== "generation.switching") continue;
+    const formed = events.slice(index).find((one) => one.type === "generation.formed");
+    if (formed) return ` (the last switch took ${seconds(formed.at - events[index].at)})`;
+  }
+  return "";
+}
+
+const committed = () => [...shown.checkpoints].reverse().find((one) => one.state === "committed");
+const lastSave = () => { const last = committed(); return last ? ` (the last one took ${seconds(last.seconds)})` : ""; };
+function kept() {
+  const last = committed();
+  if (!last) return "It has no checkpoint: nothing of it is kept.";
+  const later = shown.job.status.step - last.step;
+  return `Its checkpoint of step ${whole(last.step)} is kept${later > 0 ? `; ${plural(later, "step")} after it ${later === 1 ? "is" : "are"} lost` : ""}.`;
+}

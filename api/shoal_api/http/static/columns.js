@@ -1,0 +1,52 @@
+// Histories as columns of equal length: parts of a stream are put together, and values are smoothed. Pure.
+
+// `key` ascends. A part that begins before the end of what is known replaces the rest: those steps were computed again.
+export function append(known, { replace, columns }, key) {
+  if (replace || !known) return columns;
+  if (!columns[key].length) return known;
+  const first = columns[key][0];
+  let kept = known[key].length;
+  while (kept && known[key][kept - 1] >= first) kept -= 1;
+  return join(known, columns, kept, columns[key].length);
+}
+
+function join(known, columns, kept, added) {
+  return Object.fromEntries(Object.keys({ ...known, ...columns }).map((name) => {
+    const before = known[name], after = columns[name];
+    if (!Array.isArray(before ?? after)) return [name, join(before, after, kept, added)];
+    return [name, [...(before ? before.slice(0, kept) : Array(kept).fill(0)), ...(after ?? Array(added).fill(0))]];
+  }));
+}
+
+// Exponential moving average that starts at the first value; gaps stay gaps.
+export function smooth(values, weight) {
+  if (!weight) return values;
+  let mean = null, norm = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = (mean ?? 0) * weight + (1 - weight) * value;
+    norm = norm * weight + (1 - weight);
+    return mean / norm;
+  });
+}
+
+// Positions on the axis that was chosen. A step takes the same number of tokens at every world size.
+export function positions(axis, columns, tokensPerStep) {
+  if (axis === "time") return columns.at.map((at) => new Date(at * 1000));
+  return axis === "tokens" ? columns.step.map((step) => step * tokensPerStep) : columns.step;
+}
+
+// The step after which something happened, from the series.
+export function stepAt(series, at) {
+  let low = 0, high = series.at.length;
+  while (low < high) { const middle = (low + high) >> 1; if (series.at[middle] < at) low = middle + 1; else high = middle; }
+  return series.step[Math.min(low, series.step.length - 1)] ?? 0;
+}
+
+// Shares of the worker-seconds of each interval between two samples, by category.
+export function shares(samples) {
+  const names = Object.keys(samples.seconds);
+  const totals = samples.at.map((_, index) => names.reduce((sum, name) => sum + samples.seconds[name][index] - (index ? samples.seconds[name][index - 1] : 0), 0));
+  return Object.fromEntries(names.map((name) => [name, samples.seconds[name].map((value, index) =>
+    totals[index] > 0 ? Math.max(0, (value - (index ? samples.seconds[name][index - 1] : 0)) / totals[index]) : 0)]));
+}

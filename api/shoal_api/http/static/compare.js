@@ -1,0 +1,82 @@
+// 2 to 10 jobs beside each other: their curves in one chart, their numbers, what differs in their specs, loss parity.
+import { $, element, fill, link, row } from "./dom.js";
+import { jobPage, jobPath, request } from "./api.js";
+import { Live } from "./live.js";
+import { grant, number, percent, seconds, steps, whole } from "./format.js";
+import { badge, ENDED } from "./states.js";
+import { positions, smooth } from "./columns.js";
+import { flat } from "./differences.js";
+import { colours, onThemeChange, PALETTE } from "./theme.js";
+
+const ROWS = [["loss", "loss", 0.42], ["val_loss", "validation", 0.2], ["tokens_per_s", "tokens/s", 0.18], ["world_size", "world size", 0.14]];
+const ids = [...new Set((new URLSearchParams(location.search).get("jobs") || "").split(",").map((id) => id.trim()).filter(Boolean))];
+const found = new Map();  // id -> overview
+const judged = new Map();  // id and number of ended jobs -> words of a comparison with the first job
+$("ids").value = ids.join(", ");
+$("pick").addEventListener("submit", (event) => { event.preventDefault(); location.search = `?jobs=${$("ids").value.split(/[\s,]+/).filter(Boolean).join(",")}`; });
+for (const name of ["axis", "smoothing", "log"]) $(name).addEventListener("input", draw);
+onThemeChange(draw);
+
+// One stream for all jobs says which of them has changed; only the curves of that job are read again.
+const live = new Live({ async fleet(fleet) {
+  const changed = fleet.items.filter((job) => !found.has(job.id) || found.get(job.id).job.updated_at < job.updated_at);
+  await Promise.all(changed.map(async ({ id }) => { found.set(id, await request(`${jobPath(id)}/overview`)); }));
+  const missing = ids.filter((id) => !found.has(id));
+  $("problem").textContent = missing.length ? `There is no job ${missing.join(", ")}.` : "";
+  show();
+  if (fleet.items.every((job) => ENDED.has(job.state))) { live.close(); $("live").textContent = "ended"; }
+} });
+if (ids.length >= 2 && ids.length <= 10) live.open(`/v1/overview?limit=10&${ids.map((id) => `job=${encodeURIComponent(id)}`).join("&")}`);
+else $("problem").textContent = ids.length ? "Choose 2 to 10 jobs." : "Choose 2 to 10 jobs, here or on the page of all jobs.";
+
+const chosen = () => ids.filter((id) => found.has(id)).map((id) => found.get(id));
+
+function show() {
+  fill("jobs", chosen().map(({ job }, index) => {
+    const { status } = job, parity = element("td", index ? "…" : "reference");
+    if (index) judge(job.id, ids[0], parity);
+    return row([swatch(index), link(job.name, jobPage(job.id), { title: job.id }), badge(status.state), steps(status), number(status.loss), number(status.val_loss), number(status.tokens_per_s), grant(status),
+      status.goodput ? percent(status.goodput.ratio) : "–", whole(status.incidents), whole(status.steps_lost), seconds(job.started_at ? (job.ended_at ?? job.updated_at) - job.started_at : null), parity]);
+  }));
+  showSpecs();
+  draw();
+}
+
+const swatch = (index) => { const made = element("span", "", { class: "swatch" }); made.style.background = PALETTE[index]; return made; };
+
+// Parity reads every step of both jobs, so it is asked for once, and again when a job has ended.
+async function judge(id, against, cell) {
+  const ended = [id, against].filter((one) => ENDED.has(found.get(one)?.job.status.state)).length, key = `${id} ${ended}`;
+  if (!judged.has(key)) judged.set(key, request(`${jobPath(id)}/parity?against=${encodeURIComponent(against)}`).then(verdict, (error) => error.message));
+  cell.textContent = await judged.get(key);
+}
+
+const verdict = (parity) => !parity.steps_compared ? "no step in common" : parity.bit_identical ? `the same bits in ${whole(parity.steps_compared)} steps`
+  : `${parity.within_tolerance ? "parity" : "different"}: by ${number(parity.max_rel_diff, 2)} at most, in ${whole(parity.steps_compared)} steps`;
+
+function showSpecs() {
+  const all = chosen(), flats = all.map(({ job }) => flat(job.spec));
+  const paths = [...new Set(flats.flatMap(Object.keys))].sort().filter((path) => path !== "name" && new Set(flats.map((one) => one[path])).size > 1);
+  fill("spec-heads", [element("th", "Key"), ...all.map(({ job }, index) => element("th", [swatch(index), job.name]))]);
+  fill("specs", paths.map((path) => row([element("code", path), ...flats.map((one) => one[path] ?? "–")])));
+  $("equal").hidden = paths.length > 0 || all.length < 2;
+}
+
+function draw() {
+  const all = chosen(), axis = $("axis").value, weight = Number($("smoothing").value), colour = colours();
+  if (!all.length) return;
+  const traces = all.flatMap(({ job, series }, index) => {
+    const perStep = job.status.step ? job.status.tokens / job.status.step : 1, start = job.started_at ?? job.created_at;
+    const x = axis === "time" ? series.at.map((at) => at - start) : positions(axis, series, perStep);
+    return ROWS.map(([name, title], place) => ({ type: "scatter", mode: name === "val_loss" ? "lines+markers" : "lines", name: `${job.name} ${title}`, x, yaxis: place ? `y${place + 1}` : "y",
+      y: name === "loss" || name === "tokens_per_s" ? smooth(series[name], weight) : series[name], connectgaps: true, marker: { size: 4 }, line: { color: PALETTE[index], width: 1.6, shape: name === "world_size" ? "hv" : "linear" }, hovertemplate: "%{y:.5g}" }));
+  });
+  const layout = { height: 760, margin: { l: 58, r: 12, t: 10, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 }, showlegend: false, hovermode: "x", hoversubplots: "axis",
+    uirevision: axis, xaxis: { title: { text: axis === "time" ? "seconds since the start" : axis }, anchor: `y${ROWS.length}`, gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor", spikethickness: 1, spikecolor: colour.dim, spikedash: "solid" } };
+  let top = 1;
+  ROWS.forEach(([, title, share], place) => {
+    layout[`yaxis${place ? place + 1 : ""}`] = { domain: [Math.max(0, top - share), top], title: { text: title, font: { size: 10 } }, gridcolor: colour.line, zeroline: false, type: $("log").checked && place < 2 ? "log" : "linear" };
+    top -= share + 0.02;
+  });
+  window.Plotly.react($("chart"), traces, layout, { responsive: true, displaylogo: false });
+}

@@ -1,0 +1,109 @@
+// All curves of a job in one chart with one axis: so crosshair, zoom, incidents and generations are shared. Plotly draws.
+import { $ } from "./dom.js";
+import { jobPath, request } from "./api.js";
+import { colours, onThemeChange } from "./theme.js";
+import { number, seconds, words } from "./format.js";
+import { positions, shares, smooth, stepAt } from "./columns.js";
+import { bands } from "./bands.js";
+
+const ROWS = [["loss", 0.26], ["tokens/s", 0.13], ["gradient norm", 0.13], ["learning rate", 0.09], ["world size", 0.12], ["goodput", 0.15], ["incidents", 0.06]];
+const GAP = 0.01;
+const PAUSE_MS = 700;
+const HEIGHT = 1080;
+
+export class Curves {
+  constructor(id, shown) {
+    this.id = id; this.shown = shown; this.timer = null; this.drawn = 0; this.detail = null;
+    for (const name of ["axis", "log"]) $(name).addEventListener("change", () => { this.detail = null; this.draw(true); });
+    $("smoothing").addEventListener("input", () => this.draw(true));
+    document.addEventListener("visibilitychange", () => this.draw());
+    onThemeChange(() => this.draw(true));
+  }
+
+  draw(now = false) {
+    if (document.hidden || !this.shown.job || !this.shown.series || !this.shown.samples) return;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.render(), now ? 0 : Math.max(0, this.drawn + PAUSE_MS - performance.now()));
+  }
+
+  render() {
+    this.drawn = performance.now();
+    const axis = $("axis").value, colour = colours();
+    const series = this.detail ? merged(this.shown.series, this.detail) : this.shown.series;
+    const { status } = this.shown.job;
+    const tokens = status.step ? status.tokens / status.step : 1;
+    const x = (columns) => positions(axis, columns, tokens);
+    const when = (at) => axis === "time" ? new Date(at * 1000) : stepAt(series, at) * (axis === "tokens" ? tokens : 1);
+    const traces = [...this.values(series, x(series), colour), ...this.accounts(x(this.shown.samples), colour), incidents(this.shown.incidents, when, colour)];
+    window.Plotly.react($("curves"), traces, this.layout(axis, bands(this.shown, when), colour), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] })
+      .then((chart) => this.listen(chart));
+  }
+
+  values(series, x, colour) {
+    const weight = Number($("smoothing").value);
+    const line = (row, name, y, ink, more = {}) => ({ type: "scatter", mode: "lines", name, x, y, yaxis: axisName(row), line: { color: ink, width: 1.6 }, hovertemplate: "%{y:.5g}", ...more });
+    const faint = weight ? [line(0, "loss, not smoothed", series.loss, colour.run, { opacity: 0.25, hoverinfo: "skip" })] : [];
+    return [...faint, line(0, "loss", smooth(series.loss, weight), colour.run),
+      line(0, "validation", series.val_loss, colour.warn, { mode: "lines+markers", connectgaps: true, marker: { size: 4 } }),
+      line(1, "tokens/s", smooth(series.tokens_per_s, weight), colour.accent), line(2, "gradient norm", smooth(series.grad_norm, weight), colour.purple),
+      line(3, "learning rate", series.lr, colour.blue)];
+  }
+
+  accounts(x, colour) {
+    const { samples } = this.shown;
+    const stair = (name, y, ink, dash) => ({ type: "scatter", mode: "lines", name, x, y, yaxis: axisName(4), line: { color: ink, shape: "hv", width: 1.6, dash }, hovertemplate: "%{y}" });
+    const style = getComputedStyle($("categories"));
+    const areas = Object.entries(shares(samples)).map(([name, y]) => ({ type: "scatter", mode: "lines", name: words(name), x, y, yaxis: axisName(5), stackgroup: "goodput",
+      line: { width: 0, shape: "vh", color: partColour(name, style) }, hovertemplate: "%{y:.0%}" }));
+    return [stair("wanted", samples.wanted, colour.dim, "dot"), stair("granted", samples.granted, colour.warn, "dash"), stair("had", samples.workers, colour.done), ...areas];
+  }
+
+  layout(axis, { shapes, labels }, colour) {
+    const layout = { height: HEIGHT, margin: { l: 58, r: 12, t: 24, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 },
+      showlegend: false, hovermode: "x", hoversubplots: "axis", hoverlabel: { font: { size: 11 }, namelength: -1 }, dragmode: "zoom", uirevision: axis, shapes, annotations: labels,
+      xaxis: { title: { text: axis === "time" ? "" : axis }, anchor: axisName(ROWS.length - 1), gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor",
+        spikethickness: 1, spikecolor: colour.dim, spikedash: "solid", ...(axis === "time" ? { type: "date" } : {}) } };
+    let top = 1;
+    ROWS.forEach(([title, share], index) => {
+      const log = $("log").checked && (index === 0 || index === 2);
+      layout[`yaxis${index ? index + 1 : ""}`] = { domain: [Math.max(0, top - share), top], title: { text: title, font: { size: 10 } }, gridcolor: colour.line, zeroline: false, type: log ? "log" : "linear",
+        fixedrange: index >= 4, ...(index === 4 ? { rangemode: "tozero" } : {}), ...(index === 5 ? { range: [0, 1], tickformat: ".0%" } : {}), ...(index === 6 ? { range: [0, 1], showticklabels: false, showgrid: false } : {}) };
+      top -= share + GAP;
+    });
+    return layout;
+  }
+
+  // Zoomed in, finer points of that range are asked for; the stream goes on beside them.
+  listen(chart) {
+    if (this.listening) return;
+    this.listening = true;
+    chart.on("plotly_relayout", async (change) => {
+      if (change["xaxis.autorange"]) { this.detail = null; this.draw(true); return; }
+      const from = change["xaxis.range[0]"], to = change["xaxis.range[1]"];
+      if (from === undefined || $("axis").value !== "step") return;
+      const [after, until] = [Math.max(0, Math.floor(from) - 1), Math.max(1, Math.ceil(to))];
+      const { items } = await request(`${jobPath(this.id)}/series?after_step=${after}&until_step=${until}&max_points=1000`);
+      this.detail = items;
+      this.draw(true);
+    });
+  }
+}
+
+const axisName = (row) => row ? `y${row + 1}` : "y";
+const partColour = (name, style) => { const probe = document.createElement("span"); probe.className = name; document.body.append(probe);
+  const found = getComputedStyle(probe).getPropertyValue("--part").trim(); probe.remove(); return found || style.color; };
+
+function merged(series, items) {
+  if (!items.length) return series;
+  const [first, last] = [items[0].step, items[items.length - 1].step];
+  const before = series.step.findIndex((step) => step >= first), cut = before < 0 ? series.step.length : before;
+  const after = series.step.findIndex((step) => step > last), rest = after < 0 ? series.step.length : after;
+  return Object.fromEntries(Object.keys(series).map((name) => [name, [...series[name].slice(0, cut), ...items.map((one) => one[name] ?? null), ...series[name].slice(rest)]]));
+}
+
+function incidents(all, when, colour) {
+  const text = all.map((one) => [words(one.cause), one.ranks.length ? `rank ${one.ranks.join(", ")}` : "", `${one.from_layout || one.from_workers} → ${one.to_layout ?? one.to_workers ?? "…"}`,
+    `recovery ${seconds(one.recovery_s)}`, `${number(one.steps_lost)} steps lost`, one.state_source ? `state from ${one.state_source}` : ""].filter(Boolean).join("<br>"));
+  return { type: "scatter", mode: "markers", name: "incident", x: all.map((one) => when(one.at)), y: all.map(() => 0.5), yaxis: axisName(6), text, hovertemplate: "%{text}",
+    marker: { symbol: "diamond", size: 11, color: all.map((one) => one.closed ? colour.bad : colour.warn) } };
+}

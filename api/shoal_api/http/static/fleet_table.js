@@ -1,0 +1,56 @@
+// The table of jobs: its heads sort, its rows link, its boxes choose jobs to compare.
+import { $, element, link, row } from "./dom.js";
+import { jobPage } from "./api.js";
+import { brief, grant, moment, number, percent, progressOf, seconds, steps, whole } from "./format.js";
+import { badge } from "./states.js";
+import { spark } from "./spark.js";
+
+const HEADS = [["", ""], ["Job", "name"], ["State", "state"], ["Progress", "step"], ["Remaining", "eta_s"], ["Loss", "loss"], ["Workers", ""],
+  ["Tokens/s", "tokens_per_s"], ["Goodput", "goodput"], ["Incidents", "incidents"], ["User", "user"], ["Project", "project"], ["Priority", "priority"], ["Submitted", "created"], ["", ""]];
+const chosen = new Set();
+
+export function showHeads(view, change) {
+  $("heads").replaceChildren(...HEADS.map(([name, order]) => {
+    if (!order) return element("th", name);
+    const current = view.order === order;
+    const arrow = current ? (view.descending === "true" ? " ▾" : " ▴") : "";
+    const press = () => change({ order, descending: String(current ? view.descending !== "true" : !["name", "state", "project"].includes(order)) });
+    return element("th", element("button", name + arrow, { type: "button", click: press }), { "aria-sort": current ? (view.descending === "true" ? "descending" : "ascending") : "none" });
+  }));
+}
+
+export function showJobs({ items, total }, view) {
+  const focused = document.activeElement?.closest?.("tr")?.dataset.id;
+  $("jobs").replaceChildren(...items.map(jobRow));
+  if (focused) $("jobs").querySelector(`tr[data-id="${CSS.escape(focused)}"] a`)?.focus();
+  $("none").hidden = total > 0;
+  const filtered = view.search || view.state || view.project || view.label;
+  $("none").textContent = filtered ? "No job matches." : "No job yet. Submit one here, or with: shoal submit job.yaml --follow";
+}
+
+function jobRow(job) {
+  const box = element("input", null, { type: "checkbox", "aria-label": `Compare ${job.name}`, click: () => choose(job.id, box.checked) });
+  box.checked = chosen.has(job.id);
+  const share = progressOf(job);
+  const progress = share === null ? [] : [element("progress", null, { max: 1, value: share, "aria-label": "Progress" })];
+  const name = element("div", [link(job.name, jobPage(job.id)), element("div", job.id, { class: "dim small" })]);
+  const labels = Object.entries(job.labels).map(([key, value]) => `${key}=${value}`).join(" ");
+  const state = element("div", [badge(job.state, job.queue_position), element("div", waits(job), { class: "dim small" })]);
+  const cells = [["", box], ["", name], ["", state], ["Progress", element("div", [...progress, element("div", steps(job), { class: "small" })])],
+    ["Remaining", seconds(job.eta_s)], ["Loss", element("div", [number(job.loss), spark(job.losses, "Loss")])],
+    ["Workers", element("div", [grant(job), spark(job.world_sizes, "World size", { steps: true })])], ["Tokens/s", number(job.tokens_per_s)],
+    ["Goodput", percent(job.goodput)], ["Incidents", whole(job.incidents)], ["User", job.user], ["Project", job.project], ["Priority", job.priority],
+    ["Submitted", element("span", brief(job.created_at), { title: moment(job.created_at) })], ["", labels]];
+  return row(cells.map(([head, cell]) => element("td", cell, { "data-name": head })), { class: "row", "data-id": job.id });
+}
+
+// Why a job waits; the message of a job that trains says nothing that the row does not.
+const waits = (job) => ["QUEUED", "WAITING", "STARTING", "FAILED", "RECOVERING", "PAUSED"].includes(job.state) ? shorten(job.message) : "";
+const shorten = (text) => text.length > 110 ? `${text.slice(0, 108)}…` : text;
+
+function choose(id, is) {
+  if (is) chosen.add(id); else chosen.delete(id);
+  $("compare").disabled = chosen.size < 2 || chosen.size > 10;
+  $("compare").textContent = chosen.size ? `Compare ${chosen.size}` : "Compare";
+}
+$("compare").addEventListener("click", () => { location.href = `/compare?jobs=${[...chosen].join(",")}`; });

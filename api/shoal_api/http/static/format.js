@@ -1,0 +1,29 @@
+// Numbers, times and names as text for people. Pure.
+export const number = (value, digits = 4) => value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString();
+export const whole = (value) => value === null || value === undefined ? "–" : value.toLocaleString();
+export const percent = (share) => share === null || share === undefined ? "–" : `${number(100 * share, share < 0.1 ? 2 : 3)} %`;
+export const words = (name) => name.replaceAll("_", " ");
+export const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+export const clock = (at) => new Date(at * 1000).toLocaleTimeString();
+export const moment = (at) => at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+export const brief = (at) => new Date(at * 1000).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 1) return `${number(value * 1000, 3)} ms`;
+  if (value < 90) return `${number(value, 3)} s`;
+  if (value < 5400) return `${number(value / 60, 3)} min`;
+  return value < 172800 ? `${number(value / 3600, 3)} h` : `${number(value / 86400, 3)} d`;
+}
+
+export function bytes(count) {
+  if (count === null || count === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let value = count, unit = 0;
+  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  return `${number(value, 3)} ${units[unit]}`;
+}
+
+export const steps = ({ step, total_steps: total }) => whole(step) + (total ? ` / ${whole(total)}` : "");
+export const progressOf = ({ step, total_steps: total }) => total ? Math.min(1, step / total) : null;
+export const grant = (one) => one.workers === one.desired_workers ? whole(one.workers) : `${one.workers} of ${one.desired_workers}`;

@@ -1,0 +1,32 @@
+// Goodput: a job's accounts as a stripe with its key.
+import { $, element, svg } from "./dom.js";
+import { percent, seconds, words } from "./format.js";
+
+export const CATEGORIES = ["productive", "recomputed", "checkpoint_stall", "recovering", "resizing", "degraded", "starting", "queued", "idle"];
+export const PHASES = ["detect", "quiesce", "plan", "form", "restore", "first_step"];
+
+export function stripe(parts, width, height, name) {
+  const total = parts.reduce((sum, [, amount]) => sum + amount, 0);
+  let left = 0;
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": name, class: "phases" }, parts.map(([part, amount]) => {
+    const wide = total ? width * amount / total : 0;
+    const shape = svg("rect", { x: left, y: 0, width: wide, height, class: part });
+    const title = svg("title", {});
+    title.textContent = `${words(part)} ${seconds(amount)}`;
+    shape.append(title);
+    left += wide;
+    return shape;
+  }));
+}
+
+export function showAccounts(goodput) {
+  const total = goodput ? goodput.total : 0;
+  $("ratio").textContent = total ? `${percent(goodput.ratio)} of ${seconds(total)} of requested worker time` : "no worker time yet";
+  const parts = total ? CATEGORIES.map((name) => [name, goodput.seconds[name] || 0]).filter(([, amount]) => amount > 0) : [];
+  $("stripe").replaceChildren(stripe(parts, 900, 20, "Worker time by category"));
+  $("categories").replaceChildren(...parts.map(([name, amount]) => key(name, `${percent(amount / total)}, ${seconds(amount)}`,
+    name === "recovering" ? Object.entries(goodput.recovering).map(([cause, part]) => `${words(cause)} ${seconds(part)}`).join(", ") : "")));
+}
+
+export const key = (name, amount = "", detail = "") => element("li", [element("span", "", { class: `swatch ${name}` }), words(name), " ",
+  element("span", amount, { class: "dim" }), element("span", detail && ` (${detail})`, { class: "dim" })]);

@@ -1,0 +1,18 @@
+// The incidents of a job, newest first, with what each phase of the recovery took.
+import { $, element, fill, row } from "./dom.js";
+import { bytes, clock, moment, number, seconds, words } from "./format.js";
+import { key, PHASES, stripe } from "./goodput.js";
+
+export function showIncidents(incidents) {
+  $("calm").hidden = incidents.length > 0;
+  fill("incidents", [...incidents].reverse().map((one) => row([clock(one.at), words(one.cause), one.ranks.join(", ") || "–", `${one.from_workers} → ${one.to_workers ?? "…"}`,
+    `${one.from_layout || "–"} → ${one.to_layout ?? "…"}`, element("td", one.action || "–", { class: "text" }), seconds(one.detect_s),
+    one.closed ? seconds(one.recovery_s) : element("span", "open", { class: "warn" }), phases(one), number(one.steps_lost),
+    one.bytes_moved === null ? one.state_source ?? "–" : `${one.state_source}, ${bytes(one.bytes_moved)}`], { title: `${moment(one.at)} ${one.witness}: ${one.message}` })));
+  $("phases").replaceChildren(...(incidents.length ? PHASES.map((name) => key(name)) : []));
+}
+
+function phases(incident) {
+  const parts = PHASES.map((name) => [name, incident[`${name}_s`] || 0]).filter(([, amount]) => amount > 0);
+  return parts.length ? stripe(parts, 160, 12, parts.map(([name, amount]) => `${words(name)} ${seconds(amount)}`).join(", ")) : "–";
+}

@@ -1,0 +1,52 @@
+// The page of one job: one stream of its overview, of which each part is shown by a module of its own.
+import { $, link } from "./dom.js";
+import { jobPath, request } from "./api.js";
+import { Live } from "./live.js";
+import { showHead } from "./job_head.js";
+import { Curves } from "./curves.js";
+import { append } from "./columns.js";
+import { showIncidents } from "./incidents.js";
+import { showWorkers } from "./layout_grid.js";
+import { addLines } from "./logs.js";
+import { addEvents } from "./history.js";
+import { showCheckpoints } from "./checkpoints.js";
+import { showSpec } from "./spec.js";
+import { showActions } from "./actions.js";
+import { showAccounts } from "./goodput.js";
+
+const id = decodeURIComponent(location.pathname.split("/")[2]);
+const stream = `${jobPath(id)}/overview?logs=true`;
+const MAX_POINTS = 4000;
+const shown = { job: null, series: null, samples: null, incidents: [], events: [], checkpoints: [] };
+const curves = new Curves(id, shown);
+window.shoalCurves = curves;  // for people with a console, and for tests
+
+const live = new Live({
+  job(job) {
+    shown.job = job;
+    $("page").hidden = false;
+    showHead(job);
+    showAccounts(job.status.goodput);
+    showActions(shown);
+    showSpec(job);
+    curves.draw();
+  },
+  series(part) {
+    shown.series = append(shown.series, part, "step");
+    if (shown.series.step.length > MAX_POINTS) live.open(stream);  // from the beginning again: the service sends fewer points
+    curves.draw();
+  },
+  samples(part) { shown.samples = append(shown.samples, part, "at"); curves.draw(); },
+  incidents(incidents) { shown.incidents = incidents; showIncidents(incidents); curves.draw(); },
+  workers(workers) { showWorkers(workers, shown.job); },
+  events(events) { shown.events = addEvents(shown.events, events); curves.draw(); },
+  checkpoints(checkpoints) { shown.checkpoints = checkpoints; showCheckpoints(checkpoints); },
+  logs: addLines,
+});
+
+$("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
+request(jobPath(id)).then(() => live.open(stream), (error) => {
+  $("missing").hidden = false;
+  $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : error.message, link("All jobs", "/"));
+  $("live").textContent = "no job";
+});

@@ -1,0 +1,20 @@
+// The nodes of the cluster, and what runs on each.
+import { $, element, link } from "./dom.js";
+import { jobPage } from "./api.js";
+import { number } from "./format.js";
+
+export function showNodes(nodes) {
+  $("nodes").replaceChildren(...nodes.map((node) => {
+    const state = !node.alive ? ["dead", "bad"] : node.drain ? [node.num_workers ? "draining" : "drained", "warn"] : node.on_probation ? ["on probation", "warn"] : ["alive", "done"];
+    const resources = [`${number(node.cpus)} CPUs`, ...(node.gpus ? [`${number(node.gpus)} GPUs`] : []), `${number(node.memory_gib, 3)} GiB`];
+    return element("div", [element("b", node.ip || node.node_id.slice(0, 8)), " ", element("span", state[0], { class: `small ${state[1]}` }),
+      element("div", resources.join(", "), { class: "dim small" }),
+      ...(node.suspected ? [element("div", node.suspected, { class: "small warn" })] : []),
+      ...(node.drain ? [element("div", node.drain.reason, { class: "small warn" })] : []),
+      ...node.jobs.map((job) => element("div", [link(job.name, jobPage(job.job_id)), ` ${ranks(job)}`], { class: "small" }))],
+    { class: node.alive ? "node" : "node gone", title: node.node_id });
+  }));
+  if (!nodes.length) $("nodes").textContent = "No node has joined yet.";
+}
+
+const ranks = ({ ranks: known, num_workers: count }) => known.length ? `rank${known.length > 1 ? "s" : ""} ${known.slice(0, 12).join(", ")}${known.length > 12 ? " …" : ""}` : `${count} starting`;

@@ -1,0 +1,27 @@
+// The spec, and what changed between two of its versions.
+import { $, element } from "./dom.js";
+import { jobPath, request } from "./api.js";
+import { moment } from "./format.js";
+import { differences } from "./differences.js";
+
+let versions = [], wanted = 0;
+for (const name of ["version", "against"]) $(name).addEventListener("change", show);
+
+export async function showSpec(job) {
+  if (wanted === job.spec_version) return;
+  wanted = job.spec_version;
+  versions = (await request(`${jobPath(job.id)}/specs`)).items;
+  const options = (chosen) => versions.map((one) => new Option(`${one.version}, ${moment(one.accepted_at)}`, one.version, false, one.version === chosen));
+  $("version").replaceChildren(...options(wanted));
+  $("against").replaceChildren(...options(Math.max(1, wanted - 1)));
+  show();
+}
+
+function show() {
+  const of = (name) => versions.find((one) => String(one.version) === $(name).value);
+  const [now, before] = [of("version"), of("against")];
+  if (!now) return;
+  $("spec").textContent = JSON.stringify(now.spec, null, 2);
+  const changes = before && before !== now ? differences(before.spec, now.spec) : [];
+  $("changes").replaceChildren(...changes.map(([path, from, to]) => element("li", [element("code", path), " ", element("span", from, { class: "minus" }), " → ", element("span", to, { class: "plus" })])));
+}

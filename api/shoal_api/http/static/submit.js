@@ -1,0 +1,50 @@
+// The form for a new job: the service checks the YAML while one types, and the planner predicts its layouts.
+import { $, row } from "./dom.js";
+import { jobPage, request } from "./api.js";
+import { bytes, number, seconds } from "./format.js";
+
+const EXAMPLE = `name: my-job
+model: {dim: 128, num_layers: 3, num_heads: 4, num_kv_heads: 2, seq_len: 128}
+data: {corpus: python-stdlib}
+batch: {global_size: 16, micro_size: 4}
+stop: {steps: 120}
+elasticity: {min_workers: 1, max_workers: 2}
+`;
+const PAUSE_MS = 400;
+let timer = null, turn = 0;
+
+export function setUpSubmission() {
+  $("yaml").value = sessionStorage.getItem("shoal.spec") || EXAMPLE;
+  $("new").addEventListener("click", () => { $("submission").hidden = false; $("yaml").focus(); check(); });
+  $("close").addEventListener("click", () => { $("submission").hidden = true; $("new").focus(); });
+  $("yaml").addEventListener("input", () => { sessionStorage.setItem("shoal.spec", $("yaml").value); clearTimeout(timer); timer = setTimeout(check, PAUSE_MS); });
+  $("submit").addEventListener("click", submit);
+}
+
+async function check() {
+  const mine = ++turn, body = $("yaml").value;
+  try {
+    const found = await request("/v1/specs/validate", { method: "POST", body, type: "application/yaml" });
+    if (mine !== turn) return;
+    say(found.valid ? "The spec is valid." : found.errors.map((one) => `${one.path || "spec"}: ${one.message}`).join("\n"), found.valid);
+    $("submit").disabled = !found.valid;
+    if (found.valid) await plan(found.spec, mine); else $("plan").replaceChildren();
+  } catch (error) { if (mine === turn) { say(error.message, false); $("plan").replaceChildren(); } }
+}
+
+async function plan(spec, mine) {
+  const found = await request("/v1/plans", { method: "POST", body: { spec, workers: spec.elasticity.max_workers, top: 8 } });
+  if (mine !== turn) return;
+  $("plan-words").textContent = `${spec.elasticity.max_workers} workers: ${found.choice.name}. ${found.choice.reason} ${found.ranking.note}`;
+  $("plan").replaceChildren(...found.ranking.predictions.map((one) => row([one.name, seconds(one.step_s), number(one.tokens_per_s, 3), bytes(one.memory_bytes)])));
+}
+
+async function submit() {
+  $("submit").disabled = true;
+  try {
+    const job = await request("/v1/jobs", { method: "POST", body: $("yaml").value, type: "application/yaml" });
+    location.href = jobPage(job.id);
+  } catch (error) { say(error.message, false); $("submit").disabled = false; }
+}
+
+function say(text, good) { $("verdict").textContent = text; $("verdict").className = good ? "done" : "error"; }

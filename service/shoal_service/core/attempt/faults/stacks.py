@@ -1,0 +1,156 @@
+"""What all ranks of a group do at one moment: their stacks, clustered by equal ones, with words. Pure.
+
+    rank 3 is in the data loader (shapes.py:41 __getitem__) of step 41; ranks 0-2, 4-7 wait in the all-reduce of step 41
+
+The supervisor makes it on request, and by itself when a group stands still or a rank is slow. An incident keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shoal_workers.contract.messages import Frame, Phase, StackCluster, Stacks, StackSource, WorkerStack
+
+_COLLECTIVES = {
+    "all_reduce": "all-reduce",
+    "all_reduce_coalesced": "all-reduce",
+    "all_gather": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "all_gather_object": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "broadcast": "broadcast",
+    "all_to_all": "all-to-all",
+    "all_to_all_single": "all-to-all",
+    "barrier": "barrier",
+    "monitored_barrier": "barrier",
+    "send": "send",
+    "recv": "receive",
+    "batch_isend_irecv": "send and receive",
+    "hold_vote": "vote",
+    "foreach_all_gather": "all-gather",
+    "wait_for_unshard": "all-gather",
+    "foreach_reduce": "reduce-scatter",
+}
+"""Functions of torch.distributed, of FSDP and of the engine in which a rank waits for the others. The outermost one
+on the stack is named."""
+_COLLECTIVE_FILES = ("torch/distributed/", "shoal_workers/engine/step/vote.py")
+_DATA_FILE = "shoal_workers/engine/step/batches.py"
+_OURS = "shoal_workers/"
+_LIBRARIES = ("site-packages/", "python3", "<")
+_PHASES = {
+    Phase.FORWARD: "the forward pass",
+    Phase.BACKWARD: "the backward pass",
+    Phase.OPTIMIZER: "the optimizer",
+    Phase.SNAPSHOT: "a snapshot",
+    Phase.SAVING: "a checkpoint",
+    Phase.VALIDATING: "the validation",
+    Phase.RESTORING: "restoring the state",
+    Phase.BUILDING: "building the model",
+    Phase.PREPARING: "its preparation",
+    Phase.FORMING: "the rendezvous",
+    Phase.CONNECTING: "connecting to the others",
+    Phase.COMMITTING: "waiting for the commit",
+}
+_MAX_CLUSTERS_IN_WORDS = 4
+_KEPT_CLUSTERS, _KEPT_FRAMES = 16, 40
+
+
+def cluster(samples: Iterable[tuple[int | None, WorkerStack]], *, at: float, generation: int, reason: str) -> Stacks:
+    """`samples`: each worker's rank, if it has one, and its stack."""
+    groups: dict[object, list[tuple[int | None, WorkerStack]]] = {}
+    for rank, stack in samples:
+        groups.setdefault((stack.frames, stack.error, _phase_of(stack)), []).append((rank, stack))
+    clusters = sorted((_cluster(group) for group in groups.values()), key=lambda c: (len(c.worker_ids), c.ranks))
+    shown = clusters[:_MAX_CLUSTERS_IN_WORDS]
+    words = "; ".join(f"{_who(one)} {_is_or_are(one)} {one.words}" for one in shown)
+    if len(clusters) > len(shown):
+        words += f"; and {len(clusters) - len(shown)} other stacks"
+    return Stacks(at=at, generation=generation, reason=reason, clusters=tuple(clusters), summary=words)
+
+
+def trimmed(stacks: Stacks) -> Stacks:
+    """What is kept of them: the smallest clusters, and the inner frames of each."""
+    kept = (one.model_copy(update={"frames": one.frames[:_KEPT_FRAMES]}) for one in stacks.clusters[:_KEPT_CLUSTERS])
+    return stacks.model_copy(update={"clusters": tuple(kept)})
+
+
+def place(stack: WorkerStack) -> str:
+    """Where a training thread is, in words that follow "is"."""
+    if stack.error:
+        return f"not to be seen: {stack.error}"
+    if not stack.frames:
+        return "idle"
+    of_step = f" of step {stack.step + 1}" if stack.phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER) else ""
+    module = f", {stack.module}" if stack.module else ""
+    phase = _PHASES.get(stack.phase)
+    collective = _collective(stack.frames)
+    if collective is not None:
+        where = f", in {phase}" if phase is not None and collective != _COLLECTIVES["hold_vote"] else ""
+        return f"waiting in the {collective}{of_step}{where}{module}"
+    code = _users_frame(stack.frames)
+    at = f" ({code.file.rpartition('/')[2]}:{code.line} {code.function})" if code is not None else ""
+    if any(frame.file.endswith(_DATA_FILE) for frame in stack.frames):
+        return f"in the data loader{at}{of_step}"
+    inner = stack.frames[0]
+    at = at or f" ({inner.file.rpartition('/')[2]}:{inner.line} {inner.function})"
+    return f"in {phase or 'its code'}{of_step}{module}{at}"
+
+
+def _phase_of(stack: WorkerStack) -> object:
+    """Equal stacks of other steps are other places; py-spy does not know the step."""
+    return None if stack.source is StackSource.PY_SPY else (stack.phase, stack.step)
+
+
+def _cluster(group: Sequence[tuple[int | None, WorkerStack]]) -> StackCluster:
+    first = group[0][1]
+    return StackCluster(
+        ranks=tuple(sorted(rank for rank, _ in group if rank is not None)),
+        worker_ids=tuple(stack.worker_id for _, stack in group),
+        words=place(first),
+        frames=first.frames,
+        module=first.module,
+        phase=first.phase,
+        step=first.step,
+        source=first.source,
+        error=first.error,
+    )
+
+
+def _collective(frames: Sequence[Frame]) -> str | None:
+    found = [
+        _COLLECTIVES[frame.function]
+        for frame in frames
+        if frame.function in _COLLECTIVES and any(part in frame.file for part in _COLLECTIVE_FILES)
+    ]
+    return found[-1] if found else None
+
+
+def _users_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of code that is neither Shoal's nor a library's."""
+    for frame in frames:
+        if not frame.file.startswith(_LIBRARIES) and _OURS not in frame.file:
+            return frame
+    return None
+
+
+def _who(one: StackCluster) -> str:
+    if one.ranks:
+        return f"rank {one.ranks[0]}" if len(one.ranks) == 1 else f"ranks {_ranges(one.ranks)}"
+    names = [name.rpartition("/")[2] for name in one.worker_ids]
+    return f"worker {names[0]}" if len(names) == 1 else f"workers {', '.join(names)}"
+
+
+def _is_or_are(one: StackCluster) -> str:
+    return "is" if len(one.worker_ids) == 1 else "are"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """`0-2, 4`."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

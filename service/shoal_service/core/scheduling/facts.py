@@ -1,0 +1,68 @@
+"""Facts: what follows from the value of one job alone, derived once and kept with that value.
+
+The control loop passes the same MarketJob again as long as the job has not changed. So a decision derives these
+numbers only for the jobs that are new or have trained since the last one. Nothing here depends on the time, on other
+jobs or on nodes, and a decision is the same whether a number was kept or is derived again.
+Called by `plan`, `gains` and `reservations`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+from shoal_service.core.scheduling.curves import Segment, hull
+from shoal_service.core.scheduling.estimates import queue_time, worker_seconds_left
+from shoal_service.core.scheduling.market import CapacityKind, MarketJob, Placement
+
+PRIORITY_DOUBLES = 10.0
+"""So many points of priority double a job's weight."""
+
+ShapeKey: TypeAlias = tuple[float, float, float, CapacityKind, Placement, frozenset[tuple[str, str]]]
+
+_NO_LABELS: frozenset[tuple[str, str]] = frozenset()
+
+
+class Facts:
+    """Of one job."""
+
+    __slots__ = ("_division", "_ends", "order", "shape_key", "work_s")
+
+    def __init__(self, job: MarketJob) -> None:
+        need = job.need
+        labels = frozenset(job.selector.items()) if job.selector else _NO_LABELS
+        self.shape_key: ShapeKey = (need.cpus, need.gpus, need.memory_gib, job.capacity, job.placement, labels)
+        """Equal for jobs whose workers are alike and may use the same nodes."""
+        self.work_s = worker_seconds_left(job)
+        self.order = (queue_time(job, self.work_s), job.job_id)
+        """Place in the queue."""
+        self._division: tuple[tuple[Segment, ...], float] | None = None
+        self._ends: tuple[float, float] | None = None
+
+    def division(self, job: MarketJob) -> tuple[tuple[Segment, ...], float]:
+        """The hull of its curve from its minimum on, and the weight of a sample of it per second before that by length:
+        its priority, relative to its rate per worker at its minimum."""
+        if self._division is None:
+            weight = 2.0 ** (job.priority / PRIORITY_DOUBLES) * job.min_workers / job.curve.rate(job.min_workers)
+            self._division = (hull(job.curve, job.min_workers, job.max_workers), weight)
+        return self._division
+
+    def ends(self, job: MarketJob) -> tuple[float, float]:
+        """Seconds to its end with its best number of workers, and with those that it has (from its minimum on, if it
+        has none); infinite if the work is not known."""
+        if self._ends is None:
+            if job.left is None:
+                self._ends = (math.inf, math.inf)
+            else:
+                rate = job.curve.rate(job.granted or job.min_workers)
+                self._ends = (job.left / max(job.curve.rates), job.left / rate)
+        return self._ends
+
+
+def facts_of(job: MarketJob) -> Facts:
+    """Derived at the first call for this value."""
+    found: Facts | None = job.memo
+    if found is None:
+        found = Facts(job)
+        object.__setattr__(job, "memo", found)  # frozen, and equal before and after
+    return found

@@ -1,0 +1,121 @@
+"""Exposition: the answer of /metrics, made at the time of the scrape from one snapshot of the store and from memory.
+
+The snapshot is kept for a second, so that several scrapers cost one read. If the store does not answer, the scrape
+fails (Prometheus shows `up 0`); old numbers are never shown as new ones. Nothing here asks Ray: the cluster is shown
+as the control loop saw it last. Called by the HTTP edge, on worker threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from shoal_service.store import Store
+from shoal_service.store.reads.metrics_snapshot import Snapshot
+from shoal_service.telemetry.families import Family, Scene, families
+from shoal_service.telemetry.job_series import JobSeries
+from shoal_service.telemetry.metric import Labels, Value
+from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.text_format import Exemplars, family
+from shoal_service.telemetry.utilisation import ProfileOf, Utilisation
+from shoal_service.views import ClusterView
+
+_CACHE_S = 1.0
+_END = b"# EOF\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Where the numbers come from."""
+
+    store: Store
+    owner: str
+    """Name under which this control plane takes the lease."""
+    requests: RequestMetrics
+    passes: PassTimes
+    cluster: Callable[[], ClusterView]
+    """Answers from memory."""
+    profile_of: ProfileOf
+    state_dir: Path
+
+
+class Exposition:
+    """Thread-safe."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        *,
+        clock: Callable[[], float] = time.time,
+        clock_mono: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sources = sources
+        self._clock = clock
+        self._clock_mono = clock_mono
+        self._jobs = JobSeries(Utilisation(sources.profile_of))
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        self._lock = threading.Lock()
+        self._cached: Snapshot | None = None
+        self._cached_mono = 0.0
+        self._rendered: dict[tuple[str, bool], tuple[Mapping[Labels, Value], Exemplars, str]] = {}
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The body and its media type: OpenMetrics if the scraper's `Accept` prefers that.
+
+        Raises:
+            StoreUnavailable
+        """
+        encode, media_type = choose_encoder(accept)
+        openmetrics = media_type.startswith("application/openmetrics-text")
+        snapshot = self._snapshot()
+        scene = Scene(
+            snapshot=snapshot,
+            owner=self._sources.owner,
+            now=self._clock(),
+            dropped=self._sources.store.dropped(),
+            moves=self._sources.store.moves(),
+            exemplars=self._sources.store.exemplars(),
+            transactions=self._sources.store.tallies,
+            requests=self._sources.requests,
+            passes=self._sources.passes,
+            cluster=self._sources.cluster(),
+            state_filesystem=_space(self._sources.state_dir),
+        )
+        parts = [self._jobs.text(snapshot.live, openmetrics=openmetrics)]
+        parts += [self._text(one, openmetrics) for one in families(scene)]
+        of_process: bytes = encode(self._process)
+        body = "".join(parts).encode() + of_process.removesuffix(_END)
+        return (body + _END if openmetrics else body), media_type
+
+    def _text(self, one: Family, openmetrics: bool) -> str:
+        """Most families do not change between two scrapes."""
+        key = (one.metric.name, openmetrics)
+        known = self._rendered.get(key)
+        if known is not None and known[0] == one.rows and known[1] == one.exemplars:
+            return known[2]
+        text = family(one.metric, one.rows, openmetrics=openmetrics, exemplars=one.exemplars)
+        self._rendered[key] = one.rows, one.exemplars, text
+        return text
+
+    def _snapshot(self) -> Snapshot:
+        with self._lock:  # scrapes at the same time wait for one read
+            now = self._clock_mono()
+            if self._cached is None or now - self._cached_mono > _CACHE_S:
+                self._cached = self._sources.store.snapshot(self._clock())
+                self._cached_mono = now
+            return self._cached
+
+
+def _space(path: Path) -> tuple[int, int]:
+    """Bytes and free bytes of a filesystem."""
+    found = os.statvfs(path)
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

@@ -1,0 +1,127 @@
+"""The pages in a real browser during a real run: a worker is killed, the job is scaled, the stream breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kit.processes.chromium import Browser
+from kit.processes.cut_proxy import CutProxy
+from kit.processes.server import Server
+from kit.worlds.tiny_jobs import Submit
+from shoal_api.client import Client
+
+LIGHT, DARK = "rgb(246, 247, 249)", "rgb(15, 21, 27)"
+
+
+@pytest.fixture
+def proxy(shoal_server: Server) -> Iterator[CutProxy]:
+    running = CutProxy(shoal_server.port)
+    yield running
+    running.close()
+
+
+def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
+    browser: Browser, proxy: CutProxy, submit: Submit, client: Client
+) -> None:
+    holds = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (4, 10, 14, 18)]
+    kill = {"at": "step", "rank": 1, "n": 6, "do": "kill"}
+    run = submit(workers=2, min_workers=2, steps=20, strikes=[*holds, kill])
+    run.wait_at("step-4-0")
+    browser.open(f"http://127.0.0.1:{proxy.port}/jobs/{run.id}")
+    browser.sees("#title", "RUNNING")
+    browser.until(lambda: browser.count("#grid .cell.training") == 2, "two ranks")
+    browser.until(lambda: browser.count("#curves .scatterlayer") > 0, "the chart is drawn")
+    assert "No incidents." in browser.text("#calm")
+
+    run.release("step-4-0")  # rank 1 is killed in step 6
+    browser.sees("#incidents", "worker died")
+    run.wait_at("step-10-0")
+    browser.until(lambda: "2 → 2" in browser.text("#incidents"), "the incident is closed")
+    assert browser.run("shoalCurves.shown.incidents.length") == 1
+
+    browser.click('[data-action="scale"]')
+    browser.fill("#dialog-value", "3")
+    browser.sees("#dialog-words", "At most 3 workers instead of 2")
+    assert "no step is lost" in browser.text("#dialog-words")
+    browser.click("#confirm")
+    run.wait_for_event("generation.switching")
+    run.release("step-10-0")
+    run.wait_at("step-14-0")
+    browser.until(lambda: browser.count("#grid .cell.training") == 3, "the world grows to three ranks")
+    assert client.job(run.id).spec.elasticity.max_workers == 3
+    browser.sees("#changes", "elasticity.max_workers")
+
+    proxy.cut()
+    browser.until(lambda: browser.text("#live") in ("reconnecting", "disconnected"), "the stream is broken")
+    run.release("step-14-0")
+    run.wait_at("step-18-0")
+    assert browser.run("shoalCurves.shown.series.step.at(-1)") < 17, "nothing arrives over a broken stream"
+    proxy.mend()
+    browser.sees("#live", "live")
+    browser.until(lambda: browser.run("shoalCurves.shown.series.step.at(-1)") == 17, "what was missed arrives")
+    assert browser.run("shoalCurves.shown.series.step") == list(range(1, 18)), "each step once"
+
+    run.release("step-18-0")
+    run.finish()
+    browser.sees("#title", "SUCCEEDED")
+    browser.sees("#live", "ended")
+    assert browser.complaints() == []
+
+
+def test_all_jobs_are_found_searched_and_compared(
+    browser: Browser, shoal_server: Server, submit: Submit, client: Client
+) -> None:
+    first, second = (
+        submit(workers=1, steps=8, labels={"sweep": "seed", "seed": str(seed)}, seed=seed) for seed in (1, 2)
+    )
+    for run in (first, second):
+        run.finish()
+    home = f"http://127.0.0.1:{shoal_server.port}"
+    browser.open(f"{home}/?label=sweep%3Dseed")
+    browser.until(lambda: browser.count("#jobs tr") == 2, "the two jobs of the sweep")
+    browser.fill("#search", first.id)
+    browser.until(lambda: browser.count("#jobs tr") == 1 and first.id in browser.text("#jobs"), "the job searched for")
+    assert "SUCCEEDED" in browser.text("#jobs") and "8 / 8" in browser.text("#jobs")
+
+    browser.click("#new")
+    browser.sees("#verdict", "The spec is valid.")
+    browser.until(lambda: browser.count("#plan tr") > 0, "predicted layouts")
+    browser.run("(document.querySelector('#yaml').value = 'stop: {steps: 0}', 1)")
+    browser.run("document.querySelector('#yaml').dispatchEvent(new Event('input'))")
+    browser.sees("#verdict", "stop.steps")
+
+    browser.open(f"{home}/compare?jobs={first.id},{second.id}")
+    browser.sees("#specs", "seed")
+    browser.until(lambda: browser.count("#chart .scatterlayer .trace") >= 2, "the curves of both jobs")
+    browser.sees("#jobs", "in 8 steps")
+
+    browser.open(f"{home}/sweeps?label=sweep%3Dseed")
+    browser.until(lambda: browser.count("#jobs tr") == 2, "the table of the sweep")
+    browser.until(lambda: browser.count("#chart .scatterlayer .trace") == 2, "parallel coordinates")
+    assert browser.complaints() == []
+
+
+def test_a_page_is_readable_on_a_phone_and_in_the_dark(
+    browser: Browser, shoal_server: Server, submit: Submit, client: Client
+) -> None:
+    run = submit(workers=1, steps=4)
+    run.finish()
+    for path, selector, text in (("/", "#jobs", "SUCCEEDED"), (f"/jobs/{run.id}", "#title", "SUCCEEDED")):
+        for scheme, colour in (("light", LIGHT), ("dark", DARK)):
+            browser.look(width=390, height=844, scheme=scheme)
+            browser.open(f"http://127.0.0.1:{shoal_server.port}{path}")
+            browser.sees(selector, text)
+            assert browser.run("getComputedStyle(document.body).backgroundColor") == colour
+            assert browser.run("document.documentElement.scrollWidth") <= 390, "no part is wider than the screen"
+    assert browser.complaints() == []
+
+
+def test_an_unknown_job_says_so_and_the_documentation_is_served_offline(browser: Browser, shoal_server: Server) -> None:
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/job-0")
+    browser.sees("#missing", "There is no job job-0.")
+    browser.complaints()  # the browser logs each 404
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/docs")
+    browser.sees("#api", "/v1/jobs/{job_id}/overview")
+    assert browser.complaints() == []

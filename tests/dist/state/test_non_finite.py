@@ -1,0 +1,55 @@
+"""A step that is not finite is a worker's fault if a bit has flipped there, and the task's otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal_workers.contract.layout import Layout
+from shoal_workers.contract.messages import ExitKind
+from shoal_workers.contract.worker_reports import ReplayMismatch, ReplicaMismatch, ReplicasEqual
+
+SPEC: dict[str, Any] = {
+    "batch": {"global_size": 12, "micro_size": 2},
+    "optimizer": {"lr": 0.02},
+    "stop": {"steps": 6},
+    "checkpoint": {"every_steps": None},
+    "validation": {"samples": 0},
+    "elasticity": {"max_workers": 4},
+    "health": {"checksum_every_steps": None},
+}
+"""The regular comparison is off: the step itself shows that something is wrong."""
+WITHOUT_SUPERVISOR: dict[str, Any] = {"collective_timeout_s": 1.0}
+
+
+def test_a_bit_that_flips_to_infinity_in_one_of_two_replicas_is_that_worker_s_fault(make_job: Any) -> None:
+    job = make_job(**SPEC)
+    workers = job.workers(2)
+    workers[1].strike("forward", 3, "flip to inf")
+    exits = job.run(workers, layout=Layout(dp_replicate=2), **WITHOUT_SUPERVISOR)
+    assert [(e.kind, e.step) for e in exits] == [(ExitKind.COLLECTIVE_FAILED, 3)] * 2, "not NON_FINITE"
+    [found] = job.reported(workers, ReplicaMismatch)
+    assert (found.ranks, found.is_certain, found.step) == ((1,), True, 3)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(dp_shard=2), pytest.param(Layout(dp_replicate=2), marks=pytest.mark.matrix)], ids=["fsdp2", "dp2"]
+)
+def test_a_loss_that_is_finite_when_it_is_computed_again_is_that_worker_s_fault(make_job: Any, layout: Layout) -> None:
+    job = make_job(**SPEC, task="tiny_tasks:Spiking", model={"wrong": 1, "on": 9})
+    workers = job.workers(2)
+    exits = job.run(workers, layout=layout, **WITHOUT_SUPERVISOR)
+    assert {e.kind for e in exits} == {ExitKind.COLLECTIVE_FAILED}
+    [found] = job.reported(workers, ReplayMismatch)
+    assert (found.rank, found.step) == (1, exits[0].step + 1)
+    assert "is finite when it is computed again" in found.message
+
+
+def test_a_loss_that_is_infinite_each_time_is_the_task_s_fault(make_job: Any) -> None:
+    job = make_job(**SPEC, task="tiny_tasks:Spiking", model={"on": 9})
+    workers = job.workers(2)
+    exits = job.run(workers, layout=Layout(dp_replicate=2))
+    assert [e.kind for e in exits] == [ExitKind.NON_FINITE] * 2
+    assert job.reported(workers, ReplayMismatch) == job.reported(workers, ReplicaMismatch) == []
+    assert [equal.step for equal in job.reported(workers[:1], ReplicasEqual)] == [exits[0].step]

@@ -1,0 +1,128 @@
+"""The documents and streams behind the pages: complete, resumable, and idle while nothing happens."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from shoal_api.client.follow import lines_of, parse
+from shoal_service.reports import PendingLog
+from shoal_service.views import JobPatch, JobStatus, SeriesPoint
+from shoal_workers.contract.job import JobState
+
+EVENTS = {"Accept": "text/event-stream"}
+Points = Callable[[dict[int, float]], tuple[SeriesPoint, ...]]
+
+
+def until(stream: Any, last: str) -> dict[str, tuple[Any, str]]:
+    """The parts of a stream up to the first with the name `last`: data and id by name."""
+    parts = {}
+    for part in stream:
+        parts[part.event] = (json.loads(part.data), part.id)
+        if part.event == last:
+            return parts
+    raise AssertionError(f"the stream ended without {last}")
+
+
+def test_a_job_is_shown_in_one_document(service: Any, supervise: Callable[..., str], points: Points) -> None:
+    job_id = supervise(series=points({1: 3.0, 2: 2.0}), status=JobStatus(state=JobState.RUNNING, step=2, workers=2))
+    overview = service.client.overview(job_id)
+    assert overview.job.id == job_id
+    assert (overview.series.step, overview.series.loss) == ((1, 2), (3.0, 2.0))
+    assert overview.samples.state[-1] is JobState.RUNNING and overview.samples.workers[-1] == 2
+    assert [event.type for event in overview.events][:2] == ["job.created", "job.state"]
+
+
+def test_a_stream_of_a_job_begins_with_everything_and_goes_on_with_what_is_new(
+    service: Any, supervise: Callable[..., str], points: Points
+) -> None:
+    line = PendingLog(at=1.0, rank=0, worker_id="w", stream="stdout", text="hello")
+    job_id = supervise(series=points({1: 3.0, 2: 2.0}), logs=(line,))
+    path = f"/v1/jobs/{job_id}/overview?logs=true"
+    with service.http.stream("GET", path, headers=EVENTS) as answer:
+        stream = parse(lines_of(answer.iter_bytes()))
+        first = until(stream, "logs")
+        assert first["series"][0]["replace"] and first["series"][0]["columns"]["step"] == [1, 2]
+        assert "hello" in [line["text"] for line in first["logs"][0]]
+        service.record(job_id, 1)
+        second = until(stream, "logs")
+        assert "series" not in second and len(second["events"][0]) == len(second["logs"][0]) == 1
+        position = second["logs"][1]
+    service.record(job_id, 2)
+    with service.http.stream("GET", path, headers=EVENTS | {"Last-Event-ID": position}) as answer:
+        resumed = until(parse(lines_of(answer.iter_bytes())), "events")
+        assert [event["data"]["found"] for event in resumed["events"][0]] == [2]
+        assert resumed["series"][0] == {"replace": False, "columns": resumed["series"][0]["columns"]}
+        assert resumed["series"][0]["columns"]["step"] == []
+
+
+def test_many_streams_of_one_job_get_the_same_parts(service: Any, supervise: Callable[..., str]) -> None:
+    job_id = supervise()
+    found: list[Any] = []
+
+    def watch() -> None:
+        with httpx.Client(base_url=service.url, timeout=30, trust_env=False) as http:
+            with http.stream("GET", f"/v1/jobs/{job_id}/overview", headers=EVENTS) as answer:
+                stream = parse(lines_of(answer.iter_bytes()))
+                until(stream, "events")
+                ready.release()
+                found.append(until(stream, "events")["events"])
+
+    ready = threading.Semaphore(0)
+    watchers = [threading.Thread(target=watch) for _ in range(5)]
+    for watcher in watchers:
+        watcher.start()
+    for _ in watchers:
+        assert ready.acquire(timeout=20)
+    service.record(job_id, 7)
+    for watcher in watchers:
+        watcher.join(20)
+    assert len(found) == 5 and all(one == found[0] for one in found)
+
+
+def test_an_open_stream_reads_nothing_while_nothing_happens(own_service: Any, spec: dict[str, Any]) -> None:
+    job = own_service.client.submit(spec)
+    reads: list[str] = []
+    read = own_service.store.job_version
+
+    def counted(job_id: str) -> Any:
+        reads.append(job_id)
+        return read(job_id)
+
+    own_service.store.job_version = counted
+    with own_service.http.stream("GET", f"/v1/jobs/{job.id}/overview", headers=EVENTS) as answer:
+        lines = lines_of(answer.iter_bytes())
+        heartbeats = 0
+        before = None
+        for line in lines:
+            heartbeats += line == ": heartbeat"
+            if heartbeats == 8 and before is None:  # the poll of other writers has looked once, and found the job new
+                before = len(reads)
+            if heartbeats == 18:
+                break
+        assert len(reads) == before
+
+
+def test_the_overview_of_all_jobs_is_filtered_and_streamed(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit({**spec, "name": "cod", "labels": {"sweep": "depth", "depth": "3"}})
+    found = service.client.overview_of_all(label="depth=3")
+    assert [one.id for one in found.items] == [job.id] and found.items[0].labels["sweep"] == "depth"
+    assert found.num_by_state[JobState.QUEUED] >= 1
+    with service.http.stream("GET", "/v1/overview?label=sweep%3Ddepth", headers=EVENTS) as answer:
+        stream = parse(lines_of(answer.iter_bytes()))
+        assert until(stream, "fleet")["fleet"][0]["items"][0]["state"] == "QUEUED"
+        service.client.cancel(job.id)
+        assert until(stream, "fleet")["fleet"][0]["items"][0]["state"] == "CANCELLED"
+    assert service.http.get("/v1/overview?label=%3D3").status_code == 422
+
+
+def test_every_version_of_a_spec_is_kept(service: Any, spec: dict[str, Any]) -> None:
+    job = service.client.submit(spec)
+    service.store.patch_job(job.id, JobPatch(priority=5), if_match=None, now=time.time())
+    versions = service.client.spec_versions(job.id)
+    assert [(one.version, one.spec.priority) for one in versions] == [(1, 0), (2, 5)]

@@ -1,0 +1,92 @@
+"""A real Chromium without a window, driven by Selenium: for the tests of the pages and for their pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.options import Options
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+PATIENCE_S = 90.0
+"""Far more than anything takes, so that a busy machine does not fail a test."""
+_POLL_S = 0.05
+_OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+)
+_NOISE = re.compile(r"WebGL|GPU stall|favicon|ERR_CONNECTION|ERR_INCOMPLETE|ERR_EMPTY_RESPONSE")
+"""Of the driver without a GPU, and of connections that a test cuts."""
+
+
+class Browser:
+    """One tab."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, url: str) -> None:
+        self.driver.get(url)
+
+    def look(self, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+        """The size of the window, and whether the user prefers light or dark."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def text(self, selector: str) -> str:
+        try:
+            return " ".join(one.text for one in self.driver.find_elements(By.CSS_SELECTOR, selector))
+        except StaleElementReferenceException:  # replaced while it was read
+            return ""
+
+    def count(self, selector: str) -> int:
+        return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def click(self, selector: str) -> None:
+        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+
+    def fill(self, selector: str, text: str) -> None:
+        field = self.driver.find_element(By.CSS_SELECTOR, selector)
+        field.clear()
+        field.send_keys(text)
+
+    def run(self, script: str) -> Any:
+        return self.driver.execute_script(f"return {script}")
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Polls: the page tells nobody that it has rendered."""
+        wait = WebDriverWait(self.driver, PATIENCE_S, poll_frequency=_POLL_S)
+        return wait.until(lambda _: condition(), f"{what}: not seen")
+
+    def sees(self, selector: str, text: str) -> None:
+        self.until(lambda: text in self.text(selector), f"{text!r} in {selector}")
+
+    def complaints(self) -> list[str]:
+        """Errors of scripts and violations of the content security policy since the last call."""
+        found = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [message for message in found if not _NOISE.search(message)]
+
+
+@contextmanager
+def chromium(binary: str, driver: str) -> Iterator[Browser]:
+    options = Options()
+    options.binary_location = binary
+    for option in _OPTIONS:
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    running = webdriver.Chrome(options=options, service=Service(driver))
+    try:
+        yield Browser(running)
+    finally:
+        running.quit()

@@ -1,0 +1,160 @@
+"""What the pages show, on both databases: roll-ups against a scan, samples, labels, search, order and pages."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.downsampling import bucket_steps, downsample
+from shoal_service.core.goodput import Category
+from shoal_service.store import Store
+from shoal_service.store.overview.fleet import FleetQuery, JobOrder
+from shoal_service.views import Goodput, SeriesPoint, WorkerView
+from shoal_workers.contract.job import JobState
+
+
+def point(step: int, loss: float, generation: int = 1) -> SeriesPoint:
+    return SeriesPoint(
+        step=step,
+        at=10.0 + step,
+        loss=loss,
+        grad_norm=1.0,
+        lr=0.1,
+        tokens_per_s=float(step),
+        step_s=0.1,
+        world_size=2,
+        generation=generation,
+    )
+
+
+def report_steps(attempt: Any, losses: dict[int, float], *, at_once: int, generation: int = 1) -> None:
+    steps = sorted(losses)
+    for begin in range(0, len(steps), at_once):
+        attempt.report(series=tuple(point(step, losses[step], generation) for step in steps[begin : begin + at_once]))
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 500])
+def test_a_long_series_is_read_from_roll_ups_as_if_every_step_were_read(
+    store: Store, submit: Callable[..., str], begin: Callable[..., Any], at_once: int
+) -> None:
+    job_id = submit()
+    num_steps = 4_700 if at_once > 7 else 600
+    draw = random.Random(at_once)
+    losses = {step: draw.random() for step in range(1, num_steps + 1)}
+    report_steps(begin(job_id), losses, at_once=at_once)
+    every = store.series(job_id)
+    expected = downsample(every, first_step=1, width=bucket_steps(1, num_steps, 50))
+    found = store.series(job_id, after_step=-1, max_points=50)
+    assert len(found) == len(expected) <= 50
+    assert found[-1].step == num_steps
+    assert sum(one.loss for one in found) / len(found) == pytest.approx(
+        sum(one.loss for one in expected) / len(expected), rel=0.02
+    )
+    assert all(one.at == 10.0 + one.step for one in found), "step and time are those of the last step of a bucket"
+
+
+def test_steps_that_are_computed_again_change_the_roll_ups(
+    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
+) -> None:
+    job_id = submit()
+    attempt = begin(job_id)
+    report_steps(attempt, dict.fromkeys(range(1, 4801), 1.0), at_once=400)
+    report_steps(attempt, dict.fromkeys(range(4001, 4801), 3.0), at_once=90, generation=2)
+    found = store.series(job_id, after_step=-1, max_points=6)
+    assert {one.loss for one in found if one.step <= 4000} == {1.0}
+    assert found[-1].loss == pytest.approx(3.0, rel=1e-9)
+    assert found[-1].generation == 2
+
+
+def test_a_range_of_steps_is_read_finer(store: Store, submit: Callable[..., str], begin: Callable[..., Any]) -> None:
+    job_id = submit()
+    report_steps(begin(job_id), {step: float(step) for step in range(1, 301)}, at_once=300)
+    found = store.series(job_id, after_step=99, until_step=120, max_points=100)
+    assert [one.step for one in found] == list(range(100, 121))
+
+
+def test_losses_that_are_not_finite_stay_visible(
+    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
+) -> None:
+    job_id = submit()
+    losses = {step: math.nan if step == 5 else 1.0 for step in range(1, 5001)}
+    report_steps(begin(job_id), losses, at_once=1000)
+    columns = store.series_columns(job_id, max_points=100)
+    assert columns.loss[0] is None and set(columns.loss[1:]) == {1.0}
+
+
+def goodput(productive: float, total: float) -> Goodput:
+    seconds = {Category.PRODUCTIVE: productive, Category.QUEUED: total - productive}
+    return Goodput(at=1.0, seconds=seconds, total=total, ratio=productive / total)
+
+
+def test_the_accounts_are_sampled_at_changes_and_now_and_then(
+    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
+) -> None:
+    job_id = submit(elasticity={"min_workers": 1, "max_workers": 3})
+    attempt = begin(job_id, workers=2)
+    for second in range(60):
+        workers = 2 if second < 30 else 1
+        attempt.report(now=10.0 + second, status_workers=workers, status_goodput=goodput(1.0 + second, 5.0 + second))
+    samples = store.samples(job_id)
+    assert list(samples.at) == sorted(samples.at)
+    assert samples.workers[-1] == 1 and samples.at[samples.workers.index(1)] == 40.0, "a change is sampled at once"
+    assert set(samples.wanted) == {3} and samples.granted[-1] == 2
+    assert 8 < len(samples.at) < 25
+    assert samples.seconds[Category.PRODUCTIVE][-1] == pytest.approx(1.0 + samples.at[-1] - 10.0)
+    *_, bins, accounts = store.fleet_accounts()
+    assert sum(one.total for one in bins) == pytest.approx(5.0 + samples.at[-1] - 10.0)
+    assert accounts is not None and accounts.total == 64.0
+    assert store.samples(job_id, after=samples.at[-2]).at == samples.at[-1:]
+
+
+def test_jobs_are_searched_filtered_ordered_and_paged(
+    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
+) -> None:
+    ids = [submit(name=f"run-{n}", labels={"sweep": "lr", "lr": f"{n}e-3"}, priority=n % 2) for n in range(5)]
+    other = submit(name="cod", project="sea")
+    begin(ids[3]).report(status_loss=0.5)
+    begin(ids[1]).report(status_loss=0.25, series=(point(1, 1.0), point(2, 0.5)))
+
+    def found(**query: Any) -> list[str]:
+        return [job.id for job in store.fleet(FleetQuery(**query))[0]]
+
+    assert found() == [other, *reversed(ids)]
+    assert found(search="RUN-2") == [ids[2]] and found(search="4e-3") == [ids[4]] and found(search="100%") == []
+    assert found(project="sea") == [other]
+    assert found(labels=(("sweep", None),), descending=False) == ids
+    assert found(labels=(("sweep", "lr"), ("lr", "2e-3"))) == [ids[2]]
+    assert found(order=JobOrder.LOSS, descending=False)[:2] == [ids[1], ids[3]], "jobs without a loss come last"
+    assert found(order=JobOrder.LOSS)[:2] == [ids[3], ids[1]]
+    assert found(states=frozenset({JobState.QUEUED}), order=JobOrder.PRIORITY, limit=1) == [other]
+    page, total = store.fleet(FleetQuery(offset=2, limit=2))
+    assert [job.id for job in page] == [ids[3], ids[2]] and total == 6
+    [job] = store.fleet(FleetQuery(ids=frozenset({ids[1]})))[0]
+    assert (job.losses, job.world_sizes, job.labels["lr"]) == ((1.0, 0.5), (2, 2), "1e-3")
+    for order in JobOrder:
+        assert len(found(order=order)) == 6
+
+
+def test_what_runs_on_each_node_is_known(store: Store, submit: Callable[..., str], begin: Callable[..., Any]) -> None:
+    job_id = submit()
+    workers = tuple(
+        WorkerView(
+            worker_id=f"w{rank}",
+            rank=rank,
+            state="training",
+            node_id="n1",
+            node_ip="",
+            pid=1,
+            generation=1,
+            phase="forward",
+            step=1,
+        )
+        for rank in (1, 0, None)
+    )
+    begin(job_id).report(workers=workers)
+    [on_node] = store.jobs_by_node()["n1"]
+    assert (on_node.job_id, on_node.ranks, on_node.num_workers) == (job_id, (0, 1), 3)

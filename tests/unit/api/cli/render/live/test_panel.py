@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from shoal_api.cli.render.live.panel import doing, job_panel
+from shoal_service.core.events.base import Severity
+from shoal_service.views import EventView, Goodput, JobStatus, JobView, SeriesPoint
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.job import JobState
+
+SPEC = parse_spec({"name": "byte-lm", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}})
+CLOSED = EventView(
+    seq=9, at=5.0, type="incident.closed", severity=Severity.SUCCESS, message="incident worker_died closed: 4 -> 3"
+)
+
+
+def job(**status: Any) -> JobView:
+    known: dict[str, Any] = {"state": JobState.RUNNING, "step": 40, "total_steps": 100, "loss": 2.5, "workers": 3}
+    return JobView(
+        id="job-1",
+        name="byte-lm",
+        spec=SPEC,
+        spec_version=1,
+        etag="e",
+        created_at=0,
+        updated_at=0,
+        status=JobStatus(**(known | {"desired_workers": 4} | status)),
+    )
+
+
+def point(step: int, **values: Any) -> SeriesPoint:
+    known: dict[str, Any] = {"at": 0, "grad_norm": 1, "lr": 1, "step_s": 1, "generation": 1, "val_loss": None}
+    return SeriesPoint(step=step, loss=9 - step, tokens_per_s=step, world_size=4 if step < 5 else 3, **known | values)
+
+
+def text_of(*arguments: Any) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(job_panel(*arguments))
+    return console.export_text()
+
+
+def test_the_panel_shows_progress_curves_world_size_and_the_last_incident() -> None:
+    running = job(incidents=2, steps_lost=3, goodput=Goodput(ratio=0.912), layout="fsdp3", val_loss=2.25)
+    shown = text_of(running, [point(step, val_loss=3.0 if step == 4 else None) for step in range(1, 9)], CLOSED)
+    for part in ("byte-lm", "RUNNING", "step 40/100", "2.5000", "2.2500", "■■■□ 3/4", "fsdp3", "goodput 91.2%"):
+        assert part in shown
+    assert "█▇▆▅▄▃▂▁" in shown  # the loss
+    assert "████▁▁▁▁" in shown  # the world size
+    assert "2 incidents, 3 steps lost; last:" in shown and "incident worker_died closed: 4 -> 3" in shown
+
+
+def test_a_job_without_incidents_names_none() -> None:
+    assert "incident" not in text_of(job(), [])
+
+
+def test_what_a_job_does_beside_its_steps_is_named_once() -> None:
+    note, message = "tokenising 45 % (1 of 2 MiB)", "0 of at least 2 workers are ready; waiting for capacity"
+    starting = job(state=JobState.STARTING, note=note, message=message)
+    assert doing(starting) == (note, message)
+    assert note in text_of(starting, []) and message in text_of(starting, [])
+    assert doing(job(note="same", message="same")) == ("same",)

@@ -1,0 +1,64 @@
+"""deploy/prometheus: promtool accepts configuration and rules; every alert fires in a test and has a runbook."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kit.requirements import require
+from shoal_service.telemetry.metric_names import ALL
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "deploy" / "prometheus"
+
+
+def _rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+ALERTS = [rule for rule in _rules() if "alert" in rule]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("check", "config", "prometheus.yml"), ("check", "rules", "rules.yml"), ("test", "rules", "tests.yml")],
+)
+def test_promtool_accepts(arguments: tuple[str, ...]) -> None:
+    promtool = require("prometheus", "promtool")
+    done = subprocess.run([promtool, *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_tested_to_fire_and_to_stay_quiet() -> None:
+    tests = yaml.safe_load((FOLDER / "tests.yml").read_text())["tests"]
+    cases = [case for test in tests for case in test.get("alert_rule_test", ())]
+    fired = {case["alertname"] for case in cases if case["exp_alerts"]}
+    assert fired == {alert["alert"] for alert in ALERTS}
+    with_good = {test["name"] for test in tests if any("good" in one["series"] for one in test["input_series"])}
+    quiet = {case["alertname"] for case in cases if not case["exp_alerts"]} | {
+        case["alertname"] for test in tests if test["name"] in with_good for case in test["alert_rule_test"]
+    }
+    assert quiet == fired
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_links_to_its_section_of_the_runbook(alert: dict[str, Any]) -> None:
+    page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    text = (ROOT / page).read_text(encoding="utf-8")
+    section = re.search(rf"^### {alert['alert']}\n\n(.+?)(?=^##|\Z)", text, re.M | re.S)
+    assert section is not None and anchor == alert["alert"].lower()
+    assert all(f"**{part}.**" in section[1] for part in ("Means", "Look", "Do"))
+    assert alert["labels"]["severity"] in ("warning", "critical") and alert["annotations"]["summary"]
+
+
+def test_rules_use_only_metrics_that_exist() -> None:
+    known = {metric.name for metric in ALL}
+    used = {name for rule in _rules() for name in re.findall(r"\bshoal_\w+", rule["expr"])}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in used} <= known

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from shoal_workers.engine.process.use_meter import UseMeter
+
+
+def test_a_measurement_has_the_memory_and_the_filesystems_of_this_process(tmp_path: Path) -> None:
+    meter = UseMeter(str(tmp_path / "not" / "made" / "yet"), has_gpu=False)
+    first, second = meter.measure(), meter.measure()
+    assert first.cpu_cores is None and second.cpu_cores is not None and second.cpu_cores >= 0
+    assert first.resident_bytes > 2**20
+    assert first.disk_bytes > first.disk_free_bytes > 0
+    assert (first.gpu_bytes, first.gpu_busy) == (0, None)
+    assert first.at <= second.at
+
+
+def test_checkpoints_in_an_object_store_are_measured_by_the_temporary_files() -> None:
+    assert UseMeter("s3://bucket/checkpoints", has_gpu=False).measure().disk_bytes > 0
+
+
+def test_its_own_thread_measures_until_it_is_stopped(tmp_path: Path) -> None:
+    measured = threading.Event()
+
+    class Signalling(UseMeter):
+        def measure(self):  # type: ignore[no-untyped-def]
+            found = super().measure()
+            measured.set()
+            return found
+
+    meter = Signalling(f"file://{tmp_path}", has_gpu=False, every_s=3600)
+    meter.start()
+    assert measured.wait(60)
+    meter.stop()

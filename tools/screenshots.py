@@ -1,0 +1,98 @@
+"""Makes docs/images/{fleet,job,compare}.png: the pages in Chromium, after a real run in which two workers were killed.
+
+make screenshots        needs chromium and its driver (Debian: apt-get install chromium chromium-driver)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))
+
+from kit.processes.chromium import Browser, chromium  # noqa: E402
+from kit.processes.server import Server, until  # noqa: E402
+from shoal_api.client import Client  # noqa: E402
+
+IMAGES = ROOT / "docs" / "images"
+STEPS = 300
+KILL_AT = (70, 180)
+WIDTH = 1360
+
+
+def main() -> None:
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if browser is None or driver is None:
+        raise SystemExit("chromium and chromedriver are not installed: no pictures were made.")
+    with tempfile.TemporaryDirectory(prefix="shoal-pictures-") as folder:
+        sources = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+        server = Server(Path(sys.executable), Path(folder), ["--num-cpus=6"], {"SHOAL_STOP_S": "0", **sources})
+        try:
+            server.start().wait_for_cluster()
+            with server.client as client, chromium(browser, driver) as tab:
+                _take(f"http://127.0.0.1:{server.port}", client, tab)
+            server.stop()
+        finally:
+            if server.process is not None and server.process.poll() is None:
+                server.kill()
+            note = server.note
+            server.sweep()
+            if note is not None:
+                shutil.rmtree(note["temp_dir"], ignore_errors=True)
+
+
+def _take(home: str, client: Client, tab: Browser) -> None:
+    calm = client.submit(_spec("calm", lr=4e-3))
+    client.wait(calm.id, timeout_s=600)
+    hit = client.submit(_spec("struck", lr=4e-3))
+    for step in KILL_AT:
+        until(lambda step=step: client.job(hit.id).status.step >= step, f"step {step}", 600)
+        pids = [worker.pid for worker in client.workers(hit.id) if worker.rank is not None]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pids[-1], signal.SIGKILL)
+    second = client.submit(_spec("fast-lr", lr=1.2e-2))
+    until(lambda: client.job(hit.id).status.step >= STEPS * 0.9, "most of the job", 600)
+
+    tab.look(width=WIDTH, height=760)
+    tab.open(home)
+    tab.until(lambda: tab.count("#jobs tr") == 3, "three jobs")
+    tab.driver.save_screenshot(str(IMAGES / "fleet.png"))
+
+    client.wait(hit.id, timeout_s=600)
+    tab.look(width=WIDTH, height=2250)
+    tab.open(f"{home}/jobs/{hit.id}")
+    tab.until(lambda: tab.count("#incidents tr") == 2 and tab.count("#curves .scatterlayer .trace") > 5, "the curves")
+    tab.driver.save_screenshot(str(IMAGES / "job.png"))
+
+    client.wait(second.id, timeout_s=600)
+    tab.look(width=WIDTH, height=1250)
+    tab.open(f"{home}/compare?jobs={calm.id},{hit.id},{second.id}")
+    tab.until(lambda: tab.text("#jobs").count("in 300 steps") == 2, "the comparison")
+    tab.until(lambda: tab.count("#chart .scatterlayer .trace") > 5, "the curves")
+    tab.driver.save_screenshot(str(IMAGES / "compare.png"))
+
+
+def _spec(name: str, *, lr: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "labels": {"sweep": "lr", "lr": f"{lr:g}"},
+        "model": {"dim": 64, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2, "seq_len": 64},
+        "data": {"corpus": "python-stdlib"},
+        "batch": {"global_size": 12, "micro_size": 2},
+        "optimizer": {"lr": lr},
+        "stop": {"steps": STEPS},
+        "elasticity": {"min_workers": 2, "max_workers": 3},
+        "checkpoint": {"every_steps": 50},
+        "validation": {"every_steps": 50, "samples": 32},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""UseMeter: measures CPU, memory, /dev/shm, disk and GPU of a worker on a thread of its own.
+
+A network filesystem or a driver may not answer for minutes. Then only this thread waits: the control threads send the
+last measurement, whose time stands still. Made by the worker's actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from shoal_workers.contract.worker_use import WorkerUse
+
+_EVERY_S = 5.0
+_SHM = "/dev/shm"
+
+
+class UseMeter:
+    """`latest` may be read by any thread."""
+
+    def __init__(self, checkpoint_root: str, *, has_gpu: bool, every_s: float = _EVERY_S) -> None:
+        self._disk = _local_path(checkpoint_root)
+        self._has_gpu = has_gpu
+        self._every_s = every_s
+        self._before: tuple[float, float] | None = None
+        """Monotonic time and CPU seconds of the measurement before."""
+        self._stop = threading.Event()
+        self.latest: WorkerUse | None = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="shoal-use", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def measure(self) -> WorkerUse:
+        """Blocks as long as the filesystems do."""
+        now_mono, cpu_s = time.monotonic(), sum(os.times()[:2])
+        before, self._before = self._before, (now_mono, cpu_s)
+        cores = (cpu_s - before[1]) / (now_mono - before[0]) if before and now_mono > before[0] else None
+        shm_bytes, shm_free_bytes = _space(_SHM)
+        disk_bytes, disk_free_bytes = _space(self._disk)
+        gpu_bytes, gpu_free_bytes, gpu_busy = _gpu() if self._has_gpu else (0, 0, None)
+        return WorkerUse(
+            at=time.time(),
+            cpu_cores=cores,
+            resident_bytes=_resident_bytes(),
+            shm_bytes=shm_bytes,
+            shm_free_bytes=shm_free_bytes,
+            disk_bytes=disk_bytes,
+            disk_free_bytes=disk_free_bytes,
+            gpu_bytes=gpu_bytes,
+            gpu_free_bytes=gpu_free_bytes,
+            gpu_busy=gpu_busy,
+        )
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.latest = self.measure()
+            self._stop.wait(self._every_s)
+
+
+def _local_path(url: str) -> str:
+    """The path of a checkpoint directory on a filesystem; that of temporary files if it is elsewhere."""
+    path = url.removeprefix("file://")
+    return tempfile.gettempdir() if "://" in path else path
+
+
+def _space(path: str) -> tuple[int, int]:
+    """Bytes and free bytes of the filesystem that holds the path, or the nearest parent of it that exists."""
+    for part in (Path(path), *Path(path).parents):
+        with contextlib.suppress(OSError):
+            found = os.statvfs(part)
+            return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return 0, 0
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0  # no /proc: not Linux
+
+
+def _gpu() -> tuple[int, int, float | None]:
+    """Of the current device, once the training thread has imported torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0, 0, None
+    free, size = torch.cuda.mem_get_info()
+    try:
+        busy = torch.cuda.utilization() / 100
+    except Exception:  # the driver's library or its Python package is missing
+        busy = None
+    return size, free, busy

@@ -1,0 +1,115 @@
+"""What the update of a log's optimizer does to the tensors of a part: the built-in AdamW, or one that a task declares
+pure and elementwise. Called by `replay`; reads no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from shoal_workers.snapshot_store.log.adamw import AdamWGroup, ParameterBuffers, update
+from shoal_workers.snapshot_store.log.optimizers import class_of, rebuild
+from shoal_workers.snapshot_store.log.records import Commit, LogHead
+
+View = Callable[[str], Tensor]
+"""The tensor of a part by its name. KeyError: the part has none."""
+
+
+class Rule(Protocol):
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        """In the order of the log's head."""
+        ...
+
+    def apply(self, commit: Commit, gradients: Mapping[int, Tensor]) -> None:
+        """One update, in place. `gradients`: by number of the parameter."""
+        ...
+
+
+def rule_of(head: LogHead, view: View, names: Collection[str]) -> Rule:
+    """`names`: of all tensors of the part. KeyError if one is missing; ValueError with another reason."""
+    return _AdamW(head, view, names) if head.optimizer is None else _Declared(head, view, names)
+
+
+def names_of(parameter: str) -> tuple[str, str, str]:
+    """Names of a parameter and its moments in a part, with the built-in AdamW."""
+    return f"model.{parameter}", f"optim.{parameter}.exp_avg", f"optim.{parameter}.exp_avg_sq"
+
+
+def state_names(parameter: str, names: Collection[str]) -> dict[str, str]:
+    """By key: the names of a parameter's optimizer state among `names`."""
+    prefix = f"optim.{parameter}."
+    keys = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    return {key: name for key, name in keys.items() if "." not in key}
+
+
+class _AdamW:
+    def __init__(self, head: LogHead, view: View, names: Collection[str]) -> None:
+        self._head = head
+        self._buffers = [ParameterBuffers(*(view(name) for name in names_of(one.name))) for one in head.parameters]
+        counters = (f"optim.{one.name}.step" for one in head.parameters)
+        self._counters = [view(name) if name in names else None for name in counters]
+
+    @property
+    def parameters(self) -> Sequence[Tensor]:
+        return [buffers.parameter for buffers in self._buffers]
+
+    def apply(self, commit: Commit, gradients: Mapping[int, Tensor]) -> None:
+        counts = commit.counts
+        for index, group in enumerate(self._head.groups):
+            own = [number for number in gradients if self._head.parameters[number].group == index]
+            if own:
+                settings = AdamWGroup(commit.lrs[index], group.beta1, group.beta2, group.eps, group.weight_decay)
+                buffers = [self._buffers[number] for number in own]
+                update(
+                    settings, [gradients[number] for number in own], [float(counts[n]) for n in own], buffers, buffers
+                )
+        for number in gradients:
+            counter = self._counters[number]
+            if counter is not None:
+                counter.fill_(counts[number])
+
+
+class _Declared:
+    """An equal optimizer over the part's tensors."""
+
+    def __init__(self, head: LogHead, view: View, names: Collection[str]) -> None:
+        assert head.optimizer is not None
+        self.parameters: list[nn.Parameter] = [nn.Parameter(view(f"model.{one.name}")) for one in head.parameters]
+        groups = [{**json.loads(text), "lr": 0.0, "params": []} for text in head.optimizer.groups]
+        for one, parameter in zip(head.parameters, self.parameters, strict=True):
+            groups[one.group]["params"].append(parameter)
+        self._optimizer = rebuild(class_of(head.optimizer.path), groups, json.loads(head.optimizer.defaults))
+        self._states: list[dict[str, Tensor]] = []
+        for one, parameter in zip(head.parameters, self.parameters, strict=True):
+            state = {key: view(name) for key, name in state_names(one.name, names).items()}
+            for key, dtype in head.optimizer.counters:  # only the part of one rank has those
+                state.setdefault(key, torch.zeros((), dtype=getattr(torch, dtype)))
+            self._states.append(state)
+            if state:
+                self._optimizer.state[parameter] = dict(state)
+
+    def apply(self, commit: Commit, gradients: Mapping[int, Tensor]) -> None:
+        for group, lr in zip(self._optimizer.param_groups, commit.lrs, strict=True):
+            group["lr"] = lr
+        for key, values in commit.counters:
+            for state, value in zip(self._states, values, strict=True):
+                state[key].fill_(value)
+        for number, parameter in enumerate(self.parameters):
+            parameter.grad = gradients.get(number)
+        self._optimizer.step()
+        for parameter, state in zip(self.parameters, self._states, strict=True):
+            if state:
+                keep_tensors(self._optimizer.state[parameter], state)
+
+
+def keep_tensors(state: dict[str, object], tensors: Mapping[str, Tensor]) -> None:
+    """If an optimizer has put another tensor into its state, its values go to the tensor that was there before."""
+    for key, tensor in tensors.items():
+        found = state.get(key)
+        if isinstance(found, Tensor) and found is not tensor:
+            tensor.copy_(found)
+            state[key] = tensor

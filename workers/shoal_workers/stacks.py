@@ -1,0 +1,154 @@
+"""Stacks of training threads: of this process by its own frames, of another process of this node by py-spy.
+
+A process that is stopped, or that holds the GIL in native code, answers no call. py-spy reads its memory from outside;
+that needs the permission to trace it (the same user, and `ptrace_scope` 0; or CAP_SYS_PTRACE). Called on threads of the
+worker, and by the supervisor for workers of its own node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from shoal_workers.contract.messages import Frame, Progress, WorkerStack
+
+_ENTRY_FILE = "shoal_workers/actor.py"
+_ENTRIES = frozenset({"prepare", "run"})
+"""The calls of the worker's actor that run on its training thread."""
+_MAX_FRAMES = 100
+_TIMEOUT_S = 5.0
+_SITE, _STANDARD = "/site-packages/", f"/lib/python{sys.version_info.major}.{sys.version_info.minor}/"
+
+
+class StackUnavailable(Exception):
+    """The stack of another process cannot be read; the message is one line."""
+
+
+def of_this_worker(worker_id: str, now: Progress) -> WorkerStack:
+    """What the training thread of this process does. Any other thread."""
+    frames, module = own_stack()
+    return WorkerStack(
+        worker_id=worker_id, pid=os.getpid(), frames=frames, module=module, phase=now.phase, step=now.step
+    )
+
+
+def of_worker(pid: int, *, native: bool = False) -> tuple[Frame, ...] | str:
+    """The frames of another worker of this node; a text says why there are none. Blocks as `stack_of`."""
+    try:
+        return stack_of(pid, native=native) if is_worker_process(pid) else f"process {pid} has ended"
+    except StackUnavailable as error:
+        return str(error)
+
+
+def is_worker_process(pid: int) -> bool:
+    """Whether this pid is alive and a worker's: Ray titles an actor's process by its class."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActor")
+    except OSError:
+        return False
+
+
+def own_stack() -> tuple[tuple[Frame, ...], str]:
+    """The frames of this process's training thread, and the module of the model that it is in. Any other thread."""
+    for top in sys._current_frames().values():
+        chain = list(_outwards(top))
+        frames = training_frames([_frame(one) for one in chain])
+        if frames is not None:
+            return frames, _module_of(chain[: len(frames)])
+    return (), ""
+
+
+def stack_of(pid: int, *, native: bool = False) -> tuple[Frame, ...]:
+    """The frames of the training thread of another process of this node. Blocks for some tenths of a second.
+
+    Args:
+        native: also frames of native code; the process is paused meanwhile.
+
+    Raises:
+        StackUnavailable: there is no py-spy, no permission, or no such process.
+    """
+    program = py_spy()
+    if program is None:
+        raise StackUnavailable("py-spy is not installed on the node")
+    options = ["--native"] if native else ["--nonblocking"]
+    command = [program, "dump", "--json", "--full-filenames", *options, "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise StackUnavailable(f"py-spy did not answer within {_TIMEOUT_S:g} s") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise StackUnavailable(f"py-spy failed: {lines[-1]}")
+    return frames_of_dump(json.loads(done.stdout))
+
+
+def frames_of_dump(threads: Sequence[dict[str, Any]]) -> tuple[Frame, ...]:
+    """The training thread in the output of `py-spy dump --json`. Pure."""
+    for thread in threads:
+        frames = [
+            Frame(function=f["name"].rpartition(".")[2], file=_short(f["filename"]), line=f["line"])
+            for f in thread["frames"]
+        ]
+        if (found := training_frames(frames)) is not None:
+            return found
+    return ()
+
+
+def training_frames(frames: Sequence[Frame]) -> tuple[Frame, ...] | None:
+    """What is inside of the worker's `run` or `prepare`; None: another thread. Pure."""
+    for depth, frame in enumerate(frames):
+        if frame.file.endswith(_ENTRY_FILE):
+            is_entry = any(f.function in _ENTRIES and f.file.endswith(_ENTRY_FILE) for f in frames[depth:])
+            return tuple(frames[:depth][:_MAX_FRAMES]) if is_entry else None
+    return None
+
+
+def py_spy() -> str | None:
+    """Beside the interpreter, since the environment of a worker may have another PATH."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _frame(frame: FrameType) -> Frame:
+    code = frame.f_code
+    return Frame(function=code.co_name, file=_short(code.co_filename), line=frame.f_lineno)
+
+
+def _short(path: str) -> str:
+    """`shapes.py` of the user, `site-packages/torch/...`, `python3.11/threading.py`: who wrote it can be seen."""
+    for library in (_SITE, _STANDARD):
+        _, found, after = path.partition(library)
+        if found:
+            return library.removeprefix("/").removeprefix("lib/") + after
+    entries = [entry.rstrip("/") + "/" for entry in sys.path if len(entry) > 1]
+    return path.removeprefix(max((e for e in entries if path.startswith(e)), key=len, default=""))
+
+
+def _module_of(chain: Sequence[FrameType]) -> str:
+    """The innermost module of the model that is called, by its name in the outermost one; in a backward pass, the FSDP
+    unit whose hook runs. Empty: none."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    owners = [owner for frame in chain if (owner := frame.f_locals.get("self")) is not None]
+    for owner in owners:
+        name = getattr(owner, "_module_fqn", None)
+        if isinstance(name, str):
+            return name
+    modules = [owner for owner in owners if isinstance(owner, torch.nn.Module)]
+    if not modules:
+        return ""
+    return next((name for name, module in modules[-1].named_modules() if module is modules[0]), "")
