@@ -2,7 +2,7 @@
 
     python tools/run_tests.py [options of pytest]
 
-Tests that start many processes (tests/chaos, tests/dist, tests/ray) run in the foreground. The others run beside them
+Most tests that start many processes (tests/chaos, tests/dist, tests/ray) and those in a browser run in the foreground. The others run beside them
 at a lower priority, which takes from them only what they leave; their output follows at the end. The exit status is 0
 if both succeed.
 """
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDE = ("tests/unit", "tests/store", "tests/http")
+BESIDE = ("tests/unit", "tests/store", "tests/http", "tests/dist/checkpoint", "tests/dist/parallel")
 _NICENESS = 5
 
 

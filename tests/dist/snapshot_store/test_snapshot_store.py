@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +243,17 @@ def test_memory_does_not_grow_over_a_hundred_snapshots_and_loads(nodes: Any) -> 
     before = _resources()
     for number in range(30, 130):
         cycle(number)
+    more = _more_than(before)
+    give_up = time.monotonic() + 10
+    while more and time.monotonic() < give_up:  # a serving thread closes its connection a moment after its client
+        threading.Event().wait(0.01)
+        more = _more_than(before)
+    assert more == {}
+
+
+def _more_than(before: dict[str, int]) -> dict[str, int]:
     after = _resources()
-    assert {name: after[name] - before[name] for name in after if after[name] > before[name] + 1} == {}
+    return {name: after[name] - before[name] for name in after if after[name] > before[name] + 1}
 
 
 def _resources() -> dict[str, int]:

@@ -26,19 +26,23 @@ SPEC: dict[str, Any] = {
 }
 
 
-def _lose_a_node(job: Any, *, phase: str, step: int, action: str = "hold", world: int = 4, **changes: Any) -> Any:
-    """Train until rank 0 enters `phase` after `step` steps, kill all workers of node 2; the survivors, their source."""
+def _lose_a_node(job: Any, *, phase: str, step: int, world: int = 4, **changes: Any) -> Any:
+    """Train until all ranks have entered `phase` after `step` steps, so that each has sent its commit of this step;
+    kill all workers of node 2. Returns the survivors and their source."""
     here, there = job.workers(world // 2, "n1"), job.workers(world // 2, "n2")
     workers = [*here, *there]
-    workers[0].strike(phase, step, action)
+    for worker in workers:
+        worker.strike(phase, step, "hold")
     generation = job.start(workers, buddy_of=lambda rank: workers[(rank + world // 2) % world], **changes)
-    workers[0].reached()
+    for worker in workers:
+        worker.reached()
     for worker in there:
         worker.kill()
     for worker in there:
         assert worker.gone.wait(30)
-    workers[0].call("interrupt", generation)
-    workers[0].call("go")
+    for worker in here:
+        worker.call("interrupt", generation)
+        worker.call("go")
     exits = job.interrupt(here)
     return here, job.in_memory(exits, here)
 

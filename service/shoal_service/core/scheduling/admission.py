@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from shoal_service.core.quantities import count_text
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.preemption import Preemption
-from shoal_service.core.scheduling.reservations import Reservations
+from shoal_service.core.scheduling.reservations import Reservation, Reservations
 from shoal_service.core.scheduling.shares import Share
 
 
@@ -120,24 +120,19 @@ def _admit(
     if shape.lacks(missing) and not preemption.may_help(job.priority):
         reservations.reserve(entry)
         return ROOM
-    reserved = reservations.holder_of(entry)
-    if reserved is None and not shape.lacks(missing):
-        sites = shape.take_all(missing)
-        if sites is not None:
-            plan.book(entry, sites)
-            reservations.spend(entry)
-            return None
-    if reserved is None or reserved.entry.job.priority < job.priority:
+    found = reservations.take(entry, missing)
+    if isinstance(found, Reservation):
+        return Obstacle(None, behind=found.entry.job.job_id)
+    if found is None:
         victims = preemption.make_room(entry, missing)
-        if victims:
-            _displace(admission, victims, entry)
-            sites = shape.take_all(missing)
-            assert sites is not None, "preemption has made room"
-            plan.book(entry, sites)
-            return None
-        reservations.reserve(entry)
-        return ROOM
-    return Obstacle(None, behind=reserved.entry.job.job_id)
+        if not victims:
+            reservations.reserve(entry)
+            return ROOM
+        _displace(admission, victims, entry)
+        found = shape.take_all(missing)
+        assert found is not None, "preemption has made room"
+    plan.book(entry, found)
+    return None
 
 
 def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:

@@ -1,7 +1,7 @@
 """What a job waits for, until when, and who may start before it (EASY backfill).
 
 The first job that does not fit has a reservation: the time at which the minima of enough running jobs have come free.
-Another job starts before that time only if it ends before it, or needs workers that are spare at that time. Running
+Another job starts before that time only if it ends before it, or takes what its nodes can spare at that time. Running
 jobs are taken to end as early as they can and the other job as late as it can, so backfill delays no reserved start.
 Called by `admission` and `waiting`.
 """
@@ -10,21 +10,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from shoal_service.core.scheduling.estimates import seconds_left
+from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.core.scheduling.plan import Entry, Plan
-from shoal_service.core.scheduling.room import Shape
+from shoal_service.core.scheduling.room import UNLIMITED, FreeNode, Shape, Sites, count
 
 
-@dataclass(slots=True)
 class Reservation:
-    """A start that nothing may delay."""
+    """A start that nothing may delay: what each node can spare until then, beside the minimum of the job."""
 
-    entry: Entry
-    at: float
-    spare: int
-    """Workers that are free at that time beyond the minimum of the job."""
+    def __init__(self, entry: Entry, at: float, spare: dict[int, FreeNode]) -> None:
+        self.entry = entry
+        self.at = at
+        self._spare = spare
+        """By identity of the node: what is free there at that time. The others have what is free now."""
+
+    def fits(self, free: FreeNode, need: WorkerNeed) -> int:
+        """The number of such workers that the node can spare at that time."""
+        spare = self._spare.get(id(free))
+        return UNLIMITED if spare is None else spare.fits(need)
+
+    def spend(self, need: WorkerNeed, sites: Sites) -> None:
+        """What these workers take is not spare for the next."""
+        for free, workers in sites:
+            spare = self._spare.get(id(free))
+            if spare is not None:
+                spare.reserve(need, workers)
 
 
 class Reservations:
@@ -33,29 +45,36 @@ class Reservations:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._all: list[Reservation] = []
+        self._at_most: dict[tuple[int, ...], int] = {}
+        """By shape and reservations: no more workers than this can be taken beside them."""
 
-    def holder_of(self, entry: Entry) -> Reservation | None:
-        """The reservation that the job's start would delay."""
-        for reserved in self._all:
-            if reserved.entry is entry or not reserved.entry.shape.overlaps(entry.shape):
-                continue
-            job = entry.job
-            if math.isfinite(reserved.at) and self._ends_at(entry) <= reserved.at:
-                continue
-            if job.min_workers <= reserved.spare and reserved.entry.shape.is_alike(entry.shape):
-                continue
-            return reserved
-        return None
+    def take(self, entry: Entry, workers: int) -> Sites | Reservation | None:
+        """Places for the workers that the job lacks; or the reservation that they would delay; or None: no room."""
+        in_the_way = [reserved for reserved in self._all if self._holds_back(reserved, entry)]
+        shape = entry.shape
+        if not in_the_way:
+            return None if shape.lacks(workers) else shape.take_all(workers)
+        key = (id(shape), *map(id, in_the_way))
+        if workers > self._at_most.get(key, UNLIMITED) or shape.lacks(workers):
+            return in_the_way[0]
+        need = shape.need
+        sites = shape.take_beside(workers, lambda free: min(reserved.fits(free, need) for reserved in in_the_way))
+        if count(sites) < workers:
+            self._at_most[key] = count(sites)
+            self._plan.room.give_back(shape, sites)
+            return in_the_way[0]
+        for reserved in in_the_way:
+            reserved.spend(need, sites)
+        return sites
 
-    def spend(self, entry: Entry) -> None:
-        """The job has started: what it takes of the spare workers is not spare for the next."""
-        for reserved in self._all:
-            if reserved.entry.shape.overlaps(entry.shape) and not self._ends_at(entry) <= reserved.at:
-                reserved.spare -= entry.job.min_workers
-
-    def _ends_at(self, entry: Entry) -> float:
-        """When the job ends at the latest if it starts now."""
-        return self._plan.now + entry.job.start_s + seconds_left(entry.job, entry.job.min_workers)
+    def _holds_back(self, reserved: Reservation, entry: Entry) -> bool:
+        """If the job started now, it would still be there at the reserved time, and it has no higher priority."""
+        job = entry.job
+        if reserved.entry is entry or reserved.entry.job.priority < job.priority:
+            return False
+        if not reserved.entry.shape.overlaps(entry.shape):
+            return False
+        return not self._plan.now + job.start_s + seconds_left(job, job.min_workers) <= reserved.at
 
     def reserve(self, entry: Entry) -> None:
         """The job does not fit: reserve its start, if no job before it has reserved on its nodes."""
@@ -63,12 +82,30 @@ class Reservations:
             self._all.append(self._reservation(entry))
 
     def _reservation(self, entry: Entry) -> Reservation:
-        free = entry.shape.free() + entry.target
-        for ends, workers, _ in Ends(self._plan, earliest=True).of(entry.shape):
-            free += workers
-            if free >= entry.job.min_workers:
-                return Reservation(entry, ends, free - entry.job.min_workers)
-        return Reservation(entry, math.inf, 0)
+        """Its workers start where others end, so that what is free now stays spare."""
+        shape, need = entry.shape, entry.shape.need
+        missing = entry.job.min_workers - entry.target
+        fits = shape.free(missing)
+        at = self._plan.now
+        spare: dict[int, FreeNode] = {}
+        for ends, other in Ends(self._plan, earliest=True):
+            if fits >= missing:
+                break
+            at = ends
+            for free, workers in other.sites:
+                if shape.may_use(free):
+                    then = spare.setdefault(id(free), free.copy())
+                    fits -= then.fits(need)
+                    then.reserve(other.shape.need, -workers)
+                    fits += then.fits(need)
+        for free in (*(free for free in shape.nodes if id(free) in spare), *shape.nodes):
+            if missing <= 0:
+                break
+            then = spare.setdefault(id(free), free.copy())
+            workers = min(missing, then.fits(need))
+            then.reserve(need, workers)
+            missing -= workers
+        return Reservation(entry, at if missing <= 0 else math.inf, spare)
 
 
 class Ends:
@@ -96,6 +133,10 @@ class Ends:
                     continue
             self._ends.append((at, job.job_id, entry))
         self._ends.sort()
+
+    def __iter__(self) -> Iterator[tuple[float, Entry]]:
+        """By time."""
+        return ((at, entry) for at, _, entry in self._ends)
 
     def of(self, shape: Shape) -> Iterator[tuple[float, int, str]]:
         """By time; workers that differ from the shape's count as about as many as fit in their place."""

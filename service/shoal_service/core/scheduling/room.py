@@ -9,7 +9,7 @@ Called by `decide`. It knows no job, no share and no priority.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.facts import Facts, ShapeKey
@@ -35,6 +35,12 @@ class FreeNode:
         self.cpus = node.cpus
         self.gpus = node.gpus
         self.memory_gib = node.memory_gib
+
+    def copy(self) -> FreeNode:
+        """The same node with the same free resources."""
+        found = FreeNode(self.node)
+        found.cpus, found.gpus, found.memory_gib = self.cpus, self.gpus, self.memory_gib
+        return found
 
     def fits(self, need: WorkerNeed) -> int:
         """The number of such workers that fit."""
@@ -66,13 +72,12 @@ class Shape:
         self.words = need.describe()
         self.ever = sum(free.fits(need) for free in open_nodes)
         """Workers that fit into the empty cluster."""
-        self._nodes = open_nodes
+        self.nodes = open_nodes
         self._cordoned = cordoned
         self._index = {id(free): at for at, free in enumerate(open_nodes)}
         self._by_id: dict[str, tuple[int, FreeNode]] = {}
         """Place in the order in which workers stay, by node id: cordoned nodes first."""
         self._overlaps: dict[int, bool] = {}
-        self._alike: dict[int, bool] = {}
         self._per_worker: dict[int, tuple[float, float]] = {}
         self._cursor = 0
         self._at_most = UNLIMITED * (len(open_nodes) + 1)
@@ -95,7 +100,7 @@ class Shape:
 
     def take(self, most: int) -> Sites:
         """Place up to `most` workers on open nodes."""
-        nodes, need = self._nodes, self.need
+        nodes, need = self.nodes, self.need
         if self._cursor < len(nodes) and nodes[self._cursor].fits(need) >= most > 0:
             free = nodes[self._cursor]
             free.reserve(need, most)
@@ -116,6 +121,24 @@ class Shape:
                 self._cursor += 1
         return sites
 
+    def take_beside(self, most: int, limit: Callable[[FreeNode], int]) -> Sites:
+        """Place up to `most` workers on open nodes, and no more on a node than its limit."""
+        sites: Sites = []
+        for at in range(self._cursor, len(self.nodes)):
+            if most <= 0:
+                break
+            free = self.nodes[at]
+            here = min(most, free.fits(self.need))
+            if here > 0:
+                here = min(here, limit(free))
+            most -= _reserve(free, self.need, here, sites)
+        self._at_most -= count(sites)
+        return sites
+
+    def may_use(self, free: FreeNode) -> bool:
+        """It is an open node of this shape."""
+        return id(free) in self._index
+
     def stay(self, most: int, on_nodes: Mapping[str, int]) -> Sites:
         """Place up to `most` workers that run already: on their nodes where known, cordoned or not, else on any."""
         sites: Sites = []
@@ -133,7 +156,7 @@ class Shape:
     def _known(self, on_nodes: Mapping[str, int]) -> list[FreeNode]:
         """Those of these nodes that the shape may use, in its order."""
         if not self._by_id:
-            ordered = (*self._cordoned, *self._nodes)
+            ordered = (*self._cordoned, *self.nodes)
             self._by_id = {free.node.node_id: (at, free) for at, free in enumerate(ordered)}
         if len(on_nodes) == 1:
             return [self._by_id[name][1] for name in on_nodes if name in self._by_id]
@@ -144,8 +167,8 @@ class Shape:
         if most > self._at_most:
             most = self._at_most
         found = 0
-        for at in range(self._cursor, len(self._nodes)):
-            found += self._nodes[at].fits(self.need)
+        for at in range(self._cursor, len(self.nodes)):
+            found += self.nodes[at].fits(self.need)
             if found >= most:
                 return most
         self._at_most = found
@@ -154,7 +177,7 @@ class Shape:
     @property
     def is_full(self) -> bool:
         """No open node has room, as far as the last attempt to place a worker has shown."""
-        return self._cursor >= len(self._nodes)
+        return self._cursor >= len(self.nodes)
 
     def lacks(self, workers: int) -> bool:
         """It is known that so many workers do not fit now."""
@@ -183,13 +206,6 @@ class Shape:
             )
             ratios = [have / want for have, want in pairs if want > 0]
             found = self._per_worker[id(other)] = (min(ratios, default=1.0), max(ratios, default=1.0))
-        return found
-
-    def is_alike(self, other: Shape) -> bool:
-        """A worker reserves the same."""
-        found = self._alike.get(id(other))
-        if found is None:
-            found = self._alike[id(other)] = self.need == other.need
         return found
 
     def overlaps(self, other: Shape) -> bool:

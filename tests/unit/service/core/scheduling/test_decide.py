@@ -21,6 +21,8 @@ from shoal_service.core.scheduling.market import (
     WorkerNeed,
 )
 
+NODE = [MarketNode(node_id="n1", cpus=8.0)]
+
 
 def after(state: MarketState) -> dict[str, int]:
     return grants(carried_out(state, decide(state, NOW)))
@@ -214,6 +216,23 @@ def test_a_short_job_is_backfilled_and_a_long_one_would_delay_the_reserved_start
         isinstance(wait, Wait) and wait.position == 1 and wait.expected_at == NOW + 1000 and "running" in wait.holders
     )
     assert "would delay head" in reasons(decisions)["long"]
+
+
+def test_a_job_of_another_shape_is_backfilled_on_what_the_nodes_can_spare() -> None:
+    """Of 8 CPUs the reserved start takes 6, those of `running`; 2 are spare for workers of any size."""
+    large = WorkerNeed(cpus=3.0)
+    running = job("running", 2, 2, granted=2, need=large)
+    head = job("head", 2, 2, submitted_at=NOW - 9, need=large)
+    small = job("small", 1, 1, need=WorkerNeed(cpus=2.0))
+    assert after(market([running, head, small], NODE)) == {"running": 2, "small": 1}
+
+
+def test_room_that_is_free_now_and_reserved_is_not_given_to_another_shape() -> None:
+    running = job("running", 1, 1, granted=1, need=WorkerNeed(cpus=3.0))
+    head = job("head", 2, 2, submitted_at=NOW - 9, need=WorkerNeed(cpus=4.0))
+    state = market([running, head, job("small", 1, 1)], NODE)
+    assert after(state) == {"running": 1}
+    assert "would delay head" in reasons(decide(state, NOW))["small"]
 
 
 def test_a_job_below_a_raised_minimum_is_served_before_the_queue() -> None:
