@@ -2,9 +2,9 @@
 
     python tools/run_tests.py [options of pytest]
 
-Most tests that start many processes (tests/chaos, tests/dist, tests/ray) and those in a browser run in the foreground. The others run beside them
-at a lower priority, which takes from them only what they leave; their output follows at the end. The exit status is 0
-if both succeed.
+Most tests that start many processes (tests/chaos, tests/dist, tests/ray) and those in a browser run in the foreground.
+The others run beside them at a lower priority, which takes from them only what they leave; their output follows at the
+end. The exit status is 0 if both succeed.
 """
 
 from __future__ import annotations
