@@ -314,10 +314,13 @@ class NodeView(Node):
     drain: DrainView | None = None
     num_workers: int = 0
     """Workers of all jobs on it now. A drained node is drained once there is none, and draining before."""
+    cpus_of_others: float = 0.0
+    """Reserved by others than Shoal's jobs on a shared Ray cluster; the scheduler leaves them out."""
+    gpus_of_others: float = 0.0
 
     @classmethod
-    def of(cls, node: Node, num_workers: int = 0) -> NodeView:
-        return cls.model_validate({**node.model_dump(), "num_workers": num_workers})
+    def of(cls, node: Node, **changes: float) -> NodeView:
+        return cls.model_validate({**node.model_dump(), **changes})
 
 
 class ClusterView(Frozen):

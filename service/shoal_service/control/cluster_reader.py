@@ -89,7 +89,7 @@ class ClusterReader:
         self.view = ClusterView(
             connected=self._cluster.connected,
             address=self._cluster.address,
-            nodes=tuple(NodeView.of(node) for node in nodes),
+            nodes=tuple(self._node_view(node) for node in nodes),
             cpus_total=sum(n.cpus for n in alive),
             cpus_free=sum(one.cpus for one in free),
             gpus_total=sum(n.gpus for n in alive),
@@ -98,6 +98,10 @@ class ClusterReader:
             epoch=lease.epoch if lease else 0,
         )
         return True
+
+    def _node_view(self, node: Node) -> NodeView:
+        others = self.foreign.get(node.node_id, WorkerNeed())
+        return NodeView.of(node, cpus_of_others=others.cpus, gpus_of_others=others.gpus)
 
     async def _take_snapshot(self) -> ClusterSnapshot:
         """One call at a time: a call that hangs in Ray is waited for again in the next pass."""

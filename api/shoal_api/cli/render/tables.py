@@ -141,7 +141,13 @@ def _node_state(node: NodeView) -> tuple[Text, str]:
     planned = f"drains for maintenance at {clock(node.maintenance_at)}" if node.maintenance_at is not None else ""
     if node.cordon is not None:
         return Text("cordoned", style="yellow"), "; ".join(filter(None, (node.cordon.reason, planned)))
-    return Text("alive", style="green"), planned
+    return Text("alive", style="green"), "; ".join(filter(None, (_use_of_others(node), planned)))
+
+
+def _use_of_others(node: NodeView) -> str:
+    used = ((node.cpus_of_others, "CPU"), (node.gpus_of_others, "GPU"))
+    words = " and ".join(f"{amount:g} {unit}" for amount, unit in used if amount)
+    return f"others have reserved {words}" if words else ""
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -137,7 +137,9 @@ def nodes_of(context: Context) -> tuple[NodeView, ...]:
     nodes = with_drains(context.cluster.snapshot().nodes, context.store.drains())
     num_workers, cordons = context.store.workers_by_node(), context.store.cordons()
     return tuple(
-        NodeView.of(node.model_copy(update={"cordon": cordons.get(node.node_id)}), num_workers[node.node_id])
+        NodeView.of(
+            node.model_copy(update={"cordon": cordons.get(node.node_id)}), num_workers=num_workers[node.node_id]
+        )
         for node in nodes
     )
 

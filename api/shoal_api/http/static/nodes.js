@@ -9,6 +9,7 @@ export function showNodes(nodes) {
     const resources = [`${number(node.cpus)} CPUs`, ...(node.gpus ? [`${number(node.gpus)} GPUs`] : []), `${number(node.memory_gib, 3)} GiB`];
     return element("div", [element("b", node.ip || node.node_id.slice(0, 8)), " ", element("span", state[0], { class: `small ${state[1]}` }),
       element("div", resources.join(", "), { class: "dim small" }),
+      ...(node.cpus_of_others ? [element("div", `${number(node.cpus_of_others)} CPUs are reserved by others`, { class: "dim small" })] : []),
       ...(node.suspected ? [element("div", node.suspected, { class: "small warn" })] : []),
       ...(node.drain ? [element("div", node.drain.reason, { class: "small warn" })] : []),
       ...node.jobs.map((job) => element("div", [link(job.name, jobPage(job.job_id)), ` ${ranks(job)}`], { class: "small" }))],

@@ -96,6 +96,8 @@ def test_resources_that_others_have_reserved_are_not_granted(store: Store) -> No
         async with bench.running():
             assert store.get_job(first).status.desired_workers == 1
             assert bench.state(second) is JobState.QUEUED
+            [seen] = bench.loop.snapshot().nodes
+            assert (seen.cpus_of_others, seen.gpus_of_others) == (3.0, 0.0)
             bench.cluster.foreign = {}
             await bench.clock.advance(3.0)
             assert bench.state(second) is JobState.STARTING
