@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from shoal_service.planner.memory import saved_bytes
 from shoal_service.planner.shape import shape_of_language_model
@@ -65,5 +66,5 @@ def _bytes_saved(model: Transformer, x: Tensor) -> int:
 
 
 def _live_tensors() -> list[Tensor]:
-    # by type(): isinstance would touch deprecated proxies, which warn
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor) and thing.device.type == "cpu"]
+    """Those with memory: tensors without it are of other types. isinstance would touch deprecated proxies, which warn."""
+    return [thing for thing in gc.get_objects() if type(thing) in (Tensor, Parameter) and thing.device.type == "cpu"]
