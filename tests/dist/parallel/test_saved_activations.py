@@ -66,5 +66,5 @@ def _bytes_saved(model: Transformer, x: Tensor) -> int:
 
 
 def _live_tensors() -> list[Tensor]:
-    """Those with memory: tensors without it are of other types. isinstance would touch deprecated proxies, which warn."""
+    """Those with memory; others have other types. isinstance would touch deprecated proxies, which warn."""
     return [thing for thing in gc.get_objects() if type(thing) in (Tensor, Parameter) and thing.device.type == "cpu"]
