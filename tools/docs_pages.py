@@ -26,6 +26,7 @@ from shoal_service.core.goodput import Category
 from shoal_service.telemetry import metric_names
 from shoal_service.telemetry.families import NODE_STATES
 from shoal_service.telemetry.metric import RecoveryPhase
+from shoal_service.telemetry.webhook_tallies import DeliveryOutcome
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.model.hf import HuggingFaceConfig
 from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
@@ -130,6 +131,7 @@ _LABEL_VALUES: dict[str, list[str]] = {
     "kind of transactions": ["read", "write"],
     "category": [category.value for category in Category],
     "cause": [cause.value for cause in IncidentCause],
+    "outcome": [outcome.value for outcome in DeliveryOutcome],
     "phase": [phase.value for phase in RecoveryPhase],
 }
 """Closed sets; the others are ids, routes and methods."""
@@ -213,7 +215,7 @@ problems are reported together. Only `stop` is required (and `data`, for the bui
 
 
 def _section(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any] | None:
-    for option in [field, *field.get("anyOf", ())]:
+    for option in [field, field.get("items", {}), *field.get("anyOf", ())]:
         target = _resolved(option, schema)
         if "properties" in target:
             return target

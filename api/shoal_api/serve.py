@@ -31,12 +31,16 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
 from shoal_service.control.profile_store import load_profiles, planning_profile
+from shoal_service.control.webhooks.delivery import WebhookDelivery
+from shoal_service.control.webhooks.lane import WebhookConfig
+from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from shoal_service.settings import Settings
+from shoal_service.settings import Settings, take_webhook_secrets
 from shoal_service.store.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
+from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_workers.contract.log_settings import LogLevel
 from shoal_workers.logs import set_up_logs
 from shoal_workers.snapshot_store.slots.registry import remove_attempts
@@ -55,11 +59,13 @@ def run_server(settings: Settings) -> None:
     set_up_logs(settings.logs)
     if settings.log_level is not LogLevel.DEBUG:
         logging.getLogger("alembic").setLevel(logging.WARNING)
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have the URLs of webhooks
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     asyncio.run(_serve(settings))
 
 
 async def _serve(settings: Settings) -> None:
+    secrets = Secrets(take_webhook_secrets(), settings.webhook_secrets_dir)  # before processes inherit the environment
     embedded = None if settings.ray_address else _embedded(settings)
     for name, value in (embedded.environment if embedded is not None else CLUSTER_ENVIRONMENT).items():
         os.environ.setdefault(name, value)
@@ -84,12 +90,16 @@ async def _serve(settings: Settings) -> None:
     connected = asyncio.Event()
     requests, passes = RequestMetrics(), PassTimes()
     control = ControlLoop(store, cluster, SystemClock(), config, reconnected=connected.set, times=passes)
+    tallies = WebhookTallies(hook.name for hook in settings.webhooks)
+    hooks = WebhookConfig(secrets=secrets, hooks=settings.webhooks)
+    delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
     exposition = Exposition(
         Sources(
             store=store,
             owner=config.owner,
             requests=requests,
             passes=passes,
+            webhooks=tallies,
             cluster=control.snapshot,
             profile_of=lambda spec: planning_profile(spec, config.profiles),
             state_dir=settings.state_dir,
@@ -128,6 +138,7 @@ async def _serve(settings: Settings) -> None:
                     task.cancel()
 
         acting = asyncio.create_task(act())
+        delivering = asyncio.create_task(delivery.run(stop.now))
         stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
         _say(f"listening on http://{host}:{port}")
         console.start()
@@ -136,7 +147,7 @@ async def _serve(settings: Settings) -> None:
         finally:
             stop.signal()
             stop.now.set()
-            await asyncio.wait([acting, stopping], timeout=_STOP_S)
+            await asyncio.wait([acting, stopping, delivering], timeout=_STOP_S)
             if ends_cluster:
                 progress.close([job_id for job_id, _ in control.given_up])
             if acting.done():

@@ -5,6 +5,7 @@ The only file of the service that reads the environment. Made once by `shoal ser
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,9 +13,11 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
+from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
 from shoal_workers.contract.checks.checkpoint_url import absolute
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.snapshots import SnapshotScope
+from shoal_workers.contract.webhooks.spec import SECRET_VARIABLE
 
 _MIN_LEASE_TTL_S = 3.0
 """The control loop makes a pass every second and renews after a third of the time to live, so one pass may be late."""
@@ -85,6 +88,12 @@ class Settings(BaseSettings):
     """Ask Ray's autoscaler for the nodes that waiting jobs need, and let it release the others. For a cluster that
     Ray's autoscaler or KubeRay manages."""
 
+    webhooks: tuple[ServiceWebhook, ...] = ()
+    """Receivers of events of all jobs, as a JSON list of objects with name, url, events and secret. See
+    docs/webhooks.md."""
+    webhook_secrets_dir: Path = Field(default_factory=lambda given: _below_state(given, "webhook-secrets"))
+    """Directory of the secrets that webhooks name as file:NAME. Default: webhook-secrets/ in state_dir."""
+
     @property
     def logs(self) -> LogSettings:
         return LogSettings(level=self.log_level, format=self.log_format)
@@ -95,7 +104,18 @@ class Settings(BaseSettings):
         probation_limit(limit, 1)
         return limit
 
-    @field_validator("state_dir")
+    @field_validator("webhooks")
+    @classmethod
+    def _are_known(cls, hooks: tuple[ServiceWebhook, ...]) -> tuple[ServiceWebhook, ...]:
+        names = [hook.name for hook in hooks]
+        if len(set(names)) < len(names):
+            raise ValueError("two webhooks have the same name.")
+        for hook in hooks:
+            if unknown := unknown_patterns(hook.events):
+                raise ValueError(f"webhook {hook.name}: no event has the type {', '.join(unknown)}.")
+        return hooks
+
+    @field_validator("state_dir", "webhook_secrets_dir")
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
@@ -129,6 +149,13 @@ def load_settings(**given: object) -> Settings:
         raise SettingsError(
             "\n".join(lines) + "\nSettings come from options and from the environment (SHOAL_<NAME>)."
         ) from error
+
+
+def take_webhook_secrets() -> dict[str, str]:
+    """The secrets of webhooks in the environment, by variable. They are removed from it, so that no process that this
+    one starts inherits them: workers run code of users."""
+    names = [name for name in os.environ if name.startswith(SECRET_VARIABLE)]
+    return {name: os.environ.pop(name) for name in names}
 
 
 def _below_state(given: dict[str, Any], name: str) -> Path:

@@ -68,6 +68,22 @@ SERVICE = Board(
             ),
             one("Open streams", "shoal_http_streams", "{{instance}}"),
         ),
+        "Webhooks": (
+            one(
+                "Deliveries",
+                f"sum by (hook, outcome) (increase(shoal_webhook_deliveries_total[{INTERVAL}]))",
+                "{{hook}} {{outcome}}",
+                look=Look.STACKED,
+            ),
+            one("Time of a receiver, 95 %", _quantile(0.95, "shoal_webhook_seconds", "hook"), "{{hook}}", "s"),
+            Panel(
+                "Waiting",
+                (
+                    Query("max by (hook) (shoal_webhook_lag_seconds)", "age of the oldest, {{hook}}"),
+                    Query("max by (hook) (shoal_webhook_failing_jobs)", "jobs, {{hook}}"),
+                ),
+            ),
+        ),
         "Database and reports": (
             one("Transactions, 95 %", _quantile(0.95, "shoal_database_seconds", "kind"), "{{kind}}", "s"),
             one(

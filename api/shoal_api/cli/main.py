@@ -72,6 +72,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "maintenance list": nodes.list_windows,
         "maintenance add": nodes.add_window,
         "maintenance cancel": nodes.cancel_window,
+        "webhooks": inspect.webhooks,
         "quota list": queue.list_quotas,
         "quota set": queue.set_quota,
         "quota delete": queue.delete_quota,

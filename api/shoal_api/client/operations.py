@@ -1,4 +1,4 @@
-"""The verbs about the service and its cluster: nodes, drains, cordons, maintenance windows, health, metrics."""
+"""The verbs about the service and its cluster: nodes, drains, cordons, windows, webhooks, health, metrics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from shoal_api.client.endpoint import JSON_CONTENT, Endpoint, node_path
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest, WindowView
 from shoal_service.overview_views import FleetOverview
 from shoal_service.views import ClusterView, DrainRequest, NodeView, Page
+from shoal_service.webhook_views import WebhookView
 
 
 class Operations(Endpoint):
@@ -81,6 +82,12 @@ class Operations(Endpoint):
         """Its nodes are used again."""
         path = f"/v1/maintenance-windows/{quote(window_id, safe='')}"
         self._transport.send("DELETE", path, idempotent=False)
+
+    def webhooks(self, job_id: str | None = None, *, limit: int = 100) -> tuple[WebhookView, ...]:
+        """What the hooks that concern a job have delivered; None: those of the settings over all jobs, and at most
+        `limit` hooks of specs that fail."""
+        params = {"job": job_id, "limit": limit}
+        return self._get("/v1/webhooks", Page[WebhookView], params).items
 
     def health(self) -> Health:
         """Whether the server process answers."""

@@ -31,6 +31,7 @@ from shoal_api.http.routes import (
     plans,
     projects,
     users,
+    webhooks,
 )
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.planner import HardwareProfile
@@ -107,6 +108,7 @@ def create_app(
         users.routes(context),
         maintenance.routes(context),
         nodes.routes(context),
+        webhooks.routes(context),
         operations.routes(context),
     ):
         app.include_router(router)

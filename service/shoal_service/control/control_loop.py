@@ -108,6 +108,11 @@ class ControlLoop:
         """The cluster at the time of the last pass."""
         return self._reader.view
 
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of this process as it was last renewed; None: it has none. On the loop's thread."""
+        return self._lease
+
     async def stacks(self, job_id: str, *, rank: int | None = None, native: bool = False) -> Stacks | None:
         """What all workers of a job do now, or one rank; None: no attempt of it is driven here. On the loop's thread.
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from shoal_service.control.code_archive import CodeArchiveError, pack
 from shoal_service.control.deadline import check_deadline
+from shoal_service.control.webhooks.check import check_webhooks
 from shoal_service.planner import HardwareProfile, refusal
 from shoal_service.store import Store
 from shoal_service.views import JobView
@@ -47,11 +48,12 @@ def submit(
             job's status says if not.
 
     Raises:
-        SpecError: checkpoint.url is relative, the directory cannot be packed, the model fits into no layout, or
-            finish_by has passed.
+        SpecError: checkpoint.url is relative, a webhook names unknown events, the directory cannot be packed, the model
+            fits into no layout, or finish_by has passed.
         CodeUnknown, IdempotencyConflict, QueueFull
     """
     check_checkpoint_url(spec)
+    check_webhooks(spec)
     too_large = refusal(spec)
     if too_large:
         raise SpecError((SpecProblem(path="model", message=too_large),))

@@ -37,6 +37,7 @@ from shoal_service.store.records import load_view
 from shoal_service.store.reports import DropReason, exemplars_of
 from shoal_service.store.scheduling.methods import SchedulingMethods
 from shoal_service.store.scheduling.node_methods import NodeMethods
+from shoal_service.store.webhooks.methods import WebhookMethods
 from shoal_service.telemetry.metric import Exemplar
 from shoal_service.views import (
     CheckpointView,
@@ -54,7 +55,7 @@ from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.spec import JobSpec
 
 
-class Store(SchedulingMethods, NodeMethods, OverviewMethods):
+class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._hub = Hub()

@@ -18,7 +18,7 @@ from shoal_service.core.job_machine import Requested, step
 from shoal_service.store.database import insert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import IdempotencyConflict, JobEnded, PreconditionFailed, RequestConflict
-from shoal_service.store.reads import cursor as cursors
+from shoal_service.store.reads import cursor as page_cursors
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
     document_of,
@@ -31,6 +31,7 @@ from shoal_service.store.records import (
 )
 from shoal_service.store.scheduling import projects, users
 from shoal_service.store.tables import events, job_labels, job_specs, jobs
+from shoal_service.store.webhooks import cursors
 from shoal_service.views import Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
@@ -92,6 +93,7 @@ def create(
     if spec.labels:
         labels = [{"job_num": num, "key": key, "value": value} for key, value in spec.labels.items()]
         connection.execute(plain_insert(job_labels), labels)
+    cursors.begin(connection, num, len(spec.webhooks))
     event = JobCreated(name=spec.name, spec_version=1)
     row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
     connection.execute(_INSERT_EVENT, row)
@@ -117,7 +119,7 @@ def page(
     cursor: str | None,
 ) -> Page[JobSummary]:
     """Newest first; `project` and `user` None: of all. Raises InvalidCursor."""
-    after = None if cursor is None else cursors.decode(cursor)
+    after = None if cursor is None else page_cursors.decode(cursor)
     query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
     if after is not None:
         query = query.where(jobs.c.num < after)
@@ -133,7 +135,7 @@ def page(
     more = len(rows) > limit
     return _JobPage(
         items=tuple(summary_of(row) for row in rows[:limit]),
-        next_cursor=cursors.encode(rows[limit - 1].num) if more else None,
+        next_cursor=page_cursors.encode(rows[limit - 1].num) if more else None,
     )
 
 

@@ -319,6 +319,34 @@ queue_places = Table(
     PrimaryKeyConstraint("job_num"),
 )
 
+webhooks = Table(  # of the settings; those of a spec are in it
+    "webhooks",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("since", Double, nullable=False),  # older events are not delivered
+    Column("receiver", Text, nullable=False),
+    Column("events", Text, nullable=False),  # JSON: patterns
+)
+
+webhook_cursors = Table(
+    "webhook_cursors",
+    metadata,
+    _job_num(),
+    Column("hook", String(80), nullable=False),  # service/NAME or job/N
+    Column("seq", BigInteger, nullable=False),  # number of the last event that was delivered, left out or given up
+    Column("num_failed", Integer, nullable=False),
+    Column("failing_since", Double, nullable=True),
+    Column("next_at", Double, nullable=True),
+    Column("waiting_since", Double, nullable=True),  # time of the event that failed; NULL: none has
+    Column("delivered", BigInteger, nullable=False),
+    Column("gave_up", BigInteger, nullable=False),
+    Column("delivered_at", Double, nullable=True),
+    Column("error", Text, nullable=False),  # of the last failed attempt
+    PrimaryKeyConstraint("job_num", "hook"),
+    Index(None, "hook", "waiting_since"),
+    sqlite_with_rowid=False,
+)
+
 lease = Table(
     "lease",
     metadata,

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -26,6 +26,7 @@ from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.telemetry.text_format import Exemplars, family
 from shoal_service.telemetry.utilisation import ProfileOf, Utilisation
+from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_service.views import ClusterView
 
 _CACHE_S = 1.0
@@ -45,6 +46,7 @@ class Sources:
     """Answers from memory."""
     profile_of: ProfileOf
     state_dir: Path
+    webhooks: WebhookTallies = field(default_factory=WebhookTallies)
 
 
 class Exposition:
@@ -87,6 +89,7 @@ class Exposition:
             transactions=self._sources.store.tallies,
             requests=self._sources.requests,
             passes=self._sources.passes,
+            webhooks=self._sources.webhooks,
             cluster=self._sources.cluster(),
             state_filesystem=_space(self._sources.state_dir),
         )

@@ -18,6 +18,7 @@ from shoal_service.telemetry.metric import Exemplar, Histogram, Labels, Metric, 
 from shoal_service.telemetry.pass_times import PassTimes
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.telemetry.text_format import Exemplars
+from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_service.views import ClusterView, NodeView
 from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.worker_use import WorkerUse
@@ -40,6 +41,7 @@ class Scene:
     requests: RequestMetrics
     passes: PassTimes
     cluster: ClusterView
+    webhooks: WebhookTallies
     state_filesystem: tuple[int, int]
     """Bytes and free bytes."""
 
@@ -61,6 +63,7 @@ def families(scene: Scene) -> Iterator[Family]:
     yield from _cluster(scene.cluster)
     yield from _nodes(snapshot)
     yield from _control_plane(scene)
+    yield from _webhooks(scene)
     requests = scene.requests
     yield Family(names.HTTP_REQUESTS, requests.requests())
     yield Family(names.HTTP_REQUEST_SECONDS, requests.latencies())
@@ -148,6 +151,17 @@ def _control_plane(scene: Scene) -> Iterator[Family]:
     yield _one(names.EVENTS, scene.transactions.events.value())
     yield Family(names.DATABASE_SECONDS, scene.transactions.seconds.values())
     yield _one(names.DATABASE_ERRORS, scene.transactions.errors.value())
+
+
+def _webhooks(scene: Scene) -> Iterator[Family]:
+    hooks, lags = scene.webhooks.hooks, scene.snapshot.webhooks
+    yield Family(names.WEBHOOK_DELIVERIES, scene.webhooks.outcomes.values())
+    yield Family(names.WEBHOOK_SECONDS, scene.webhooks.seconds.values())
+    ages: dict[Labels, Value] = {
+        (hook,): max(0.0, scene.now - lags[hook].waiting_since) if hook in lags else 0.0 for hook in hooks
+    }
+    yield Family(names.WEBHOOK_LAG_SECONDS, ages)
+    yield Family(names.WEBHOOK_FAILING, {(hook,): lags[hook].failing if hook in lags else 0 for hook in hooks})
 
 
 def _one(metric: Metric, value: Value) -> Family:

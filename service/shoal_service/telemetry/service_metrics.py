@@ -151,6 +151,30 @@ DATABASE_ERRORS = Metric(
     "shoal_database_errors_total", Kind.COUNTER, "Transactions that failed because the database did not answer."
 )
 
+WEBHOOK_DELIVERIES = Metric(
+    "shoal_webhook_deliveries_total",
+    Kind.COUNTER,
+    "Deliveries of events by this process, by hook (jobs: those of all specs) and outcome; gave_up: events whose "
+    "attempts have ended, failed: attempts that are repeated.",
+    ("hook", "outcome"),
+)
+WEBHOOK_SECONDS = Metric(
+    "shoal_webhook_seconds",
+    Kind.HISTOGRAM,
+    "Seconds until a receiver had answered an attempt of this process, or the attempt had failed.",
+    ("hook",),
+    _FAST,
+)
+WEBHOOK_LAG_SECONDS = Metric(
+    "shoal_webhook_lag_seconds",
+    Kind.GAUGE,
+    "Age of the oldest event that a receiver has not accepted after a failed attempt; 0: there is none.",
+    ("hook",),
+)
+WEBHOOK_FAILING = Metric(
+    "shoal_webhook_failing_jobs", Kind.GAUGE, "Jobs whose events wait after a failed attempt.", ("hook",)
+)
+
 HTTP_REQUESTS = Metric(
     "shoal_http_requests_total",
     Kind.COUNTER,

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from shoal_service.settings import Settings, SettingsError, load_settings
+from shoal_service.settings import Settings, SettingsError, load_settings, take_webhook_secrets
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 
 
@@ -70,3 +72,34 @@ def test_the_log_format_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().logs.format is LogFormat.JSON
     with pytest.raises(SettingsError, match="log_format 'xml'"):
         load_settings(log_format="xml")
+
+
+HOOK = {"name": "ops", "url": "https://example.org/", "secret": "env:SHOAL_WEBHOOK_SECRET_A"}
+
+
+def test_webhooks_come_from_the_environment_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_WEBHOOKS", json.dumps([HOOK | {"events": ["job.*"]}]))
+    settings = load_settings(state_dir=tmp_path)
+    [hook] = settings.webhooks
+    assert (hook.name, hook.events) == ("ops", ("job.*",))
+    assert settings.webhook_secrets_dir == tmp_path / "webhook-secrets"
+
+
+@pytest.mark.parametrize(
+    ("hooks", "words"),
+    [
+        ([HOOK, HOOK], "the same name"),
+        ([HOOK | {"events": ["job.stat"]}], "webhook ops: no event has the type job.stat"),
+        ([HOOK | {"secret": "abc"}], "must be env:SHOAL_WEBHOOK_SECRET_NAME"),
+    ],
+)
+def test_a_webhook_that_cannot_work_is_refused(hooks: list[dict[str, object]], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        load_settings(webhooks=hooks)
+
+
+def test_processes_that_the_service_starts_do_not_inherit_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_WEBHOOK_SECRET_A", "sixteen letters!")
+    monkeypatch.setenv("SHOAL_WEBHOOK", "another variable")
+    assert take_webhook_secrets() == {"SHOAL_WEBHOOK_SECRET_A": "sixteen letters!"}
+    assert "SHOAL_WEBHOOK_SECRET_A" not in os.environ and os.environ["SHOAL_WEBHOOK"] == "another variable"

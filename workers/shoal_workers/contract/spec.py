@@ -18,6 +18,7 @@ from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.placing import CapacityKind, JobLabels, Moment, Placement, is_label, is_user
 from shoal_workers.contract.placing import WorkerSpec as WorkerSpec
+from shoal_workers.contract.webhooks.spec import MAX_WEBHOOKS, WebhookSpec
 
 _TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
@@ -348,24 +349,19 @@ class JobSpec(Frozen):
     """Only nodes that may be taken away at any time (spot), only others (on_demand), or any."""
     placement: Placement = Placement.PACK
     """Few nodes with many of the job's workers each (pack), or many nodes (spread)."""
+    webhooks: tuple[WebhookSpec, ...] = Field((), max_length=MAX_WEBHOOKS)
+    """Receivers of the job's events, at most 8; see docs/webhooks.md. The secrets that sign are the service's."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Initial weights, sample order and dropout depend only on it."""
     deterministic: bool = False
     """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
 
-    @field_validator("name")
+    @field_validator("name", "project")
     @classmethod
-    def _name_is_a_label(cls, name: str) -> str:
-        if not is_label(name):
-            raise ValueError(f"name {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes.")
-        return name
-
-    @field_validator("project")
-    @classmethod
-    def _project_is_a_label(cls, name: str) -> str:
+    def _is_a_label(cls, name: str, info: ValidationInfo) -> str:
         if not is_label(name):
             raise ValueError(
-                f"project {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes."
+                f"{info.field_name} {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes."
             )
         return name
 

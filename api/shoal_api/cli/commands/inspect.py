@@ -1,4 +1,4 @@
-"""Commands that only read: jobs, show, logs, events, workers, checkpoints, cluster."""
+"""Commands that only read: jobs, show, logs, events, workers, checkpoints, cluster, webhooks."""
 
 from __future__ import annotations
 
@@ -118,6 +118,22 @@ def cluster(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
         with session.open_client() as client:
             view = client.cluster()
         session.output.document(view, lambda: cluster_page(view))
+
+
+def webhooks(
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="Id or name of a job; without it: all jobs together.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what webhooks have delivered, and which receivers fail."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.webhooks_table import webhooks_table
+
+        with session.open_client() as client:
+            found = client.webhooks(None if job is None else session.job_id(client, job))
+        session.output.document(found, lambda: webhooks_table(found, time.time()))
 
 
 def _list(job: str, url: str, as_json: bool, fetch: Callable[[Client, str], Any], table: Callable[[Any], Any]) -> None:

@@ -15,6 +15,7 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES, CodeArchiveError, check
+from shoal_service.control.webhooks.check import check_webhooks
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
 from shoal_workers.contract.checks.spec_errors import SpecError
 from shoal_workers.contract.spec import JobSpec
@@ -58,6 +59,7 @@ def routes(context: Context) -> APIRouter:
         try:
             spec = await read_spec(request)
             check_checkpoint_url(spec)
+            check_webhooks(spec)
             found = SpecCheck(valid=True, spec=spec)
         except SpecError as error:
             found = SpecCheck(valid=False, errors=error.problems)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from shoal_service.core.events.base import JobEvent, Severity
-from shoal_service.core.quantities import duration_text
+from shoal_service.core.quantities import count_text, duration_text
 
 
 class SupervisorRestarted(JobEvent):
@@ -95,3 +95,31 @@ class MaintenancePlanned(JobEvent):
     def words(self) -> str:
         lasts = duration_text(self.ends_at - self.begins_at)
         return f"maintenance window {self.window_id} of {lasts} is planned: {self.reason}"
+
+
+class WebhookGaveUp(JobEvent):
+    """A receiver has not accepted events of this job for so long that they are not tried any more. No webhook is sent
+    this event."""
+
+    type: ClassVar[str] = "webhook.gave_up"
+    severity: ClassVar[Severity] = Severity.ERROR
+
+    hook: str
+    """`service/NAME`: of the settings; `job/N`: number N of the spec, from 0."""
+    receiver: str
+    """Without the path of its URL."""
+    num_events: int
+    first_seq: int
+    """Number of the first event that was given up ..."""
+    last_seq: int
+    """... and of the last."""
+    failing_s: float
+    """Seconds since the first failed attempt."""
+    error: str
+    """Of the last attempt."""
+
+    def words(self) -> str:
+        what = count_text(self.num_events, "event")
+        return (
+            f"webhook {self.hook}: {what} given up after {duration_text(self.failing_s)}: {self.receiver} {self.error}"
+        )

@@ -20,6 +20,7 @@ from shoal_service.store.lease import Lease
 from shoal_service.store.reads.live_jobs import LiveJobs
 from shoal_service.store.scheduling import projects
 from shoal_service.store.tables import checkpoints, incidents, jobs
+from shoal_service.store.webhooks.reads import WebhookLag, lags
 from shoal_service.telemetry.metric import Histogram, LiveJob, Metric, RecoveryPhase
 from shoal_service.telemetry.service_metrics import (
     CHECKPOINT_SECONDS,
@@ -49,6 +50,8 @@ class Snapshot:
     projects: tuple[ProjectView, ...]
     """The defined ones and `default`, which includes the jobs of projects that are not defined."""
     lease: Lease | None
+    webhooks: dict[str, WebhookLag]
+    """Of the hooks that fail now, by name."""
 
 
 def read(connection: Connection, live: LiveJobs, *, now: float) -> Snapshot:
@@ -66,6 +69,7 @@ def read(connection: Connection, live: LiveJobs, *, now: float) -> Snapshot:
         queued_since=_queued_since(connection, (shown := _projects(connection))),
         projects=shown,
         lease=leases.current(connection),
+        webhooks=lags(connection),
     )
 
 

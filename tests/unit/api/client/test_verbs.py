@@ -42,6 +42,7 @@ METHODS = {
     "GET /v1/maintenance-windows": "maintenance_windows",
     "POST /v1/maintenance-windows": "plan_maintenance",
     "DELETE /v1/maintenance-windows/{window_id}": "cancel_maintenance",
+    "GET /v1/webhooks": "webhooks",
     "GET /v1/queue": "queue",
     "GET /v1/projects": "projects",
     "GET /v1/projects/{name}": "project",

@@ -112,7 +112,11 @@ def _place(model: type[BaseModel], loc: Iterable[int | str]) -> _Place:
     path: tuple[str, ...] = ()
     options: list[Any] = []
     branches: list[_Branch] = []
+    element: type[BaseModel] | None = None
     for part in map(str, loc):
+        if element is not None:  # this part is a position in a list of objects
+            path, owner, here, element = (*path, part), None, element, None
+            continue
         if len(options) > 1:  # this part is not a key: it names the branch that pydantic tried
             here = next((option for option in options if _is_model(option) and option.__name__ in part), None)
             branches.append(_Branch(path, here is not None))
@@ -122,6 +126,7 @@ def _place(model: type[BaseModel], loc: Iterable[int | str]) -> _Place:
         field = here.model_fields.get(part) if here else None
         options = _options(field.annotation) if field else []
         here = options[0] if len(options) == 1 and _is_model(options[0]) else None
+        element = _element(options)
     return _Place(path, owner, tuple(branches))
 
 
@@ -129,6 +134,12 @@ def _options(annotation: Any) -> list[Any]:
     """The types that a field accepts, without None."""
     args = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return [arg for arg in args if arg is not type(None)]
+
+
+def _element(options: list[Any]) -> type[BaseModel] | None:
+    """The model of which a field is a list; None: it is none."""
+    args = get_args(options[0]) if len(options) == 1 and get_origin(options[0]) is tuple else ()
+    return args[0] if args and _is_model(args[0]) else None
 
 
 def _is_model(option: Any) -> bool:

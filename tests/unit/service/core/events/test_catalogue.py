@@ -11,62 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal_service.core.desired import Desired
+from kit.event_examples import EXAMPLES
 from shoal_service.core.events.base import JobEvent, Severity
 from shoal_service.core.events.catalogue import CATALOGUE, TOPICS, describe, read
 from shoal_service.core.events.checkpoints import (
-    CheckpointCommitted,
-    CheckpointDamaged,
     CheckpointFailed,
-    CheckpointFallback,
-    CheckpointRetentionFailed,
-    CheckpointRetried,
-    StorageAway,
 )
-from shoal_service.core.events.generations import (
-    GenerationFormed,
-    GenerationForming,
-    GenerationSwitching,
-    NonFiniteStepRolledBack,
-    NonFiniteStepSkipped,
-    SwitchLossy,
-    Validated,
-)
-from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened, SnapshotsLacking, SnapshotsRecovering
 from shoal_service.core.events.job import (
-    JobCreated,
     JobGranted,
     JobPatched,
-    JobPreempted,
-    JobQuarantined,
-    JobRequested,
     JobStateChanged,
-    JobWaiting,
 )
-from shoal_service.core.events.service import (
-    MaintenancePlanned,
-    NodeCleared,
-    NodeCordoned,
-    NodeSuspected,
-    SupervisorRestarted,
-    SupervisorStartFailed,
-)
-from shoal_service.core.events.workers import (
-    NodeAnswers,
-    NodeSilent,
-    StacksTaken,
-    StragglerFound,
-    StragglerKept,
-    WarmMemoryOff,
-    WorkerExited,
-    WorkerLeaving,
-    WorkerLost,
-    WorkerReleased,
-    WorkerStarted,
-    WorkerStartFailed,
-)
-from shoal_workers.contract.job import IncidentCause, JobState, StateSource
-from shoal_workers.contract.messages import Stacks
+from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import ParallelismSpec
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -107,6 +63,7 @@ NAMES = [
     "supervisor.restarted",
     "supervisor.start_failed",
     "validation",
+    "webhook.gave_up",
     "worker.exited",
     "worker.leaving",
     "worker.lost",
@@ -117,171 +74,6 @@ NAMES = [
     "worker.straggler",
     "worker.straggler_kept",
     "worker.warm_memory_off",
-]
-
-EXAMPLES: list[tuple[JobEvent, str]] = [
-    (JobCreated(name="lm", spec_version=1), "job created as lm"),
-    (
-        JobStateChanged(from_=JobState.RUNNING, to=JobState.PAUSED, reason="paused", message="Paused on request."),
-        "job RUNNING -> PAUSED (paused): Paused on request.",
-    ),
-    (JobRequested(desired=Desired.PAUSE), "a user asked to pause the job"),
-    (
-        JobQuarantined(message="stop.steps is -1"),
-        "job quarantined: stop.steps is -1",
-    ),
-    (
-        JobPatched(spec_version=2, elasticity={"max_workers": 3}, priority=4),
-        "spec changed to version 2: elasticity, priority",
-    ),
-    (
-        JobPreempted(workers=2, beneficiary="job-y", reason="priority 50 before 0."),
-        "preempted, gives 2 workers to job-y: priority 50 before 0.",
-    ),
-    (JobGranted(from_=2, to=1, reason="shared with job-y"), "granted 1 worker (before: 2): shared with job-y"),
-    (JobWaiting(warm=1, min_workers=2, until=9.0), "waiting for workers: 1 are warm, at least 2 needed"),
-    (WorkerStarted(worker_id=W, node_id="n", node_ip="10.0.0.1", pid=7), "worker 3 started (pid 7)"),
-    (
-        WorkerStartFailed(worker_id=W, error="ImportError: no torchvision"),
-        "worker 3 could not load the task: ImportError: no torchvision",
-    ),
-    (
-        WorkerLost(worker_id=W, rank=2, cause=IncidentCause.WORKER_DIED, message="SIGKILL"),
-        "worker 3 (rank 2) lost: worker_died, SIGKILL",
-    ),
-    (
-        WorkerExited(worker_id=W, message="process 7 on 10.0.0.1 exited with 3"),
-        "worker 3: process 7 on 10.0.0.1 exited with 3",
-    ),
-    (
-        StragglerFound(
-            worker_id=W, rank=3, node_id="n", compute_s=1.0, median_s=0.2, step=9, action="an extra worker is started"
-        ),
-        "worker 3 (rank 3) is slow: 1.0 s per step, the others 200 ms; an extra worker is started",
-    ),
-    (
-        StacksTaken(
-            stacks=Stacks(at=0.0, generation=1, reason="rank 3 is slow", clusters=(), summary="rank 3 is idle")
-        ),
-        "stacks (rank 3 is slow): rank 3 is idle",
-    ),
-    (
-        WarmMemoryOff(worker_id=W, message="was killed by the kernel: out of memory"),
-        "worker 3: was killed by the kernel: out of memory; new workers touch no memory in advance any more",
-    ),
-    (
-        StragglerKept(worker_id=W, rank=3, message="no other worker became warm within 60 s"),
-        "worker 3 (rank 3) is slow but stays: no other worker became warm within 60 s",
-    ),
-    (WorkerLeaving(worker_id=W, rank=None, reason="SIGTERM", grace_s=30.0), "worker 3 will be gone in 30 s: SIGTERM"),
-    (
-        NodeSilent(node_id="ab12", node_ip="10.0.0.1", workers=2, ranks=(1,), message="no answer to 5 connects"),
-        "node ab12 (10.0.0.1) is silent, 2 workers left out until it answers: no answer to 5 connects",
-    ),
-    (NodeAnswers(node_id="ab12", silent_s=4.0), "node ab12 answers again after 4.0 s"),
-    (WorkerReleased(worker_id=W, reason="more workers than granted"), "worker 3 released: more workers than granted"),
-    (
-        GenerationForming(
-            generation=2, workers=3, layout="fsdp3", reason="", source=StateSource.MEMORY, restore="step-40", step=41
-        ),
-        "forming generation 2 with 3 workers, from the snapshot of step 41 in memory",
-    ),
-    (
-        GenerationFormed(
-            generation=2,
-            workers=3,
-            start_step=20,
-            steps_lost=0,
-            form_s=0.1,
-            build_s=0.1,
-            restore_s=0.1,
-            num_parameters=10,
-            layout="fsdp3",
-        ),
-        "generation 2: 3 workers as fsdp3, from step 20",
-    ),
-    (
-        GenerationSwitching(generation=2, reason="grow 2 -> 3", durable=False),
-        "switching at the next step boundary: grow 2 -> 3",
-    ),
-    (
-        SwitchLossy(message="a part was lost", restore="step-40", step=40),
-        "the next group goes on from step 40 and computes the steps after it again: a part was lost",
-    ),
-    (
-        NonFiniteStepSkipped(step=6, loss=None, grad_norm=None),
-        "step 6 skipped: its loss or gradient norm was not finite",
-    ),
-    (
-        NonFiniteStepRolledBack(step=7, to=4, message="loss is nan"),
-        "back to step 4, and step 7 is left out: loss is nan",
-    ),
-    (Validated(step=9, loss=2.0, bits_per_byte=2.9), "validation after step 9: loss 2.0000, 2.900 bits per byte"),
-    (
-        IncidentOpened(
-            id=1,
-            cause=IncidentCause.WORKER_DIED,
-            witness="ray",
-            ranks=(2,),
-            message="SIGKILL",
-            generation=1,
-            workers=4,
-            step=9,
-        ),
-        "incident worker_died of rank 2: SIGKILL",
-    ),
-    (
-        SnapshotsRecovering(nodes=("n1", "n2"), steps=5, until=9.0),
-        "workers are started on 2 nodes to read the snapshots in memory there, which may save 5 steps",
-    ),
-    (
-        SnapshotsLacking(generation=2, step=5, rank=1, only_copies=False, message="no space left"),
-        "rank 1 keeps no more snapshots in memory: no space left",
-    ),
-    (
-        IncidentClosed(
-            id=1,
-            cause=IncidentCause.WORKER_DIED,
-            action="re-formed",
-            detect_s=0.03,
-            recovery_s=1.5,
-            steps_lost=1,
-            from_workers=4,
-            to_workers=3,
-            state_source=StateSource.MEMORY,
-            bytes_moved=None,
-        ),
-        "incident worker_died closed: 4 -> 3 workers, detected in 30 ms, recovered in 1.5 s, 1 step lost, "
-        "state from memory",
-    ),
-    (CheckpointCommitted(name="step-20", step=20, generation=1), "checkpoint of step 20 committed"),
-    (CheckpointFailed(message="disk full", rank=1), "a checkpoint could not be written: rank 1: disk full"),
-    (
-        CheckpointRetried(message="disk full", number=1, of=4, after_s=2.0),
-        "the final state could not be saved; try 1 of 4 follows in 2.0 s: disk full",
-    ),
-    (CheckpointDamaged(name="step-20", message="crc32 differs"), "checkpoint step-20 is damaged: crc32 differs"),
-    (
-        StorageAway(message="timed out", until=9.0),
-        "the checkpoint storage does not answer; it is asked again: timed out",
-    ),
-    (CheckpointFallback(to=None), "no older checkpoint: training starts again"),
-    (CheckpointRetentionFailed(message="denied"), "old checkpoints could not be deleted: denied"),
-    (
-        SupervisorStartFailed(number=2, after_s=2.0, message="start 2 of at most 5 failed: the actor died"),
-        "supervisor not started, next start in 2.0 s: start 2 of at most 5 failed: the actor died",
-    ),
-    (SupervisorRestarted(found=3, of=4), "supervisor restarted: reattached to 3 of 4 workers"),
-    (NodeSuspected(node_id="ab12", reason="it hung"), "node ab12 is suspected: it hung"),
-    (
-        NodeCordoned(node_id="ab12", reason="bad fan"),
-        "node ab12 is cordoned: bad fan; its workers stay, and none is added",
-    ),
-    (
-        MaintenancePlanned(window_id="mw-1", begins_at=100.0, ends_at=130.0, reason="disks"),
-        "maintenance window mw-1 of 30 s is planned: disks",
-    ),
-    (NodeCleared(node_id="ab12", suspected_s=62.0, reason="it hung"), "node ab12 has passed its test after 62 s"),
 ]
 
 

@@ -1,0 +1,36 @@
+"""A lease in wall-clock time, and waiting for a state of the delivery."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from kit.webhooks import LONGEST_S
+from shoal_service.store import Lease, Store
+from shoal_service.webhook_views import WebhookView
+
+
+@pytest.fixture
+def owned(store: Store) -> Lease:
+    lease = store.acquire_lease("owner-1", ttl_s=3600.0, now=time.time())
+    assert lease is not None
+    return lease
+
+
+@pytest.fixture
+def reach(store: Store) -> Callable[..., WebhookView | None]:
+    """Waits until the first hook that is shown, of a job or of all, is as the test wants it. Nobody is notified of the
+    cursors, so it looks again and again."""
+
+    def _reach(job_id: str | None, is_reached: Callable[[WebhookView | None], bool]) -> WebhookView | None:
+        deadline_mono = time.monotonic() + LONGEST_S
+        pause = threading.Event()
+        while not is_reached(view := next(iter(store.webhooks(job_id)), None)):
+            assert time.monotonic() < deadline_mono, view
+            pause.wait(0.01)
+        return view
+
+    return _reach

@@ -1,0 +1,68 @@
+"""WebhookSpec: where events are sent, which ones, and where the secret that signs them is. See docs/webhooks.md."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from shoal_workers.contract.base import Frozen
+
+MAX_WEBHOOKS = 8
+"""Of one job."""
+SECRET_VARIABLE = "SHOAL_WEBHOOK_SECRET_"
+"""Environment variables of the service that a secret may be in begin with this."""
+_SECRET = re.compile(rf"env:{SECRET_VARIABLE}[A-Z0-9_]{{1,64}}|file:[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}")
+_PATTERN = re.compile(r"\*|[a-z_]+(?:\.(?:\*|[a-z_]+))?")
+EventPattern = Annotated[str, Field(max_length=64)]
+
+
+class WebhookSpec(Frozen):
+    """A receiver of events over HTTP."""
+
+    url: str = Field(max_length=2048)
+    """Address of the receiver, http or https, without a user name and a password. Redirects are not followed."""
+    events: tuple[EventPattern, ...] = Field(("job.state", "incident.*"), min_length=1, max_length=64)
+    """Types of events (docs/reference/events.md); `incident.*` is every type that begins so, `*` every type."""
+    secret: str = Field(max_length=96)
+    """Where the service finds the secret that signs: `env:SHOAL_WEBHOOK_SECRET_NAME`, an environment variable of the
+    service, or `file:NAME`, a file in its `webhook_secrets_dir`."""
+
+    @property
+    def receiver(self) -> str:
+        """Scheme, host and port of the URL, without its path, which may contain a token."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}"
+
+    @field_validator("url")
+    @classmethod
+    def _is_http(cls, url: str) -> str:
+        try:
+            parts = urlsplit(url)
+            is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_usable = False
+        if not is_usable or not url.isascii() or not url.isprintable() or " " in url:
+            raise ValueError("is not a valid URL of a receiver: use http:// or https:// with a host, and no spaces.")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("has a user name or a password: receivers check the signature instead.")
+        return url
+
+    @field_validator("events")
+    @classmethod
+    def _are_patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            if not _PATTERN.fullmatch(pattern):
+                raise ValueError(f'{pattern!r} must be a type of event, such as "job.state", or "incident.*", or "*".')
+        return patterns
+
+    @field_validator("secret")
+    @classmethod
+    def _is_a_reference(cls, secret: str) -> str:
+        if not _SECRET.fullmatch(secret):
+            raise ValueError(
+                f"must be env:{SECRET_VARIABLE}NAME or file:NAME; it names a secret of the service and never is one."
+            )
+        return secret
