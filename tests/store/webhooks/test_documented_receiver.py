@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def test_the_receiver_of_the_page_accepts_only_its_own_secret(
 ) -> None:
     url, secret = receiver
     with delivering(store, config_of(), lambda: owned):
-        job_id = submit(webhooks=[{"url": url, "events": ["job.created"], "secret": SECRET_NAME}])
+        job_id = submit(now=time.time(), webhooks=[{"url": url, "events": ["job.created"], "secret": SECRET_NAME}])
         if secret == SECRET:
             assert reach(job_id, lambda view: view.delivered == 1).gave_up == 0
         else:

@@ -31,6 +31,8 @@ _POLL_S = 2.0
 _MIN_PASS_S = 0.1
 _CLOCKS_APART_S = 60.0
 """Largest difference between the clocks of two control planes, and longest transaction."""
+_READ_ALL_S = 600.0
+"""All jobs are read so often, in case the clocks are further apart."""
 _THREADS = 2
 _Key = tuple[str, str]
 
@@ -61,6 +63,7 @@ class WebhookDelivery:
         """The store has refused a write under this epoch, and the control loop may not know yet."""
         self._read_at: float | None = None
         """Wall-clock time of the last reading of the backlog."""
+        self._read_all_mono = 0.0
         self._tasks: dict[_Key, asyncio.Task[None]] = {}
         self._waiting: dict[_Key, Lane] = {}
         """Lanes that have failed."""
@@ -104,7 +107,12 @@ class WebhookDelivery:
         if self._epoch is None:
             await self._threads(self._store.register_webhooks, self._config.hooks, epoch=lease.epoch, now=now)
             self._epoch = lease.epoch
-        since = 0.0 if self._read_at is None else self._read_at - _CLOCKS_APART_S
+        mono = self._clock.monotonic()
+        since = 0.0
+        if self._read_at is not None and mono - self._read_all_mono < _READ_ALL_S:
+            since = self._read_at - _CLOCKS_APART_S
+        else:
+            self._read_all_mono = mono
         lanes = await self._threads(self._store.webhook_backlog, since)
         self._read_at = now
         self._passed = {lane.key: self._passed[lane.key] for lane in lanes if lane.key in self._passed}
