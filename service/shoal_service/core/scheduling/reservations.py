@@ -45,8 +45,8 @@ class Reservations:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._all: list[Reservation] = []
-        self._at_most: dict[tuple[int, ...], int] = {}
-        """By shape and reservations: no more workers than this can be taken beside them."""
+        self._at_most: dict[tuple[int, ...], tuple[int, int]] = {}
+        """By shape and reservations: no more workers than this can be taken beside them, while none leave."""
 
     def take(self, entry: Entry, workers: int) -> Sites | Reservation | None:
         """Places for the workers that the job lacks; or the reservation that they would delay; or None: no room."""
@@ -55,13 +55,15 @@ class Reservations:
         if not in_the_way:
             return None if shape.lacks(workers) else shape.take_all(workers)
         key = (id(shape), *map(id, in_the_way))
-        if workers > self._at_most.get(key, UNLIMITED) or shape.lacks(workers):
+        at_most, as_of = self._at_most.get(key, (UNLIMITED, 0))
+        room = self._plan.room
+        if shape.lacks(workers) or (workers > at_most and as_of == room.num_returns):
             return in_the_way[0]
         need = shape.need
         sites = shape.take_beside(workers, lambda free: min(reserved.fits(free, need) for reserved in in_the_way))
         if count(sites) < workers:
-            self._at_most[key] = count(sites)
-            self._plan.room.give_back(shape, sites)
+            room.give_back(shape, sites)
+            self._at_most[key] = (count(sites), room.num_returns)
             return in_the_way[0]
         for reserved in in_the_way:
             reserved.spend(need, sites)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.facts import Facts, ShapeKey
@@ -79,36 +80,23 @@ class Shape:
         """Place in the order in which workers stay, by node id: cordoned nodes first."""
         self._overlaps: dict[int, bool] = {}
         self._per_worker: dict[int, tuple[float, float]] = {}
-        self._cursor = 0
+        self._roomy = list(range(len(open_nodes)))
+        """A heap of the places of the nodes that may have room. A node that is found full leaves it, and returns when a
+        worker leaves the node."""
+        self._is_roomy = bytearray(b"\1") * len(open_nodes)
         self._at_most = UNLIMITED * (len(open_nodes) + 1)
-        """No more than this fits; exact after an attempt that failed."""
+        """No more than this fits."""
 
     def take_all(self, workers: int) -> Sites | None:
         """Place all of these workers on open nodes, or none."""
-        if workers > self._at_most:
-            return None
-        sites = self.take(workers)
-        found = count(sites)
-        if found == workers:
-            return sites
-        for free, here in sites:
-            free.reserve(self.need, -here)
-        self._at_most = found
-        if sites:
-            self._cursor = self._index[id(sites[0][0])]
-        return None
+        return None if self.lacks(workers) else self.take(workers)
 
     def take(self, most: int) -> Sites:
         """Place up to `most` workers on open nodes."""
-        nodes, need = self.nodes, self.need
-        if self._cursor < len(nodes) and nodes[self._cursor].fits(need) >= most > 0:
-            free = nodes[self._cursor]
-            free.reserve(need, most)
-            self._at_most -= most
-            return [(free, most)]
+        nodes, need, roomy = self.nodes, self.need, self._roomy
         sites: Sites = []
-        while most > 0 and self._cursor < len(nodes):
-            free = nodes[self._cursor]
+        while most > 0 and roomy:
+            free = nodes[roomy[0]]
             here = free.fits(need)
             if here > most:
                 here = most
@@ -118,13 +106,13 @@ class Shape:
                 most -= here
                 self._at_most -= here
             if most > 0:
-                self._cursor += 1
+                self._is_roomy[heappop(roomy)] = 0
         return sites
 
     def take_beside(self, most: int, limit: Callable[[FreeNode], int]) -> Sites:
         """Place up to `most` workers on open nodes, and no more on a node than its limit."""
         sites: Sites = []
-        for at in range(self._cursor, len(self.nodes)):
+        for at in sorted(self._roomy):
             if most <= 0:
                 break
             free = self.nodes[at]
@@ -148,9 +136,10 @@ class Shape:
                 most -= _reserve(free, self.need, here, sites)
             return sites + self.take(most) if most else sites
         sites = self.take(most)
-        most -= count(sites)
-        for free in self._cordoned if most else ():
-            most -= _reserve(free, self.need, min(most, free.fits(self.need)), sites)
+        if self._cordoned:
+            most -= count(sites)
+            for free in self._cordoned if most else ():
+                most -= _reserve(free, self.need, min(most, free.fits(self.need)), sites)
         return sites
 
     def _known(self, on_nodes: Mapping[str, int]) -> list[FreeNode]:
@@ -166,22 +155,32 @@ class Shape:
         """Workers that fit now on open nodes; counts no further than `most`."""
         if most > self._at_most:
             most = self._at_most
+        nodes, need = self.nodes, self.need
         found = 0
-        for at in range(self._cursor, len(self.nodes)):
-            found += self.nodes[at].fits(self.need)
+        roomy = []
+        for at in self._roomy:
+            here = nodes[at].fits(need)
+            found += here
             if found >= most:
                 return most
+            if here:
+                roomy.append(at)
+        if len(roomy) < len(self._roomy):
+            self._roomy = sorted(roomy)
+            self._is_roomy = bytearray(len(nodes))
+            for at in roomy:
+                self._is_roomy[at] = 1
         self._at_most = found
         return found
 
     @property
     def is_full(self) -> bool:
         """No open node has room, as far as the last attempt to place a worker has shown."""
-        return self._cursor >= len(self.nodes)
+        return not self._roomy
 
     def lacks(self, workers: int) -> bool:
-        """It is known that so many workers do not fit now."""
-        return workers > self._at_most
+        """So many workers do not fit now."""
+        return workers > self._at_most or self.free(workers) < workers
 
     def given_back(self, other: Shape, sites: Sites) -> None:
         """Workers of a shape have left these nodes."""
@@ -190,8 +189,9 @@ class Shape:
             at = self._index.get(id(free))
             if at is not None:
                 self._at_most += workers if most == 1.0 else math.ceil(workers * most - EPSILON)
-                if at < self._cursor:
-                    self._cursor = at
+                if not self._is_roomy[at]:
+                    self._is_roomy[at] = 1
+                    heappush(self._roomy, at)
 
     def per_worker(self, other: Shape) -> tuple[float, float]:
         """How many of this shape's workers fit in place of one of the other's: on an empty node, and at most, beside
@@ -238,6 +238,8 @@ class Room:
         usable = [node for node in nodes if node.ends_at is None or node.ends_at > now + LEAD_S]
         self._nodes = [FreeNode(node) for node in sorted(usable, key=lambda node: node.node_id)]
         self._shapes: dict[ShapeKey, Shape] = {}
+        self.num_returns = 0
+        """Grows whenever workers leave their nodes."""
 
     def shape(self, job: MarketJob, facts: Facts) -> Shape:
         """The shape of a job's workers. All shapes must be known before the first worker is placed."""
@@ -247,6 +249,7 @@ class Room:
         return shape
 
     def give_back(self, other: Shape, sites: Sites) -> None:
+        self.num_returns += 1
         for free, workers in sites:
             free.reserve(other.need, -workers)
         if sites:
