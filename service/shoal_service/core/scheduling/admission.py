@@ -6,6 +6,7 @@
     4 reserve   the first claim that is not met has a reservation; a later one starts only if it does not delay it
 
 What a job has above its minimum is nobody's: it is divided later (`gains`). So admission shrinks without saying so.
+Jobs that ask for the same are refused together: the first refusal answers for all, until some job gets or loses places.
 Called by `decide`.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shoal_service.core.quantities import count_text
-from shoal_service.core.scheduling.plan import Entry, Plan
+from shoal_service.core.scheduling.plan import Claim, Entry, Plan
 from shoal_service.core.scheduling.preemption import Preemption
 from shoal_service.core.scheduling.reservations import Reservation, Reservations
 from shoal_service.core.scheduling.shares import Share
@@ -37,6 +38,8 @@ class Obstacle:
 
 
 ROOM = Obstacle(None)
+
+_NEVER = -1, ROOM
 
 MAX_ROUNDS = 4
 
@@ -81,12 +84,28 @@ def admit(plan: Plan, above_limit: list[Entry]) -> Admission:
 
 def _meet_claims(plan: Plan, admission: Admission) -> None:
     reservations, preemption = Reservations(plan), Preemption(plan)
+    refused: dict[Claim, tuple[int, Obstacle]] = {}
+    waiting = admission.waiting
     for entry in turns(plan, admission.preempted):
-        obstacle = _admit(plan, entry, reservations, preemption, admission)
-        if obstacle is not None and entry.job.granted == 0:
-            admission.waiting.append((entry, obstacle))
-        elif obstacle is None:
+        is_queued = not entry.job.granted
+        if is_queued:
+            as_of, obstacle = refused.get(entry.claim, _NEVER)
+            if as_of == plan.num_changes:
+                waiting.append((entry, obstacle))
+                continue
+        refusal = _refusal(plan, entry, preemption)
+        if refusal is not None:
+            if is_queued:
+                refused[entry.claim] = plan.num_changes, refusal
+                waiting.append((entry, refusal))
+            if refusal is ROOM:
+                reservations.reserve(entry)
+            continue
+        behind = _admit(plan, entry, reservations, preemption, admission)
+        if behind is None:
             preemption.add(entry)
+        elif is_queued:
+            waiting.append((entry, behind))
 
 
 def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> None:
@@ -103,12 +122,9 @@ def _displace(admission: Admission, victims: list[Entry], claimant: Entry) -> No
                 earlier.beneficiary = claimant.job.job_id
 
 
-def _admit(
-    plan: Plan, entry: Entry, reservations: Reservations, preemption: Preemption, admission: Admission
-) -> Obstacle | None:
-    """Book the job's minimum, or say what is in the way."""
+def _refusal(plan: Plan, entry: Entry, preemption: Preemption) -> Obstacle | None:
+    """What is in the way of every queued job with this claim; it stays so until some job gets or loses places."""
     job, shape = entry.job, entry.shape
-    missing = job.min_workers - entry.target
     if shape.ever < job.min_workers:
         return Obstacle(
             f"Needs {job.min_workers} workers of {job.need.describe()} each; the nodes that it may use have room for "
@@ -117,9 +133,16 @@ def _admit(
     obstacle = _project_obstacle(plan, entry, job.min_workers - entry.charged)
     if obstacle is not None:
         return obstacle
-    if shape.lacks(missing) and not preemption.may_help(job.priority):
-        reservations.reserve(entry)
+    if shape.lacks(job.min_workers - entry.target) and not preemption.may_help(job.priority):
         return ROOM
+    return None
+
+
+def _admit(
+    plan: Plan, entry: Entry, reservations: Reservations, preemption: Preemption, admission: Admission
+) -> Obstacle | None:
+    """Book the job's minimum, or say what is in the way of this job."""
+    missing = entry.job.min_workers - entry.target
     found = reservations.take(entry, missing)
     if isinstance(found, Reservation):
         return Obstacle(None, behind=found.entry.job.job_id)
@@ -129,7 +152,7 @@ def _admit(
             reservations.reserve(entry)
             return ROOM
         _displace(admission, victims, entry)
-        found = shape.take_all(missing)
+        found = entry.shape.take_all(missing)
         assert found is not None, "preemption has made room"
     plan.book(entry, found)
     return None

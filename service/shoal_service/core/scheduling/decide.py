@@ -94,11 +94,12 @@ def after(state: MarketState, changes: Sequence[Change], now: float) -> MarketSt
 
 def _settle(plan: Plan) -> None:
     """Take back growth that does not pay; what is free then stays with those that would have given it."""
-    for entry in plan.running:
+    moved = [entry for entry in plan.running if entry.target != entry.job.granted]
+    for entry in moved:
         job = entry.job
         if entry.target > job.granted >= job.min_workers and not pays(job, entry.target):
             _reduce(plan, entry, entry.target - job.granted)
-    for entry in plan.running:
+    for entry in moved:
         most = min(entry.job.granted, entry.job.max_workers) - entry.target
         if most > 0 and not entry.is_below_minimum and entry.share.room() > 0:
             sites = plan.stay(entry, int(min(most, entry.share.room())))
@@ -126,19 +127,21 @@ def _reduce(plan: Plan, entry: Entry, workers: int) -> None:
 
 
 def _changes(plan: Plan, preempted: list[Entry]) -> list[Change]:
-    jobs = {id(entry) for entry in preempted}
-    running = [entry for entry in plan.running if id(entry) not in jobs]
+    gone = {id(entry) for entry in preempted}
+    running = [entry for entry in plan.running if entry.target != entry.job.granted and id(entry) not in gone]
     shrunk = [entry for entry in running if _wanted(entry) < entry.job.granted]
     grown = [entry for entry in running if _wanted(entry) > entry.job.granted]
     started = [entry for entry in plan.queued if entry.target]
     if not (started or grown):
         shrunk = [entry for entry in shrunk if not _keeps_claim(entry)]
     flows = Flows([*preempted, *shrunk], [*started, *grown])
-    by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *running)}
     changes: list[Change] = []
-    for entry in preempted:
-        name = entry.beneficiary or ""
-        changes.append(Preempt(entry.job.job_id, preempt_words(entry, by_id.get(name)), name))
+    if preempted:
+        kept = [entry for entry in plan.running if id(entry) not in gone]
+        by_id: dict[str, MarketJob] = {entry.job.job_id: entry.job for entry in (*started, *kept)}
+        for entry in preempted:
+            name = entry.beneficiary or ""
+            changes.append(Preempt(entry.job.job_id, preempt_words(entry, by_id.get(name)), name))
     changes += [Resize(entry.job.job_id, _wanted(entry), shrink_words(entry, flows)) for entry in shrunk]
     changes += [Start(entry.job.job_id, entry.target, start_words(entry, flows)) for entry in started]
     changes += [Resize(entry.job.job_id, entry.target, grow_words(entry, flows)) for entry in grown]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import lru_cache
 from itertools import pairwise
 
@@ -51,8 +51,12 @@ PINNED = 1e9
 def divide_rest(plan: Plan) -> None:
     """Give out what is free, first within what each project is entitled to, then to anybody who gains."""
     entries = [entry for entry in plan.running + plan.queued if entry.target >= entry.job.min_workers > 0]
-    weights = _weights(entries)
-    offers = [_Offer(entry, weights[entry.job.job_id], plan.now) for entry in entries]
+    has_room = {id(shape): shape.free(1) > 0 for shape in plan.room.shapes}
+    takers = {id(entry): entry for entry in entries if has_room[id(entry.shape)] or entry.target < _kept(entry.job)}
+    if not takers:
+        return
+    weights = _weights(entries, takers)
+    offers = [_Offer(entry, weights[at], plan.now) for at, entry in takers.items()]
     if len(plan.shares.all) > 1:
         _entitle(plan, entries)
         deferred = _hand_out(plan, offers, lambda share: min(share.room(), share.entitled - share.own_used))
@@ -61,14 +65,20 @@ def divide_rest(plan: Plan) -> None:
         _hand_out(plan, offers, Share.room)
 
 
-def _weights(entries: list[Entry]) -> dict[str, float]:
-    """heSRPT's weight by rank, longest first, times the priority's, per sample."""
-    ranked = sorted(entries, key=lambda entry: (-entry.work_s, entry.job.job_id))
+def _weights(entries: list[Entry], takers: Container[int]) -> dict[int, float]:
+    """heSRPT's weight by rank, longest first, times the priority's, per sample; by identity, for the takers."""
+    ranked = sorted([(-entry.facts.work_s, entry.job.job_id, entry) for entry in entries])
     by_rank = rank_weights(1 << len(ranked).bit_length())
     return {
-        entry.job.job_id: weight * entry.facts.division(entry.job)[1]
-        for entry, weight in zip(ranked, by_rank, strict=False)
+        id(entry): weight * entry.facts.division(entry.job)[1]
+        for (_, _, entry), weight in zip(ranked, by_rank, strict=False)
+        if id(entry) in takers
     }
+
+
+def _kept(job: MarketJob) -> int:
+    """Workers that it has and may keep."""
+    return min(job.granted, job.max_workers)
 
 
 @lru_cache(maxsize=32)
@@ -101,7 +111,7 @@ class _Offer:
         self.weight = weight
         self.segments = entry.facts.division(job)[0]
         self.segment = 0
-        self.kept = min(job.granted, job.max_workers)
+        self.kept = _kept(job)
         self.bonus = keep_bonus(job, now) if self.kept > entry.target else 1.0
         self.needed = workers_for_deadline(job, now) if job.finish_by is not None else 0
         self.until = 0

@@ -4,14 +4,15 @@
                                       ->  MarketState  ->  policy(state, now)  ->  decisions  ->  carried out
     simulator (trace + capacity)    /
 
-A policy is a pure function. It returns one decision for every queued job and for every running job that changes.
+A policy is a pure function. It returns one decision for every queued job and for every running job that changes. Decisions
+are named tuples: thousands of them are made in a pass, and a frozen dataclass takes five times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_workers.contract.placing import CapacityKind as CapacityKind
@@ -137,8 +138,7 @@ class MarketState:
     """To a user who is not listed, DEFAULT_USER's limits apply; each one has them alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """The first grant of a queued job."""
 
     job_id: str
@@ -146,8 +146,7 @@ class Start:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resize:
+class Resize(NamedTuple):
     """A new number of workers for a running job."""
 
     job_id: str
@@ -155,8 +154,7 @@ class Resize:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Preempt:
+class Preempt(NamedTuple):
     """A running job gives up all of its workers: it saves and returns to the queue. No step is lost."""
 
     job_id: str
@@ -165,8 +163,7 @@ class Preempt:
     """The job that gets the workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """A queued job does not start yet."""
 
     job_id: str

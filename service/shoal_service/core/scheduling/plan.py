@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from operator import attrgetter
 
-from shoal_service.core.scheduling.facts import Facts, facts_of
+from shoal_service.core.scheduling.facts import ClaimKey, Facts, facts_of
 from shoal_service.core.scheduling.market import DEFAULT_USER, MarketJob, MarketState
 from shoal_service.core.scheduling.room import Room, Shape, Sites, count
 from shoal_service.core.scheduling.shares import Share, Shares
@@ -17,12 +17,23 @@ _NONE: Sites = []
 """Never changed: sites are replaced by longer lists."""
 
 
+class Claim:
+    """What queued jobs with equal needs, project, user, priority and minimum ask for."""
+
+    __slots__ = ("shape", "share")
+
+    def __init__(self, shape: Shape, share: Share) -> None:
+        self.shape = shape
+        self.share = share
+
+
 class Entry:
     """A job during one decision."""
 
     __slots__ = (
         "beneficiary",
         "charged",
+        "claim",
         "donors",
         "facts",
         "floor",
@@ -32,15 +43,14 @@ class Entry:
         "share",
         "sites",
         "target",
-        "work_s",
     )
 
-    def __init__(self, job: MarketJob, facts: Facts, shape: Shape, share: Share) -> None:
+    def __init__(self, job: MarketJob, facts: Facts, claim: Claim) -> None:
         self.job = job
         self.facts = facts
-        self.shape = shape
-        self.share = share
-        self.work_s = facts.work_s
+        self.claim = claim
+        self.shape = claim.shape
+        self.share = claim.share
         self.order = facts.order
         self.target = 0
         """Workers that it is to have."""
@@ -72,10 +82,15 @@ class Plan:
         self.running: list[Entry] = []
         self.queued: list[Entry] = []
         self.leaving: list[Entry] = []
-        shape, share = self.room.shape, self.shares.of
+        self.num_changes = 0
+        """Grows whenever a job gets or loses places."""
+        claims: dict[ClaimKey, Claim] = {}
         for job in state.jobs:
             facts = facts_of(job)
-            entry = Entry(job, facts, shape(job, facts), share(job.project))
+            claim = claims.get(facts.claim_key)
+            if claim is None:
+                claim = claims[facts.claim_key] = Claim(self.room.shape(job, facts), self.shares.of(job.project))
+            entry = Entry(job, facts, claim)
             if job.is_leaving:
                 self.leaving.append(entry)
             elif job.granted > 0:
@@ -83,7 +98,8 @@ class Plan:
             else:
                 self.queued.append(entry)
         self.queued.sort(key=attrgetter("order"))
-        self.running.sort(key=lambda entry: (-entry.job.priority, entry.order))
+        self.running.sort(key=attrgetter("order"))
+        self.running.sort(key=attrgetter("job.priority"), reverse=True)  # stable: in the queue's order within a priority
 
     def max_running_of(self, user: str) -> int | None:
         """Jobs with a grant that the user may have; None: any number."""
@@ -104,12 +120,14 @@ class Plan:
     def keep(self, entry: Entry, sites: Sites, workers: int) -> None:
         """A running job keeps these places. All of its workers count for its project, also those of lost nodes."""
         here = count(sites)
+        self.num_changes += 1
         entry.sites = sites
         entry.target = entry.floor = here
         self._charge(entry, workers if workers > here else here)
 
     def book(self, entry: Entry, sites: Sites) -> None:
         """Give these places to the job."""
+        self.num_changes += 1
         entry.sites = entry.sites + sites if entry.sites else sites
         entry.target += count(sites)
         entry.floor = entry.target
@@ -118,6 +136,7 @@ class Plan:
 
     def clear(self, entry: Entry) -> None:
         """Take all of its places from the job."""
+        self.num_changes += 1
         self.room.give_back(entry.shape, entry.sites)
         self._charge(entry, -entry.charged)
         entry.sites = _NONE

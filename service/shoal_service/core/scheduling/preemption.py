@@ -9,6 +9,7 @@ from bisect import insort
 
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import Shape, Sites
+from shoal_service.core.scheduling.shares import Share
 
 
 class Preemption:
@@ -54,17 +55,22 @@ class Preemption:
 
     def _clear(self, claimant: Entry, missing: int) -> list[Entry]:
         cleared: list[tuple[Entry, Sites, int]] = []
-        shape = claimant.shape
+        shape, share = claimant.shape, claimant.share
+        spare: dict[Share, float] = {}
+        """What each project has beyond what is guaranteed to it, as of the last job that was cleared."""
         for priority, _, _, entry in self._victims:
             if priority >= claimant.job.priority:
                 break
             if entry is claimant or id(entry) in self._gone:
                 continue
-            if not entry.shape.overlaps(shape) or _is_guaranteed(entry, claimant):
+            if entry.share not in spare:
+                spare[entry.share] = entry.share.spare_beside(share)
+            if entry.charged > spare[entry.share] or not entry.shape.overlaps(shape):
                 continue
             cleared.append((entry, entry.sites, entry.charged))
             self._plan.clear(entry)
-            if shape.free(missing) >= missing:
+            spare.clear()
+            if not shape.lacks(missing):
                 return self._spare(shape, missing, cleared)
         for entry, sites, charged in reversed(cleared):
             self._put_back(entry, sites, charged)
@@ -72,10 +78,10 @@ class Preemption:
 
     def _spare(self, shape: Shape, missing: int, cleared: list[tuple[Entry, Sites, int]]) -> list[Entry]:
         """Leave out the jobs whose workers are not needed after all, those of the highest priority first."""
-        taken: list[Entry] = []
-        for entry, sites, charged in reversed(cleared):
+        taken = [cleared[-1][0]]  # without the last one there was no room
+        for entry, sites, charged in reversed(cleared[:-1]):
             self._put_back(entry, sites, charged)
-            if shape.free(missing) < missing:
+            if shape.lacks(missing):
                 self._plan.clear(entry)
                 taken.append(entry)
         return taken
@@ -92,12 +98,3 @@ def _ranked(entry: Entry) -> tuple[float, float, str, Entry]:
     if entry.target < job.granted and entry.target < job.min_workers:
         priority -= 0.5  # it lost nodes and does not train
     return priority, -entry.order[0], job.job_id, entry
-
-
-def _is_guaranteed(entry: Entry, claimant: Entry) -> bool:
-    """Without this job its project would have less than what it is guaranteed, and another project would have more."""
-    return any(
-        share.used - entry.charged < share.project.guaranteed
-        for share in entry.share.path
-        if share not in claimant.share.path
-    )

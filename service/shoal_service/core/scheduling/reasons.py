@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from shoal_service.core.scheduling.market import MarketJob
 from shoal_service.core.scheduling.plan import Entry
@@ -54,11 +55,14 @@ class Flows:
 
 def start_words(entry: Entry, flows: Flows) -> str:
     job = entry.job
-    needs = f"Starts with {workers_of(entry.target)} of {job.need.describe()} ({range_of(job)})"
+    needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers)
     if entry.donors:
         return f"{needs}; preempts {_names(entry.donors)} by its priority of {job.priority}."
-    givers = tuple(flow.giver.job.job_id for flow in flows.got[job.job_id])
-    return f"{needs}; {_names(givers)} {_gives(givers)} workers." if givers else f"{needs}, which were free."
+    flowing = flows.got.get(job.job_id)
+    if not flowing:
+        return f"{needs}, which were free."
+    givers = tuple(flow.giver.job.job_id for flow in flowing)
+    return f"{needs}; {_names(givers)} {_gives(givers)} workers."
 
 
 def grow_words(entry: Entry, flows: Flows) -> str:
@@ -112,8 +116,11 @@ def workers_of(number: int) -> str:
     return f"{number} worker" if number == 1 else f"{number} workers"
 
 
-def range_of(job: MarketJob) -> str:
-    return str(job.min_workers) if job.min_workers == job.max_workers else f"{job.min_workers} to {job.max_workers}"
+@lru_cache(maxsize=4096)
+def _starts_with(workers: int, need: str, least: int, most: int) -> str:
+    """Kept, since thousands of jobs may start at once."""
+    sizes = str(least) if least == most else f"{least} to {most}"
+    return f"Starts with {workers_of(workers)} of {need} ({sizes})"
 
 
 def _givers(flows: Sequence[Flow]) -> tuple[str, ...]:

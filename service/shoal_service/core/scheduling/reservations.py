@@ -120,21 +120,17 @@ class Ends:
     def __init__(self, plan: Plan, *, earliest: bool) -> None:
         which = 0 if earliest else 1
         now = plan.now
-        self._ends: list[tuple[float, str, Entry]] = []
-        for entry in (*plan.leaving, *plan.running, *plan.queued):
-            if not entry.floor:
-                continue
+        ends = [(now, entry.job.job_id, entry) for entry in plan.leaving if entry.floor]
+        for entry in (*plan.running, *[entry for entry in plan.queued if entry.floor]):
             job = entry.job
-            at = now
-            if not job.is_leaving:
-                if job.left is not None:
-                    at += entry.facts.ends(job)[which]
-                    if not job.granted:
-                        at += job.start_s
-                elif not earliest:
-                    continue
-            self._ends.append((at, job.job_id, entry))
-        self._ends.sort()
+            if job.left is None:
+                if earliest and entry.floor:
+                    ends.append((now, job.job_id, entry))
+            elif entry.floor:
+                at = now + entry.facts.ends(job)[which]
+                ends.append((at if job.granted else at + job.start_s, job.job_id, entry))
+        ends.sort()
+        self._ends = ends
 
     def __iter__(self) -> Iterator[tuple[float, Entry]]:
         """By time."""

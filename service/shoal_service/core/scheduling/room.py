@@ -248,6 +248,10 @@ class Room:
             shape = self._shapes[facts.shape_key] = self._new_shape(job)
         return shape
 
+    @property
+    def shapes(self) -> Iterable[Shape]:
+        return self._shapes.values()
+
     def give_back(self, other: Shape, sites: Sites) -> None:
         self.num_returns += 1
         for free, workers in sites:

@@ -10,7 +10,7 @@ from itertools import islice
 
 from shoal_service.core.scheduling.admission import Obstacle
 from shoal_service.core.scheduling.market import Wait
-from shoal_service.core.scheduling.plan import Entry, Plan
+from shoal_service.core.scheduling.plan import Claim, Entry, Plan
 from shoal_service.core.scheduling.reservations import Ends
 from shoal_service.core.scheduling.room import UNLIMITED, Shape
 from shoal_service.core.scheduling.shares import Share
@@ -28,10 +28,12 @@ class Forecast:
         """The job that ended last in this forecast."""
         self._at = plan.now
         self.room = self.free = shape.free()
-        self._words: dict[tuple[int, int, str | None], str] = {}
 
     def place(self, workers: int) -> tuple[float | None, tuple[str, ...]]:
         """When so many workers have come free beyond those of earlier calls, and from which jobs."""
+        if self.free >= workers:
+            self.free -= workers
+            return self._at, self._last
         if self.free < 0:
             return None, self._last
         holders: list[str] = []
@@ -52,39 +54,63 @@ class Forecast:
         self._last = (holders[-1],)
         return tuple(holders[:MAX_HOLDERS])
 
-    def words(self, entry: Entry, behind: str | None) -> str:
-        """Why the job does not start; the same for all jobs of its minimum and priority."""
-        key = (entry.job.min_workers, entry.job.priority, behind)
-        words = self._words.get(key)
-        if words is None:
-            words = self._words[key] = _room_words(entry, self.room, behind)
-        return words
-
 
 def waits(plan: Plan, waiting: Sequence[tuple[Entry, Obstacle]]) -> list[Wait]:
     """A decision for each waiting job, in order. Called before the rest is divided, which counts as free here."""
-    forecasts: dict[int, Forecast] = {}
-    ends: Ends | None = None
-    holders_of: dict[int, tuple[str, ...]] = {}
+    words = _Words(plan)
     decisions: list[Wait] = []
     for position, (entry, obstacle) in enumerate(waiting, 1):
-        job, share = entry.job, obstacle.share
+        job = entry.job
         if obstacle.words is not None:
-            if share is not None and id(share) not in holders_of:
-                holders_of[id(share)] = _jobs_of(plan, share)
-            holders = () if share is None else holders_of[id(share)]
-            if obstacle.user:
-                holders = _jobs_of_user(plan, obstacle.user)
-            is_limit = share is not None or bool(obstacle.user)
+            is_limit = obstacle.share is not None or bool(obstacle.user)
+            holders = words.holders(obstacle)
             decisions.append(Wait(job.job_id, obstacle.words, position, holders, waits_for_limit=is_limit))
             continue
-        forecast = forecasts.get(id(entry.shape))
-        if forecast is None:
-            ends = ends or Ends(plan, earliest=False)
-            forecast = forecasts[id(entry.shape)] = Forecast(plan, entry.shape, ends)
+        forecast, reason = words.room(entry, obstacle.behind)
         at, holders = forecast.place(job.min_workers)
-        decisions.append(Wait(job.job_id, forecast.words(entry, obstacle.behind), position, holders, at))
+        decisions.append(Wait(job.job_id, reason, position, holders, at))
     return decisions
+
+
+class _Words:
+    """What is equal for jobs that ask for the same; looked up once in a decision."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._ends: Ends | None = None
+        self._forecasts: dict[int, Forecast] = {}
+        """By identity of the shape."""
+        self._rooms: dict[tuple[Claim, str | None], tuple[Forecast, str]] = {}
+        self._holders: dict[tuple[Share | None, str], tuple[str, ...]] = {}
+
+    def room(self, entry: Entry, behind: str | None) -> tuple[Forecast, str]:
+        """The forecast of the job's start, and why it does not start now."""
+        known = self._rooms.get((entry.claim, behind))
+        if known is None:
+            forecast = self._forecast(entry.shape)
+            known = self._rooms[entry.claim, behind] = forecast, _room_words(entry, forecast.room, behind)
+        return known
+
+    def holders(self, obstacle: Obstacle) -> tuple[str, ...]:
+        """The running jobs that count for the limit that is in the way."""
+        key = obstacle.share, obstacle.user
+        known = self._holders.get(key)
+        if known is None:
+            known = self._holders[key] = _holders_of(self._plan, *key)
+        return known
+
+    def _forecast(self, shape: Shape) -> Forecast:
+        forecast = self._forecasts.get(id(shape))
+        if forecast is None:
+            self._ends = self._ends or Ends(self._plan, earliest=False)
+            forecast = self._forecasts[id(shape)] = Forecast(self._plan, shape, self._ends)
+        return forecast
+
+
+def _holders_of(plan: Plan, share: Share | None, user: str) -> tuple[str, ...]:
+    if share is not None:
+        return _jobs_of(plan, share)
+    return _jobs_of_user(plan, user) if user else ()
 
 
 def _jobs_of(plan: Plan, share: Share) -> tuple[str, ...]:
