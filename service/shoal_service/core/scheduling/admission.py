@@ -62,11 +62,12 @@ def keep_minima(plan: Plan) -> list[Entry]:
             plan.keep(entry, plan.stay(entry, workers), workers)
     above_limit: list[Entry] = []
     for entry in plan.running:
-        floor = min(entry.job.granted, entry.job.min_workers)
-        if entry.share.room() < floor:
+        job = entry.job
+        floor = job.min_workers if job.min_workers < job.granted else job.granted
+        if entry.share.has_limits and entry.share.room() < floor:
             above_limit.append(entry)
         else:
-            plan.keep(entry, plan.stay(entry, floor), floor)
+            plan.keep(entry, entry.shape.stay(floor, job.on_nodes), floor)
     return above_limit
 
 
@@ -171,25 +172,26 @@ def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
         yield from queued
         return
     shares = plan.shares
-    heads = [(_turn(queue[0]), number, 0, shares.num_changes) for number, queue in enumerate(lists)]
+    heads = [(_turn(queue[0], queue[0].share), shares.num_changes, queue[0], iter(queue[1:])) for queue in lists]
     heapq.heapify(heads)
     while heads:
-        turn, number, at, as_of = heads[0]
-        queue = lists[number]
+        turn, as_of, entry, later = heads[0]
         if as_of != shares.num_changes:
-            current = _turn(queue[at])
+            current = _turn(entry, entry.share)
             if current != turn:
-                heapq.heapreplace(heads, (current, number, at, shares.num_changes))
+                heapq.heapreplace(heads, (current, shares.num_changes, entry, later))
                 continue
-        yield queue[at]
-        if at + 1 < len(queue):
-            heapq.heapreplace(heads, (_turn(queue[at + 1]), number, at + 1, shares.num_changes))
-        else:
+        yield entry
+        following = next(later, None)
+        if following is None:
             heapq.heappop(heads)
+        else:
+            heapq.heapreplace(heads, (_turn(following, entry.share), shares.num_changes, following, later))
 
 
-def _turn(entry: Entry) -> tuple[bool, int, tuple[float, ...], tuple[float, str]]:
-    borrows, used = entry.share.order()
+def _turn(entry: Entry, share: Share) -> tuple[bool, int, tuple[float, ...], tuple[float, str]]:
+    """Less is earlier. No two jobs have the same."""
+    borrows, used = share.order()
     return borrows, -entry.job.priority, used, entry.order
 
 

@@ -36,6 +36,8 @@ class ThroughputCurve:
 
         Linear between two known sizes, proportional below the smallest, constant above the largest.
         """
+        if workers == self.sizes[0]:
+            return self.rates[0]
         if workers <= 0:
             return 0.0
         at = bisect_left(self.sizes, workers)

@@ -26,16 +26,15 @@ DEADLINE_MARGIN_S = 600.0
 """A job with a deadline is to start so long before the last moment at which it could make it."""
 
 
-def rate_per_worker(job: MarketJob) -> float:
-    """Samples per second of one worker at the job's smallest size, where it is most efficient as a rule."""
-    return job.curve.rate(job.min_workers) / job.min_workers
-
-
 def worker_seconds_left(job: MarketJob) -> float:
-    """Work that remains, in seconds of one worker: how long jobs with different samples are compared by length."""
+    """Work that remains, in seconds of one worker: how jobs with different samples are compared by length.
+
+    The rate of a worker is that at the job's smallest size, where it is most efficient as a rule.
+    """
     if job.left is None:
         return max(PRIOR_WORKER_S, job.served_s)
-    return job.left / rate_per_worker(job)
+    least = job.min_workers
+    return job.left / (job.curve.rate(least) / least)
 
 
 def seconds_left(job: MarketJob, workers: int) -> float:

@@ -4,8 +4,8 @@
                                       ->  MarketState  ->  policy(state, now)  ->  decisions  ->  carried out
     simulator (trace + capacity)    /
 
-A policy is a pure function. It returns one decision for every queued job and for every running job that changes. Decisions
-are named tuples: thousands of them are made in a pass, and a frozen dataclass takes five times as long.
+A policy is a pure function. It returns one decision for every queued job and for every running job that changes.
+Decisions are named tuples: thousands are made in a pass, and a frozen dataclass takes several times as long.
 """
 
 from __future__ import annotations

@@ -99,12 +99,16 @@ class Plan:
                 self.queued.append(entry)
         self.queued.sort(key=attrgetter("order"))
         self.running.sort(key=attrgetter("order"))
-        self.running.sort(key=attrgetter("job.priority"), reverse=True)  # stable: in the queue's order within a priority
+        self.running.sort(
+            key=attrgetter("job.priority"), reverse=True
+        )  # stable: in the queue's order within a priority
 
     def max_running_of(self, user: str) -> int | None:
         """Jobs with a grant that the user may have; None: any number."""
+        if not user:
+            return None
         found = self._users.get(user) or self._users.get(DEFAULT_USER)
-        return None if found is None or not user else found.max_running
+        return None if found is None else found.max_running
 
     def stay(self, entry: Entry, workers: int) -> Sites:
         """Places for workers that run already: first on the nodes where they are known to be."""

@@ -5,11 +5,14 @@ A job that lost nodes and no longer has its minimum does not train, so it also g
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
+from typing import NamedTuple, TypeAlias
 
 from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import Shape, Sites
 from shoal_service.core.scheduling.shares import Share
+
+_Ranked: TypeAlias = tuple[float, float, str, Entry]
 
 
 class Preemption:
@@ -19,8 +22,6 @@ class Preemption:
         self._plan = plan
         latest_first = (*plan.queued, *reversed(plan.running))  # nearly sorted already
         self._victims = sorted([_ranked(entry) for entry in latest_first if entry.target])
-        self._gone: set[int] = set()
-        """Victims that have been preempted."""
         self._failed: dict[int, tuple[float, int]] = {}
         """Priority and workers of the last claim of a shape that preemption could not meet."""
 
@@ -30,10 +31,7 @@ class Preemption:
 
     def may_help(self, priority: int) -> bool:
         """Some job has a lower priority."""
-        victims = self._victims
-        while victims and id(victims[0][-1]) in self._gone:
-            del victims[0]
-        return bool(victims) and victims[0][0] < priority
+        return bool(self._victims) and self._victims[0][0] < priority
 
     def make_room(self, claimant: Entry, missing: int) -> list[Entry]:
         """Preempt until so many workers fit. Empty if that cannot be done, and then nothing has changed."""
@@ -47,52 +45,63 @@ class Preemption:
         if not cleared:
             self._failed[id(claimant.shape)] = (priority, missing)
             return []
-        for entry in cleared:
-            self._gone.add(id(entry))
-            entry.beneficiary = claimant.job.job_id
-        claimant.donors = (*claimant.donors, *(entry.job.job_id for entry in cleared if entry.job.granted))
-        return cleared
+        for victim in cleared:
+            del self._victims[bisect_left(self._victims, victim.ranked)]
+            victim.entry.beneficiary = claimant.job.job_id
+        entries = [victim.entry for victim in cleared]
+        claimant.donors = (*claimant.donors, *(entry.job.job_id for entry in entries if entry.job.granted))
+        return entries
 
-    def _clear(self, claimant: Entry, missing: int) -> list[Entry]:
-        cleared: list[tuple[Entry, Sites, int]] = []
-        shape, share = claimant.shape, claimant.share
+    def _clear(self, claimant: Entry, missing: int) -> list[_Victim]:
+        cleared: list[_Victim] = []
+        shape, share, most = claimant.shape, claimant.share, claimant.job.priority
         spare: dict[Share, float] = {}
         """What each project has beyond what is guaranteed to it, as of the last job that was cleared."""
-        for priority, _, _, entry in self._victims:
-            if priority >= claimant.job.priority:
+        for ranked in self._victims:
+            entry = ranked[-1]
+            if ranked[0] >= most:
                 break
-            if entry is claimant or id(entry) in self._gone:
+            beyond = spare.get(entry.share)
+            if beyond is None:
+                beyond = spare[entry.share] = entry.share.spare_beside(share)
+            if entry.charged > beyond or entry is claimant or not entry.shape.overlaps(shape):
                 continue
-            if entry.share not in spare:
-                spare[entry.share] = entry.share.spare_beside(share)
-            if entry.charged > spare[entry.share] or not entry.shape.overlaps(shape):
-                continue
-            cleared.append((entry, entry.sites, entry.charged))
+            cleared.append(_Victim(ranked, entry, entry.sites, entry.charged))
             self._plan.clear(entry)
             spare.clear()
             if not shape.lacks(missing):
                 return self._spare(shape, missing, cleared)
-        for entry, sites, charged in reversed(cleared):
-            self._put_back(entry, sites, charged)
+        for victim in reversed(cleared):
+            self._put_back(victim)
         return []
 
-    def _spare(self, shape: Shape, missing: int, cleared: list[tuple[Entry, Sites, int]]) -> list[Entry]:
+    def _spare(self, shape: Shape, missing: int, cleared: list[_Victim]) -> list[_Victim]:
         """Leave out the jobs whose workers are not needed after all, those of the highest priority first."""
-        taken = [cleared[-1][0]]  # without the last one there was no room
-        for entry, sites, charged in reversed(cleared[:-1]):
-            self._put_back(entry, sites, charged)
+        taken = [cleared.pop()]  # there was no room without the last one
+        for victim in reversed(cleared):
+            self._put_back(victim)
             if shape.lacks(missing):
-                self._plan.clear(entry)
-                taken.append(entry)
+                self._plan.clear(victim.entry)
+                taken.append(victim)
         return taken
 
-    def _put_back(self, entry: Entry, sites: Sites, charged: int) -> None:
-        for free, workers in sites:
+    def _put_back(self, victim: _Victim) -> None:
+        entry = victim.entry
+        for free, workers in victim.sites:
             free.reserve(entry.job.need, workers)
-        self._plan.keep(entry, sites, charged)
+        self._plan.keep(entry, victim.sites, victim.charged)
 
 
-def _ranked(entry: Entry) -> tuple[float, float, str, Entry]:
+class _Victim(NamedTuple):
+    """A job whose places were taken away, and what it takes to give them back."""
+
+    ranked: _Ranked
+    entry: Entry
+    sites: Sites
+    charged: int
+
+
+def _ranked(entry: Entry) -> _Ranked:
     job = entry.job
     priority: float = job.priority
     if entry.target < job.granted and entry.target < job.min_workers:

@@ -94,6 +94,11 @@ class Shape:
     def take(self, most: int) -> Sites:
         """Place up to `most` workers on open nodes."""
         nodes, need, roomy = self.nodes, self.need, self._roomy
+        if roomy and nodes[roomy[0]].fits(need) >= most > 0:
+            free = nodes[roomy[0]]
+            free.reserve(need, most)
+            self._at_most -= most
+            return [(free, most)]
         sites: Sites = []
         while most > 0 and roomy:
             free = nodes[roomy[0]]

@@ -60,7 +60,9 @@ class Share:
     def spare_beside(self, other: Share) -> float:
         """Workers without which this project and its ancestors, as far as they are not the other's, would still have
         what is guaranteed to them."""
-        return min((share.used - least for share, least in self._guaranteed if share not in other.path), default=math.inf)
+        return min(
+            (share.used - least for share, least in self._guaranteed if share not in other.path), default=math.inf
+        )
 
     def full_of_jobs(self) -> Share | None:
         """The project on the path that has as many running jobs as it may."""

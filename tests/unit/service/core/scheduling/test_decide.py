@@ -235,6 +235,15 @@ def test_room_that_is_free_now_and_reserved_is_not_given_to_another_shape() -> N
     assert "would delay head" in reasons(decide(state, NOW))["small"]
 
 
+def test_a_job_for_which_nothing_is_free_says_so_and_not_whose_start_it_would_delay() -> None:
+    """`head` and `other` have different workers, so the room for the one says nothing of the room for the other."""
+    running = job("running", 8, 8, granted=8, curve=ThroughputCurve((8,), (80.0,)))
+    head = job("head", 2, 2, submitted_at=NOW - 9000)
+    other = job("other", 1, 1, need=WorkerNeed(cpus=2.0))
+    decisions = decide(market([running, head, other], nodes(8)), NOW)
+    assert reasons(decisions)["other"].startswith("Needs 1 workers of 2 CPU each; 0 can be had by shrinking others")
+
+
 def test_a_job_below_a_raised_minimum_is_served_before_the_queue() -> None:
     state = market([job("raised", 4, 4, granted=2), job("new", 2, 2, submitted_at=NOW - 9)], nodes(4))
     assert after(state) == {"raised": 4}
