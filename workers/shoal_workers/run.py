@@ -15,6 +15,7 @@ import secrets
 import statistics
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -220,11 +221,12 @@ def _show(item: WorkerReport, summary: Summary) -> None:
             summary.rates.append(rate)
             _print(
                 f"step {item.step}  loss {item.loss:.6f}  norm {item.grad_norm:.4f}  lr {item.lr:.3g}  "
-                f"{rate:,.0f} tokens/s  {item.step_s * 1000:.1f} ms"
+                f"{rate:,.0f} tokens/s  {item.step_s * 1000:.1f} ms{_metrics(item.metrics)}"
             )
         case ValidationReport():
             summary.val_loss, summary.val_bits_per_byte = item.loss, item.bits_per_byte
-            _print(f"validation after step {item.step}: loss {item.loss:.6f} on {item.samples} samples")
+            metrics = _metrics(item.metrics)
+            _print(f"validation after step {item.step}: loss {item.loss:.6f} on {item.samples} samples{metrics}")
         case SaveFailed():
             _print(f"rank {item.rank} could not save step {item.step}: {item.error}")
         case StepSkipped():
@@ -235,6 +237,10 @@ def _show(item: WorkerReport, summary: Summary) -> None:
             _print(item.message)
         case ReplicasEqual() | SavedPart() | PreemptionNotice() | SnapshotCost() | SnapshotsStopped():
             pass
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    return "".join(f"  {name} {value:.6g}" for name, value in metrics.items())
 
 
 def _conclude(ended: WorkerExit, environment: TorchrunEnvironment, summary: Summary) -> int:

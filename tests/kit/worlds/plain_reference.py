@@ -19,7 +19,7 @@ from shoal_workers.tasks.balance import balance_experts, forget_load, share_of_s
 
 
 def losses(spec_data, steps):
-    """Loss, gradient norm and lr by step."""
+    """Loss, gradient norm, lr and the task's metrics by step."""
     return train(spec_data, steps)[0]
 
 
@@ -29,8 +29,18 @@ def validation_loss(spec_data, steps):
     data = task.build_dataset("validation")
     samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
     with torch.no_grad():
-        each = [task.loss(model.eval(), task.collate([sample])).item() for sample in samples]
+        each = [_split(task.loss(model.eval(), _collate(task)([sample])))[0].item() for sample in samples]
     return sum(each) / len(each), seen
+
+
+def validation_metrics(spec_data, steps):
+    """As `validation_loss`, of the task's metrics."""
+    _, spec, task, model = train(spec_data, steps)
+    data = task.build_dataset("validation")
+    samples = [data[index] for index in range(min(len(data), spec.validation.samples))]
+    with torch.no_grad():
+        each = [_split(task.loss(model.eval(), _collate(task)([sample])))[1] for sample in samples]
+    return {name: sum(float(one[name]) for one in each) / len(each) for name in each[0]}
 
 
 def train(spec_data, steps):
@@ -38,7 +48,7 @@ def train(spec_data, steps):
     spec = parse_spec({"task": "tiny_tasks:Counting", **spec_data})
     torch.set_num_threads(1)  # like the workers
     task = _task(spec)
-    collate = getattr(task, "collate", torch.stack)
+    collate = _collate(task)
     data = task.build_dataset("train")
     torch.manual_seed(spec.seed)
     model = task.build_model()
@@ -64,7 +74,7 @@ def train(spec_data, steps):
     for step in range(steps):
         optimizer.zero_grad()
         forget_load(model)
-        total = 0.0
+        total, metrics = 0.0, {}
         for index in range(spec.batch.num_micro_batches):
             seed = randomness_seed(spec.seed, step, index)
             torch.manual_seed(seed)
@@ -76,16 +86,27 @@ def train(spec_data, steps):
             samples = [data[sample_at(p, num_samples=len(data), seed=spec.seed)] for p in positions]
             share_of_step(model, 1 / spec.batch.num_micro_batches)
             with torch.autocast("cpu", torch.bfloat16, enabled=spec.precision == "bf16"):
-                loss = task.loss(model, collate(samples)) / spec.batch.num_micro_batches
+                loss, values = _split(task.loss(model, collate(samples)))
+            loss = loss / spec.batch.num_micro_batches
             loss.backward()
             total += loss.item()
+            for name, value in values.items():
+                metrics[name] = metrics.get(name, 0.0) + float(value) / spec.batch.num_micro_batches
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o.clip_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]
         optimizer.step()
         balance_experts(model, lambda load: load)
         scheduler.step()
-        seen[step + 1] = (total, float(norm), lr)
+        seen[step + 1] = (total, float(norm), lr, metrics)
     return seen, spec, task, model
+
+
+def _split(returned):
+    return returned if isinstance(returned, tuple) else (returned, {})
+
+
+def _collate(task):
+    return getattr(task, "collate", torch.stack)
 
 
 def _task(spec):

@@ -5,6 +5,8 @@ Made by the engine; read by the supervisor, by `shoal_workers.run` and by benchm
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from shoal_workers.contract.base import Frozen
 
 
@@ -28,6 +30,8 @@ class StepReport(Frozen):
     world_size: int
     compute_s: tuple[float, ...] = ()
     """Per rank: seconds of the step that it did not spend waiting for others. Empty: not measured."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """The task's own metrics: means over the global batch, as the loss. One that is not finite is left out."""
 
 
 class ValidationReport(Frozen):
@@ -41,6 +45,8 @@ class ValidationReport(Frozen):
     bits_per_byte: float | None
     """Only for byte-level tasks."""
     samples: int
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """The task's own metrics: means over the samples, as the loss. One that is not finite is left out."""
 
 
 class GroupFormed(Frozen):

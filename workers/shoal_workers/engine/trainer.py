@@ -195,6 +195,7 @@ class Trainer:
             arrived_step=self._snapshots.arrived_step,
             log_lag=self._snapshots.log_lag,
             log_s=self._snapshots.log.take_cost(),
+            metrics=self._gradients.metric_sums(),
         )
         verdict = hold_vote(ballot, generation.rank, generation.layout.world_size)
         generation.check()
@@ -314,6 +315,7 @@ class Trainer:
             step_s=step_s,
             world_size=generation.layout.world_size,
             compute_s=verdict.compute_s,
+            metrics=self._gradients.metrics(verdict.metrics),
         )
 
     def _validate(self) -> None:

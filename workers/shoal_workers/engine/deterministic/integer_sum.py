@@ -57,11 +57,20 @@ def split_finite(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def sum_over_ranks(values: Tensor) -> float:
     """The exact sum of all ranks' float64 values, of shape (n,) with any n. A collective; nan if any is not finite."""
-    good, num_bad = split_finite(values)
-    box = torch.cat([num_bad.reshape(1), digits_of(good)])
+    (total,) = sums_over_ranks([values])
+    return total
+
+
+def sums_over_ranks(rows: Sequence[Tensor]) -> list[float]:
+    """Several such sums in one collective. All ranks have the same number of rows, each of any length and any
+    floating-point type."""
+    boxes = []
+    for values in rows:
+        good, num_bad = split_finite(values.double())
+        boxes.append(torch.cat([num_bad.reshape(1), digits_of(good)]))
+    box = torch.stack(boxes)
     dist.all_reduce(box)
-    total_bad, *digits = box.tolist()
-    return math.nan if total_bad else value_of(digits)
+    return [math.nan if num_bad else value_of(digits) for num_bad, *digits in box.tolist()]
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     with generation.user_code, noted(generation.position.note):
         model = build_for_restore(task.build_model) if is_restoring(assignment) else task.build_model()
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        calls = ModelCalls(task.loss, model)
+        calls = ModelCalls(task.evaluate, model)
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)
         update = build_update(task, assembly, spec)
     return ModelRuntime(

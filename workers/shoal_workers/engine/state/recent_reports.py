@@ -15,6 +15,8 @@ from shoal_workers.contract.worker_reports import StepReport
 
 _NUM_KEPT = 64
 """More steps than a polling supervisor lags behind. If it was away for longer, the oldest reports are lost."""
+_MAX_CHARS = 32_000
+"""Of all reports together, half of the room that a snapshot has for plain values: with many metrics fewer are kept."""
 
 
 class Recent:
@@ -26,6 +28,8 @@ class Recent:
     def add(self, report: StepReport) -> None:
         values = _values(report)
         self._reports.append((values, json.dumps(values, allow_nan=False)))
+        while sum(len(text) for _, text in self._reports) > _MAX_CHARS:
+            self._reports.popleft()
 
     def values(self) -> list[dict[str, Any]]:
         return [values for values, _ in self._reports]

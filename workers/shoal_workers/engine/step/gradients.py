@@ -10,6 +10,7 @@ In deterministic mode FSDP reduces nothing; `ExactGradients` does so after the l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.engine.deterministic.exact_gradients import ExactGradients, ExactSums
+from shoal_workers.engine.deterministic.integer_sum import sums_over_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.clip import Gradients
@@ -26,6 +28,7 @@ from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.partial_gradients import PartialGradients
 from shoal_workers.engine.step.passes import LocalPasses, Passes
 from shoal_workers.engine.step.pipeline_passes import PipelinePasses
+from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.tasks.balance import forget_load, move_biases, sum_load
@@ -54,6 +57,8 @@ class GradientPass:
         )
         self._partial_gradients = PartialGradients(assembly, generation.meshes)
         self._copies = assembly.copies()
+        self._metrics = generation.task.metrics(generation.device, writes_log=generation.rank == 0)
+        self._metric_sums = torch.zeros(0, dtype=torch.float64, device=generation.device)
 
     def run(self, step: int, scale: float = 1.0) -> Tensor:
         """Run all micro-batches of this rank in the step that follows `step` completed ones.
@@ -63,16 +68,32 @@ class GradientPass:
         for part in self._assembly.parts:
             forget_load(part)
         if self._exact is None:
-            losses = self.passes.losses(step, self._batches, scale)
+            shares = self.passes.shares(step, self._batches, scale)
             self._partial_gradients.add_up()
             self._sum_load()
-            return torch.stack(losses).sum() if losses else self._zero()
+            self._agree(shares)
+            self._metric_sums = self._metrics.sums(shares)
+            return torch.stack([share.loss for share in shares]).sum() if shares else self._zero()
         self._exact_sums = None
+        shares = []
         while self._exact_sums is None:
             self._exact.begin()
-            self._exact_sums = self._exact.reduce(self.passes.losses(step, self._batches, scale))
+            shares = self.passes.shares(step, self._batches, scale)
+            self._exact_sums = self._exact.reduce([share.loss for share in shares])
         self._sum_load()
+        self._agree(shares)
+        if self._metrics.names:
+            totals = sums_over_ranks(self._metrics.columns(shares))
+            self._metric_sums = torch.stack([self._from_rank_0(total) for total in totals])
         return self._from_rank_0(self._exact_sums.loss)
+
+    def metric_sums(self) -> Tensor:
+        """Float64 of shape (number of the task's metrics,): this rank's share of the means of the last `run`."""
+        return self._metric_sums
+
+    def metrics(self, sums: Sequence[float]) -> dict[str, float]:
+        """`metric_sums` of all ranks, added up: by name, without those that are not finite."""
+        return self._metrics.by_name(sums)
 
     def gradients(self) -> Gradients:
         """The gradients of the last `run`."""
@@ -97,12 +118,17 @@ class GradientPass:
         seed_everything(randomness_seed(generation.spec.seed, step, index))
         with generation.user_code:
             batch = self._batches.training(generation.spec, step, index)
-        return self.passes.forward_only(batch)
+        return self.passes.forward_only(batch).loss
 
     def balance(self) -> None:
         """Called right before the optimizer's step: what a step changes in the model beside its parameters."""
         for part in self._assembly.parts:
             move_biases(part)
+
+    def _agree(self, shares: Sequence[Share]) -> None:
+        with self._generation.user_code:
+            self._metrics.agree(shares)
+        self._generation.check()
 
     def _sum_load(self) -> None:
         """Sum the experts' loads over the ranks that have the same blocks and other samples or tokens."""

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from shoal_workers.contract.batch_partition import MicroBatch, randomness_seed
@@ -24,21 +23,23 @@ from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.sharding import keeps_gathered, reduces_once
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
+from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.returned import Returned
 from shoal_workers.tasks.balance import share_of_step
 
 
 class Passes(Protocol):
     """All micro-batches of a rank in a step, and single forward passes."""
 
-    def losses(self, step: int, batches: Batches, scale: float) -> list[Tensor]:
-        """This rank's shares of the losses of its real micro-batches. Empty if another pipeline rank has the losses.
+    def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
+        """Of the mean over all micro-batches: of this rank's real ones. Empty if another pipeline rank has the losses.
 
         The gradients, times `scale`, are left where they are collected: in `grad`, or in ExactGradients."""
         ...
 
-    def forward_only(self, batch: Any) -> Tensor:
-        """Scalar: this rank's share of the mean loss of a whole `batch`, without a gradient.
+    def forward_only(self, batch: Any) -> Share:
+        """Of the mean over a whole `batch`, without a gradient.
 
         Called by all ranks that share the batch; the caller seeds the random generators."""
         ...
@@ -60,23 +61,22 @@ class LocalPasses:
         if exact is not None:
             self._fsdp.set_requires_gradient_sync(False)
 
-    def losses(self, step: int, batches: Batches, scale: float) -> list[Tensor]:
-        losses: list[Tensor] = []
+    def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
+        shares: list[Share] = []
         for count, micro_batch in enumerate(self._own):
             self._generation.check()
             self._prepare_backward(is_last=count == len(self._own) - 1)
             is_padding = not micro_batch.weight
             with self._exact.collecting(is_padding=is_padding) if self._exact else nullcontext():
-                loss = self._forward_backward(step, micro_batch, batches, scale)
+                share = self._forward_backward(step, micro_batch, batches, scale)
             if not is_padding:
-                losses.append(loss)
-        return losses
+                shares.append(share)
+        return shares
 
-    def forward_only(self, batch: Any) -> Tensor:
+    def forward_only(self, batch: Any) -> Share:
         generation = self._generation
         with torch.no_grad(), generation.split_loss(), self._user_code:
-            loss = generation.task.loss(self._model, generation.own_tokens(batch))
-            return local(loss).detach().reshape(()) * generation.loss_share
+            return share_of(generation, generation.task.evaluate(self._model, generation.own_tokens(batch)))
 
     def _prepare_backward(self, *, is_last: bool) -> None:
         """Tell FSDP what to do after the next backward pass: everything after the last one, else less."""
@@ -91,7 +91,7 @@ class LocalPasses:
         if self._generation.layout.dp_replicate > 1:
             fsdp.set_requires_all_reduce(is_last)
 
-    def _forward_backward(self, step: int, micro_batch: MicroBatch, batches: Batches, scale: float) -> Tensor:
+    def _forward_backward(self, step: int, micro_batch: MicroBatch, batches: Batches, scale: float) -> Share:
         generation = self._generation
         generation.position.enter(Phase.FORWARD)
         weight = micro_batch.weight / generation.spec.batch.num_micro_batches
@@ -99,16 +99,15 @@ class LocalPasses:
         with self._user_code, generation.split_loss():
             seed_everything(randomness_seed(generation.spec.seed, step, micro_batch.index))
             batch = generation.own_tokens(batches.training(generation.spec, step, micro_batch.index))
-            loss = generation.task.loss(self._model, batch)
-            refuse_non_scalar(loss)
-            weighted = loss * weight
+            returned = generation.task.evaluate(self._model, batch)
+            share = share_of(generation, returned, weight)
             generation.position.enter(Phase.BACKWARD)
-            torch.autograd.backward(weighted * (scale / generation.num_token_ranks))
-        return local(weighted).detach().reshape(()) * generation.loss_share
+            torch.autograd.backward(returned.loss * weight * (scale / generation.num_token_ranks))
+        return share
 
 
-def refuse_non_scalar(loss: Tensor) -> None:
-    """Raises TypeError if a task's loss is not a scalar tensor."""
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise TypeError(f"loss() must return a scalar tensor, the mean over the micro-batch; it returned {shown}.")
+def share_of(generation: Generation, returned: Returned, weight: float = 1.0) -> Share:
+    """This rank's share of loss and metrics, times the weight of the micro-batch; without a graph."""
+    loss = (local(returned.loss).detach() * weight).reshape(()) * generation.loss_share
+    metrics = {name: value * weight * generation.loss_share for name, value in returned.metrics.items()}
+    return Share(loss, metrics)

@@ -30,12 +30,12 @@ from shoal_workers.contract.layout import Recompute, Schedule
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.pipeline_feed import micro_batches_fed
 from shoal_workers.engine.parallel.assembly import Assembly
-from shoal_workers.engine.parallel.cutting import local
 from shoal_workers.engine.parallel.stages import Stage, owner_of
 from shoal_workers.engine.parallel.tensor import cuts_sequence
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
-from shoal_workers.engine.step.passes import refuse_non_scalar
+from shoal_workers.engine.step.passes import share_of
+from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.model_calls import ModelCall, ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.tasks.balance import share_of_step
@@ -70,7 +70,7 @@ class PipelinePasses:
         self._schedule: PipelineScheduleSingle | PipelineScheduleMulti | None = None
         self._stages: list[_Stage] = []
 
-    def losses(self, step: int, batches: Batches, scale: float) -> list[Tensor]:
+    def shares(self, step: int, batches: Batches, scale: float) -> list[Share]:
         generation, assembly = self._generation, self._assembly
         num = generation.spec.batch.num_micro_batches
         self._shares[:] = [micro_batch.weight / num * scale for micro_batch in self._own]
@@ -81,9 +81,9 @@ class PipelinePasses:
             for stage in self._stages:
                 stage.clear_runtime_states()
             seed_everything(randomness_seed(generation.spec.seed, step, self._own[0].index))
-            losses: list[Tensor] = []
+            shares: list[Share] = []
             weights = [micro_batch.weight / num for micro_batch in self._own]
-            targets = [(batch, weight, scale, losses) for batch, weight in zip(read, weights, strict=True)]
+            targets = [(batch, weight, scale, shares) for batch, weight in zip(read, weights, strict=True)]
             schedule._step_microbatches(
                 [(call.first,) if assembly.is_first else () for call in calls],
                 [call.others for call in calls],
@@ -91,9 +91,9 @@ class PipelinePasses:
                 [] if assembly.is_last else None,
                 return_outputs=False,
             )
-        return losses
+        return shares
 
-    def forward_only(self, batch: Any) -> Tensor:
+    def forward_only(self, batch: Any) -> Share:
         generation, assembly = self._generation, self._assembly
         parts = dict(zip(assembly.stages, assembly.parts, strict=True))
         with torch.no_grad(), self._user_code, generation.split_loss():
@@ -111,17 +111,16 @@ class PipelinePasses:
                 if index + 1 < assembly.num_stages and index + 1 not in parts:
                     dist.send(hidden.contiguous(), self._rank_of(index + 1), group=self._group)
             if not assembly.is_last:
-                return torch.zeros((), device=generation.device)
-            return local(self._calls.loss_of(hidden, own)).detach().reshape(()) * generation.loss_share
+                return Share(torch.zeros((), device=generation.device), None)
+            return share_of(generation, self._calls.loss_of(hidden, own))
 
-    def _loss(self, output: Tensor, target: tuple[Any, float, float, list[Tensor]]) -> Tensor:
+    def _loss(self, output: Tensor, target: tuple[Any, float, float, list[Share]]) -> Tensor:
         """The last stage's loss; the schedule differentiates what this returns."""
-        batch, weight, scale, losses = target
-        loss = self._calls.loss_of(output, batch)
-        refuse_non_scalar(loss)
+        batch, weight, scale, shares = target
+        returned = self._calls.loss_of(output, batch)
         if weight:
-            losses.append(local(loss).detach().reshape(()) * weight * self._generation.loss_share)
-        return loss * (weight * scale / self._generation.num_token_ranks)
+            shares.append(share_of(self._generation, returned, weight))
+        return returned.loss * (weight * scale / self._generation.num_token_ranks)
 
     def _make_schedule(self, call: ModelCall) -> PipelineScheduleSingle | PipelineScheduleMulti:
         layout, assembly = self._generation.layout, self._assembly

@@ -18,11 +18,12 @@ from torch import Tensor
 from shoal_workers.contract.batch_partition import randomness_seed
 from shoal_workers.contract.messages import Phase
 from shoal_workers.contract.worker_reports import ValidationReport
-from shoal_workers.engine.deterministic.integer_sum import sum_over_ranks
+from shoal_workers.engine.deterministic.integer_sum import sum_over_ranks, sums_over_ranks
 from shoal_workers.engine.parallel.assembly import Assembly
 from shoal_workers.engine.step.batches import Batches
 from shoal_workers.engine.step.generation import Generation
 from shoal_workers.engine.step.passes import Passes
+from shoal_workers.engine.task.metrics import Share
 from shoal_workers.engine.task.randomness import seed_everything
 
 _STREAM = 0x56414C49
@@ -38,6 +39,7 @@ class Validation:
         self._assembly = assembly
         self._passes = passes
         self._batches = batches
+        self._metrics = generation.task.metrics(generation.device, writes_log=generation.rank == 0)
         self._num_samples = min(spec.validation.samples, batches.num_samples)
         self._slices = validation_slices(
             self._num_samples, spec.batch.micro_size, layout.data_rank(generation.rank), layout.num_data_ranks
@@ -50,6 +52,7 @@ class Validation:
         for part in self._assembly.parts:
             part.eval()
         sums = [torch.zeros((), dtype=torch.float64, device=generation.device)]
+        shares: list[Share] = []
         for done, (samples, weight) in enumerate(self._slices):
             generation.check()
             # also progress: a validation may take longer than a hang
@@ -57,12 +60,14 @@ class Validation:
             seed_everything(randomness_seed(generation.spec.seed ^ _STREAM, 0, samples.start))
             with generation.user_code:
                 batch = self._batches.of(list(samples))
-            loss = self._passes.forward_only(batch)
+            share = self._passes.forward_only(batch)
             if weight:
-                sums.append(loss.double() * weight)
+                sums.append(share.loss.double() * weight)
+                shares.append(_weighted(share, weight))
         for part in self._assembly.parts:
             part.train()
         loss_value = self._over_ranks(torch.stack(sums)) / self._num_samples
+        metrics = self._metrics_over_ranks(shares)
         per_byte = generation.task.bytes_per_token
         return ValidationReport(
             generation=generation.number,
@@ -71,6 +76,7 @@ class Validation:
             loss=loss_value,
             bits_per_byte=loss_value / math.log(2) / per_byte if per_byte else None,
             samples=self._num_samples,
+            metrics=metrics,
         )
 
     def _over_ranks(self, sums: Tensor) -> float:
@@ -79,6 +85,26 @@ class Validation:
         total = sums.sum()
         dist.all_reduce(total)
         return float(total)
+
+    def _metrics_over_ranks(self, shares: list[Share]) -> dict[str, float]:
+        with self._generation.user_code:
+            self._metrics.agree(shares)
+        self._generation.check()
+        if not self._metrics.names:
+            return {}
+        if self._generation.spec.deterministic:
+            totals = sums_over_ranks(self._metrics.columns(shares))
+        else:
+            own = self._metrics.sums(shares)
+            dist.all_reduce(own)
+            totals = own.tolist()
+        return self._metrics.by_name([total / self._num_samples for total in totals])
+
+
+def _weighted(share: Share, weight: int) -> Share:
+    if share.metrics is None:
+        return share
+    return Share(share.loss, {name: value.double() * weight for name, value in share.metrics.items()})
 
 
 def validation_slices(num_samples: int, micro_size: int, rank: int, world_size: int) -> list[tuple[range, int]]:

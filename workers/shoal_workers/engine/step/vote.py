@@ -67,6 +67,8 @@ class Ballot:
     replica of the state is enough, or there is no other machine."""
     log_s: float = 0.0
     """CPU seconds of the gradient log since the last vote."""
+    metrics: Tensor | None = None
+    """Float64 of shape (n,), with the same n on every rank: this rank's share of the task's own metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,8 @@ class Verdict:
     """Of the rank that is furthest behind; None: not every rank with a buddy has a log in force."""
     log_s: float = 0.0
     """Mean of all ranks."""
+    metrics: tuple[float, ...] = ()
+    """Not part of `is_finite`: a metric may have no value."""
 
 
 def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
@@ -98,13 +102,15 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
     own = [ballot.compute_s, ballot.copy_s, ballot.send_s, ballot.arrived_step, ballot.log_lag, ballot.log_s]
     figures[_NUM_FIGURES * rank : _NUM_FIGURES * (rank + 1)] = own
     words = torch.tensor([1.0, *astuple(ballot.requests), *figures], dtype=torch.float64, device=norm.device)
-    box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words])
+    metrics = loss.new_zeros(0) if ballot.metrics is None else ballot.metrics
+    box = torch.cat([torch.stack([loss, norm, is_bad.double()]), words, metrics])
     dist.all_reduce(box)
     total_loss, total_norm, num_bad, num_present, *rest = box.tolist()
     if num_present != world_size:
         raise dist.DistError(f"the vote counted {num_present:g} of {world_size} ranks: the communicator was aborted")
     num_requests = len(fields(Requests))
-    request_counts, all_figures = rest[:num_requests], rest[num_requests:]
+    end = num_requests + len(figures)
+    request_counts, all_figures, metric_sums = rest[:num_requests], rest[num_requests:end], rest[end:]
     lags = [lag for lag in all_figures[4::_NUM_FIGURES] if lag != NO_BUDDY]
     return Verdict(
         loss=total_loss,
@@ -117,4 +123,5 @@ def hold_vote(ballot: Ballot, rank: int, world_size: int) -> Verdict:
         arrived_steps=tuple(all_figures[3::_NUM_FIGURES]),
         log_lag=int(max(lags)) if lags and NO_LOG not in lags else None,
         log_s=sum(all_figures[5::_NUM_FIGURES]) / world_size,
+        metrics=tuple(metric_sums),
     )

@@ -14,7 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-LossOf = Callable[[nn.Module, Any], Tensor]
+from shoal_workers.engine.task.returned import Returned
+
+LossOf = Callable[[nn.Module, Any], Returned]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class ModelCalls:
             "loss() did not call the model that it was given. A pipeline needs this call to know its inputs."
         )
 
-    def loss_of(self, output: Tensor, batch: Any) -> Tensor:
-        """The task's loss of the last stage's output."""
+    def loss_of(self, output: Tensor, batch: Any) -> Returned:
+        """The task's loss and metrics of the last stage's output."""
         return self._loss(_FixedOutput(output), batch)
 
 

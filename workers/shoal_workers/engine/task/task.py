@@ -8,16 +8,19 @@ frames (user_code.py). Called by the engine and the passes.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.parallel.fsdp_units import default_shard_units
+from shoal_workers.engine.task.metrics import Metrics
 from shoal_workers.engine.task.randomness import seed_everything
+from shoal_workers.engine.task.returned import Returned, read_returned
 
 
 @runtime_checkable
@@ -63,8 +66,10 @@ class Task(Protocol):
         """`split` is "train" or "validation"; only the latter may be None."""
         ...
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Scalar: the mean over the samples of a micro-batch. Must call `model(...)`, not methods of it."""
+    def loss(self, model: nn.Module, batch: Any) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
+        """Scalar: the mean over the samples of a micro-batch. Must call `model(...)`, not methods of it.
+
+        Or `(loss, {"accuracy": value})`: metrics of the task's own, each a mean over the samples too."""
         ...
 
 
@@ -74,12 +79,19 @@ class LoadedTask:
     def __init__(self, task: Any, spec: JobSpec) -> None:
         self._task = task
         self._spec = spec
-        self.loss: Callable[[nn.Module, Any], Tensor] = task.loss
         self.collate: Callable[[list[Any]], Any] = getattr(task, "collate", None) or default_collate
         self.validation_data: Dataset | None = None
         self._train_data: Dataset | None = None
         self.export: dict[str, Any] = {"config": {"task": spec.task, "model": spec.model}, "renames": []}
         """Saved in every checkpoint, see shoal_workers/export.py; final once a model has been built."""
+
+    def evaluate(self, model: nn.Module, batch: Any) -> Returned:
+        """The task's loss of a micro-batch, and its metrics. Raises also for what is neither."""
+        return read_returned(self._task.loss(model, batch), self._task.loss)
+
+    def metrics(self, device: torch.device, *, writes_log: bool) -> Metrics:
+        """For the metrics of one generation's training, or of its validation."""
+        return Metrics(self._task.loss, device, writes_log=writes_log)
 
     @property
     def train_data(self) -> Dataset:

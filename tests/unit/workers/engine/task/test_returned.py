@@ -1,0 +1,100 @@
+"""What a task's loss may return, and how everything else is refused."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal_workers.contract.task_metrics import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
+from shoal_workers.engine.task.returned import place_of, read_returned
+
+LOSS = torch.tensor(2.5, requires_grad=True)
+
+
+def _loss(model: Any, batch: Any) -> Any:
+    return None
+
+
+def test_a_scalar_tensor_is_a_loss_without_metrics() -> None:
+    for loss in (LOSS, torch.ones(1, 1)):
+        returned = read_returned(loss, _loss)
+        assert returned.loss is loss
+        assert returned.metrics == {}
+
+
+def test_metrics_are_sorted_scalars_without_a_graph() -> None:
+    values = {
+        "z": LOSS * 2,
+        "half": torch.ones(1, 1, dtype=torch.float16),
+        "count": torch.tensor(3),
+        "hit": torch.tensor(True),
+        "number": 0.5,
+        "flag": True,
+        "numpy": np.float32(0.25),
+        "ratio": Fraction(1, 4),
+    }
+    returned = read_returned((LOSS, values), _loss)
+    assert list(returned.metrics) == sorted(values)
+    assert {name: value.item() for name, value in returned.metrics.items()} == {
+        "z": 5.0, "half": 1.0, "count": 3.0, "hit": 1.0, "number": 0.5, "flag": 1.0, "numpy": 0.25, "ratio": 0.25
+    }  # fmt: skip
+    assert all(value.shape == () and value.is_floating_point() for value in returned.metrics.values())
+    assert not any(value.requires_grad for value in returned.metrics.values())
+    assert returned.metrics["half"].dtype == torch.float32
+    assert returned.loss is LOSS
+
+
+def test_many_metrics_are_allowed_up_to_the_limit() -> None:
+    names = [f"m{number}" for number in range(MAX_METRICS)]
+    assert len(read_returned((LOSS, dict.fromkeys(names, 1.0)), _loss).metrics) == MAX_METRICS
+    with pytest.raises(ValueError, match=rf"returned {MAX_METRICS + 1} metrics, and at most {MAX_METRICS} are allowed"):
+        read_returned((LOSS, dict.fromkeys([*names, "one_more"], 1.0)), _loss)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "it returned None."),
+        (1.5, "it returned a float."),
+        (torch.ones(3), "it returned a tensor of shape (3,)."),
+        ({"loss": LOSS}, "it returned a dict."),
+        ((LOSS, 0.5), 'of 2 values: a tensor of shape () and a float. Return a scalar tensor, or (loss, {"accuracy": value})'),
+        ((LOSS,), "returned a tuple of 1 values"),
+        ((torch.ones(2), {}), "before its metrics; it returned a tensor of shape (2,)."),
+        ((LOSS, {"a": "0.5"}), "returned the metric 'a' as a str, '0.5'. A value is one number"),
+        ((LOSS, {"a": None}), "returned the metric 'a' as None. A value is one number"),
+        ((LOSS, {"a": torch.ones(4)}), "'a' as a tensor of shape (4,). A value is one number: the mean over"),
+        ((LOSS, {"a": torch.tensor(1j)}), "of complex numbers"),
+        ((LOSS, {"top 1": 1.0}), "_ . - /, and begins with a letter: for example 'top_1'."),
+        ((LOSS, {5: 1.0}), "the name 5, which is not allowed"),
+    ],
+)  # fmt: skip
+def test_everything_else_is_refused_with_the_place_and_the_way_out(returned: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
+        read_returned(returned, _loss)
+    assert str(caught.value).startswith(f"loss() ({place_of(_loss)}) ")
+
+
+def test_a_place_is_file_and_line_also_of_a_bound_method() -> None:
+    class Task:
+        def loss(self) -> None: ...
+
+    assert re.fullmatch(r"test_returned\.py:\d+", place_of(Task().loss))
+    assert place_of(len) == "builtin_function_or_method"
+
+
+@pytest.mark.parametrize("name", ["a", "acc/top-1", "F1.macro", "x" * MAX_NAME_CHARS])
+def test_allowed_names(name: str) -> None:
+    assert is_metric_name(name)
+    assert suggested_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "1st", "a b", "ä", "x" * (MAX_NAME_CHARS + 1), "a\n", 'a"', "_a", None, 3])
+def test_names_that_are_not_allowed_have_a_suggestion_that_is(name: object) -> None:
+    assert not is_metric_name(name)
+    assert is_metric_name(suggested_name(name))
