@@ -36,6 +36,9 @@ class SeriesColumns(Frozen):
     step_s: tuple[float, ...] = ()
     world_size: tuple[int, ...] = ()
     generation: tuple[int, ...] = ()
+    metrics: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
+    """The task's own metrics in training, by name; null where a step has no value."""
+    val_metrics: dict[str, tuple[float | None, ...]] = Field(default_factory=dict)
 
 
 class SampleColumns(Frozen):

@@ -115,6 +115,10 @@ class JobStatus(Frozen):
     loss: float | None = None
     val_loss: float | None = None
     val_bits_per_byte: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """The task's own metrics in the newest step, by name: means over the global batch, as the loss."""
+    val_metrics: dict[str, float] = Field(default_factory=dict)
+    """Those of the newest validation."""
     tokens_per_s: float | None = None
     tokens: int = 0
     grad_norm: float | None = None

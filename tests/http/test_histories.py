@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,6 +49,23 @@ def test_events_come_in_pages_without_gaps(service: Any, spec: dict[str, Any]) -
             break
     assert seen == list(range(1, 27))
     assert [event.seq for event in service.client.events(job.id, after=20)] == list(range(21, 27))
+
+
+def test_metrics_of_a_task_are_in_its_series_its_overview_and_its_status(
+    service: Any, supervise: Callable[..., str]
+) -> None:
+    points = tuple(
+        point(step).model_copy(update={"metrics": {"f1": step / 4}, "val_metrics": {"f1": 0.5} if step == 2 else {}})
+        for step in (1, 2, 3)
+    )
+    status = JobStatus(state=JobState.RUNNING, step=3, metrics={"f1": 0.75}, val_metrics={"f1": 0.5})
+    job_id = supervise(series=points, status=status)
+    assert [one.metrics for one in service.client.series(job_id)] == [{"f1": 0.25}, {"f1": 0.5}, {"f1": 0.75}]
+    columns = service.client.overview(job_id).series
+    assert columns.metrics == {"f1": (0.25, 0.5, 0.75)}
+    assert columns.val_metrics == {"f1": (None, 0.5, None)}
+    shown = service.client.job(job_id).status
+    assert (shown.metrics, shown.val_metrics) == ({"f1": 0.75}, {"f1": 0.5})
 
 
 def test_a_long_poll_answers_as_soon_as_there_is_an_event(service: Any, spec: dict[str, Any]) -> None:

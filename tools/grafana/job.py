@@ -54,6 +54,16 @@ JOB = Board(
         ),
         "Curves": (
             Panel("Loss", (_query("shoal_job_loss", "training"), _query("shoal_job_validation_loss", "validation"))),
+            Panel(
+                "Metrics of the task",
+                (
+                    Query(
+                        f"max by (metric, split) (shoal_job_task_metric{_JOB})",
+                        "{{metric}} {{split}}",
+                        "a task with metrics of its own",
+                    ),
+                ),
+            ),
             one("Gradient norm", _of("shoal_job_gradient_norm"), is_log=True),
             one("Learning rate", _of("shoal_job_learning_rate")),
             Panel("Steps", (_query("shoal_job_step", "done"), _query("shoal_job_total_steps", "to do"))),

@@ -6,7 +6,9 @@ curves of goodput and of world size over time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
 
@@ -29,6 +31,10 @@ class SeriesPoint(Frozen):
     world_size: int
     generation: int
     val_loss: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """The task's own metrics in training, by name. One that is not finite is left out."""
+    val_metrics: dict[str, float] = Field(default_factory=dict)
+    """Those of the validation after this step; empty: there was none."""
 
 
 def bucket_steps(first_step: int, last_step: int, max_points: int) -> int:
@@ -70,8 +76,16 @@ def _merge(bucket: list[SeriesPoint]) -> SeriesPoint:
             "tokens_per_s": _mean([point.tokens_per_s for point in bucket]),
             "step_s": _mean([point.step_s for point in bucket]),
             "val_loss": _mean(validated) if validated else None,
+            "metrics": _means([point.metrics for point in bucket]),
+            "val_metrics": _means([point.val_metrics for point in bucket]),
         }
     )
+
+
+def _means(points: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each name over the points that have it."""
+    names = sorted({name for metrics in points for name in metrics})
+    return {name: _mean([metrics[name] for metrics in points if name in metrics]) for name in names}
 
 
 def _mean(values: list[float]) -> float:

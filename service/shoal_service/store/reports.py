@@ -7,7 +7,6 @@ states follow from `core.job_machine`, retries from `core.endings`.
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 from typing import Any
 
@@ -236,8 +235,4 @@ def _checkpoint_row(job_num: int, checkpoint: CheckpointView) -> dict[str, Any]:
 
 
 def _series_row(job_num: int, point: SeriesPoint) -> dict[str, Any]:
-    row: dict[str, Any] = {"job_num": job_num, **point.model_dump()}
-    for name in ("loss", "grad_norm", "val_loss"):
-        if row[name] is not None and math.isnan(row[name]):
-            row[name] = None
-    return row
+    return {"job_num": job_num, **{name: rollups.storable(value) for name, value in point.model_dump().items()}}

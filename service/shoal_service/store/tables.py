@@ -155,6 +155,8 @@ series = Table(
     Column("world_size", Integer, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("val_loss", Double, nullable=True),
+    Column("metrics", Text, nullable=True),  # JSON: the task's own metrics by name; NULL: none
+    Column("val_metrics", Text, nullable=True),
     PrimaryKeyConstraint("job_num", "step"),
     sqlite_with_rowid=False,
 )
@@ -175,6 +177,8 @@ series_rollups = Table(
     Column("world_size", Integer, nullable=False),
     Column("generation", BigInteger, nullable=False),
     Column("val_loss", Double, nullable=True),
+    Column("metrics", Text, nullable=True),
+    Column("val_metrics", Text, nullable=True),
     PrimaryKeyConstraint("job_num", "width", "bucket"),
     sqlite_with_rowid=False,
 )

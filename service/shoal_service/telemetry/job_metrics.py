@@ -1,6 +1,7 @@
 """The metrics of each job that has an attempt or has just ended, and of its workers: meaning and value of each.
 
-Labels are `job_id`, the rank, closed sets of words, and node ids. `metric_names.ALL` lists these with all others.
+Labels are `job_id`, the rank, closed sets of words, node ids, and names of a task's own metrics.
+`metric_names.ALL` lists these with all others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from shoal_service.telemetry.metric import Histogram, Kind, LiveJob, Metric, Values
 from shoal_service.telemetry.step_times import STEP_BOUNDS_S
 from shoal_service.views import ConditionType, JobStatus, WorkerView
+from shoal_workers.contract.checks.metric_names import MAX_METRICS
 from shoal_workers.contract.job import JobState
 from shoal_workers.contract.worker_use import WorkerUse
 
@@ -44,6 +46,11 @@ def _goodput(job: LiveJob) -> Mapping[tuple[str, ...], float] | None:
 def _recovering(job: LiveJob) -> Mapping[tuple[str, ...], float] | None:
     booked = job.status.goodput
     return {(cause.value,): seconds for cause, seconds in booked.recovering.items()} if booked else None
+
+
+def _task_metrics(job: LiveJob) -> Mapping[tuple[str, ...], float]:
+    splits = {"train": job.status.metrics, "validation": job.status.val_metrics}
+    return {(name, split): value for split, metrics in splits.items() for name, value in metrics.items()}
 
 
 def _by_rank(of_use: Callable[[WorkerUse], float | None]) -> Callable[[LiveJob], Values]:
@@ -107,6 +114,13 @@ JOB_STEP_AT = _gauge(
 JOB_LOSS = _gauge("shoal_job_loss", "Training loss of a job's newest step.", lambda job: job.status.loss)
 JOB_VALIDATION_LOSS = _gauge(
     "shoal_job_validation_loss", "Loss of a job's newest validation.", lambda job: job.status.val_loss
+)
+JOB_TASK_METRIC = _gauge(
+    "shoal_job_task_metric",
+    f"Metrics of a job's task in its newest step or validation; at most {MAX_METRICS} names in each.",
+    _task_metrics,
+    "metric",
+    "split",
 )
 JOB_GRADIENT_NORM = _gauge(
     "shoal_job_gradient_norm",

@@ -12,8 +12,8 @@ from shoal_api.cli.commands.export import find_checkpoint
 from shoal_api.cli.output import Output
 from shoal_api.cli.session import Session
 from shoal_service.core.attempt.faults.stacks import cluster
-from shoal_service.views import IncidentView
-from shoal_workers.contract.job import IncidentCause
+from shoal_service.views import IncidentView, JobStatus
+from shoal_workers.contract.job import IncidentCause, JobState
 from shoal_workers.contract.messages import Frame, Phase, WorkerStack
 
 FRAME = Frame(function="__getitem__", file="shapes.py", line=41)
@@ -60,6 +60,16 @@ def test_show_prints_the_job_in_both_forms(shoal: Any, service: Any) -> None:
     assert "10 of 100" in text
     assert "■■■■ 4/4" in text
     assert "▁" in text
+
+
+def test_show_prints_the_metrics_of_the_task(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    service.begin(job)
+    status = JobStatus(state=JobState.RUNNING, metrics={"acc": 0.25, "f1": 0.5}, val_metrics={"acc": 0.125})
+    service.report(job, status)
+    text = shoal("show", job.id).out
+    assert "acc 0.25, f1 0.5" in text
+    assert "validation: acc 0.125" in text
 
 
 def test_a_job_is_found_by_id_by_its_beginning_and_by_name(shoal: Any, service: Any) -> None:

@@ -132,6 +132,18 @@ def test_the_series_of_a_running_job_have_the_values_of_its_status(store: Store,
     assert utilisation is not None and 0 < utilisation < 1
 
 
+def test_metrics_of_a_task_are_one_family_with_name_and_split(store: Store, submit: Submit, begin: Begin) -> None:
+    job_id, plain = submit(), submit()
+    begin(job_id).report(status_metrics={"acc/top-1": 0.25}, status_val_metrics={"acc/top-1": 0.125, "f1": 0.5})
+    begin(plain).report(status_loss=1.5)
+    samples = scrape(store)
+    name = "shoal_job_task_metric"
+    assert value_of(samples, name, job_id=job_id, metric="acc/top-1", split="train") == 0.25
+    assert value_of(samples, name, job_id=job_id, metric="acc/top-1", split="validation") == 0.125
+    assert value_of(samples, name, job_id=job_id, metric="f1", split="validation") == 0.5
+    assert sum(found == name for found, _ in samples) == 3
+
+
 def test_the_final_values_of_a_job_stay_for_some_scrapes_and_then_vanish(
     store: Store, submit: Submit, begin: Begin
 ) -> None:

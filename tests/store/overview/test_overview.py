@@ -70,6 +70,43 @@ def test_steps_that_are_computed_again_change_the_roll_ups(
     assert found[-1].generation == 2
 
 
+def test_metrics_of_a_task_are_kept_in_the_series_in_roll_ups_and_in_columns(
+    store: Store, submit: Callable[..., str], begin: Callable[..., Any]
+) -> None:
+    job_id = submit()
+    own = {step: {"acc": step / 5000, **({"rare": 4.0} if step == 9 else {})} for step in range(1, 4801)}
+    points = tuple(
+        point(step, 1.0).model_copy(
+            update={"metrics": own[step], "val_metrics": {"acc": 0.5} if step % 1000 == 0 else {}}
+        )
+        for step in own
+    )
+    begin(job_id).report(series=points)
+    assert [(one.metrics, one.val_metrics) for one in store.series(job_id)] == [
+        (one.metrics, one.val_metrics) for one in points
+    ]
+    found = store.series(job_id, after_step=-1, max_points=6)  # of roll-ups
+    assert [one.metrics["acc"] for one in found] == pytest.approx(
+        [(one.step - 399.5) / 5000 for one in found], rel=0.01
+    )
+    assert found[0].metrics["rare"] == 4.0 and "rare" not in found[1].metrics
+    assert [one.val_metrics for one in found] == [{}, *[{"acc": 0.5}] * 4, {}]
+
+    columns = store.overview(job_id).series
+    assert columns == store.series_columns(job_id)
+    assert list(columns.metrics) == ["acc", "rare"] and list(columns.val_metrics) == ["acc"]
+    assert all(len(values) == len(columns.step) for values in columns.metrics.values())
+    assert [value for value in columns.metrics["rare"] if value is not None] == [4.0]
+    assert [value for value in columns.val_metrics["acc"] if value is not None] == [0.5] * 4
+
+
+def test_a_job_without_metrics_has_none(store: Store, submit: Callable[..., str], begin: Callable[..., Any]) -> None:
+    job_id = submit()
+    report_steps(begin(job_id), dict.fromkeys(range(1, 20), 1.0), at_once=19)
+    assert store.series_columns(job_id).metrics == {}
+    assert {one.val_metrics == one.metrics == {} for one in store.series(job_id)} == {True}
+
+
 def test_a_range_of_steps_is_read_finer(store: Store, submit: Callable[..., str], begin: Callable[..., Any]) -> None:
     job_id = submit()
     report_steps(begin(job_id), {step: float(step) for step in range(1, 301)}, at_once=300)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -46,6 +46,8 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
             else "",
         ),
         ("validation", _validation(job)),
+        ("metrics", metrics_text(status.metrics)),
+        ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
         ("tokens/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
         ("tokens", f"{status.tokens:,}" if status.tokens else ""),
         ("parameters", f"{status.num_parameters:,}" if status.num_parameters else ""),
@@ -72,6 +74,11 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         page.add_row("", Text(f"in {status.failure.phase}, step {status.failure.step}, rank {ranks}", style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """`accuracy 0.9312, f1 0.8`."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
 def _checkpoint(job: JobView) -> str:

@@ -10,11 +10,11 @@ export function append(known, { replace, columns }, key) {
   return join(known, columns, kept, columns[key].length);
 }
 
-function join(known, columns, kept, added) {
+function join(known, columns, kept, added, gap = 0) {
   return Object.fromEntries(Object.keys({ ...known, ...columns }).map((name) => {
     const before = known[name], after = columns[name];
-    if (!Array.isArray(before ?? after)) return [name, join(before, after, kept, added)];
-    return [name, [...(before ? before.slice(0, kept) : Array(kept).fill(0)), ...(after ?? Array(added).fill(0))]];
+    if (!Array.isArray(before ?? after)) return [name, join(before ?? {}, after ?? {}, kept, added, name === "seconds" ? 0 : null)];
+    return [name, [...(before ? before.slice(0, kept) : Array(kept).fill(gap)), ...(after ?? Array(added).fill(gap))]];
   }));
 }
 

@@ -5,6 +5,7 @@ import { colours, onThemeChange } from "./theme.js";
 import { number, seconds, words } from "./format.js";
 import { positions, shares, smooth, stepAt } from "./columns.js";
 import { bands } from "./bands.js";
+import { mergedMetrics, metricTraces, namesOf, SHARE } from "./metric_curves.js";
 
 const ROWS = [["loss", 0.26], ["tokens/s", 0.13], ["gradient norm", 0.13], ["learning rate", 0.09], ["world size", 0.12], ["goodput", 0.15], ["incidents", 0.06]];
 const GAP = 0.01;
@@ -34,8 +35,9 @@ export class Curves {
     const tokens = status.step ? status.tokens / status.step : 1;
     const x = (columns) => positions(axis, columns, tokens);
     const when = (at) => axis === "time" ? new Date(at * 1000) : stepAt(series, at) * (axis === "tokens" ? tokens : 1);
-    const traces = [...this.values(series, x(series), colour), ...this.accounts(x(this.shown.samples), colour), incidents(this.shown.incidents, when, colour)];
-    window.Plotly.react($("curves"), traces, this.layout(axis, bands(this.shown, when), colour), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] })
+    const names = namesOf(series), weight = Number($("smoothing").value);
+    const traces = [...this.values(series, x(series), colour), ...metricTraces(series, names, x(series), weight, colour, (place) => axisName(ROWS.length + place)), ...this.accounts(x(this.shown.samples), colour), incidents(this.shown.incidents, when, colour)];
+    window.Plotly.react($("curves"), traces, this.layout(axis, bands(this.shown, when), colour, names), { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] })
       .then((chart) => this.listen(chart));
   }
 
@@ -58,17 +60,18 @@ export class Curves {
     return [stair("wanted", samples.wanted, colour.dim, "dot"), stair("granted", samples.granted, colour.warn, "dash"), stair("had", samples.workers, colour.done), ...areas];
   }
 
-  layout(axis, { shapes, labels }, colour) {
-    const layout = { height: HEIGHT, margin: { l: 58, r: 12, t: 24, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 },
+  layout(axis, { shapes, labels }, colour, names) {
+    const whole = 1 + names.length * (SHARE + GAP), rows = [...ROWS, ...names.map((name) => [name, SHARE])];
+    const layout = { height: HEIGHT * whole, margin: { l: 58, r: 12, t: 24, b: 40 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: colour.ink, size: 11 },
       showlegend: false, hovermode: "x", hoversubplots: "axis", hoverlabel: { font: { size: 11 }, namelength: -1 }, dragmode: "zoom", uirevision: axis, shapes, annotations: labels,
-      xaxis: { title: { text: axis === "time" ? "" : axis }, anchor: axisName(ROWS.length - 1), gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor",
+      xaxis: { title: { text: axis === "time" ? "" : axis }, anchor: axisName(rows.length - 1), gridcolor: colour.line, zeroline: false, showspikes: true, spikemode: "across", spikesnap: "cursor",
         spikethickness: 1, spikecolor: colour.dim, spikedash: "solid", ...(axis === "time" ? { type: "date" } : {}) } };
     let top = 1;
-    ROWS.forEach(([title, share], index) => {
+    rows.forEach(([title, share], index) => {
       const log = $("log").checked && (index === 0 || index === 2);
-      layout[`yaxis${index ? index + 1 : ""}`] = { domain: [Math.max(0, top - share), top], title: { text: title, font: { size: 10 } }, gridcolor: colour.line, zeroline: false, type: log ? "log" : "linear",
-        fixedrange: index >= 4, ...(index === 4 ? { rangemode: "tozero" } : {}), ...(index === 5 ? { range: [0, 1], tickformat: ".0%" } : {}), ...(index === 6 ? { range: [0, 1], showticklabels: false, showgrid: false } : {}) };
-      top -= share + GAP;
+      layout[`yaxis${index ? index + 1 : ""}`] = { domain: [Math.max(0, top - share / whole), top], title: { text: title, font: { size: 10 } }, gridcolor: colour.line, zeroline: false, type: log ? "log" : "linear",
+        fixedrange: index >= 4 && index < ROWS.length, ...(index === 4 ? { rangemode: "tozero" } : {}), ...(index === 5 ? { range: [0, 1], tickformat: ".0%" } : {}), ...(index === 6 ? { range: [0, 1], showticklabels: false, showgrid: false } : {}) };
+      top -= (share + GAP) / whole;
     });
     return layout;
   }
@@ -98,7 +101,8 @@ function merged(series, items) {
   const [first, last] = [items[0].step, items[items.length - 1].step];
   const before = series.step.findIndex((step) => step >= first), cut = before < 0 ? series.step.length : before;
   const after = series.step.findIndex((step) => step > last), rest = after < 0 ? series.step.length : after;
-  return Object.fromEntries(Object.keys(series).map((name) => [name, [...series[name].slice(0, cut), ...items.map((one) => one[name] ?? null), ...series[name].slice(rest)]]));
+  return Object.fromEntries(Object.keys(series).map((name) => [name, name.endsWith("metrics") ? mergedMetrics(series, items, name, cut, rest)
+    : [...series[name].slice(0, cut), ...items.map((one) => one[name] ?? null), ...series[name].slice(rest)]]));
 }
 
 function incidents(all, when, colour) {

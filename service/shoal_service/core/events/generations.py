@@ -129,8 +129,11 @@ class Validated(JobEvent):
     step: int
     loss: float | None
     bits_per_byte: float | None
+    metrics: dict[str, float] | None = None
+    """The task's own metrics, by name; null: it has none."""
 
     def words(self) -> str:
         loss = "not finite" if self.loss is None else f"{self.loss:.4f}"
         bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.3f} bits per byte"
-        return f"validation after step {self.step}: loss {loss}{bits}"
+        metrics = "".join(f", {name} {value:.4g}" for name, value in (self.metrics or {}).items())
+        return f"validation after step {self.step}: loss {loss}{bits}{metrics}"

@@ -31,7 +31,14 @@ def columns(points: Sequence[SeriesPoint]) -> SeriesColumns:
         step_s=tuple(_rounded(point.step_s) for point in points),
         world_size=tuple(point.world_size for point in points),
         generation=tuple(point.generation for point in points),
+        metrics=_metric_columns([point.metrics for point in points]),
+        val_metrics=_metric_columns([point.val_metrics for point in points]),
     )
+
+
+def _metric_columns(points: Sequence[dict[str, float]]) -> dict[str, tuple[float | None, ...]]:
+    names = sorted({name for metrics in points for name in metrics})
+    return {name: tuple(_short(metrics.get(name, math.nan)) for metrics in points) for name in names}
 
 
 def newest_incidents(connection: Connection, job_num: int) -> tuple[IncidentView, ...]:

@@ -13,6 +13,7 @@ steps that are computed again are written again when their last step is. `store/
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -30,7 +31,20 @@ WIDTHS = tuple(_FACTOR**n for n in range(1, 7))
 _MAX_ROWS = 4_000
 """Rows of the coarsest level that a read takes, before it makes means of them."""
 _ROWS_AT_ONCE = 5_000
-_VALUES = ("step", "at", "loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size", "generation", "val_loss")
+_VALUES = (
+    "step",
+    "at",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_s",
+    "step_s",
+    "world_size",
+    "generation",
+    "val_loss",
+    "metrics",
+    "val_metrics",
+)  # fmt: skip - a list of names
 _POINTS = select(*(series.c[name] for name in _VALUES))
 _ROLLED = select(*(series_rollups.c[name] for name in _VALUES))
 
@@ -91,7 +105,7 @@ def _write(connection: Connection, job_num: int, width: int, begin: int, end: in
     points = _below(connection, job_num, width, begin, end)
     rows: list[dict[str, Any]] = []
     for point in downsample(points, first_step=begin * width + 1, width=width):
-        values = {name: _storable(value) for name, value in point.model_dump(include=set(_VALUES)).items()}
+        values = {name: storable(value) for name, value in point.model_dump(include=set(_VALUES)).items()}
         rows.append({"job_num": job_num, "width": width, "bucket": (point.step - 1) // width, **values})
     upsert(connection, series_rollups, rows)
 
@@ -124,8 +138,13 @@ def point_of(row: Any) -> SeriesPoint:
         world_size=row.world_size,
         generation=row.generation,
         val_loss=row.val_loss,
+        metrics=json.loads(row.metrics) if row.metrics else {},
+        val_metrics=json.loads(row.val_metrics) if row.val_metrics else {},
     )
 
 
-def _storable(value: Any) -> Any:
+def storable(value: Any) -> Any:
+    """A field of a point as its column holds it: NULL for NaN and for no metrics, else metrics as JSON."""
+    if isinstance(value, dict):
+        return json.dumps(value, separators=(",", ":")) if value else None
     return None if isinstance(value, float) and math.isnan(value) else value

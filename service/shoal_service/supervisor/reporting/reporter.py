@@ -51,8 +51,10 @@ class Reporter:
                 return  # computed a second time, since it was not known whether the first was reported
             self._readings.validation = item
             event = Validated(step=item.step, loss=item.loss, bits_per_byte=item.bits_per_byte)
+            if item.metrics:
+                event = event.model_copy(update={"metrics": item.metrics})
             last = self._readings.step
-            point = (_point(last, item.loss),) if last is not None and last.step == item.step else ()
+            point = (_point(last, item),) if last is not None and last.step == item.step else ()
             self._outbox.add(PendingEvent.of(event, item.at), *point)
         elif isinstance(item, GroupFormed):
             self._readings.num_parameters = item.num_parameters
@@ -133,7 +135,7 @@ class Reporter:
         )
 
 
-def _point(report: StepReport, val_loss: float | None) -> SeriesPoint:
+def _point(report: StepReport, validation: ValidationReport | None) -> SeriesPoint:
     return SeriesPoint(
         step=report.step,
         at=report.at,
@@ -144,5 +146,7 @@ def _point(report: StepReport, val_loss: float | None) -> SeriesPoint:
         step_s=report.step_s,
         world_size=report.world_size,
         generation=report.generation,
-        val_loss=val_loss,
+        val_loss=validation.loss if validation else None,
+        metrics=report.metrics,
+        val_metrics=validation.metrics if validation else {},
     )

@@ -34,6 +34,17 @@ def test_validation_losses_are_averaged_over_those_that_there_are() -> None:
     assert [point.val_loss for point in downsample(points[:1], first_step=1, width=4)] == [None]
 
 
+def test_metrics_are_averaged_by_name_over_the_points_that_have_them() -> None:
+    points = [
+        _point(1).model_copy(update={"metrics": {"a": 1.0}}),
+        _point(2).model_copy(update={"metrics": {"a": 3.0, "b": 5.0}, "val_metrics": {"a": 7.0}}),
+        _point(3),
+    ]
+    [made] = downsample(points, first_step=1, width=3)
+    assert made.metrics == {"a": 2.0, "b": 5.0}
+    assert made.val_metrics == {"a": 7.0}
+
+
 def test_a_gap_in_the_series_makes_no_point() -> None:
     made = downsample([_point(1), _point(100)], first_step=1, width=10)
     assert [point.step for point in made] == [1, 100]

@@ -19,6 +19,7 @@ SNAPSHOT = {
     "shoal_job_step_timestamp_seconds": ("gauge", ("job_id",)),
     "shoal_job_loss": ("gauge", ("job_id",)),
     "shoal_job_validation_loss": ("gauge", ("job_id",)),
+    "shoal_job_task_metric": ("gauge", ("job_id", "metric", "split")),
     "shoal_job_gradient_norm": ("gauge", ("job_id",)),
     "shoal_job_learning_rate": ("gauge", ("job_id",)),
     "shoal_job_tokens_per_second": ("gauge", ("job_id",)),

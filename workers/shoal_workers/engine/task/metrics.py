@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal_workers.contract.task_metrics import MAX_METRICS, MAX_NAME_CHARS
+from shoal_workers.contract.checks.metric_names import MAX_METRICS, MAX_NAME_CHARS
 from shoal_workers.engine.group.agreement import agree
 from shoal_workers.engine.task.returned import place_of
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shoal_workers.contract.task_metrics import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
+from shoal_workers.contract.checks.metric_names import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
 
 _HALF = (torch.float16, torch.bfloat16)
 

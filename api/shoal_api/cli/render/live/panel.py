@@ -21,6 +21,8 @@ from shoal_service.views import EventView, JobView, SeriesPoint
 
 _SPARKLINE_WIDTH = 30
 _WIDTH = 100
+_MAX_METRICS = 4
+"""Of the task's own; `show` has all of them."""
 
 
 def job_panel(job: JobView, series: Sequence[SeriesPoint], last_incident: EventView | None = None) -> RenderableType:
@@ -64,6 +66,9 @@ def _curves(job: JobView, series: Sequence[SeriesPoint]) -> RenderableType:
     ]
     if status.val_loss is not None:
         rows.insert(1, ("validation", number(status.val_loss), validated, "cyan"))
+    for name in list(status.metrics)[:_MAX_METRICS]:
+        seen = [point.metrics[name] for point in series if name in point.metrics]
+        rows.insert(-1, (name, f"{status.metrics[name]:.4g}", seen, "cyan"))
     for label, value, values, style in rows:
         table.add_row(Text(label, style="dim"), Text(value), Text(sparkline(values, _SPARKLINE_WIDTH), style=style))
     is_whole = status.workers >= status.desired_workers

@@ -18,6 +18,7 @@ from shoal_service.core.attempt.state.stages import Running
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
 from shoal_service.core.attempt.state.worker import Worker, WorkerPool
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.events.catalogue import describe
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
 from shoal_service.core.events.generations import GenerationForming
 from shoal_service.reports import SupervisorReports
@@ -134,6 +135,33 @@ def test_a_validation_is_an_event_and_completes_the_point_of_its_step() -> None:
     assert [e.type for e in reports.events] == ["validation", "validation"]
     assert reports.events[0].data == {"step": 5, "loss": 2.0, "bits_per_byte": 2.9}
     assert reports.status.val_bits_per_byte == 2.9
+
+
+def test_metrics_of_the_task_are_in_the_points_the_status_and_the_event() -> None:
+    case = Case()
+    step = StepReport(
+        generation=2,
+        step=5,
+        at=9.0,
+        loss=2.5,
+        grad_norm=1.0,
+        lr=1e-3,
+        tokens=100,
+        step_s=0.5,
+        world_size=2,
+        metrics={"acc": 0.25},
+    )  # fmt: skip - one report, not eleven lines
+    case.reporter.record_report(step, case.state)
+    validated = ValidationReport(
+        generation=2, step=5, at=9.0, loss=2.0, bits_per_byte=None, samples=8, metrics={"acc": 0.5}
+    )
+    case.reporter.record_report(validated, case.state)
+    reports = case.reports()
+    assert [(p.metrics, p.val_metrics) for p in reports.series] == [({"acc": 0.25}, {}), ({"acc": 0.25}, {"acc": 0.5})]
+    assert (reports.status.metrics, reports.status.val_metrics) == ({"acc": 0.25}, {"acc": 0.5})
+    [event] = reports.events
+    assert event.data["metrics"] == {"acc": 0.5}
+    assert describe(event.type, event.data).message == "validation after step 5: loss 2.0000, acc 0.5"
 
 
 def test_log_lines_carry_the_current_rank_of_the_worker() -> None:

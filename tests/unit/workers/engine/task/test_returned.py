@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal_workers.contract.task_metrics import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
+from shoal_workers.contract.checks.metric_names import MAX_METRICS, MAX_NAME_CHARS, is_metric_name, suggested_name
 from shoal_workers.engine.task.returned import place_of, read_returned
 
 LOSS = torch.tensor(2.5, requires_grad=True)
@@ -41,8 +41,15 @@ def test_metrics_are_sorted_scalars_without_a_graph() -> None:
     returned = read_returned((LOSS, values), _loss)
     assert list(returned.metrics) == sorted(values)
     assert {name: value.item() for name, value in returned.metrics.items()} == {
-        "z": 5.0, "half": 1.0, "count": 3.0, "hit": 1.0, "number": 0.5, "flag": 1.0, "numpy": 0.25, "ratio": 0.25
-    }  # fmt: skip
+        "z": 5.0,
+        "half": 1.0,
+        "count": 3.0,
+        "hit": 1.0,
+        "number": 0.5,
+        "flag": 1.0,
+        "numpy": 0.25,
+        "ratio": 0.25,
+    }  # fmt: skip - one case a line
     assert all(value.shape == () and value.is_floating_point() for value in returned.metrics.values())
     assert not any(value.requires_grad for value in returned.metrics.values())
     assert returned.metrics["half"].dtype == torch.float32
@@ -63,7 +70,7 @@ def test_many_metrics_are_allowed_up_to_the_limit() -> None:
         (1.5, "it returned a float."),
         (torch.ones(3), "it returned a tensor of shape (3,)."),
         ({"loss": LOSS}, "it returned a dict."),
-        ((LOSS, 0.5), 'of 2 values: a tensor of shape () and a float. Return a scalar tensor, or (loss, {"accuracy": value})'),
+        ((LOSS, 0.5), 'a tensor of shape () and a float. Return a scalar tensor, or (loss, {"accuracy": value})'),
         ((LOSS,), "returned a tuple of 1 values"),
         ((torch.ones(2), {}), "before its metrics; it returned a tensor of shape (2,)."),
         ((LOSS, {"a": "0.5"}), "returned the metric 'a' as a str, '0.5'. A value is one number"),
@@ -73,7 +80,7 @@ def test_many_metrics_are_allowed_up_to_the_limit() -> None:
         ((LOSS, {"top 1": 1.0}), "_ . - /, and begins with a letter: for example 'top_1'."),
         ((LOSS, {5: 1.0}), "the name 5, which is not allowed"),
     ],
-)  # fmt: skip
+)  # fmt: skip - one case a line
 def test_everything_else_is_refused_with_the_place_and_the_way_out(returned: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
         read_returned(returned, _loss)

@@ -52,6 +52,14 @@ def test_the_panel_shows_progress_curves_world_size_and_the_last_incident() -> N
     assert "2 incidents, 3 steps lost; last:" in shown and "incident worker_died closed: 4 -> 3" in shown
 
 
+def test_some_metrics_of_the_task_have_a_curve() -> None:
+    own = dict.fromkeys(("a", "b", "c", "d", "left_out"), 0.5)
+    shown = text_of(job(metrics=own), [point(step, metrics={"a": step}) for step in range(1, 9)])
+    (line,) = [line for line in shown.splitlines() if " a " in line]
+    assert "0.5" in line and "▁▂▃▄▅▆▇█" in line
+    assert "left_out" not in shown
+
+
 def test_a_job_without_incidents_names_none() -> None:
     assert "incident" not in text_of(job(), [])
 
