@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import BinaryIO
+
+import httpx
 
 from shoal_api.answers import EventPage, LogPage
 from shoal_api.client.endpoint import Endpoint, job_path
+from shoal_api.client.errors import Disconnected
 from shoal_api.client.follow import follow as follow_stream
 from shoal_api.client.series import parse_parity, parse_series
 from shoal_service.core.parity import DEFAULT_TOLERANCE
@@ -75,6 +79,22 @@ class Histories(Endpoint):
         """The steps after `after_step` up to `until_step`; means if they are more than `max_points`."""
         params = {"after_step": after_step, "until_step": until_step, "max_points": max_points}
         return parse_series(self._transport.send("GET", f"{job_path(job_id)}/series", params=params).content)
+
+    def save_series(
+        self, job_id: str, out: BinaryIO, *, format: str = "csv", after_step: int = -1, max_points: int | None = None
+    ) -> None:
+        """Write the series to a file, as `csv` or `parquet`: every step, or means if they are more than `max_points`.
+
+        Raises:
+            Disconnected: the answer broke off; `out` has a part of it.
+        """
+        params = {"format": format, "after_step": after_step, "max_points": max_points}
+        try:
+            with self._transport.stream(f"{job_path(job_id)}/series", params, {}) as response:
+                for piece in response.iter_bytes():
+                    out.write(piece)
+        except httpx.TransportError as error:
+            raise Disconnected(self._transport.base_url, str(error) or type(error).__name__) from error
 
     def overview(self, job_id: str) -> JobOverview:
         """Everything that a page about the job shows, with at most 500 points of its series."""

@@ -30,6 +30,7 @@ from shoal_api.http.routes import (
     pages,
     plans,
     projects,
+    series,
     users,
     webhooks,
 )
@@ -100,6 +101,7 @@ def create_app(
     for router in (
         jobs.routes(context),
         histories.routes(context),
+        series.routes(context),
         overviews.routes(context),
         inspection.routes(context),
         code.routes(context),

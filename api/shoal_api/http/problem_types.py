@@ -13,6 +13,7 @@ class Kind(Enum):
     NOT_FOUND = ("not-found", 404, "No such resource", "No route has this path, or there is no such resource.")
     JOB_NOT_FOUND = ("job-not-found", 404, "No such job", "No job has this id.")
     METHOD_NOT_ALLOWED = ("method-not-allowed", 405, "Method not allowed", "See the Allow header.")
+    NOT_ACCEPTABLE = ("not-acceptable", 406, "No such form here", "The server cannot answer in this form; see detail.")
     BAD_DOCUMENT = (
         "bad-document",
         400,

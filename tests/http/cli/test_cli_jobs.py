@@ -270,3 +270,26 @@ def test_stacks_of_all_ranks_are_shown_and_an_incident_shows_those_that_it_keeps
     service.report(job, _running(), incidents=(hung,))
     service.report(job, _running(), incidents=(hung.model_copy(update={"stacks": None, "message": "closed"}),))
     assert STACKS.summary in shoal("incidents", job.id, "1").out  # a restarted supervisor does not know them
+
+
+def test_series_are_written_to_standard_output_or_to_a_file(shoal: Any, service: Any, tmp_path: Path) -> None:
+    job = service.add_job()
+    service.train(job)
+    head, *rows = shoal("series", job.id).out.splitlines()
+    assert head.startswith("step,at,loss,") and len(rows) == 10
+    file = tmp_path / "a.csv"
+    shoal("series", job.id, "-o", str(file))
+    assert file.read_text().splitlines() == [head, *rows]
+    shoal("series", job.id, "-o", str(tmp_path / "a.parquet"))
+    assert (tmp_path / "a.parquet").read_bytes().startswith(b"PAR1")
+    assert not list(tmp_path.glob("*.part"))
+    assert [point["step"] for point in shoal("series", job.id, "--json").json()] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("options", [("--format", "parquet"), ("--json", "-o", "x.csv"), ("-o", "/none/x.csv")])
+def test_a_series_that_cannot_be_written_is_refused_with_the_way_out(
+    shoal: Any, service: Any, options: tuple[str, ...]
+) -> None:
+    job = service.add_job()
+    ran = shoal("series", job.id, *options)
+    assert ran.code != 0 and "error:" in ran.err

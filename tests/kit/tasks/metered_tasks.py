@@ -14,7 +14,7 @@ class Metered(Counting):
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         hits = (logits.argmax(-1) == labels).float().mean()
         first = batch[:, 0].sum().item() / len(batch)
-        return loss, {"same": loss, "accuracy": hits, "data/first": first, "largest": batch.max()}
+        return loss, {"same": loss, "accuracy": hits, "data/first": first, "two": torch.tensor(2)}
 
 
 class Steps(nn.Module):

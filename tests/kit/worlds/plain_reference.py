@@ -102,7 +102,8 @@ def train(spec_data, steps):
 
 
 def _split(returned):
-    return returned if isinstance(returned, tuple) else (returned, {})
+    loss, metrics = returned if isinstance(returned, tuple) else (returned, {})
+    return loss, {name: torch.as_tensor(value).detach() for name, value in metrics.items()}
 
 
 def _collate(task):

@@ -1,5 +1,5 @@
-"""Routes for the histories of a job (events, logs, series, incidents, checkpoints), its workers, and the comparison of
-its losses with those of another job.
+"""Routes for the histories of a job (events, logs, incidents, checkpoints), its workers, and the comparison of its
+losses with those of another job. `series.py` has the series.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, p
 from shoal_api.http.long_poll import EventQuery, poll_events
 from shoal_api.http.streams import sse_response, text_response
 from shoal_service.core.parity import DEFAULT_TOLERANCE
-from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, SeriesPoint, WorkerView
+from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, WorkerView
 
 After = Annotated[int, Query(ge=0, le=MAX_SEQ, description="Only items after this number.")]
 LastEventId = Annotated[
@@ -90,23 +90,6 @@ def routes(context: Context) -> APIRouter:
         page = LogPage(items=tuple(found), next_after=found[-1].seq if found else after)
         return Response(page.model_dump_json(), media_type="application/json")
 
-    @router.get("/series", response_model=Page[SeriesPoint], summary="Loss, speed and world size over the steps")
-    async def series(
-        job_id: JobId,
-        max_points: Annotated[int, Query(ge=1, le=20_000, description="Longer series are down-sampled.")] = 1000,
-        after_step: Annotated[int, Query(ge=-1, le=MAX_SEQ, description="Only later steps.")] = -1,
-        until_step: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="Only steps up to this one.")] = None,
-    ) -> Response:
-        """One point per completed step, or the mean of several. Values that are not finite are null."""
-        return await _page(
-            Page[SeriesPoint],
-            store.series,
-            job_id,
-            after_step=after_step,
-            until_step=until_step,
-            max_points=max_points,
-        )
-
     @router.get("/workers", response_model=Page[WorkerView], summary="A job's workers")
     async def workers(job_id: JobId) -> Response:
         """Rank, node, pid, generation and state of each worker."""
@@ -145,6 +128,6 @@ def routes(context: Context) -> APIRouter:
     return router
 
 
-async def _page(page: type[Page[Any]], read: Callable[..., Any], job_id: str, **arguments: int | None) -> Response:
-    items = await run_in_threadpool(read, job_id, **arguments)
+async def _page(page: type[Page[Any]], read: Callable[..., Any], job_id: str) -> Response:
+    items = await run_in_threadpool(read, job_id)
     return Response(page.model_construct(items=tuple(items)).model_dump_json(), media_type="application/json")

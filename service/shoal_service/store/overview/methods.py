@@ -40,6 +40,11 @@ class OverviewMethods:
             num = _num(tx, job_id)
             return rollups.read(tx, num, after_step=after_step, until_step=until_step, max_points=max_points)
 
+    def series_page(self, job_id: str, *, after_step: int, until_step: int, limit: int) -> list[SeriesPoint]:
+        """The first `limit` steps after `after_step` up to `until_step`. Raises JobNotFound."""
+        with self._database.read() as tx:
+            return history.read_series_page(tx, job_id, after_step=after_step, until_step=until_step, limit=limit)
+
     def series_columns(self, job_id: str, *, after_step: int = -1, max_points: int = job.MAX_POINTS) -> SeriesColumns:
         return job.columns(self.series(job_id, after_step=after_step, max_points=max_points))
 

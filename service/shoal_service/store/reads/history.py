@@ -66,6 +66,16 @@ def read_series(connection: Connection, job_id: str, *, after_step: int) -> list
     return [point_of(row) for row in connection.execute(query.order_by(series.c.step))]
 
 
+def read_series_page(
+    connection: Connection, job_id: str, *, after_step: int, until_step: int, limit: int
+) -> list[SeriesPoint]:
+    """The first `limit` steps after `after_step` up to `until_step`."""
+    query = select(series).where(
+        series.c.job_num == _num(connection, job_id), series.c.step > after_step, series.c.step <= until_step
+    )
+    return [point_of(row) for row in connection.execute(query.order_by(series.c.step).limit(limit))]
+
+
 def read_workers(connection: Connection, job_id: str) -> list[WorkerView]:
     document = connection.execute(select(jobs.c.workers).where(jobs.c.id == job_id)).scalar_one_or_none()
     if document is None:

@@ -58,7 +58,7 @@ METHODS = {
 }
 WITHOUT_METHOD = {"GET /problems", "GET /problems/{code}", "GET /v1/spec-schema"}
 """Documentation."""
-COMBINED = {"jobs", "events", "wait", "scale", "close", "base_url"}
+COMBINED = {"jobs", "save_series", "events", "wait", "scale", "close", "base_url"}
 """Methods that call other methods, or send no request."""
 
 
