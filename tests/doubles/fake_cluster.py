@@ -156,7 +156,7 @@ class FakeCluster:
     def request_room(self, workers: Mapping[WorkerNeed, int]) -> None:
         self.requested.append(dict(workers))
 
-    def upload_code(self, archive: bytes) -> str:
+    def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
         self.uploads.append(archive)
         return f"gcs://code-{len(self.uploads)}.zip"
 

@@ -1,9 +1,10 @@
-"""RayFleet against a real cluster: a worker that is killed while Ray creates it does not remain."""
+"""RayFleet against a real cluster: workers killed while Ray creates them, and code that Ray has deleted."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import time
 
 from kit.processes.server import Server
 
@@ -52,4 +53,50 @@ def test_a_worker_that_is_killed_while_ray_creates_it_does_not_remain(shoal_serv
         timeout=120,
     )
     assert ran.stdout.split() == ["gone"], ran.stdout + ran.stderr
+    shoal_server.wait_until_free()
+
+
+_START_AFTER_RAY_DELETED_THE_CODE = """
+import asyncio, io, sys, zipfile, ray
+from shoal_service.cluster.gcs import GcsKeyValueStore
+from shoal_service.control.ray_cluster import RayCluster
+from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal
+from shoal_service.supervisor.workers.ray_fleet import RayFleet
+from shoal_workers.contract.checks.spec_errors import parse_spec
+
+archive = io.BytesIO()
+with zipfile.ZipFile(archive, "w") as zipped:
+    zipped.writestr("own_module.py", f"MADE = {sys.argv[2]!r}")  # new to the node, so that it has no cached copy
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+uri = RayCluster.upload_code(None, "deleted-code", 1, archive.getvalue())
+GcsKeyValueStore(None).delete(uri.encode())
+spec = parse_spec({"data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}})
+fleet = RayFleet(SupervisorConfig(
+    job_id="deleted-code", attempt=1, spec=spec, checkpoint_root="/nowhere", granted=1, epoch=1, spec_version=1,
+    code_uri=uri,
+))
+
+async def start():
+    await fleet.start(0, "shoal/deleted-code/1/worker-0", (), "")
+    answer = await fleet.prepare(0)
+    await fleet.kill(0)
+    return answer
+
+print(type(asyncio.run(start())).__name__)
+GcsJournal(GcsKeyValueStore(JOURNAL_NAMESPACE), "deleted-code", 1).delete()
+"""
+
+
+def test_a_worker_starts_although_ray_has_deleted_the_code_of_its_job(shoal_server: Server) -> None:
+    """A head that was started again counts no actors from before, and deletes a package with the next that dies."""
+    assert shoal_server.note is not None
+    ran = subprocess.run(
+        [shoal_server.python, "-c", _START_AFTER_RAY_DELETED_THE_CODE, shoal_server.note["address"], str(time.time())],
+        env={**os.environ, **shoal_server.ray_environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.stdout.split() == ["WorkerInfo"], ran.stdout + ran.stderr
     shoal_server.wait_until_free()

@@ -121,9 +121,9 @@ async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
 
 
 class GcsKeyValueStore:
-    """One namespace of the head's key-value store."""
+    """One namespace of the head's key-value store; None: the one in which Ray keeps its packages."""
 
-    def __init__(self, namespace: bytes) -> None:
+    def __init__(self, namespace: bytes | None) -> None:
         self._namespace = namespace
 
     def get(self, key: bytes) -> bytes | None:

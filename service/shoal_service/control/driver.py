@@ -236,7 +236,7 @@ class Driver:
             archive = self._store.get_code(row.spec.code.archive)
             if archive is None:
                 raise LookupError(f"code archive {row.spec.code.archive} of job {row.id} is not in the store")
-            code_uri = self._cluster.upload_code(archive)
+            code_uri = self._cluster.upload_code(row.id, row.attempt, archive)
         return SupervisorConfig(
             job_id=row.id,
             attempt=row.attempt,

@@ -90,6 +90,6 @@ class Cluster(Protocol):
     def request_room(self, workers: Mapping[WorkerNeed, int]) -> None:
         """Ask the cluster's autoscaler for room for so many workers of each kind, in place of the last request."""
 
-    def upload_code(self, archive: bytes) -> str:
-        """Stores a zip archive in the cluster for the workers' runtime environments; its URI, the same for equal
-        bytes."""
+    def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
+        """Stores a zip archive in the cluster for the runtime environments of an attempt's workers; its URI, the same
+        for equal bytes."""

@@ -5,7 +5,6 @@ Made by `shoal serve`, called by the control loop, its drivers and the probation
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +38,7 @@ from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
+from shoal_service.supervisor.code_package import CodePackage, package_uri
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
 from shoal_service.supervisor.workers.processes import supervisor_environment
@@ -246,11 +246,10 @@ class RayCluster:
         except (RpcError, RaySystemError) as error:
             raise ClusterUnreachable(f"the request to the autoscaler failed: {error}") from error
 
-    def upload_code(self, archive: bytes) -> str:
-        from ray._private.runtime_env.packaging import upload_package_to_gcs
-
-        uri = f"gcs://_ray_pkg_{hashlib.sha256(archive).hexdigest()[:32]}.zip"
-        upload_package_to_gcs(uri, archive)
+    def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:
+        uri = package_uri(archive)
+        packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
+        CodePackage(packages, copies, job_id, attempt, uri).store(archive)
         return uri
 
 

@@ -16,13 +16,14 @@ from functools import partial
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RuntimeEnvSetupError
 
 import ray
 from shoal_service.cluster import gcs
 from shoal_service.planner import plan
+from shoal_service.supervisor.code_package import CodePackage
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_service.supervisor.journal import end_replaced_process
+from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.workers.processes import worker_environment
 from shoal_service.supervisor.workers.worker_stack import take_stack
@@ -96,6 +97,10 @@ class RayFleet:
         if worker.memory_gib:
             self._options["memory"] = int(worker.memory_gib * _GIB)
         self._rank_bytes = 0 if worker.gpus else _rank_bytes(config)
+        self._code: CodePackage | None = None
+        if config.code_uri is not None:
+            packages, copies = gcs.GcsKeyValueStore(None), gcs.GcsKeyValueStore(JOURNAL_NAMESPACE)
+            self._code = CodePackage(packages, copies, config.job_id, config.attempt, config.code_uri)
         self._actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(WorkerActor)
 
     async def start(
@@ -261,6 +266,8 @@ class RayFleet:
             labels[_NODE_ID] = f"!in({','.join(avoid_nodes)})"
         if labels:
             options["label_selector"] = labels
+        if self._code is not None:
+            self._code.restore()
         return self._actor_class.options(name=worker_id, get_if_exists=True, **options).remote(
             config.spec,
             WorkerConfig(
@@ -298,6 +305,8 @@ def _worker_errors() -> Iterator[None]:
         raise WorkerUnavailable(_first_line(error)) from error
     except RayActorError as error:
         raise WorkerDied(_death_words(error), _cause_of(error)) from error
+    except RuntimeEnvSetupError as error:
+        raise WorkerCallError(_setup_words(error)) from error
     except RayError as error:
         raise WorkerCallError(_first_line(error)) from error
 
@@ -305,6 +314,12 @@ def _worker_errors() -> Iterator[None]:
 def _first_line(error: RayError) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _setup_words(error: RuntimeEnvSetupError) -> str:
+    """Ray's first line names no reason; the last one is the error itself, below its traceback."""
+    lines = (error.error_message or "").strip().splitlines()
+    return f"Ray could not set up the runtime environment: {lines[-1].strip() if lines else 'it names no reason'}"
 
 
 def _death_words(error: RayActorError) -> str:

@@ -70,6 +70,7 @@ def plan_next(turn: Turn) -> None:
     if can_form:
         form(turn, chosen)
         return
+    turn.budgets = replace(turn.budgets, failed_starts=0)  # those of a group that ran do not end one that waits
     turn.enter(Waiting(since=turn.now))
     turn.emit(
         JobWaiting(

@@ -11,7 +11,7 @@ class Budgets:
     fruitless: int = 0
     """Re-formations since the last completed step."""
     failed_starts: int = 0
-    """Workers that died while starting since the last one that became warm."""
+    """Workers that died while starting: since the last one that became warm, or since the attempt began to wait."""
     rollbacks: int = 0
     """In a row, because of steps that were not finite: since a newer checkpoint than the last of them."""
     last_saves: int = 0

@@ -1,0 +1,59 @@
+"""CodePackage: the code of one attempt as a package of Ray's runtime environments, and a copy that Ray does not know.
+
+    control plane   store     package, and the copy beside the journal
+    supervisor      restore   before each worker is created: the package again from the copy, if it is gone
+
+Ray deletes a package with the last actor that it counts for it. A head that was started again counts only actors that
+were created since. So when one of these died, the package of a job that trained on was gone, and no worker could start
+on a node without a cached copy. Equal code of two jobs is one package, which the end of one may also delete. The copy
+is deleted with the journal. Used by `control/ray_cluster.py` and `workers/ray_fleet.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+from shoal_service.cluster.errors import GcsUnavailable
+from shoal_service.supervisor.journal import KeyValueStore
+
+_log = logging.getLogger(__name__)
+
+
+def package_uri(archive: bytes) -> str:
+    """The same for equal bytes."""
+    return f"gcs://_ray_pkg_{hashlib.sha256(archive).hexdigest()[:32]}.zip"
+
+
+class CodePackage:
+    """All methods block on the head, for two seconds at most per request."""
+
+    def __init__(self, packages: KeyValueStore, copies: KeyValueStore, job_id: str, attempt: int, uri: str) -> None:
+        """
+        Args:
+            packages: the namespace in which Ray looks for packages.
+            copies: the namespace of the journals.
+        """
+        self._packages = packages
+        self._copies = copies
+        self._copy = f"{job_id}/{attempt}/code".encode()
+        self._uri = uri.encode()
+
+    def store(self, archive: bytes) -> None:
+        """Raises GcsUnavailable."""
+        self._copies.put(self._copy, archive)
+        self._packages.put(self._uri, archive)
+
+    def restore(self) -> None:
+        """While the head is away nothing is done: no worker can be created either."""
+        try:
+            if self._packages.keys(self._uri):
+                return
+            archive = self._copies.get(self._copy)
+            if archive is None:
+                _log.error("code_package.lost", extra={"uri": self._uri.decode()})
+                return
+            self._packages.put(self._uri, archive)
+            _log.warning("code_package.restored", extra={"uri": self._uri.decode()})
+        except GcsUnavailable as error:
+            _log.warning("code_package.not_checked", extra={"error": str(error)})
