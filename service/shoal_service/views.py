@@ -21,6 +21,7 @@ from shoal_service.core.parity import SpecDifference as SpecDifference
 from shoal_service.queue_views import QueuePlace
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import LogStream, Phase
 from shoal_workers.contract.messages import Stacks as Stacks
 from shoal_workers.contract.placing import Moment
@@ -285,6 +286,13 @@ class CheckpointView(Frozen):
     generation: int
     world_size: int = 0
     message: str = ""
+    pinned: bool = False
+    """Retention does not delete it."""
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return str(CheckpointName(self.step, self.attempt, self.generation))
 
 
 class LogView(Frozen):

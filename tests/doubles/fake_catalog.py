@@ -76,11 +76,14 @@ class FakeCatalog:
         *,
         damaged: Collection[CheckpointName],
         in_flight: Collection[CheckpointName],
+        pinned: Collection[CheckpointName] = (),
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         self._require_storage()
         torn = [name for name in self.files if name not in self.markers]
-        deletions = choose_deletions(list(self.markers), torn, keep=keep, damaged=damaged, in_flight=in_flight)
+        deletions = choose_deletions(
+            list(self.markers), torn, keep=keep, damaged=damaged, in_flight=in_flight, pinned=pinned
+        )
         return self._delete([deletion.name for deletion in deletions if by.may_delete(deletion.name)])
 
     def remove_torn(self, *, in_flight: Collection[CheckpointName], by: Deleter = ANYBODY) -> list[CheckpointName]:

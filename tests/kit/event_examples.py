@@ -9,8 +9,10 @@ from shoal_service.core.events.checkpoints import (
     CheckpointDamaged,
     CheckpointFailed,
     CheckpointFallback,
+    CheckpointPinned,
     CheckpointRetentionFailed,
     CheckpointRetried,
+    CheckpointUnpinned,
     StorageAway,
 )
 from shoal_service.core.events.generations import (
@@ -210,6 +212,14 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     ),
     (CheckpointFallback(to=None), "no older checkpoint: training starts again"),
     (CheckpointRetentionFailed(message="denied"), "old checkpoints could not be deleted: denied"),
+    (
+        CheckpointPinned(name="step-000000000010-a1-g1", step=10),
+        "checkpoint of step 10 pinned: retention does not delete it",
+    ),
+    (
+        CheckpointUnpinned(name="step-000000000010-a1-g1", step=10),
+        "checkpoint of step 10 is no longer pinned: retention may delete it",
+    ),
     (
         SupervisorStartFailed(number=2, after_s=2.0, message="start 2 of at most 5 failed: the actor died"),
         "supervisor not started, next start in 2.0 s: start 2 of at most 5 failed: the actor died",

@@ -55,6 +55,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "parity": accounts.parity,
         "series": series.series,
         "checkpoints": inspect.checkpoints,
+        "pin": control.pin,
         "export": export.export,
     },
     "Specs and data": {

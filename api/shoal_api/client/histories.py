@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import BinaryIO
+from urllib.parse import quote
 
 import httpx
 
@@ -117,6 +118,18 @@ class Histories(Endpoint):
 
     def checkpoints(self, job_id: str) -> tuple[CheckpointView, ...]:
         return self._get(f"{job_path(job_id)}/checkpoints", Page[CheckpointView]).items
+
+    def pin_checkpoint(self, job_id: str, name: str) -> CheckpointView:
+        """Retention does not delete the checkpoint of this name (`CheckpointView.name`) from now on."""
+        return self._pin("PUT", job_id, name)
+
+    def unpin_checkpoint(self, job_id: str, name: str) -> CheckpointView:
+        """Retention may delete the checkpoint of this name again."""
+        return self._pin("DELETE", job_id, name)
+
+    def _pin(self, method: str, job_id: str, name: str) -> CheckpointView:
+        path = f"{job_path(job_id)}/checkpoints/{quote(name, safe='')}/pin"
+        return CheckpointView.model_validate_json(self._transport.send(method, path).content)
 
     def parity(
         self, job_id: str, against: str, *, tolerance: float = DEFAULT_TOLERANCE, max_points: int = 0

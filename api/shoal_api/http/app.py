@@ -19,6 +19,7 @@ from shoal_api.http.edge import Edge
 from shoal_api.http.openapi import build_openapi
 from shoal_api.http.other_writers import watch_other_writers
 from shoal_api.http.routes import (
+    checkpoints,
     code,
     histories,
     inspection,
@@ -102,6 +103,7 @@ def create_app(
         jobs.routes(context),
         histories.routes(context),
         series.routes(context),
+        checkpoints.routes(context),
         overviews.routes(context),
         inspection.routes(context),
         code.routes(context),

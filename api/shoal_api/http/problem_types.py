@@ -80,6 +80,18 @@ class Kind(Enum):
         "No such maintenance window",
         "GET /v1/maintenance-windows lists the windows.",
     )
+    CHECKPOINT_NOT_FOUND = (
+        "checkpoint-not-found",
+        404,
+        "No such checkpoint",
+        "GET /v1/jobs/{id}/checkpoints lists the checkpoints of a job.",
+    )
+    CHECKPOINT_CONFLICT = (
+        "checkpoint-conflict",
+        409,
+        "Not possible for this checkpoint",
+        "Only a committed checkpoint can be pinned.",
+    )
     PROJECT_CONFLICT = (
         "project-conflict",
         409,

@@ -22,6 +22,8 @@ from shoal_api.http.problem_types import Kind
 from shoal_service.control.code_archive import CodeArchiveError
 from shoal_service.control.submission import CodeUnknown
 from shoal_service.store.errors import (
+    CheckpointConflict,
+    CheckpointNotFound,
     IdempotencyConflict,
     InvalidArchive,
     InvalidCursor,
@@ -46,6 +48,8 @@ _OF_SERVICE: dict[type[Exception], Kind] = {
     ProjectNotFound: Kind.PROJECT_NOT_FOUND,
     UserNotFound: Kind.USER_NOT_FOUND,
     WindowNotFound: Kind.WINDOW_NOT_FOUND,
+    CheckpointNotFound: Kind.CHECKPOINT_NOT_FOUND,
+    CheckpointConflict: Kind.CHECKPOINT_CONFLICT,
     ProjectConflict: Kind.PROJECT_CONFLICT,
     QueueFull: Kind.QUEUE_FULL,
     InvalidCursor: Kind.INVALID_CURSOR,

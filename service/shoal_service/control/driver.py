@@ -221,6 +221,7 @@ class Driver:
             spec_version=row.spec_version,
             avoid=self._avoid,
             server_stops=self._server_stops,
+            pinned=row.pins,
         )
 
     @property
@@ -255,4 +256,5 @@ class Driver:
             snapshot_scope=self._config.snapshot_scope,
             logs=self._config.logs,
             avoid=self._avoid,
+            pinned=row.pins,
         )

@@ -9,7 +9,8 @@
                   step-05  good or damaged        is deleted
                   step-12  torn, older writer     is deleted: a later generation has committed
 
-The newest good checkpoint is never deleted, nor is one that is in flight.
+The newest good checkpoint is never deleted, nor is one that is in flight or that a user has pinned. A pinned one
+counts as a newer one for others, so pins never make fewer than `keep` remain.
 """
 
 from __future__ import annotations
@@ -35,18 +36,20 @@ def choose_deletions(
     keep: int,
     damaged: Collection[CheckpointName],
     in_flight: Collection[CheckpointName],
+    pinned: Collection[CheckpointName] = (),
 ) -> tuple[Deletion, ...]:
     """The directories to delete, oldest first.
 
     `committed`: directories with a commit marker. `uncommitted`: those without. `damaged`: committed ones that failed
     verification; they do not count for `keep`. `in_flight`: those being written, committed or read; never deleted.
+    `pinned`: never deleted, not even if they are damaged.
     """
     assert keep >= 1, f"keep is {keep}, and must be at least 1: the newest checkpoint is always kept"
     good = sorted(set(committed) - set(damaged), reverse=True)
     deletions = [
         Deletion(name, f"{num_newer} good checkpoints are newer, {keep} are kept")
         for name in committed
-        if name not in in_flight and (num_newer := sum(other > name for other in good)) >= keep
+        if name not in in_flight and name not in pinned and (num_newer := sum(other > name for other in good)) >= keep
     ]
     newest_writer = max(good, key=_written_order, default=None)
     if newest_writer is not None:

@@ -53,6 +53,8 @@ class DriveRow:
     created_at: float
     priority: int
     status: JobStatus
+    pins: tuple[str, ...] = ()
+    """Names of the checkpoints that retention does not delete."""
 
 
 class MoveKind(StrEnum):
@@ -151,6 +153,7 @@ def _drive_row(
         created_at=job.created_at,
         priority=job.priority,
         status=job.status,
+        pins=job.pins,
     )
 
 

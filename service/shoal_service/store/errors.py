@@ -6,7 +6,8 @@
     |   |-- JobNotFound
     |   |-- ProjectNotFound
     |   |-- UserNotFound
-    |   `-- WindowNotFound
+    |   |-- WindowNotFound
+    |   `-- CheckpointNotFound
     |-- InvalidCursor         a page cursor that this service did not create
     |-- InvalidArchive        a code archive that is too large, or does not match the SHA-256 in its name
     |-- Conflict
@@ -14,6 +15,7 @@
     |   |-- RequestConflict       the request is impossible in the job's state
     |   |   `-- JobEnded          ... because the job has ended
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
+    |   |-- CheckpointConflict    the checkpoint is damaged, deleted or was never committed
     |   `-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
     |-- PreconditionFailed    If-Match named another version
     `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
@@ -86,6 +88,18 @@ class WindowNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"There is no maintenance window {self.window_id!r}. `shoal maintenance list` lists them."
+
+
+class CheckpointNotFound(NotFound):
+    code: ClassVar[str] = "checkpoint_not_found"
+
+    def __init__(self, job_id: str, name: str) -> None:
+        super().__init__(job_id, name)
+        self.job_id = job_id
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"Job {self.job_id} has no checkpoint {self.name!r}. `shoal checkpoints {self.job_id}` lists them."
 
 
 class InvalidCursor(StoreError):
@@ -181,6 +195,19 @@ class ProjectConflict(Conflict):
 
     def __str__(self) -> str:
         return f"Project {self.name} cannot be changed so: {self.why}."
+
+
+class CheckpointConflict(Conflict):
+    code: ClassVar[str] = "checkpoint_conflict"
+
+    def __init__(self, job_id: str, name: str, state: str) -> None:
+        super().__init__(job_id, name, state)
+        self.job_id = job_id
+        self.name = name
+        self.state = state
+
+    def __str__(self) -> str:
+        return f"Checkpoint {self.name} of job {self.job_id} is {self.state}: only a committed one can be pinned."
 
 
 class PreconditionFailed(StoreError):

@@ -62,6 +62,8 @@ class JobRecord:
     status_document: str
     workers_document: str
     step_times: str
+    pins: tuple[str, ...]
+    """Names of the checkpoints that retention does not delete."""
 
     @property
     def standing(self) -> JobStanding:
@@ -165,6 +167,7 @@ def record_of(row: Row[Any]) -> JobRecord:
         status_document=row.status,
         workers_document=row.workers,
         step_times=row.step_times,
+        pins=pins_of(row.pins),
     )
 
 
@@ -293,6 +296,10 @@ def _status_of(row: Row[Any]) -> JobStatus:
     if row.failure is not None:
         columns["failure"] = UserFailure.model_validate_json(row.failure)
     return read_status(row.status).model_copy(update=columns)
+
+
+def pins_of(document: str) -> tuple[str, ...]:
+    return tuple(json.loads(document))
 
 
 def read_status(document: str) -> JobStatus:

@@ -52,6 +52,7 @@ from shoal_service.views import (
     WorkerView,
 )
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import JobSpec
 
 
@@ -143,6 +144,13 @@ class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
             view, changed = submissions.request(tx, job_id, desired, now=now)
         if changed:
             self._hub.publish(job_id)
+        return view
+
+    def pin_checkpoint(self, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
+        """See `submissions.pin`."""
+        with self._database.write() as tx:
+            view = submissions.pin(tx, job_id, name, is_pinned=is_pinned, now=now)
+        self._hub.publish(job_id)
         return view
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 500, tail: int | None = None) -> list[EventView]:

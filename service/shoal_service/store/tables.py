@@ -70,6 +70,7 @@ jobs = Table(
     Column("workers", Text, nullable=False),  # the newest WorkerViews
     Column("queued_at", Double, nullable=True),  # when it last entered the queue
     Column("step_times", Text, nullable=False, server_default=""),  # telemetry/step_times.py
+    Column("pins", Text, nullable=False, server_default="[]"),  # JSON: names of checkpoints
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
     Index(None, "project", "num"),

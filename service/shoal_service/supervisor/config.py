@@ -38,6 +38,8 @@ class SupervisorConfig(Frozen):
     """Shared secret of the attempt's workers; see WorkerConfig."""
     avoid: tuple[AvoidedNode, ...] = ()
     """Nodes on which nothing is started. Each directive replaces this list."""
+    pinned: tuple[str, ...] = ()
+    """Names of the checkpoints that retention does not delete. Each directive replaces this list."""
     profile: HardwareProfile | None = None
     """Hardware profile of the workers' nodes; None: it was not measured."""
     fork_workers: bool = True
@@ -69,6 +71,8 @@ class Directive(Frozen):
     """The server ends this cluster: the attempt saves, and ends. The job then returns to the queue."""
     is_preempted: bool = False
     """Another job gets the workers: the attempt saves, and ends. The job then returns to the queue."""
+    pinned: tuple[str, ...] = ()
+    """Names of the checkpoints that retention does not delete."""
 
 
 class StaleEpoch(Exception):

@@ -12,6 +12,7 @@ from shoal_service.core.attempt.events import (
     GrantChanged,
     NodesAvoided,
     ParallelismChanged,
+    PinsChanged,
     Preempted,
     ServerStopping,
 )
@@ -24,6 +25,8 @@ def changes(state: Attempt, directive: Directive) -> Iterator[Event]:
     """One event for each value that differs from the attempt's own."""
     if directive.is_preempted != state.target.is_preempted:
         yield Preempted(directive.is_preempted)  # before the grant, which is taken away with it
+    if directive.pinned != state.target.pinned:
+        yield PinsChanged(directive.pinned)
     if directive.elasticity != state.target.spec.elasticity:
         yield ElasticityChanged(directive.elasticity)
     if directive.parallelism != state.target.spec.parallelism:

@@ -21,7 +21,7 @@ def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
             timeouts=config.timeouts.with_spec(config.spec.timeouts),
             profile=config.profile,
         ),
-        target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid),
+        target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid, pinned=config.pinned),
         current=Opening(since=now),
         history=History(num_incidents=0 if incident is None else incident.id),
         incident=incident,

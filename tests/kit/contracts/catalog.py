@@ -124,6 +124,14 @@ class CatalogContract:
         assert catalog.retain(1, damaged=(), in_flight=()) == [name(4)]
         assert catalog.newest() == name(12)
 
+    def test_pinned_checkpoints_stay_also_damaged_ones(self) -> None:
+        catalog = self.make()
+        for step in (4, 8, 12, 16):
+            self.commit(catalog, step)
+        pinned = [name(4), name(8), name(99)]
+        assert catalog.retain(1, damaged=[name(8)], in_flight=(), pinned=pinned) == [name(12)]
+        assert catalog.retain(1, damaged=[name(8)], in_flight=()) == [name(4), name(8)]
+
     def test_a_damaged_checkpoint_does_not_count_as_one_to_keep(self) -> None:
         catalog = self.make()
         for step in (4, 8):

@@ -91,6 +91,39 @@ def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = F
         _change(session, job, lambda client, job_id: client.cancel(job_id))
 
 
+def pin(
+    job: JobArgument,
+    step: Annotated[int, typer.Argument(min=0, help="Step of the checkpoint; `shoal checkpoints` lists them.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Take the pin away.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Pin a checkpoint: the job never deletes it, however many are newer."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.tables import checkpoints_table
+
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            name = _checkpoint_of(client, job_id, step, is_pinned=undo)
+            view = client.unpin_checkpoint(job_id, name) if undo else client.pin_checkpoint(job_id, name)
+        session.output.document(view, lambda: checkpoints_table((view,)))
+
+
+def _checkpoint_of(client: Client, job_id: str, step: int, *, is_pinned: bool) -> str:
+    """The name of the newest checkpoint of a step that is pinned, or that is committed."""
+    from shoal_api.cli.errors import CliError
+    from shoal_api.cli.exit_codes import ExitCode
+    from shoal_service.views import CheckpointState
+
+    found = [one for one in client.checkpoints(job_id) if one.step == step]
+    fitting = [one for one in found if (one.pinned if is_pinned else one.state is CheckpointState.COMMITTED)]
+    if not fitting:
+        kind = "pinned" if is_pinned else "committed"
+        hint = f"`shoal checkpoints {job_id}` lists them"
+        raise CliError(f"there is no {kind} checkpoint of step {step}", hint=hint, exit_code=ExitCode.NOT_FOUND)
+    return fitting[-1].name
+
+
 def _patch(session: Session, reference: str, patch: JobPatch) -> None:
     """The job follows the new spec later, so its status still is the old one: the outcome is predicted here."""
     from shoal_api.cli.render.change_page import change_page, next_workers

@@ -86,7 +86,7 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
         style = _CHECKPOINT_STYLE[one.state]
         table.add_row(
             str(one.step),
-            Text(one.state, style=style),
+            Text(f"{one.state}, pinned" if one.pinned else one.state, style=style),
             size_text(one.bytes),
             duration_text(one.seconds),
             duration_text(one.stall_s),

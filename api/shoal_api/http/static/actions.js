@@ -1,10 +1,11 @@
 // The buttons of a job. Each says what will happen and what it costs before it does anything.
 import { $, element } from "./dom.js";
+import { ask } from "./dialog.js";
 import { jobPath, request } from "./api.js";
 import { number, plural, seconds, whole } from "./format.js";
 import { ENDED } from "./states.js";
 
-let shown = null, current = null;
+let shown = null;
 
 export function showActions(state) {
   shown = state;
@@ -30,30 +31,7 @@ const ACTIONS = {
   cancel: { title: "Cancel", confirm: "Cancel the job", input: () => [], words: async () => `The job ends at step ${whole(shown.job.status.step)} and cannot go on. ${kept()} This cannot be undone.`, send: () => post("cancel") },
 };
 
-function open(name) {
-  current = ACTIONS[name];
-  $("dialog-title").textContent = current.title;
-  $("dialog-input").replaceChildren(...current.input(shown.job));
-  $("confirm").textContent = current.confirm;
-  $("dialog-error").textContent = "";
-  $("dialog-value")?.addEventListener("input", explain);
-  explain();
-  $("dialog").showModal();
-}
-
-async function explain() {
-  const asked = current, value = $("dialog-value")?.value;
-  let words;
-  try { words = await asked.words(value); } catch (error) { words = error.message; }
-  if (current === asked && $("dialog-value")?.value === value) $("dialog-words").textContent = words;
-}
-
-$("dismiss").addEventListener("click", () => $("dialog").close());
-$("confirm").addEventListener("click", async () => {
-  $("confirm").disabled = true;
-  try { await current.send($("dialog-value")?.value); $("dialog").close(); } catch (error) { $("dialog-error").textContent = error.message; }
-  $("confirm").disabled = false;
-});
+const open = (name) => ask({ ...ACTIONS[name], input: ACTIONS[name].input(shown.job) });
 
 const patch = (body) => request(jobPath(shown.job.id), { method: "PATCH", body });
 const post = (verb) => request(`${jobPath(shown.job.id)}/${verb}`, { method: "POST" });

@@ -40,7 +40,7 @@ const live = new Live({
   incidents(incidents) { shown.incidents = incidents; showIncidents(incidents); curves.draw(); },
   workers(workers) { showWorkers(workers, shown.job); },
   events(events) { shown.events = addEvents(shown.events, events); curves.draw(); },
-  checkpoints(checkpoints) { shown.checkpoints = checkpoints; showCheckpoints(checkpoints); },
+  checkpoints(checkpoints) { shown.checkpoints = checkpoints; showCheckpoints(shown); },
   logs: addLines,
 });
 

@@ -127,6 +127,13 @@ class DesiredChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PinsChanged:
+    """The checkpoints that retention does not delete."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ClockJumped:
     """The wall clock was set, or the machine was suspended: no time passed for the attempt."""
 
@@ -216,6 +223,7 @@ Event = (
     | DesiredChanged
     | ServerStopping
     | Preempted
+    | PinsChanged
     | ClockJumped
     | ProgressReported
     | InterruptAcknowledged

@@ -34,6 +34,7 @@ from shoal_service.core.attempt.events import (
     NodesAvoided,
     NodesSilent,
     ParallelismChanged,
+    PinsChanged,
     Preempted,
     ProgressReported,
     ReportArrived,
@@ -144,6 +145,8 @@ def _happen(turn: Turn, event: Event) -> None:
         case Preempted(is_preempted):
             turn.target = replace(turn.target, is_preempted=is_preempted)
             _end_without_group(turn)
+        case PinsChanged(names):
+            turn.target = replace(turn.target, pinned=names)
         case NodesAvoided(avoided):
             _avoid(turn, avoided)
         case NodesSilent(silent):

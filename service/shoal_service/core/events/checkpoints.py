@@ -112,3 +112,29 @@ class CheckpointRetentionFailed(JobEvent):
 
     def words(self) -> str:
         return f"old checkpoints could not be deleted: {self.message}"
+
+
+class CheckpointPinned(JobEvent):
+    """A user has pinned the checkpoint: retention does not delete it."""
+
+    type: ClassVar[str] = "checkpoint.pinned"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    name: str
+    step: int
+
+    def words(self) -> str:
+        return f"checkpoint of step {self.step} pinned: retention does not delete it"
+
+
+class CheckpointUnpinned(JobEvent):
+    """A user has taken the pin of the checkpoint away: retention may delete it."""
+
+    type: ClassVar[str] = "checkpoint.unpinned"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    name: str
+    step: int
+
+    def words(self) -> str:
+        return f"checkpoint of step {self.step} is no longer pinned: retention may delete it"

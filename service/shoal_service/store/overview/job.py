@@ -9,6 +9,7 @@ from sqlalchemy import Connection, select
 
 from shoal_service.overview_views import SeriesColumns, SpecVersion
 from shoal_service.store.reads.documents import read as read_document
+from shoal_service.store.reads.history import with_pins
 from shoal_service.store.tables import checkpoints, events, incidents, job_specs, jobs
 from shoal_service.views import CheckpointView, IncidentView, SeriesPoint
 from shoal_workers.contract.spec import JobSpec
@@ -60,7 +61,7 @@ def newest_checkpoints(connection: Connection, job_num: int) -> tuple[Checkpoint
         .limit(MAX_CHECKPOINTS)
     )
     found = [CheckpointView.model_validate_json(text) for text in connection.execute(query).scalars()]
-    return tuple(reversed(found))
+    return tuple(reversed(with_pins(connection, jobs.c.num == job_num, found)))
 
 
 def last_event(connection: Connection, job_num: int) -> int:

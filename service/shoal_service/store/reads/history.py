@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, select
 
 from shoal_service.core.events.catalogue import describe
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.overview.rollups import point_of
-from shoal_service.store.records import workers_of
+from shoal_service.store.records import pins_of, workers_of
 from shoal_service.store.tables import checkpoints, events, incidents, jobs, logs, series
 from shoal_service.views import CheckpointView, EventView, IncidentView, LogView, SeriesPoint, WorkerView
 from shoal_workers.contract.job import JobState
@@ -102,7 +102,16 @@ def read_incidents(connection: Connection, job_id: str) -> list[IncidentView]:
 def read_checkpoints(connection: Connection, job_id: str) -> list[CheckpointView]:
     key = (checkpoints.c.step, checkpoints.c.attempt, checkpoints.c.generation)
     query = select(checkpoints.c.document).where(checkpoints.c.job_num == _num(connection, job_id)).order_by(*key)
-    return [CheckpointView.model_validate_json(text) for text in connection.execute(query).scalars()]
+    found = [CheckpointView.model_validate_json(text) for text in connection.execute(query).scalars()]
+    return with_pins(connection, jobs.c.id == job_id, found)
+
+
+def with_pins(
+    connection: Connection, of_job: ColumnElement[bool], found: Sequence[CheckpointView]
+) -> list[CheckpointView]:
+    """The checkpoints of a job, those that are pinned marked as such."""
+    pins = pins_of(connection.execute(select(jobs.c.pins).where(of_job)).scalar_one())
+    return [one.model_copy(update={"pinned": True}) if one.name in pins else one for one in found]
 
 
 def _num(connection: Connection, job_id: str) -> int:

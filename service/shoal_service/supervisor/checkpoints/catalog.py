@@ -106,6 +106,7 @@ class CheckpointCatalog:
         *,
         damaged: Collection[CheckpointName],
         in_flight: Collection[CheckpointName],
+        pinned: Collection[CheckpointName] = (),
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         """Deletes what `choose_deletions` chooses; returns what was deleted. Failed deletions are tried again later.
@@ -117,7 +118,9 @@ class CheckpointCatalog:
         committed = [name for name, _ in self.markers()]
         uncommitted = [name for name in names if name not in committed]
         gone = []
-        for deletion in choose_deletions(committed, uncommitted, keep=keep, damaged=damaged, in_flight=in_flight):
+        for deletion in choose_deletions(
+            committed, uncommitted, keep=keep, damaged=damaged, in_flight=in_flight, pinned=pinned
+        ):
             if not by.may_delete(deletion.name):
                 continue
             place = self._open(deletion.name)

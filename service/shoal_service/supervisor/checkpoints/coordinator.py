@@ -149,6 +149,7 @@ class CheckpointCoordinator:
                     self._config.spec.checkpoint.keep,
                     damaged=_names(state.checkpoints.damaged),
                     in_flight=_names(state.checkpoints.committing),
+                    pinned=_names(state.target.pinned),
                     by=self._deleter(state),
                 ),
                 state,

@@ -27,6 +27,8 @@ METHODS = {
     "GET /v1/jobs/{job_id}/stacks": "stacks",
     "GET /v1/jobs/{job_id}/incidents": "incidents",
     "GET /v1/jobs/{job_id}/checkpoints": "checkpoints",
+    "PUT /v1/jobs/{job_id}/checkpoints/{name}/pin": "pin_checkpoint",
+    "DELETE /v1/jobs/{job_id}/checkpoints/{name}/pin": "unpin_checkpoint",
     "GET /v1/jobs/{job_id}/parity": "parity",
     "POST /v1/plans": "plan",
     "POST /v1/specs/validate": "validate",

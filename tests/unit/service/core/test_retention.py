@@ -22,8 +22,10 @@ def _chosen(
     keep: int = 2,
     damaged: set[CheckpointName] = frozenset(),  # type: ignore[assignment]
     in_flight: set[CheckpointName] = frozenset(),  # type: ignore[assignment]
+    pinned: set[CheckpointName] = frozenset(),  # type: ignore[assignment]
 ) -> list[CheckpointName]:
-    return [d.name for d in choose_deletions(committed, uncommitted, keep=keep, damaged=damaged, in_flight=in_flight)]
+    chosen = choose_deletions(committed, uncommitted, keep=keep, damaged=damaged, in_flight=in_flight, pinned=pinned)
+    return [deletion.name for deletion in chosen]
 
 
 def _name(step: int, generation: int = 1, attempt: int = 1) -> CheckpointName:
@@ -104,4 +106,15 @@ def test_reason_holds_the_numbers() -> None:
     assert [deletion.reason for deletion in deletions] == [
         "never committed, and step-000000000002-a1-g1 was written later",
         "1 good checkpoints are newer, 1 are kept",
+    ]
+
+
+@_UNHURRIED
+@given(_SETS, st.integers(1, 5), _SETS, _SETS)
+def test_a_pin_changes_nothing_but_that_its_checkpoint_stays(
+    committed: set[CheckpointName], keep: int, damaged: set[CheckpointName], pinned: set[CheckpointName]
+) -> None:
+    without = _chosen(committed, keep=keep, damaged=damaged)
+    assert _chosen(committed, keep=keep, damaged=damaged, pinned=pinned) == [
+        one for one in without if one not in pinned
     ]

@@ -37,6 +37,8 @@ class Target:
     """The server is about to end the cluster, whatever is desired."""
     is_preempted: bool = False
     """Another job gets the workers, whatever is desired."""
+    pinned: tuple[str, ...] = ()
+    """Names of the checkpoints that retention does not delete."""
 
     @property
     def ends_saved(self) -> bool:

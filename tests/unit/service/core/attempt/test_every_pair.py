@@ -25,6 +25,7 @@ from shoal_service.core.attempt.events import (
     NodesAvoided,
     NodesSilent,
     ParallelismChanged,
+    PinsChanged,
     Preempted,
     ProgressReported,
     ReportArrived,
@@ -177,6 +178,7 @@ def events(state: Attempt) -> Iterator[Event]:
     for stops in (True, False):
         yield ServerStopping(stops)
         yield Preempted(stops)
+    yield PinsChanged(("step-000000000002-a0-g1",))
     for minimum in (1, 4):
         yield ElasticityChanged(ElasticitySpec(min_workers=minimum, max_workers=8))
     for tp in (1, 2):

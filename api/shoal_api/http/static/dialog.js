@@ -1,0 +1,31 @@
+// The dialog of the buttons: what will happen and what it costs, in words, before anything does.
+import { $ } from "./dom.js";
+
+let current = null;
+
+// { title, confirm, input: [nodes], words: async (value) => text, send: async (value) => done }; the value is that of #dialog-value.
+export function ask(action) {
+  current = action;
+  $("dialog-title").textContent = action.title;
+  $("dialog-input").replaceChildren(...(action.input ?? []));
+  $("dialog-words").textContent = "";
+  $("confirm").textContent = action.confirm;
+  $("dialog-error").textContent = "";
+  $("dialog-value")?.addEventListener("input", explain);
+  explain();
+  $("dialog").showModal();
+}
+
+async function explain() {
+  const asked = current, value = $("dialog-value")?.value;
+  let words;
+  try { words = await asked.words(value); } catch (error) { words = error.message; }
+  if (current === asked && $("dialog-value")?.value === value) $("dialog-words").textContent = words;
+}
+
+$("dismiss").addEventListener("click", () => $("dialog").close());
+$("confirm").addEventListener("click", async () => {
+  $("confirm").disabled = true;
+  try { await current.send($("dialog-value")?.value); $("dialog").close(); } catch (error) { $("dialog-error").textContent = error.message; }
+  $("confirm").disabled = false;
+});

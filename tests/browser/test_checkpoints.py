@@ -1,0 +1,39 @@
+"""Pins on the page of a job: a real attempt keeps the pinned checkpoint, and deletes those around it."""
+
+from __future__ import annotations
+
+from kit.processes.chromium import Browser
+from kit.processes.server import Server
+from kit.worlds.tiny_jobs import Submit
+from shoal_api.client import Client
+from shoal_service.views import JobPatch
+
+
+def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
+    browser: Browser, shoal_server: Server, submit: Submit, client: Client
+) -> None:
+    hold = {"at": "step", "rank": 0, "n": 10, "do": "hold"}
+    run = submit(workers=1, steps=24, strikes=[hold], checkpoint={"every_steps": 4, "keep": 1})
+    run.wait_at("step-10-0")
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}")
+    browser.until(lambda: browser.count('[data-checkpoint="pin-8"]') == 1, "the checkpoint of step 8")
+    browser.click('[data-checkpoint="export-8"]')
+    browser.sees("#dialog-words", f"shoal export {run.id} OUT --step 8")
+    browser.click("#dismiss")
+    browser.click('[data-checkpoint="pin-8"]')
+    browser.sees("#dialog-words", "keeps its newest 1 checkpoint and deletes older ones")
+    browser.click("#confirm")
+    browser.sees("#checkpoints", "committed, pinned")
+
+    client.patch(run.id, JobPatch(priority=1))  # the attempt has observed the pin once it has observed this
+    browser.until(lambda: client.job(run.id).status.observed_generation == 2, "the directive has arrived")
+    run.release("step-10-0")
+    run.finish()
+    kept = [(one.step, one.pinned) for one in client.checkpoints(run.id) if one.state == "committed"]
+    assert kept == [(8, True), (24, False)]
+
+    browser.click('[data-checkpoint="unpin-8"]')
+    browser.sees("#dialog-words", "The job has ended, so nothing deletes it")
+    browser.click("#confirm")
+    browser.until(lambda: browser.count('[data-checkpoint="pin-8"]') == 1, "it is no longer pinned")
+    assert browser.complaints() == []

@@ -1,0 +1,58 @@
+"""Pins of checkpoints, on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.store import Store
+from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound, JobNotFound
+from shoal_service.views import CheckpointState, CheckpointView
+from shoal_workers.contract.marker import CheckpointName
+
+Submit = Callable[..., str]
+Begin = Callable[..., Any]
+
+
+def _checkpoint(step: int, state: CheckpointState = CheckpointState.COMMITTED) -> CheckpointView:
+    name = CheckpointName(step, 1, 1)
+    return CheckpointView(step=step, url=f"/checkpoints/job/{name}", state=state, attempt=1, generation=1)
+
+
+def _pinned(store: Store, job_id: str) -> list[int]:
+    assert store.newest_checkpoints(job_id) == tuple(store.checkpoints(job_id)), "page and list agree"
+    return [one.step for one in store.checkpoints(job_id) if one.pinned]
+
+
+def test_pins_are_kept_with_the_job_and_passed_to_its_attempt(store: Store, submit: Submit, begin: Begin) -> None:
+    job_id = submit()
+    attempt = begin(job_id)
+    attempt.report(checkpoints=(_checkpoint(10), _checkpoint(20), _checkpoint(30)))
+    pinned = store.pin_checkpoint(job_id, CheckpointName(20, 1, 1), is_pinned=True, now=50.0)
+    assert (pinned.step, pinned.pinned, pinned.name) == (20, True, "step-000000000020-a1-g1")
+    store.pin_checkpoint(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=51.0)
+    store.pin_checkpoint(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=52.0)
+    assert _pinned(store, job_id) == [10, 20]
+    [row] = store.jobs_to_drive()
+    assert row.pins == ("step-000000000010-a1-g1", "step-000000000020-a1-g1")
+    attempt.report(checkpoints=(_checkpoint(10),))
+    assert _pinned(store, job_id) == [10, 20], "a report about a checkpoint does not take its pin away"
+    store.pin_checkpoint(job_id, CheckpointName(20, 1, 1), is_pinned=False, now=53.0)
+    assert _pinned(store, job_id) == [10]
+    types = [event.type for event in store.events(job_id) if event.type.endswith("pinned")]
+    assert types == ["checkpoint.pinned", "checkpoint.pinned", "checkpoint.unpinned"], "a repeated pin is none"
+
+
+def test_only_a_committed_checkpoint_of_the_job_can_be_pinned(store: Store, submit: Submit, begin: Begin) -> None:
+    job_id = submit()
+    begin(job_id).report(checkpoints=(_checkpoint(10, CheckpointState.DELETED),))
+    with pytest.raises(CheckpointConflict, match="is deleted: only a committed one"):
+        store.pin_checkpoint(job_id, CheckpointName(10, 1, 1), is_pinned=True, now=50.0)
+    with pytest.raises(CheckpointNotFound, match="has no checkpoint 'step-000000000010-a1-g2'"):
+        store.pin_checkpoint(job_id, CheckpointName(10, 1, 2), is_pinned=True, now=50.0)
+    with pytest.raises(JobNotFound):
+        store.pin_checkpoint("job-0", CheckpointName(10, 1, 1), is_pinned=True, now=50.0)
+    store.pin_checkpoint(job_id, CheckpointName(10, 1, 1), is_pinned=False, now=50.0)
+    assert [event.type for event in store.events(job_id)][-1] == "job.state"

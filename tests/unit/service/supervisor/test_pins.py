@@ -1,0 +1,42 @@
+"""Pins reach the retention of a running attempt, and survive the death of its supervisor."""
+
+from __future__ import annotations
+
+from doubles.event_loop import run, until
+from doubles.supervisor_bench import SPEC, SupervisorBench
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.spec import CheckpointSpec
+
+KEEPS_ONE = SPEC.model_copy(update={"checkpoint": CheckpointSpec(keep=1)})
+
+
+def _steps(bench: SupervisorBench) -> list[int]:
+    return sorted(name.step for name in bench.catalog.markers)
+
+
+async def _save(bench: SupervisorBench, step: int) -> None:
+    bench.workers.train()
+    await until(lambda: bench.status.step == step, "a step is reported")
+    [worker] = bench.workers.group
+    worker.save()
+    await until(lambda: bench.events().count("checkpoint.committed") == step - 1, "it is committed")
+
+
+def test_a_pinned_checkpoint_stays_and_a_restarted_supervisor_knows_the_pin() -> None:
+    async def main() -> None:
+        bench = SupervisorBench(granted=1, spec=KEEPS_ONE)
+        await bench.start_and_train()
+        await _save(bench, 2)
+        await until(lambda: _steps(bench) == [2], "the first checkpoint")
+        pin = str(CheckpointName(2, 1, 1))
+        bench.direct(pinned=(pin,))
+        await until(lambda: bench.entry.state.target.pinned == (pin,), "the pin is in the journal")
+        await _save(bench, 3)
+        await until(lambda: _steps(bench) == [2, 3], "the pinned one and the newest")
+        await bench.restart()
+        await until(lambda: bench.journal.written, "the successor goes on")
+        assert bench.entry.state.target.pinned == (pin,)
+        bench.direct(pinned=())
+        await until(lambda: bench.entry.state.target.pinned == (), "the pin is taken away")
+
+    run(main())
