@@ -293,3 +293,21 @@ def test_a_series_that_cannot_be_written_is_refused_with_the_way_out(
     job = service.add_job()
     ran = shoal("series", job.id, *options)
     assert ran.code != 0 and "error:" in ran.err
+def test_a_checkpoint_is_pinned_by_its_step_and_unpinned(shoal: Any, service: Any) -> None:
+    job = service.add_job()
+    service.train(job)
+    assert shoal("pin", job.id, "10", "--json").json()["pinned"] is True
+    assert "committed, pinned" in shoal("checkpoints", job.id).out
+    assert shoal("pin", job.id, "10", "--undo", "--json").json()["pinned"] is False
+    wrong = shoal("pin", job.id, "11")
+    assert wrong.code == 4 and "no committed checkpoint of step 11" in wrong.err
+    assert shoal("pin", job.id, "10", "--undo").code == 4
+
+
+def test_webhooks_are_listed(shoal: Any, service: Any) -> None:
+    assert "docs/webhooks.md" in shoal("webhooks").out
+    hook = {"url": "https://example.org/hook", "secret": "file:a"}
+    job = service.add_job(webhooks=[hook])
+    [shown] = shoal("webhooks", job.id, "--json").json()
+    assert (shown["hook"], shown["receiver"]) == ("job/0", "https://example.org")
+    assert "nothing sent yet" in shoal("webhooks", job.id).out
