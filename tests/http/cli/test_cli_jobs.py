@@ -293,6 +293,8 @@ def test_a_series_that_cannot_be_written_is_refused_with_the_way_out(
     job = service.add_job()
     ran = shoal("series", job.id, *options)
     assert ran.code != 0 and "error:" in ran.err
+
+
 def test_a_checkpoint_is_pinned_by_its_step_and_unpinned(shoal: Any, service: Any) -> None:
     job = service.add_job()
     service.train(job)

@@ -23,7 +23,7 @@ function buttons(one) {
 }
 
 const button = (words, one, click) => element("button", words, { type: "button", "data-checkpoint": `${words.toLowerCase()}-${one.step}`, "aria-label": `${words} the checkpoint of step ${one.step}`, click });
-const nameOf = (one) => one.url.replace(/\/+$/, "").split("/").pop();
+const nameOf = (one) => `step-${String(one.step).padStart(12, "0")}-a${one.attempt}-g${one.generation}`;
 const send = (method, one) => request(`${jobPath(shown.job.id)}/checkpoints/${encodeURIComponent(nameOf(one))}/pin`, { method });
 const newer = (one) => shown.checkpoints.filter((other) => other.state === "committed" && other.step > one.step).length;
 
