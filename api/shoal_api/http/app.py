@@ -33,7 +33,6 @@ from shoal_api.http.routes import (
     projects,
     series,
     users,
-    webhooks,
 )
 from shoal_api.http.streams import DEFAULT_PACE, Pace
 from shoal_service.planner import HardwareProfile
@@ -112,7 +111,6 @@ def create_app(
         users.routes(context),
         maintenance.routes(context),
         nodes.routes(context),
-        webhooks.routes(context),
         operations.routes(context),
     ):
         app.include_router(router)

@@ -1,10 +1,10 @@
-"""Routes for operators: cluster, health, readiness, metrics, problem types."""
+"""Routes for operators: cluster, webhooks, health, readiness, metrics, problem types."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -13,7 +13,8 @@ from shoal_api.http.context import Context
 from shoal_api.http.problem_types import BY_CODE, Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.store.errors import StoreUnavailable
-from shoal_service.views import ClusterView
+from shoal_service.views import ClusterView, Page
+from shoal_service.webhook_views import WebhookView
 from shoal_workers.contract.checks.spec_errors import SpecProblem
 
 
@@ -25,6 +26,20 @@ def routes(context: Context) -> APIRouter:
         """Nodes, free capacity, and which control plane owns the jobs."""
         view = await run_in_threadpool(context.cluster.snapshot)
         return Response(view.model_dump_json(), media_type="application/json")
+
+    @router.get("/v1/webhooks", response_model=Page[WebhookView], summary="What webhooks have delivered")
+    async def webhooks(
+        job: Annotated[
+            str | None,
+            Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="Only the hooks that concern this job."),
+        ] = None,
+        limit: Annotated[int, Query(ge=1, le=1000, description="At most so many hooks of specs.")] = 100,
+    ) -> Response:
+        """With `job`: the hooks of the settings and of the job's spec, for this job. Without: the hooks of the settings
+        over all jobs, then the hooks of specs whose events wait after a failed attempt, those that wait longest first.
+        """
+        page = Page[WebhookView](items=tuple(await run_in_threadpool(context.store.webhooks, job, limit=limit)))
+        return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get("/healthz", summary="The process is alive")
     async def healthz() -> Health:
