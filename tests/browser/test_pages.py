@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,24 @@ def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     run.finish(JobState.CANCELLED)
     browser.sees("#title", "CANCELLED")
     browser.sees("#live", "ended")
+    assert browser.complaints() == []
+
+
+def test_each_metric_of_the_task_has_a_row_of_the_chart(
+    browser: Browser, shoal_server: Server, submit: Submit, client: Client
+) -> None:
+    run = submit(workers=2, steps=6, data_more={"metrics": True}, checkpoint={"every_steps": 4, "tensorboard": True})
+    run.finish()
+    [file] = Path(client.checkpoints(run.id)[0].url).parent.glob("tensorboard/events.out.tfevents.*")
+    assert b"metrics/loss/double" in file.read_bytes()
+    points = client.series(run.id)
+    assert [point.metrics["loss/double"] for point in points] == pytest.approx([2 * point.loss for point in points])
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}")
+    axes = "Object.entries(document.querySelector('#curves').layout || {}).filter(([name]) => name.startsWith('yaxis'))"
+    titles = f"{axes}.map(([, axis]) => axis.title.text)"
+    browser.until(lambda: browser.run(titles)[-2:] == ["loss/double", "size"], "a row for each metric")
+    drawn = "document.querySelector('#curves').data.find((trace) => trace.name === 'size').y"
+    assert browser.run(drawn) == [2] * 6
     assert browser.complaints() == []
 
 

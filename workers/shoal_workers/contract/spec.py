@@ -202,6 +202,8 @@ class CheckpointSpec(Frozen):
     wait_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
     """How long an attempt that looks for its newest checkpoint waits for a storage that does not answer, seconds. It
     asks again meanwhile; then the job fails."""
+    tensorboard: bool = False
+    """Also write the series as TensorBoard event files, beside the checkpoints. `url` must be a directory then."""
     all_damaged: DamagePolicy = DamagePolicy.STOP
     """If checkpoints exist and every one of them is damaged: stop the job, or start over from step 0."""
 

@@ -18,10 +18,11 @@ from shoal_service.core.events.generations import GenerationForming, Validated
 from shoal_service.core.events.service import NodeSuspected
 from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.reporting.event_files import EventFiles
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, workers_of
 from shoal_service.views import CheckpointView, SeriesPoint
-from shoal_workers.contract.messages import Stacks, WorkerPoll
+from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
 
 
@@ -37,6 +38,9 @@ class Reporter:
         """The incident that was shown last, and when it was closed."""
         self._stacks: dict[int, Stacks] = {}
         """By incident."""
+        self._checkpoint_root = config.checkpoint_root
+        self._writes_event_files = config.spec.checkpoint.tensorboard
+        self._event_files: EventFiles | None = None
 
     def record_report(self, item: WorkerReport, state: Attempt) -> None:
         """A report of the current generation, before the machine handles it."""
@@ -44,7 +48,7 @@ class Reporter:
             return
         if isinstance(item, StepReport):
             self._readings.add(item)
-            self._outbox.add(_point(item, None))
+            self._add_point(_point(item, None))
         elif isinstance(item, ValidationReport):
             known = self._readings.validation
             if known is not None and (known.step, known.loss) == (item.step, item.loss):
@@ -54,14 +58,15 @@ class Reporter:
             if item.metrics:
                 event = event.model_copy(update={"metrics": item.metrics})
             last = self._readings.step
-            point = (_point(last, item),) if last is not None and last.step == item.step else ()
-            self._outbox.add(PendingEvent.of(event, item.at), *point)
+            self._outbox.add(PendingEvent.of(event, item.at))
+            if last is not None and last.step == item.step:
+                self._add_point(_point(last, item))
         elif isinstance(item, GroupFormed):
             self._readings.num_parameters = item.num_parameters
             known_step = self._readings.step.step if self._readings.step is not None else 0
             for report in item.past:  # steps of a rank 0 that died before it reported them
                 if known_step < report.step <= item.start_step:
-                    self._outbox.add(_point(report, None))
+                    self._add_point(_point(report, None))
         elif isinstance(item, SnapshotCost):
             self._readings.snapshots = item
 
@@ -100,8 +105,21 @@ class Reporter:
                 case End(end):
                     self.show(state)
                     self._outbox.add_end(end)
+                    if self._event_files is not None:
+                        self._event_files.close()
                 case _:
                     assert_never(item)
+
+    def _add_point(self, point: SeriesPoint) -> None:
+        self._outbox.add(point)
+        if self._writes_event_files:
+            self._event_files = self._event_files or EventFiles(self._checkpoint_root, self._say)
+            self._event_files.add(point)
+
+    def _say(self, text: str) -> None:
+        """A line of the job's own log. From any thread."""
+        line = PendingLog(at=self._clock.time(), rank=None, worker_id="", stream=LogStream.SHOAL, text=text)
+        self._outbox.add(line)
 
     def keep_stacks(self, incident_id: int, stacks: Stacks) -> None:
         """As a part of this incident, from now on."""

@@ -24,6 +24,14 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     """Every setting of `spec` that another setting, or the model, rules out."""
     if spec.deterministic:
         yield from _with_deterministic(spec)
+    url = spec.checkpoint.url
+    if spec.checkpoint.tensorboard and url is not None and "://" in url.removeprefix("file://"):
+        yield Conflict(
+            "checkpoint.tensorboard",
+            f"checkpoint.tensorboard is true, but checkpoint.url {url!r} is not a directory, and event files are "
+            "appended to. Set checkpoint.url to a directory, or checkpoint.tensorboard to false; `shoal series` saves "
+            "the same values.",
+        )
     plan = plan_of(spec)
     if spec.compile and (plan is None or not plan.blocks):
         yield Conflict(

@@ -1,0 +1,107 @@
+"""EventFiles: the series of a job as TensorBoard event files, beside its checkpoints (`checkpoint.tensorboard`).
+
+    <checkpoint.url>/<job id>/tensorboard/events.out.tfevents.*      one file per life of a supervisor
+
+The reporter adds the points; a thread of its own writes them, because a file system may hang. It never delays and never
+ends an attempt: if the files cannot be written, it says so once and stops. Steps that are computed again replace the
+ones before: TensorBoard drops what follows a start of session.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from shoal_service.views import SeriesPoint
+
+_MAX_WAITING = 10_000
+"""Points; a file system that is away for longer loses the newest."""
+_FIELDS = ("loss", "val_loss", "grad_norm", "lr", "tokens_per_s", "step_s", "world_size")
+
+
+class EventFiles:
+    """`add` and `close` are called on one thread; neither waits for the file system.
+
+    Args:
+        root: the job's checkpoint directory.
+        say: called at most once, on any thread, with the reason why nothing is written.
+    """
+
+    def __init__(self, root: str, say: Callable[[str], None]) -> None:
+        self._directory = Path(root.removeprefix("file://")) / "tensorboard"
+        self._say = say
+        self._waiting: queue.Queue[SeriesPoint | None] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="tensorboard", daemon=True)
+        if "://" in str(root).removeprefix("file://"):
+            say(f"no TensorBoard event files: {root} is not a directory")
+            self._directory = Path()
+        else:
+            self._thread.start()
+
+    def add(self, point: SeriesPoint) -> None:
+        """The newest completed step, or the same again with its validation."""
+        self._put(point)
+
+    def close(self) -> None:
+        """No point comes any more."""
+        self._put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """After `close`: whether everything is written within that time."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _put(self, item: SeriesPoint | None) -> None:
+        if self._thread.is_alive():
+            try:
+                self._waiting.put_nowait(item)
+            except queue.Full:
+                pass
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except (OSError, ImportError) as error:
+            self._say(f"no TensorBoard event files any more: {error}")
+
+    def _write(self) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._directory.mkdir(parents=True, exist_ok=True)
+        writer = EventsWriter(str(self._directory / "events"))
+        newest: SeriesPoint | None = None
+        while (point := self._waiting.get()) is not None:
+            if newest is None or point.step < newest.step or point.generation < newest.generation:
+                start = SessionLog(status=SessionLog.START)
+                writer.write_event(Event(wall_time=point.at, step=point.step, session_log=start))
+            is_same = newest is not None and newest.step == point.step
+            writer.write_event(_event(point, without=newest if is_same else None))
+            newest = point
+            if self._waiting.empty():
+                writer.flush()
+        writer.close()
+
+
+def _event(point: SeriesPoint, *, without: SeriesPoint | None) -> Any:
+    """`without`: the same step as it was written before; only what is new is written."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    known = dict(_scalars(without)) if without is not None else {}
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(point) if known.get(tag) != value]
+    return Event(wall_time=point.at, step=point.step, summary=Summary(value=values))
+
+
+def _scalars(point: SeriesPoint) -> Iterator[tuple[str, float]]:
+    for name in _FIELDS:
+        value = getattr(point, name)
+        if value is not None and math.isfinite(value):
+            yield name, float(value)
+    for nested in ("metrics", "val_metrics"):
+        yield from ((f"{nested}/{name}", value) for name, value in getattr(point, nested).items())
