@@ -25,6 +25,9 @@ from shoal_service.views import CheckpointView, SeriesPoint
 from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
 
+_EVENT_FILES_S = 10.0
+"""How long the end of an attempt waits for the last event file."""
+
 
 class Reporter:
     """Called on the executor's loop only."""
@@ -104,9 +107,10 @@ class Reporter:
                     self._show_incident(incident, closed_at)
                 case End(end):
                     self.show(state)
-                    self._outbox.add_end(end)
-                    if self._event_files is not None:
+                    if self._event_files is not None:  # the process may be gone as soon as its end is stored
                         self._event_files.close()
+                        self._event_files.wait(_EVENT_FILES_S)
+                    self._outbox.add_end(end)
                 case _:
                     assert_never(item)
 
