@@ -24,7 +24,11 @@ function buttons(one) {
 
 const button = (words, one, click) => element("button", words, { type: "button", "data-checkpoint": `${words.toLowerCase()}-${one.step}`, "aria-label": `${words} the checkpoint of step ${one.step}`, click });
 const nameOf = (one) => `step-${String(one.step).padStart(12, "0")}-a${one.attempt}-g${one.generation}`;
-const send = (method, one) => request(`${jobPath(shown.job.id)}/checkpoints/${encodeURIComponent(nameOf(one))}/pin`, { method });
+async function send(method, one) {
+  const answer = await request(`${jobPath(shown.job.id)}/checkpoints/${encodeURIComponent(nameOf(one))}/pin`, { method });
+  shown.checkpoints = shown.checkpoints.map((other) => nameOf(other) === nameOf(answer) ? answer : other);  // the stream of a job that has ended sends nothing more
+  showCheckpoints(shown);
+}
 const newer = (one) => shown.checkpoints.filter((other) => other.state === "committed" && other.step > one.step).length;
 
 function pin(one) {
