@@ -32,6 +32,7 @@ def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     kept = [(one.step, one.pinned) for one in client.checkpoints(run.id) if one.state == "committed"]
     assert kept == [(8, True), (24, False)]
 
+    browser.sees("#live", "ended")
     browser.click('[data-checkpoint="unpin-8"]')
     browser.sees("#dialog-words", "The job has ended, so nothing deletes it")
     browser.click("#confirm")
