@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from shoal_service.core.collector import paused_collector
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.market import (
     Decision,
@@ -119,7 +120,8 @@ def _time(words: str, policy: Policy, state: MarketState, trials: int, *, is_new
     for _ in range(trials):
         fresh = replace(state, jobs=[replace(job) for job in state.jobs]) if is_new else state
         start = time.process_time()
-        found = policy(fresh, _NOW + 120)
+        with paused_collector():
+            found = policy(fresh, _NOW + 120)
         seconds.append(time.process_time() - start)
     changes = sum(isinstance(decision, Start | Resize | Preempt) for decision in found)
     return Timing(words, statistics.median(seconds), changes)

@@ -31,6 +31,7 @@ from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
+from shoal_service.core.collector import paused_collector
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy, WorkerNeed
 from shoal_service.store.driving import DriveRow
@@ -244,13 +245,17 @@ class ControlLoop:
         if standing == self._decided_for and mono - self._decided_mono < _REVIEW_S:
             self._drive_all(rows, lease)
             return
-        decisions = await asyncio.to_thread(self._policy, state, now)
+        decisions = await asyncio.to_thread(self._decide, state, now)
         self._times.decisions.observe(self._clock.monotonic() - mono)
         by_id = {row.id: row for row in rows}
         is_changed = await self._writer.write(decisions, by_id, epoch=lease.epoch, now=now)
         await self._scale_out(state, decisions, mono)
         self._decided_for, self._decided_mono = (None if is_changed else standing), mono
         self._drive_all(await self._readable_jobs(lease) if is_changed else rows, lease)
+
+    def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
+        with paused_collector():
+            return self._policy(state, now)
 
     async def _scale_out(self, state: MarketState, decisions: Sequence[Decision], mono: float) -> None:
         """Again after a while, since a head that was restarted has forgotten the request."""

@@ -171,22 +171,21 @@ def turns(plan: Plan, preempted: list[Entry]) -> Iterator[Entry]:
     if len(lists) == 1:
         yield from queued
         return
-    shares = plan.shares
-    heads = [(_turn(queue[0], queue[0].share), shares.num_changes, queue[0], iter(queue[1:])) for queue in lists]
+    heads = [(_turn(queue[0], queue[0].share), plan.num_changes, queue[0], iter(queue[1:])) for queue in lists]
     heapq.heapify(heads)
     while heads:
         turn, as_of, entry, later = heads[0]
-        if as_of != shares.num_changes:
+        if as_of != plan.num_changes:
             current = _turn(entry, entry.share)
             if current != turn:
-                heapq.heapreplace(heads, (current, shares.num_changes, entry, later))
+                heapq.heapreplace(heads, (current, plan.num_changes, entry, later))
                 continue
         yield entry
         following = next(later, None)
         if following is None:
             heapq.heappop(heads)
         else:
-            heapq.heapreplace(heads, (_turn(following, entry.share), shares.num_changes, following, later))
+            heapq.heapreplace(heads, (_turn(following, entry.share), plan.num_changes, following, later))
 
 
 def _turn(entry: Entry, share: Share) -> tuple[bool, int, tuple[float, ...], tuple[float, str]]:

@@ -86,7 +86,7 @@ class Plan:
         """Grows whenever a job gets or loses places."""
         claims: dict[ClaimKey, Claim] = {}
         for job in state.jobs:
-            facts = facts_of(job)
+            facts = job.memo or facts_of(job)
             claim = claims.get(facts.claim_key)
             if claim is None:
                 claim = claims[facts.claim_key] = Claim(self.room.shape(job, facts), self.shares.of(job.project))

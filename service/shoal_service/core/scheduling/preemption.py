@@ -12,6 +12,9 @@ from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import Shape, Sites
 from shoal_service.core.scheduling.shares import Share
 
+MANY = 100
+"""So many victims are sorted with the others rather than inserted one by one."""
+
 _Ranked: TypeAlias = tuple[float, float, str, Entry]
 
 
@@ -22,15 +25,24 @@ class Preemption:
         self._plan = plan
         latest_first = (*plan.queued, *reversed(plan.running))  # nearly sorted already
         self._victims = sorted([_ranked(entry) for entry in latest_first if entry.target])
+        self._added: list[Entry] = []
+        """Victims that are not in order yet: most jobs are admitted before anybody asks for one."""
         self._failed: dict[int, tuple[float, int]] = {}
         """Priority and workers of the last claim of a shape that preemption could not meet."""
 
     def add(self, entry: Entry) -> None:
         """The job has been admitted in this decision; a job of higher priority may still displace it."""
-        insort(self._victims, _ranked(entry))
+        self._added.append(entry)
 
     def may_help(self, priority: int) -> bool:
         """Some job has a lower priority."""
+        if len(self._added) > MANY:
+            self._victims += map(_ranked, self._added)
+            self._victims.sort()
+        else:
+            for entry in self._added:
+                insort(self._victims, _ranked(entry))
+        self._added.clear()
         return bool(self._victims) and self._victims[0][0] < priority
 
     def make_room(self, claimant: Entry, missing: int) -> list[Entry]:

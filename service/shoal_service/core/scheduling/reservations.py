@@ -50,10 +50,12 @@ class Reservations:
 
     def take(self, entry: Entry, workers: int) -> Sites | Reservation | None:
         """Places for the workers that the job lacks; or the reservation that they would delay; or None: no room."""
+        if not self._all:
+            return entry.shape.take_all(workers)
         in_the_way = [reserved for reserved in self._all if self._holds_back(reserved, entry)]
         shape = entry.shape
         if not in_the_way:
-            return None if shape.lacks(workers) else shape.take_all(workers)
+            return shape.take_all(workers)
         key = (id(shape), *map(id, in_the_way))
         at_most, as_of = self._at_most.get(key, (UNLIMITED, 0))
         room = self._plan.room

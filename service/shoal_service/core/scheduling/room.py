@@ -185,7 +185,11 @@ class Shape:
 
     def lacks(self, workers: int) -> bool:
         """So many workers do not fit now."""
-        return workers > self._at_most or self.free(workers) < workers
+        if workers > self._at_most:
+            return True
+        if self._roomy and self.nodes[self._roomy[0]].fits(self.need) >= workers:
+            return False
+        return self.free(workers) < workers
 
     def given_back(self, other: Shape, sites: Sites) -> None:
         """Workers of a shape have left these nodes."""

@@ -115,11 +115,6 @@ class Shares:
         return True
 
     @property
-    def num_changes(self) -> int:
-        """Grows whenever a project has other workers."""
-        return self._changes[0]
-
-    @property
     def all(self) -> list[Share]:
         return list(self._shares.values())
 

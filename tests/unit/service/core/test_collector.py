@@ -1,0 +1,27 @@
+"""The garbage collector is paused within the block, and afterwards as it was before, also if the block fails."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from shoal_service.core.collector import paused_collector
+
+
+def test_it_is_on_again_after_a_failure() -> None:
+    assert gc.isenabled()
+    with pytest.raises(KeyError), paused_collector():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with paused_collector():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
