@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shoal_service.core.collector import paused_collector
+from shoal_service.collector import paused_collector
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.market import (
     Decision,

@@ -31,7 +31,7 @@ from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.core.collector import paused_collector
+from shoal_service.collector import paused_collector
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy, WorkerNeed
 from shoal_service.store.driving import DriveRow

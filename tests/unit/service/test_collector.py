@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from shoal_service.core.collector import paused_collector
+from shoal_service.collector import paused_collector
 
 
 def test_it_is_on_again_after_a_failure() -> None:
