@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.cluster.probation import Probation
+from shoal_service.collector import paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.decisions import DecisionWriter
@@ -31,7 +32,6 @@ from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
-from shoal_service.collector import paused_collector
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import Decision, MarketState, Policy, WorkerNeed
 from shoal_service.store.driving import DriveRow
