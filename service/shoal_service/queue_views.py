@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from shoal_service.core.scheduling.explaining.held_back import GrowthLimit
 from shoal_workers.contract.base import Frozen
 
 _Count = Field(None, ge=0, le=10_000_000)
@@ -24,6 +25,31 @@ class QueuePlace(Frozen):
     """When the job is expected to start; null: not known."""
     decided_at: float
     """When the scheduler explained this."""
+
+
+class GrowthAnswer(Frozen):
+    """Why the scheduler grants a running job fewer workers than its `elasticity.max_workers`."""
+
+    limit: GrowthLimit
+    """For programs."""
+    reason: str
+    """For people: what growing would bring and cost, who has the workers, and the way out."""
+    max_workers: int
+    decided_at: float
+    """When the scheduler answered this."""
+
+
+class HeldBackJob(Frozen):
+    """A running job with fewer workers than it may have."""
+
+    job_id: str
+    name: str
+    project: str
+    user: str
+    priority: int
+    workers: int
+    """Granted."""
+    answer: GrowthAnswer
 
 
 class QueuedJob(Frozen):
@@ -110,3 +136,5 @@ class QueueView(Frozen):
     """More than there are items if `limit` cut the list off."""
     projects: tuple[ProjectView, ...]
     """The defined projects and those that have jobs."""
+    held_back: tuple[HeldBackJob, ...] = ()
+    """Running jobs with fewer workers than they may have, oldest first; at most `limit`."""

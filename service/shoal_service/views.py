@@ -18,7 +18,7 @@ from shoal_service.core.nodes import Drain, Node
 from shoal_service.core.parity import Parity
 from shoal_service.core.parity import ParityPoint as ParityPoint
 from shoal_service.core.parity import SpecDifference as SpecDifference
-from shoal_service.queue_views import QueuePlace
+from shoal_service.queue_views import GrowthAnswer, QueuePlace
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.marker import CheckpointName
@@ -110,6 +110,8 @@ class JobStatus(Frozen):
     """Workers of the group now."""
     desired_workers: int = 0
     """Workers that the scheduler has granted."""
+    held_back: GrowthAnswer | None = None
+    """Why these are fewer than `elasticity.max_workers`; null: they are not, or the job has no workers."""
     layout: str = ""
     step: int = 0
     total_steps: int | None = None

@@ -28,6 +28,7 @@ from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened, 
 from shoal_service.core.events.job import (
     JobCreated,
     JobGranted,
+    JobHeldBack,
     JobPatched,
     JobPreempted,
     JobQuarantined,
@@ -82,6 +83,10 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         JobPreempted(workers=2, beneficiary="job-y", reason="priority 50 before 0."),
         "preempted, gives 2 workers to job-y: priority 50 before 0.",
+    ),
+    (
+        JobHeldBack(workers=2, max_workers=4, limit="pause_costs_more", reason="It ends in about 3.0 s."),
+        "stays at 2 of 4 workers: It ends in about 3.0 s.",
     ),
     (JobGranted(from_=2, to=1, reason="shared with job-y"), "granted 1 worker (before: 2): shared with job-y"),
     (JobWaiting(warm=1, min_workers=2, until=9.0), "waiting for workers: 1 are warm, at least 2 needed"),

@@ -249,6 +249,7 @@ class ControlLoop:
         self._times.decisions.observe(self._clock.monotonic() - mono)
         by_id = {row.id: row for row in rows}
         is_changed = await self._writer.write(decisions, by_id, epoch=lease.epoch, now=now)
+        await self._writer.explain_growth(state, decisions, by_id, epoch=lease.epoch, now=now)
         await self._scale_out(state, decisions, mono)
         self._decided_for, self._decided_mono = (None if is_changed else standing), mono
         self._drive_all(await self._readable_jobs(lease) if is_changed else rows, lease)

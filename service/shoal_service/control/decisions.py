@@ -10,7 +10,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, assert_never
 
-from shoal_service.core.scheduling.market import Decision, Preempt, Resize, Start, Wait
+from shoal_service.collector import paused_collector
+from shoal_service.core.scheduling.decide import after
+from shoal_service.core.scheduling.explaining.held_back import HeldBack, held_back
+from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, Wait
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import RequestConflict
 from shoal_service.store.store import Store
@@ -27,6 +30,10 @@ class DecisionWriter:
         self._store = store
         self._written: object = None
         self._written_at = 0.0
+        self._explained: object = None
+        """Grants and versions of the specs for which `explain_growth` has written last ..."""
+        self._explained_at = 0.0
+        """... and when."""
 
     async def write(
         self, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
@@ -52,6 +59,20 @@ class DecisionWriter:
             case _:
                 assert_never(change)
 
+    async def explain_growth(
+        self, state: MarketState, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
+    ) -> None:
+        """Why running jobs get no more workers, after these decisions. At once if the policy was asked about something
+        new, otherwise now and then: the numbers in the words change with the progress of the jobs."""
+        changes = [one for one in decisions if not isinstance(one, Wait)]
+        standing = {job.job_id: (job.granted, rows[job.job_id].spec_version) for job in state.jobs}
+        if not changes and standing == self._explained and 0 <= now - self._explained_at < _REFRESH_S:
+            return
+        answers = await asyncio.to_thread(_held_back, state, changes, now)
+        versions = {job.job_id: rows[job.job_id].spec_version for job in state.jobs}
+        await asyncio.to_thread(self._store.set_growth, answers, versions, epoch=epoch, now=now)
+        self._explained, self._explained_at = standing, now
+
     async def _explain(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
         """The order of the queue, and why each job waits."""
         words = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
@@ -70,3 +91,8 @@ def _turn(change: Change, row: DriveRow) -> int:
             return 1
         case _:
             assert_never(change)
+
+
+def _held_back(state: MarketState, changes: Sequence[Change], now: float) -> list[HeldBack]:
+    with paused_collector():
+        return held_back(after(state, changes, now), now)

@@ -12,17 +12,17 @@ from sqlalchemy import Connection, Row, select
 
 from shoal_service.core.desired import Desired
 from shoal_service.core.job_machine import JobStanding
-from shoal_service.queue_views import QueuePlace
+from shoal_service.queue_views import GrowthAnswer, QueuePlace
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.reads.documents import Readable
 from shoal_service.store.reads.documents import read as read_document
-from shoal_service.store.tables import job_specs, jobs, queue_places
+from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
 from shoal_service.views import JobStatus, JobSummary, JobView, WorkerView
 from shoal_workers.contract.job import JobState, UserFailure
 from shoal_workers.contract.spec import JobSpec
 
-_COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure"}
-"""Fields of JobStatus with their own columns; the status document does not hold them."""
+_COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure", "held_back"}
+"""Fields of JobStatus with their own columns or table; the status document does not hold them."""
 QUARANTINED = "quarantined"
 """JobStatus.reason of a job whose stored spec cannot be read."""
 WAITS_FOR_CAPACITY = "capacity"
@@ -99,9 +99,10 @@ def why_quarantined(spec: Readable[JobSpec]) -> str:
 def load_view(connection: Connection, job_id: str) -> JobView:
     """Raises JobNotFound."""
     query = (
-        select(jobs, job_specs.c.document, *PLACE_COLUMNS)
+        select(jobs, job_specs.c.document, *PLACE_COLUMNS, *GROWTH_COLUMNS)
         .join(job_specs, (job_specs.c.job_num == jobs.c.num) & (job_specs.c.version == jobs.c.spec_version))
         .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
+        .outerjoin(growth_answers, growth_answers.c.job_num == jobs.c.num)
         .where(jobs.c.id == job_id)
     )
     row = connection.execute(query).one_or_none()
@@ -111,6 +112,8 @@ def load_view(connection: Connection, job_id: str) -> JobView:
     if place is not None:
         status = job.status.model_copy(update={"reason": WAITS_FOR_CAPACITY, "message": place.reason})
         job = replace(job, status=status)
+    if (answer := growth_answer_of(row)) is not None:
+        job = replace(job, status=job.status.model_copy(update={"held_back": answer}))
     if spec.problem and not job.state.ended:
         status = job.status.model_copy(update={"reason": QUARANTINED, "message": why_quarantined(spec)})
         job = replace(job, status=status)
@@ -136,6 +139,27 @@ def place_of(row: Row[*tuple[Any, ...]]) -> QueuePlace | None:
         holders=tuple(json.loads(row.holders)),
         expected_at=row.expected_at,
         decided_at=row.decided_at,
+    )
+
+
+GROWTH_COLUMNS = (
+    growth_answers.c.workers.label("answered_workers"),
+    growth_answers.c.max_workers,
+    growth_answers.c.limit.label("growth_limit"),
+    growth_answers.c.reason.label("growth_reason"),
+    growth_answers.c.decided_at.label("growth_decided_at"),
+)
+
+
+def growth_answer_of(row: Row[*tuple[Any, ...]]) -> GrowthAnswer | None:
+    """From GROWTH_COLUMNS and the job's grant. None: nothing holds the job back, or its grant has changed since."""
+    if not row.growth_limit or not row.granted_workers or row.answered_workers != row.granted_workers:
+        return None
+    return GrowthAnswer(
+        limit=row.growth_limit,
+        reason=row.growth_reason,
+        max_workers=row.max_workers,
+        decided_at=row.growth_decided_at,
     )
 
 

@@ -324,6 +324,19 @@ queue_places = Table(
     PrimaryKeyConstraint("job_num"),
 )
 
+growth_answers = Table(  # of running jobs; kept for the next attempt
+    "growth_answers",
+    metadata,
+    _job_num(),
+    Column("spec_version", Integer, nullable=False),  # the newest one that the scheduler has answered
+    Column("workers", Integer, nullable=False),  # granted when it answered
+    Column("max_workers", Integer, nullable=False),
+    Column("limit", String(32), nullable=False),  # GrowthLimit; empty: nothing holds the job back
+    Column("reason", Text, nullable=False),
+    Column("decided_at", Double, nullable=False),
+    PrimaryKeyConstraint("job_num"),
+)
+
 webhooks = Table(  # of the settings; those of a spec are in it
     "webhooks",
     metadata,

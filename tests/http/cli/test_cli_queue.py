@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal_service.core.scheduling.explaining.held_back import GrowthLimit, HeldBack
 from shoal_service.core.scheduling.market import Wait
 
 
@@ -43,6 +44,18 @@ def test_show_and_jobs_tell_the_place_in_the_queue(shoal: Any, queued: Any) -> N
     assert f"position 1; {holder.id} holds what it waits for; expected start:" in shown
     assert "QUEUED #1" in " ".join(shoal("jobs").out.split())
     assert [job["id"] for job in shoal("jobs", "--project", "vision", "--json").json()] == [waiting.id]
+
+
+def test_show_and_queue_tell_why_a_running_job_gets_no_more_workers(shoal: Any, queued: Any, service: Any) -> None:
+    holder, _ = queued
+    reason = "With 6 workers it would save 1.0 s of that."
+    answer = HeldBack(holder.id, 4, 6, GrowthLimit.PAUSE_COSTS_MORE, reason)
+    service.store.set_growth([answer], {holder.id: 1}, epoch=service.epoch, now=time.time())
+    assert f"stays at 4 of 6: {reason}" in " ".join(shoal("show", "first").out.split())
+    assert "4 of 6" in " ".join(shoal("queue").out.split())
+    [shown] = shoal("queue", "--json").json()["held_back"]
+    assert (shown["job_id"], shown["answer"]["reason"]) == (holder.id, reason)
+    assert shoal("queue", "--project", "vision", "--json").json()["held_back"] == []
 
 
 def test_the_priority_of_a_job_is_changed(shoal: Any, service: Any) -> None:

@@ -22,7 +22,10 @@ def queue(
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the queue in its order: why each job waits, who holds what it waits for, and when it should start."""
+    """Show the queue in its order: why each job waits, who holds what it waits for, and when it should start.
+
+    Running jobs with fewer workers than they may have follow, with the reason.
+    """
     with command(url, as_json) as session:
         from shoal_api.cli.render.queue_page import queue_page
 
@@ -30,7 +33,10 @@ def queue(
             view = client.queue(limit=10_000 if project is not None else limit)
         if project is not None:
             items = tuple(one for one in view.items if one.project == project)
-            view = view.model_copy(update={"items": items[:limit], "num_queued": len(items)})
+            held_back = tuple(one for one in view.held_back if one.project == project)
+            view = view.model_copy(
+                update={"items": items[:limit], "num_queued": len(items), "held_back": held_back[:limit]}
+            )
         session.output.document(view, lambda: queue_page(view, time.time()))
 
 

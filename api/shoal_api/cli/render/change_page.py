@@ -41,7 +41,7 @@ def _workers(job: JobView) -> str:
     elif following > now:
         words = f"{now} -> {following} as soon as the other workers are ready; no step is lost"
     elif following < elastic.max_workers:
-        words = f"{now}, and up to {elastic.max_workers} when workers are free"
+        words = f"{now}, and up to {elastic.max_workers} when that pays; `shoal show {job.id}` says what holds it back"
     else:
         words = f"{now}, as before"
     return f"{words} {limits}"

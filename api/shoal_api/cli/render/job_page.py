@@ -37,6 +37,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
             worker_bar(status.workers, status.desired_workers)
             + f"  (min {job.spec.elasticity.min_workers}, max {job.spec.elasticity.max_workers})",
         ),
+        ("", held_back_text(job)),
         ("layout", status.layout),
         ("step", f"{status.step}" + (f" of {status.total_steps}" if status.total_steps else "")),
         (
@@ -74,6 +75,14 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         page.add_row("", Text(f"in {status.failure.phase}, step {status.failure.step}, rank {ranks}", style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page
+
+
+def held_back_text(job: JobView) -> str:
+    """Why the job gets no more workers."""
+    answer = job.status.held_back
+    if answer is None or job.status.state.ended:
+        return ""
+    return f"stays at {job.status.desired_workers} of {answer.max_workers}: {answer.reason}"
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:

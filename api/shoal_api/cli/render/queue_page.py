@@ -10,12 +10,15 @@ from rich.text import Text
 
 from shoal_api.cli.render.tables import clock, new_table
 from shoal_service.core.quantities import count_text, duration_text
-from shoal_service.queue_views import ProjectView, QueuedJob, QueuePlace, QueueView, UserView
+from shoal_service.queue_views import HeldBackJob, ProjectView, QueuedJob, QueuePlace, QueueView, UserView
 
 
 def queue_page(queue: QueueView, now: float) -> list[Any]:
+    """The jobs that wait, those that run with fewer workers than they may have, and the projects."""
+    held_back = [Text(""), held_back_table(queue.held_back)] if queue.held_back else []
+    rest = [*held_back, Text(""), projects_table(queue.projects)]
     if not queue.items:
-        return [Text("no job waits", style="dim"), Text(""), projects_table(queue.projects)]
+        return [Text("no job waits", style="dim"), *rest]
     table = new_table(">#", "id", "name", "project", "user", ">priority", ">waits", "starts", "why")
     for one in queue.items:
         table.add_row(
@@ -34,7 +37,15 @@ def queue_page(queue: QueueView, now: float) -> list[Any]:
         page.append(
             Text(f"and {count_text(queue.num_queued - len(queue.items), 'more job')}; see --limit", style="dim")
         )
-    return [*page, Text(""), projects_table(queue.projects)]
+    return [*page, *rest]
+
+
+def held_back_table(jobs: Sequence[HeldBackJob]) -> Table:
+    table = new_table("running", "name", "project", "user", ">priority", ">workers", "why no more")
+    for one in jobs:
+        workers = f"{one.workers} of {one.answer.max_workers}"
+        table.add_row(one.job_id, one.name, one.project, one.user, str(one.priority), workers, one.answer.reason)
+    return table
 
 
 def projects_table(projects: Sequence[ProjectView]) -> Table:

@@ -31,7 +31,8 @@ def routes(context: Context) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=10_000, description="Largest number of jobs.")] = 1000,
     ) -> Response:
         """The queued jobs in the order in which they would start, each with the reason why it waits, the jobs that hold
-        what it waits for, and its expected start; and what each project uses."""
+        what it waits for, and its expected start; running jobs with fewer workers than they may have, and why; and what
+        each project uses."""
         queue = await run_in_threadpool(store.queue, limit=limit)
         return Response(queue.model_dump_json(), media_type="application/json")
 

@@ -116,6 +116,23 @@ class JobGranted(JobEvent):
         return f"granted {count_text(self.to, 'worker')} (before: {self.from_}){reason}"
 
 
+class JobHeldBack(JobEvent):
+    """The spec was changed, and the scheduler grants fewer workers than `elasticity.max_workers`."""
+
+    type: ClassVar[str] = "job.held_back"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    workers: int
+    """Granted."""
+    max_workers: int
+    limit: str
+    """For programs: `no_faster`, `quota`, `no_room`, `others_gain_more` or `pause_costs_more`."""
+    reason: str
+
+    def words(self) -> str:
+        return f"stays at {self.workers} of {count_text(self.max_workers, 'worker')}: {self.reason}"
+
+
 class JobPreempted(JobEvent):
     """The scheduler takes all workers of the job for another one. It saves, and returns to the queue."""
 

@@ -18,18 +18,18 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shoal_service.core.scheduling.admission import admit, keep_minima
-from shoal_service.core.scheduling.gains import divide_rest, pays
-from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start, Wait
-from shoal_service.core.scheduling.plan import Entry, Plan
-from shoal_service.core.scheduling.reasons import (
+from shoal_service.core.scheduling.explaining.reasons import (
     Flows,
     grow_words,
     preempt_words,
     shrink_words,
     start_words,
 )
+from shoal_service.core.scheduling.explaining.waiting import waits
+from shoal_service.core.scheduling.gains import divide_rest, pays
+from shoal_service.core.scheduling.market import Decision, MarketJob, MarketState, Preempt, Resize, Start, Wait
+from shoal_service.core.scheduling.plan import Entry, Plan
 from shoal_service.core.scheduling.room import count
-from shoal_service.core.scheduling.waiting import waits
 
 Change: TypeAlias = Start | Resize | Preempt
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from shoal_service.core.scheduling.explaining.held_back import HeldBack
 from shoal_service.core.scheduling.market import Project, User, Wait
 from shoal_service.queue_views import ProjectRules, ProjectView, QueueView, UserRules, UserView
 from shoal_service.store import lease as leases
 from shoal_service.store.database import Database
 from shoal_service.store.hub import Hub
-from shoal_service.store.scheduling import projects, queue, users
+from shoal_service.store.scheduling import growth, projects, queue, users
 
 
 class SchedulingMethods:
@@ -91,3 +92,12 @@ class SchedulingMethods:
         with self._database.write() as tx:
             leases.hold(tx, epoch)
             queue.save(tx, waits, now=now)
+
+    def set_growth(self, answers: Sequence[HeldBack], versions: Mapping[str, int], *, epoch: int, now: float) -> None:
+        """Why running jobs are held back, as a pass explained it. `versions`: of the spec that the pass has considered,
+        of each running job. A job whose spec has changed since the last answer gets an event if it is held back."""
+        with self._database.write() as tx:
+            leases.hold(tx, epoch)
+            answered, _ = growth.save(tx, answers, versions, now=now)
+        for job_id in answered:
+            self._hub.publish(job_id)

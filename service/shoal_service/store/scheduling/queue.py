@@ -16,7 +16,7 @@ from shoal_service.core.scheduling.market import Wait
 from shoal_service.queue_views import QueuedJob, QueueView
 from shoal_service.store.database import upsert
 from shoal_service.store.records import PLACE_COLUMNS, place_of
-from shoal_service.store.scheduling import projects
+from shoal_service.store.scheduling import growth, projects
 from shoal_service.store.tables import jobs, queue_places
 from shoal_workers.contract.job import JobState
 
@@ -54,6 +54,7 @@ def read(connection: Connection, *, limit: int) -> QueueView:
         items=tuple(_queued_job(row) for row in connection.execute(query)),
         num_queued=connection.execute(count).scalar_one(),
         projects=tuple(projects.views(connection)),
+        held_back=growth.read(connection, limit=limit),
     )
 
 

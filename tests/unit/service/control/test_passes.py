@@ -8,10 +8,12 @@ from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.scheduling.explaining.held_back import GrowthLimit
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, WorkerNeed
+from shoal_service.reports import PendingEvent
 from shoal_service.store.store import Store
 from shoal_service.store.tables import job_specs, jobs
-from shoal_service.views import JobStatus
+from shoal_service.views import ElasticityPatch, JobPatch, JobStatus
 from shoal_workers.contract.job import EndReason, JobState
 
 
@@ -210,5 +212,30 @@ def test_unmet_demand_is_asked_of_the_autoscaler_once_and_given_back(store: Stor
             store.request(job_id, Desired.CANCEL, now=bench.clock.time())
             await bench.clock.advance(3.0)
             assert bench.cluster.requested == [{WorkerNeed(cpus=1.0): 2}, {}]
+
+    run(main())
+
+
+def test_a_scale_up_that_does_not_pay_is_refused_with_the_reason_in_history_status_and_queue(store: Store) -> None:
+    async def main() -> None:
+        bench = ControlBench(store, node(cpus=4.0))
+        job_id = bench.submit(elasticity={"min_workers": 1, "max_workers": 1}, stop={"steps": 100})
+        async with bench.running():
+            supervisor = bench.cluster.supervisors[job_id, 1]
+            for step in (50, 99):  # it is measured over some steps
+                fields = {"workers": 1, "generation": 1, "step": step, "total_steps": 100, "eta_s": 0.2 * (100 - step)}
+                supervisor.outbox.set_status(JobStatus(state=JobState.RUNNING, **fields), ())
+                supervisor.report(PendingEvent(at=0.0, type="generation.formed", data={}))
+                await bench.clock.advance(6.0)
+            assert store.get_job(job_id).status.held_back is None, "it has all that it may have"
+            store.patch_job(job_id, JobPatch(elasticity=ElasticityPatch(max_workers=4)), if_match=None, now=0.0)
+            await bench.clock.advance(1.0)
+            status = store.get_job(job_id).status
+            assert status.desired_workers == 1 and status.held_back is not None
+            answer = status.held_back
+            assert answer.limit is GrowthLimit.PAUSE_COSTS_MORE and "the change pauses it for" in answer.reason
+            [event] = [event for event in store.events(job_id) if event.type == "job.held_back"]
+            assert event.message == f"stays at 1 of 4 workers: {event.data['reason']}"
+            assert [one.job_id for one in store.queue().held_back] == [job_id]
 
     run(main())

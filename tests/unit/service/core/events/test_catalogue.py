@@ -46,6 +46,7 @@ NAMES = [
     "incident.opened",
     "job.created",
     "job.granted",
+    "job.held_back",
     "job.patched",
     "job.preempted",
     "job.quarantined",

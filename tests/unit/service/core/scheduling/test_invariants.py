@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kit.market import NOW, carried_out, grants, market
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.decide import after, decide
+from shoal_service.core.scheduling.explaining.held_back import held_back
 from shoal_service.core.scheduling.market import (
     CapacityKind,
     Decision,
@@ -262,6 +263,16 @@ def what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum(state: Marke
             assert spare + free < waiting.min_workers or "would delay" in wait.reason
 
 
+def each_running_job_below_its_maximum_has_a_reason(state: MarketState) -> None:
+    after = carried_out(state, decide(state, NOW))
+    answers = held_back(after, NOW)
+    assert all(one.reason.endswith(".") for one in answers)
+    running = [one for one in after.jobs if one.granted and not one.is_leaving]
+    assert Counter(one.job_id for one in answers) == Counter(
+        one.job_id for one in running if one.granted < one.max_workers
+    )
+
+
 INVARIANTS = [
     there_is_one_decision_for_each_queued_job_and_at_most_one_for_a_running_one,
     workers_never_exceed_what_the_nodes_hold,
@@ -271,6 +282,7 @@ INVARIANTS = [
     repetition_changes_nothing,
     what_is_guaranteed_is_not_left_to_borrowers_above_their_minimum,
     jobs_that_were_preempted_settle_at_their_return,
+    each_running_job_below_its_maximum_has_a_reason,
 ]
 
 

@@ -57,12 +57,12 @@ def start_words(entry: Entry, flows: Flows) -> str:
     job = entry.job
     needs = _starts_with(entry.target, entry.shape.words, job.min_workers, job.max_workers)
     if entry.donors:
-        return f"{needs}; preempts {_names(entry.donors)} by its priority of {job.priority}."
+        return f"{needs}; preempts {names_of(entry.donors)} by its priority of {job.priority}."
     flowing = flows.got.get(job.job_id)
     if not flowing:
         return f"{needs}, which were free."
     givers = tuple(flow.giver.job.job_id for flow in flowing)
-    return f"{needs}; {_names(givers)} {_gives(givers)} workers."
+    return f"{needs}; {names_of(givers)} {_gives(givers)} workers."
 
 
 def grow_words(entry: Entry, flows: Flows) -> str:
@@ -74,7 +74,7 @@ def grow_words(entry: Entry, flows: Flows) -> str:
         return f"Got {workers_of(entry.target - job.granted)} that were free: {here} here."
     flow = max(got, key=lambda one: one.workers)
     there = percent(flow.giver.job, flow.giver.target)
-    return f"Got {workers_of(entry.target - job.granted)} from {_names(_givers(got))}: {here} here, {there} there."
+    return f"Got {workers_of(entry.target - job.granted)} from {names_of(_givers(got))}: {here} here, {there} there."
 
 
 def shrink_words(entry: Entry, flows: Flows) -> str:
@@ -87,7 +87,7 @@ def shrink_words(entry: Entry, flows: Flows) -> str:
         return f"Gave back {workers_of(less)}: the nodes or the project's quota no longer hold {job.granted}."
     flow = max(given, key=lambda one: one.workers)
     taker, here = flow.taker.job, percent(job, entry.target)
-    to = _names(tuple(dict.fromkeys(one.taker.job.job_id for one in given)))
+    to = names_of(tuple(dict.fromkeys(one.taker.job.job_id for one in given)))
     if taker.granted == 0:
         return f"Gave {workers_of(less)} to {to}, which starts with {flow.taker.target}: {here} here."
     return f"Gave {workers_of(less)} to {to}: {percent(taker, flow.taker.target)} there, {here} here."
@@ -127,7 +127,8 @@ def _givers(flows: Sequence[Flow]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(flow.giver.job.job_id for flow in flows))
 
 
-def _names(names: Sequence[str]) -> str:
+def names_of(names: Sequence[str]) -> str:
+    """At most three names, and how many more there are."""
     if len(names) <= 3:
         return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else "".join(names)
     return f"{', '.join(names[:3])} and {len(names) - 3} more"
