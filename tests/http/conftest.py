@@ -150,9 +150,12 @@ def reports(attempt: int, seq: int, **parts: Any) -> SupervisorReports:
 
 @pytest.fixture
 def supervise(service: Service, spec: dict[str, object]) -> Callable[..., str]:
-    """Makes a job that runs, and that has reported the given parts; its id."""
+    """Makes a job that runs, and that has reported the given parts; its id. With an id: that job reports more."""
 
-    def run(**parts: Any) -> str:
+    def run(job_id: str | None = None, **parts: Any) -> str:
+        if job_id is not None:
+            service.store.apply(job_id, reports(1, 2, **parts), epoch=service.epoch, now=time.time())
+            return job_id
         job = service.client.submit(spec)
         attempt = service.store.begin_attempt(job.id, workers=2, epoch=service.epoch, now=time.time())
         service.store.apply(job.id, reports(attempt, 1, **parts), epoch=service.epoch, now=time.time())

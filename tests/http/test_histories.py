@@ -184,3 +184,18 @@ def test_wait_returns_at_the_requested_state(service: Any, supervise: Any) -> No
 @pytest.mark.parametrize("wait", ["nan", "inf", "-1", "61", "x"])
 def test_a_senseless_wait_is_refused(service: Any, wait: str) -> None:
     assert service.http.get(f"/v1/jobs/job-1/events?wait={wait}").status_code == 422
+
+
+def test_a_tail_is_as_long_as_it_is_asked_for(service: Any, supervise: Callable[..., str]) -> None:
+    job_id = supervise(logs=tuple(line(number, 0) for number in range(2500)))
+    everything = [entry.text for entry in service.client.logs(job_id, rank=0)]
+    assert len(everything) == 2500
+    for tail in (0, 1, 2000):
+        newest = everything[len(everything) - tail :]
+        assert [entry.text for entry in service.client.logs(job_id, rank=0, tail=tail)] == newest
+        answer = service.http.get(f"/v1/jobs/{job_id}/logs?rank=0&tail={tail}")
+        assert [entry["text"] for entry in answer.json()["items"]] == newest
+        plain = service.http.get(f"/v1/jobs/{job_id}/logs?rank=0&tail={tail}", headers={"Accept": "text/plain"})
+        assert len(plain.text.splitlines()) == tail
+    last = list(service.client.logs(job_id, rank=0))[-1].seq
+    assert service.http.get(f"/v1/jobs/{job_id}/logs?rank=0&tail=0").json()["next_after"] == last

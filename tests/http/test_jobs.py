@@ -128,6 +128,73 @@ def test_a_change_needs_the_tag_that_the_spec_has(service: Any, spec: dict[str, 
     assert service.client.patch(job.id, JobPatch(priority=1), if_match=merged.json()["etag"]).spec.priority == 1
 
 
+@pytest.mark.parametrize("given", ["W/{}", 'W/{}, "other"', '"other", W/{}'])
+def test_a_weak_tag_allows_no_change(service: Any, spec: dict[str, Any], given: str) -> None:
+    """RFC 9110, section 13.1.1: If-Match uses strong comparison."""
+    path = f"/v1/jobs/{service.client.submit(spec).id}"
+    tag = service.http.get(path).headers["etag"]
+    refused = service.http.patch(path, json={"priority": 5}, headers={"If-Match": given.format(tag)})
+    assert (refused.status_code, refused.json()["code"]) == (412, "precondition-failed")
+    beside_a_strong_one = service.http.patch(path, json={"priority": 5}, headers={"If-Match": f'W/"x", {tag}'})
+    assert beside_a_strong_one.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("patch", "path", "message"),
+    [
+        ({"priorty": 3}, "priorty", "unknown key 'priorty'. Did you mean 'priority'?"),
+        ({"elasticity": {"max_worker": 3}}, "elasticity.max_worker", "Did you mean 'max_workers'?"),
+        ({"parallelism": {"tpp": 3}}, "parallelism.tpp", "Did you mean 'tp'?"),
+        ({"priority": "high"}, "priority", "must be a whole number (it is 'high')."),
+    ],
+)
+def test_a_mistake_in_a_change_is_named(
+    service: Any, spec: dict[str, Any], patch: dict[str, Any], path: str, message: str
+) -> None:
+    response = service.http.patch(f"/v1/jobs/{service.client.submit(spec).id}", json=patch)
+    [error] = response.json()["errors"]
+    assert (response.status_code, error["path"]) == (422, path)
+    assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("media_type", "body"),
+    [
+        ("application/json", b"{"),
+        ("application/json", b'{"priority": 1, "priority": 2}'),
+        ("application/json", b'{"priority": NaN}'),
+        ("application/yaml", b"a: ["),
+        ("application/yaml", b"a: &x [1]\nb: *x"),
+    ],
+)
+def test_a_body_that_is_no_document_is_400_wherever_it_is_sent(
+    service: Any, spec: dict[str, Any], media_type: str, body: bytes
+) -> None:
+    requests = [("POST", "/v1/jobs"), ("POST", "/v1/specs/validate")]
+    if media_type == "application/json":
+        requests += [("PATCH", f"/v1/jobs/{service.client.submit(spec).id}"), ("POST", "/v1/plans")]
+    for method, path in requests:
+        response = service.http.request(method, path, content=body, headers={"Content-Type": media_type})
+        assert (response.status_code, response.json()["code"]) == (400, "bad-document"), (method, path)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "near"),
+    [
+        ("/v1/jobs?stat=QUEUED", "stat", "state"),
+        ("/v1/jobs?limit=1&cursr=x", "cursr", "cursor"),
+        ("/v1/jobs/{id}/logs?tial=3", "tial", "tail"),
+        ("/v1/overview?serch=x", "serch", "search"),
+    ],
+)
+def test_an_unknown_parameter_is_refused_with_the_nearest(
+    service: Any, spec: dict[str, Any], path: str, name: str, near: str
+) -> None:
+    response = service.http.get(path.format(id=service.client.submit(spec).id))
+    assert (response.status_code, response.json()["code"]) == (422, "invalid-request")
+    assert f"unknown parameter {name!r}. Did you mean {near!r}?" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("patch", [{"name": "x"}, {"priority": "high"}, [], {"elasticity": {"min_workers": 0}}])
 def test_a_malformed_change_is_refused(service: Any, spec: dict[str, Any], patch: object) -> None:
     job = service.client.submit(spec)

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 
 from shoal_api.client import Client
 from shoal_api.client.follow import lines_of, parse
+from shoal_api.http.followers import LogFollower, LogSelection
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import PendingLog
 from shoal_workers.contract.job import EndReason
@@ -190,3 +192,35 @@ def test_readers_that_leave_are_forgotten(own_service: Any, spec: dict[str, Any]
     while own_service.num_watches and time.monotonic() < deadline_mono:
         own_service.client.health()
     assert own_service.num_watches == 0
+
+
+def test_a_stream_with_a_bad_cursor_is_refused_before_it_begins(service: Any) -> None:
+    response = service.http.get("/v1/jobs?cursor=nonsense", headers=EVENTS)
+    assert (response.status_code, response.json()["code"]) == (400, "invalid-cursor")
+
+
+@pytest.mark.parametrize("tail", [0, 1, 2, 2000, None])
+@pytest.mark.parametrize("num_old", [0, 1500])
+def test_a_followed_log_begins_with_its_tail_and_loses_no_line(
+    service: Any, supervise: Callable[..., str], tail: int | None, num_old: int
+) -> None:
+    def lines(what: str, num: int) -> tuple[PendingLog, ...]:
+        texts = [f"{what} {number}" for number in range(num)]
+        return tuple(PendingLog(at=1.0, rank=0, worker_id="w", stream="stdout", text=text) for text in texts)
+
+    def read(follower: LogFollower) -> list[str]:
+        found: list[str] = []
+        while True:
+            batch = follower.read()
+            found += [chunk.decode().partition("] ")[2].rstrip() for chunk in batch.chunks]
+            if not batch.more:
+                return found
+
+    old, new = lines("old", num_old), lines("new", 3)
+    job_id = supervise(logs=old)
+    follower = LogFollower(service.store, job_id, LogSelection(rank=0, tail=tail), plain=True)
+    shown = num_old if tail is None else min(tail, num_old)
+    assert read(follower) == [line.text for line in old[num_old - shown :]]
+    assert read(follower) == []
+    supervise(job_id, logs=new)
+    assert read(follower) == [line.text for line in new], "all of them, however short the tail is"

@@ -165,7 +165,12 @@ class TestPatch:
         with pytest.raises(PreconditionFailed):
             store.patch_job(job_id, JobPatch(priority=2), if_match=old, now=3.0)
 
-    @pytest.mark.parametrize("wrap", ["{}", '"{}"', 'W/"{}"', '"other", "{}"'])
+    def test_a_weak_tag_matches_nothing(self, store: Store, submit: Submit) -> None:
+        job_id = submit()
+        with pytest.raises(PreconditionFailed):
+            store.patch_job(job_id, JobPatch(priority=1), if_match=f'W/"{store.get_job(job_id).etag}"', now=2.0)
+
+    @pytest.mark.parametrize("wrap", ["{}", '"{}"', '"other", "{}"'])
     def test_if_match_may_be_written_as_a_header(self, store: Store, submit: Submit, wrap: str) -> None:
         job_id = submit()
         etag = store.get_job(job_id).etag

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING
 
 import ray
 from shoal_workers import exit_status, stacks
@@ -26,7 +26,6 @@ from shoal_workers.contract.messages import (
     ErrorReport,
     ExitKind,
     Frame,
-    LogLine,
     LogStream,
     Phase,
     Progress,
@@ -41,6 +40,7 @@ from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
 from shoal_workers.engine.process.outbox import Outbox
+from shoal_workers.engine.process.tee import Tee
 from shoal_workers.engine.process.use_meter import UseMeter
 from shoal_workers.logs import SHOAL_LOGGERS, set_up_logs
 from shoal_workers.raylet import exit_with_raylet
@@ -78,8 +78,8 @@ class WorkerActor:
         self._meter.start()
         exit_with_raylet()
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
-        sys.stdout = _Tee(sys.stdout, LogStream.STDOUT, self._outbox)
-        sys.stderr = _Tee(sys.stderr, LogStream.STDERR, self._outbox)
+        sys.stdout = Tee(sys.stdout, LogStream.STDOUT, self._outbox)
+        sys.stderr = Tee(sys.stderr, LogStream.STDERR, self._outbox)
         set_up_logs(config.logs, loggers=SHOAL_LOGGERS, context=self._log_fields)
 
     @ray.method(concurrency_group="train")
@@ -364,25 +364,3 @@ def _engine_error(error: Exception, phase: Phase) -> ErrorReport:
         error_class=error_class_of([Link(type(error).__name__, str(error), number)]),
         origin=Origin.ENGINE,
     )
-
-
-class _Tee:
-    """A text stream that also copies whole lines to the outbox, so that `shoal logs` shows what user code prints."""
-
-    def __init__(self, stream: TextIO, name: LogStream, outbox: Outbox) -> None:
-        self._stream = stream
-        self._name = name
-        self._outbox = outbox
-        self._partial = ""
-        self._lock = threading.Lock()
-
-    def write(self, text: str) -> int:
-        with self._lock:
-            *lines, self._partial = (self._partial + text).split("\n")
-        for line in lines:
-            if line:
-                self._outbox.log(LogLine(at=time.time(), stream=self._name, text=line[:4000]))
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

@@ -6,10 +6,9 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-
 from shoal_api.cli.errors import CliError
-from shoal_service.control.spec_io import SpecLoader
+from shoal_service.control.spec_io import SpecFormat, decode
+from shoal_workers.contract.checks.spec_errors import SpecError
 
 
 def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -30,10 +29,10 @@ def apply_overrides(spec: Mapping[str, Any], assignments: Iterable[str]) -> dict
 
 def _value(assignment: str, text: str) -> Any:
     try:
-        return yaml.load(text, SpecLoader)
-    except yaml.YAMLError as error:
+        return decode(text, SpecFormat.YAML)[0]
+    except SpecError as error:
         raise CliError(
-            f"the value of --set {assignment!r} is not YAML: {' '.join(str(error).split())}",
+            f"the value of --set {assignment!r} cannot be used: {error}",
             hint="quote text that has special characters: --set 'name=\"a: b\"'",
         ) from None
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shoal_api.cli.errors import CliError
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.overrides import apply_overrides
-from shoal_service.control.spec_io import SpecLoader
+from shoal_service.control.spec_io import SpecFormat, decode
+from shoal_workers.contract.checks.spec_errors import SpecError
 
 _MAX_BYTES = 4 * 1024 * 1024
 
@@ -34,14 +33,11 @@ def load_spec(source: str, assignments: Iterable[str] = (), options: Mapping[str
 
 
 def decode_spec(text: str, source: str) -> dict[str, Any]:
-    """Decode YAML, of which JSON is a subset. The error names line and column."""
+    """Decode YAML, of which JSON is a subset, as the service does. The error names the line."""
     try:
-        document = yaml.load(text, SpecLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        problem = getattr(error, "problem", None) or "syntax error"
-        raise CliError(f"{source} is not YAML or JSON: {problem}{where}", hint="check the indentation there") from None
+        document, _ = decode(text, SpecFormat.YAML)
+    except SpecError as error:
+        raise CliError(f"{source} cannot be read as a job spec", details=tuple(str(error).splitlines())) from None
     if not isinstance(document, dict):
         shown = "empty" if document is None else f"a {type(document).__name__}"
         raise CliError(f"{source} is {shown}, not a job spec", hint="start from an example: examples/byte-lm.yaml")

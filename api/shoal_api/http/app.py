@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from shoal_api.http import problems
 from shoal_api.http.context import ClusterSource, Context
+from shoal_api.http.documents import refuse_unknown_query
 from shoal_api.http.edge import Edge
 from shoal_api.http.openapi import build_openapi
 from shoal_api.http.other_writers import watch_other_writers
@@ -113,7 +114,7 @@ def create_app(
         nodes.routes(context),
         operations.routes(context),
     ):
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(pages.routes(context))
     app.add_middleware(Edge, requests=requests or RequestMetrics())
     return app

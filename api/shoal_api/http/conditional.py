@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import zlib
 
-_TAG = re.compile(r'(?:W/)?"([^"]*)"')
+_TAG = re.compile(r'(W/)?"([^"]*)"')
 _CHECKSUM = re.compile(r"\.[0-9a-f]{8}$")
 
 
@@ -21,15 +21,17 @@ def entity_tag(spec_tag: str, representation: bytes) -> str:
 
 def is_unchanged(if_none_match: str, tag: str) -> bool:
     """If-None-Match: whether the client has this representation (weak comparison)."""
-    return if_none_match.strip() == "*" or tag.strip('"') in _tags(if_none_match)
+    return if_none_match.strip() == "*" or tag.strip('"') in [tag for _, tag in _tags(if_none_match)]
 
 
 def spec_tags(if_match: str | None) -> str | None:
-    """If-Match in the form that the store compares: tags of specs. Tags without quotes are accepted."""
+    """If-Match in the form that the store compares: tags of specs. Tags without quotes are accepted. Weak tags match
+    nothing (strong comparison)."""
     if if_match is None:
         return None
-    return ", ".join(_CHECKSUM.sub("", tag) for tag in _tags(if_match))
+    return ", ".join(_CHECKSUM.sub("", tag) for weak, tag in _tags(if_match) if not weak)
 
 
-def _tags(header: str) -> list[str]:
-    return _TAG.findall(header) or [part.strip() for part in header.split(",")]
+def _tags(header: str) -> list[tuple[str, str]]:
+    """Of each tag: `W/` if it is weak, and its text."""
+    return _TAG.findall(header) or [("", part.strip()) for part in header.split(",")]

@@ -1,4 +1,5 @@
-"""Reads the body of a request: media type, size, encoding, and the resource that it describes. Called by the routes.
+"""Reads the body of a request: media type, size, encoding, and the resource that it describes; and refuses parameters
+that the route does not have. Called by the routes.
 
 Hostile requests end early: 415 before anything is read, 413 before too much is read. Job specs are parsed by
 `control/spec_io.py`, for the command line too.
@@ -14,8 +15,8 @@ from starlette.requests import Request
 
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
-from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, decode, parse_text
-from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
+from shoal_service.control.spec_io import MAX_SPEC_BYTES, Lines, SpecFormat, decode, parse_document
+from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, unknown_name, validation_problems
 from shoal_workers.contract.spec import JobSpec
 
 M = TypeVar("M", bound=BaseModel)
@@ -28,14 +29,12 @@ async def read_spec(request: Request) -> JobSpec:
     """A job spec in JSON or YAML.
 
     Raises:
-        SpecError: with everything that is wrong with it.
+        SpecError: with everything that is wrong with it as a spec.
         ProblemError: unsupported-media-type, body-too-large, bad-document.
     """
     media_type = require_media_type(request, JSON_TYPES + YAML_TYPES)
-    text = _text_of(await read_body(request, MAX_SPEC_BYTES))
-    if media_type in YAML_TYPES:  # parsing it is slow enough to delay other requests
-        return await run_in_threadpool(parse_text, text, SpecFormat.YAML)
-    return parse_text(text, SpecFormat.JSON)
+    document, lines = await _decoded(request, SpecFormat.YAML if media_type in YAML_TYPES else SpecFormat.JSON)
+    return await run_in_threadpool(parse_document, document, lines)
 
 
 async def read_model(
@@ -47,25 +46,22 @@ async def read_model(
         ProblemError: unsupported-media-type, body-too-large, bad-document; `invalid`, with every error, if the document
             does not fit the model.
     """
-    document = await _read_json(request, media_types)
+    require_media_type(request, media_types)
+    document, _ = await _decoded(request, SpecFormat.JSON)
     try:
-        return model.model_validate(document)
+        return await run_in_threadpool(model.model_validate, document)
     except ValidationError as error:
-        problems = tuple(
-            SpecProblem(path=".".join(map(str, one["loc"])), message=one["msg"])
-            for one in error.errors(include_url=False)
-        )
+        problems = await run_in_threadpool(validation_problems, model, document, error)
         raise ProblemError(invalid, "The body is not valid; see errors.", problems) from None
 
 
-async def _read_json(request: Request, media_types: tuple[str, ...]) -> Any:
-    require_media_type(request, media_types)
+async def _decoded(request: Request, spec_format: SpecFormat) -> tuple[Any, Lines]:
+    """On a thread, because a large document takes long enough to delay other requests."""
     text = _text_of(await read_body(request, MAX_SPEC_BYTES))
     try:
-        document, _ = decode(text, SpecFormat.JSON)
+        return await run_in_threadpool(decode, text, spec_format)
     except SpecError as error:
         raise ProblemError(Kind.BAD_DOCUMENT, str(error), error.problems) from None
-    return document
 
 
 def require_media_type(request: Request, media_types: tuple[str, ...]) -> str:
@@ -98,3 +94,20 @@ def _text_of(body: bytes) -> str:
 
 def _too_large(max_bytes: int) -> ProblemError:
     return ProblemError(Kind.BODY_TOO_LARGE, f"The body has more than {max_bytes} bytes.")
+
+
+async def refuse_unknown_query(request: Request) -> None:
+    """A dependency of every route: a parameter with a spelling mistake must not be ignored.
+
+    Raises:
+        ProblemError: invalid-request, with the nearest parameter that the route has.
+    """
+    if not request.query_params:
+        return
+    known = {one.alias for one in request.scope["route"].dependant.query_params}
+    errors = tuple(
+        SpecProblem(path=f"query.{name[:80]}", message=unknown_name("parameter", name, known))
+        for name in request.query_params.keys() - known
+    )
+    if errors:
+        raise ProblemError(Kind.INVALID_REQUEST, "; ".join(error.message for error in errors[:3]), errors)

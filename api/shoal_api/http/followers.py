@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal_api.answers import StreamEnd, log_source
 from shoal_api.http.long_poll import read_events
@@ -25,7 +25,22 @@ class LogSelection:
     """None: all ranks, and lines of workers without a rank."""
     after: int = 0
     tail: int | None = None
-    """Number of last lines to begin with."""
+    """Number of last lines to begin with; 0: only lines that are yet to come."""
+
+
+def read_lines(store: Store, job_id: str, lines: LogSelection, limit: int) -> tuple[list[LogView], int]:
+    """Reads once: the last `tail` lines, or else the first `limit` lines; and the number after which the next ones are.
+
+    Raises:
+        JobNotFound
+    """
+    if lines.tail is None:
+        found = store.logs(job_id, rank=lines.rank, after=lines.after, limit=limit)
+    else:
+        newest = max(1, lines.tail)  # the newest one tells where the next ones begin, even if it is not wanted
+        found = store.logs(job_id, rank=lines.rank, after=lines.after, tail=newest, limit=newest)
+    next_after = found[-1].seq if found else lines.after
+    return ([] if lines.tail == 0 else found), next_after
 
 
 class EventFollower:
@@ -53,16 +68,13 @@ class LogFollower:
         self._job_id = job_id
         self._lines = lines
         self._after = lines.after
-        self._tail = lines.tail
         self._plain = plain
 
     def read(self) -> Batch:
         state = self._store.get_job(self._job_id).status.state
-        logs = self._store.logs(self._job_id, rank=self._lines.rank, after=self._after, tail=self._tail, limit=_BATCH)
-        more = self._tail is None and len(logs) == _BATCH
-        if logs:
-            self._tail = None
-            self._after = logs[-1].seq
+        logs, self._after = read_lines(self._store, self._job_id, replace(self._lines, after=self._after), _BATCH)
+        more = self._lines.tail is None and len(logs) == _BATCH
+        self._lines = replace(self._lines, tail=None)  # the next lines are new ones
         ended = state.ended and not more
         if self._plain:
             return Batch(tuple(plain_line(line).encode() for line in logs), more=more, ended=ended)

@@ -1,33 +1,66 @@
 """Parses the text of a job spec (YAML or JSON) and validates it. The text may be hostile.
 
 Refused before any value is built: more than 1 MiB, aliases (a few lines of YAML can grow without bound), deep nesting,
-a duplicate key, and values that JSON does not have. Errors name the line if it is known. Called by the HTTP edge, the
-CLI and the Python client.
+too many values, a duplicate key, and values that JSON does not have. The time that this takes is linear in the size.
+Errors name the line if it is known. Called by the HTTP edge, the CLI and the Python client.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import yaml
 
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem, parse_spec
+from shoal_workers.contract.json_values import MAX_VALUES, Link, path_of
 from shoal_workers.contract.spec import JobSpec
 
 MAX_SPEC_BYTES = 1 << 20
 MAX_DEPTH = 64
 
 
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_WITHOUT_COLONS = {
+    _INT: re.compile(r"[-+]?(?:0b[0-1_]+|0[0-7_]*|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z"),
+    _FLOAT: re.compile(
+        r"(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
+    ),
+}
+
+
 class SpecLoader(yaml.CSafeLoader):
-    """Times stay as they are written, since a spec is a JSON document."""
+    """Times and dates stay as they are written, since a spec is a JSON document: 12:30 is text, not the number 750. In
+    YAML 1.1 it is a number to the base of 60, and a long one takes minutes to convert."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - an instance variable for the type checker
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        first: [
+            (tag, _WITHOUT_COLONS.get(tag, pattern)) for tag, pattern in resolvers if not tag.endswith(":timestamp")
+        ]
         for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_yaml_int(self, node: Any) -> int:
+        return int(super().construct_yaml_int(_without_colons(node)))
+
+    def construct_yaml_float(self, node: Any) -> float:
+        return float(super().construct_yaml_float(_without_colons(node)))
+
+
+SpecLoader.add_constructor(_INT, SpecLoader.construct_yaml_int)
+SpecLoader.add_constructor(_FLOAT, SpecLoader.construct_yaml_float)
+
+
+def _without_colons(node: yaml.ScalarNode) -> yaml.ScalarNode:
+    """Of a value that is tagged as a number by hand."""
+    if ":" in node.value:
+        raise yaml.constructor.ConstructorError(None, None, "not a number", node.start_mark)
+    return node
 
 
 class SpecFormat(StrEnum):
@@ -44,22 +77,59 @@ class SpecFormat(StrEnum):
 def parse_text(text: str, spec_format: SpecFormat) -> JobSpec:
     """Raises SpecError with every problem; for YAML also with its line."""
     document, lines = decode(text, spec_format)
+    return parse_document(document, lines)
+
+
+def parse_document(document: Any, lines: Lines) -> JobSpec:
+    """What `decode` has returned. Raises SpecError as `parse_text` does."""
     try:
         return parse_spec(document)
     except SpecError as error:
         raise SpecError(tuple(_with_line(problem, lines) for problem in error.problems)) from None
 
 
-def decode(text: str, spec_format: SpecFormat) -> tuple[Any, dict[str, int]]:
-    """The plain values of a document, and the line of each key path. Raises SpecError."""
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines of a YAML document's keys, looked up for problems only."""
+
+    root: yaml.Node | None = None
+    _children: dict[int, dict[str, tuple[int, yaml.Node]]] = field(default_factory=dict)
+    """Of the nodes that were looked into, by their Python id: line and value of each key."""
+
+    def of(self, path: str) -> int | None:
+        """The line of the key at a dotted path, or of the nearest enclosing one; None: it is not known."""
+        parts, line, node, at = path.split("."), None, self.root, 0
+        while node is not None and at < len(parts):
+            children = self._of(node)
+            ends = range(at + 1, len(parts) + 1)  # a key may have dots in it
+            end = next((end for end in ends if ".".join(parts[at:end]) in children), None)
+            if end is None:
+                break
+            line, node = children[".".join(parts[at:end])]
+            at = end
+        return line
+
+    def _of(self, node: yaml.Node) -> dict[str, tuple[int, yaml.Node]]:
+        if id(node) not in self._children:
+            children: dict[str, tuple[int, yaml.Node]] = {}
+            if isinstance(node, yaml.MappingNode):
+                children = {str(key.value): (key.start_mark.line + 1, value) for key, value in node.value}
+            elif isinstance(node, yaml.SequenceNode):
+                children = {str(i): (value.start_mark.line + 1, value) for i, value in enumerate(node.value)}
+            self._children[id(node)] = children
+        return self._children[id(node)]
+
+
+def decode(text: str, spec_format: SpecFormat) -> tuple[Any, Lines]:
+    """The plain values of a document, and the lines of its keys if it is YAML. Raises SpecError."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
         raise _error("The document holds half of a UTF-16 surrogate pair, which is not a character.") from None
     if size > MAX_SPEC_BYTES:
         raise _error(f"The document has {size} bytes; a job spec has at most {MAX_SPEC_BYTES} (1 MiB).")
-    document, lines = _decode_yaml(text) if spec_format is SpecFormat.YAML else (_decode_json(text), {})
-    _require_plain(document, "", 1)
+    document, lines = _decode_yaml(text) if spec_format is SpecFormat.YAML else (_decode_json(text), Lines())
+    _require_plain(document, None, 1)
     return document, lines
 
 
@@ -76,17 +146,16 @@ def _decode_json(text: str) -> Any:
         raise _error(f"Not valid JSON: {error}.") from None
 
 
-def _decode_yaml(text: str) -> tuple[Any, dict[str, int]]:
-    lines: dict[str, int] = {}
+def _decode_yaml(text: str) -> tuple[Any, Lines]:
     try:
         _require_tame(text)  # on the flat stream of events, since composing and constructing recurse
         loader = SpecLoader(text)
         try:
             root = loader.get_single_node()
             if root is None:
-                return None, lines
-            _walk(root, "", lines)
-            return loader.construct_document(root), lines
+                return None, Lines()
+            _require_unique_keys(root, None)
+            return loader.construct_document(root), Lines(root)
         finally:
             loader.dispose()
     except SpecError:
@@ -94,13 +163,17 @@ def _decode_yaml(text: str) -> tuple[Any, dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         where = f" (line {error.problem_mark.line + 1})" if error.problem_mark else ""
         raise _error(f"Not valid YAML: {error.problem or error.context}{where}.") from None
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError, LookupError, AttributeError) as error:
+        # the last two come from a value that does not fit the tag that is written before it: !!bool maybe
         raise _error(f"Not valid YAML: {' '.join(str(error).split())[:300]}.") from None
 
 
 def _require_tame(text: str) -> None:
-    depth = 0
+    depth = num_values = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        num_values += isinstance(event, yaml.NodeEvent)
+        if num_values > 2 * MAX_VALUES:  # keys count here
+            raise _error(f"The document has more than {MAX_VALUES:,} values.")
         if isinstance(event, yaml.AliasEvent):
             where = f" (line {event.start_mark.line + 1})" if event.start_mark else ""
             raise _error(f"YAML aliases (*name) are not accepted: write the values out{where}.")
@@ -112,26 +185,22 @@ def _require_tame(text: str) -> None:
             depth -= 1
 
 
-def _walk(node: yaml.Node, path: str, lines: dict[str, int]) -> None:
-    """Collects the line of every path. Refuses a duplicate key, of which YAML would silently use the last one."""
+def _require_unique_keys(node: yaml.Node, place: Link | None) -> None:
+    """Of a duplicate key YAML would silently use the last one."""
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
             line = key.start_mark.line + 1
             name = key.value if isinstance(key, yaml.ScalarNode) else ""
-            here = f"{path}.{name}" if path else name
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
-                raise _error(f"the key {str(name)[:80]!r} is not a string: put it in quotes (line {line}).", path)
+                raise _error(f"the key {str(name)[:80]!r} is not a string: put it in quotes (line {line}).", place)
             if name in seen:
-                raise _error(f"the key is given twice (line {line}).", here)
+                raise _error(f"the key is given twice (line {line}).", (place, name))
             seen.add(name)
-            lines[here] = line
-            _walk(value, here, lines)
+            _require_unique_keys(value, (place, name))
     elif isinstance(node, yaml.SequenceNode):
         for i, value in enumerate(node.value):
-            here = f"{path}.{i}" if path else str(i)
-            lines[here] = value.start_mark.line + 1
-            _walk(value, here, lines)
+            _require_unique_keys(value, (place, i))
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,47 +212,45 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _require_plain(value: Any, path: str, depth: int) -> None:
+def _require_plain(value: Any, place: Link | None, depth: int) -> None:
     """Only what JSON can express and every database can store."""
     if depth > MAX_DEPTH:
         raise _too_deep()
     if isinstance(value, dict):
         for key, item in value.items():
-            _require_text(key, path)
-            _require_plain(item, f"{path}.{key}" if path else key, depth + 1)
+            _require_text(key, place)
+            _require_plain(item, (place, key), depth + 1)
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            _require_plain(item, f"{path}.{i}" if path else str(i), depth + 1)
+            _require_plain(item, (place, i), depth + 1)
     elif isinstance(value, str):
-        _require_text(value, path)
+        _require_text(value, place)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise _error(f"{value} is not a finite number.", path)
+            raise _error(f"{value} is not a finite number.", place)
     elif isinstance(value, int):
         if value.bit_length() > 1024:
-            raise _error("an integer of more than 1024 bits.", path)
+            raise _error("an integer of more than 1024 bits.", place)
     elif value is not None:
-        raise _error(f"{type(value).__name__} {str(value)[:80]!r}: put it in quotes to make it a string.", path)
+        raise _error(f"{type(value).__name__} {str(value)[:80]!r}: put it in quotes to make it a string.", place)
 
 
-def _require_text(text: str, path: str) -> None:
-    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise _error("the text holds a NUL or half of a surrogate pair.", path)
+def _require_text(text: str, place: Link | None) -> None:
+    if "\0" in text or (not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)):
+        raise _error("the text holds a NUL or half of a surrogate pair.", place)
 
 
-def _with_line(problem: SpecProblem, lines: dict[str, int]) -> SpecProblem:
+def _with_line(problem: SpecProblem, lines: Lines) -> SpecProblem:
     """With the line of the key, or of the nearest enclosing one."""
-    path = problem.path
-    while path and path not in lines:
-        path = path.rpartition(".")[0]
-    if not path:
+    line = lines.of(problem.path) if problem.path else None
+    if line is None:
         return problem
-    return SpecProblem(path=problem.path, message=f"{problem.message.removesuffix('.')} (line {lines[path]}).")
+    return SpecProblem(path=problem.path, message=f"{problem.message.removesuffix('.')} (line {line}).")
 
 
 def _too_deep() -> SpecError:
     return _error(f"The document is nested deeper than {MAX_DEPTH} levels.")
 
 
-def _error(message: str, path: str = "") -> SpecError:
-    return SpecError((SpecProblem(path=path, message=message),))
+def _error(message: str, place: Link | None = None) -> SpecError:
+    return SpecError((SpecProblem(path=path_of(place), message=message),))

@@ -239,6 +239,6 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
 
 
 def _matches(if_match: str, etag: str) -> bool:
-    """RFC 9110, section 13.1.1; tags without quotes are accepted too."""
-    given = [part.strip().removeprefix("W/").strip('"') for part in if_match.split(",")]
+    """RFC 9110, section 13.1.1: weak tags match nothing. Tags without quotes are accepted too."""
+    given = [part.strip().strip('"') for part in if_match.split(",")]
     return etag in given or given == ["*"]

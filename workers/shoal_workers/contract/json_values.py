@@ -16,32 +16,44 @@ MAX_DEPTH = 32
 MAX_VALUES = 200_000
 _MAX_INT = 2**63
 _SHOWN_CHARS = 80
+Link = tuple["Link | None", str | int]
+"""The place of a value: that of its parent, and its key or number there. Only the path of a fault is written out: the
+paths of all values together may be a million times as long as the document."""
 
 
 def json_faults(document: Any) -> Iterator[tuple[str, str]]:
     """(dotted path, reason) of every value that cannot be stored. Stops at MAX_DEPTH and at MAX_VALUES."""
-    stack: list[tuple[str, int, Any]] = [("", 0, document)]
+    stack: list[tuple[Link | None, int, Any]] = [(None, 0, document)]
     num_values = 0
     while stack:
-        path, depth, value = stack.pop()
+        link, depth, value = stack.pop()
         num_values += 1
         if num_values > MAX_VALUES:
             yield "", f"the document has more than {MAX_VALUES:,} values."
             return
         if depth > MAX_DEPTH:
-            yield shown_path(path), f"nested deeper than {MAX_DEPTH} levels."
+            yield path_of(link), f"nested deeper than {MAX_DEPTH} levels."
             return
         fault = _fault(value)
         if fault:
-            yield shown_path(path), fault
+            yield path_of(link), fault
         elif isinstance(value, dict):
             for key, inner in value.items():
                 if not isinstance(key, str) or _fault(key):
-                    yield shown_path(path), f"a key must be plain text; one is {shown(key)}."
+                    yield path_of(link), f"a key must be plain text; one is {shown(key)}."
                 else:
-                    stack.append((f"{path}.{key}" if path else key, depth + 1, inner))
+                    stack.append(((link, key), depth + 1, inner))
         elif isinstance(value, list | tuple):
-            stack.extend((f"{path}.{number}" if path else str(number), depth + 1, v) for number, v in enumerate(value))
+            stack.extend(((link, number), depth + 1, v) for number, v in enumerate(value))
+
+
+def path_of(link: Link | None) -> str:
+    """The dotted path, shortened."""
+    parts: list[str] = []
+    while link is not None:
+        link, part = link
+        parts.append(shown_path(str(part)))
+    return shown_path(".".join(reversed(parts)))
 
 
 def shown(value: Any) -> str:

@@ -70,8 +70,13 @@ class WorkerSpec(Frozen):
 
 
 def is_label(text: str) -> bool:
-    """Of jobs and projects: at most 63 lower-case letters, digits and inner dashes."""
+    """Of projects and receivers of events: at most 63 lower-case letters, digits and inner dashes."""
     return _LABEL.fullmatch(text) is not None
+
+
+def is_job_name(text: str) -> bool:
+    """At most 63 letters, digits, and inner dashes, dots and underscores; the names of labels are made of the same."""
+    return _LABEL_NAME.fullmatch(text) is not None
 
 
 def is_user(text: str) -> bool:

@@ -16,7 +16,7 @@ from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
-from shoal_workers.contract.placing import CapacityKind, JobLabels, Moment, Placement, is_label, is_user
+from shoal_workers.contract.placing import CapacityKind, JobLabels, Moment, Placement, is_job_name, is_label, is_user
 from shoal_workers.contract.placing import WorkerSpec as WorkerSpec
 from shoal_workers.contract.webhooks.spec import MAX_WEBHOOKS, WebhookSpec
 
@@ -300,14 +300,15 @@ class JobSpec(Frozen):
     """One training job."""
 
     name: str = Field("job", max_length=63)
-    """Lower-case letters, digits and dashes."""
+    """Letters, digits, and inner dashes, dots and underscores."""
     task: str = LM_TASK
     """`module:Name` of a task class; see docs/tasks.md."""
     code: CodeSpec = CodeSpec()
     model: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the task. For the built-in language model: see below."""
+    """Passed to the task. The built-in language model has the keys of `LanguageModelConfig`, a Hugging Face model those
+    of `HuggingFaceConfig`."""
     data: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the task. For the built-in language model: see below."""
+    """Passed to the task. The built-in tasks have the keys of `TextDataConfig`."""
     batch: BatchSpec = BatchSpec()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
@@ -358,12 +359,21 @@ class JobSpec(Frozen):
     deterministic: bool = False
     """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
 
-    @field_validator("name", "project")
+    @field_validator("name")
     @classmethod
-    def _is_a_label(cls, name: str, info: ValidationInfo) -> str:
+    def _is_a_name(cls, name: str) -> str:
+        if not is_job_name(name):
+            raise ValueError(
+                f"name {name!r} is not valid: use at most 63 letters, digits, and inner dashes, dots and underscores."
+            )
+        return name
+
+    @field_validator("project")
+    @classmethod
+    def _is_a_label(cls, name: str) -> str:
         if not is_label(name):
             raise ValueError(
-                f"{info.field_name} {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes."
+                f"project {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes."
             )
         return name
 

@@ -18,10 +18,11 @@ from shoal_workers.data.errors import DataError
 def main() -> int:
     """Exit status 1 if the text cannot be read; the bar and errors go to standard error."""
     parser = argparse.ArgumentParser(prog="python -m shoal_workers.data", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("spec", type=Path, help="job spec, JSON")
+    parser.add_argument("spec", help='job spec, JSON; "-": standard input')
     parser.add_argument("--json", action="store_true", help="one line of JSON about the result on standard output")
     arguments = parser.parse_args()
-    config = TextDataConfig.model_validate(json.loads(arguments.spec.read_text()).get("data", {}))
+    text = sys.stdin.read() if arguments.spec == "-" else Path(arguments.spec).read_text()
+    config = TextDataConfig.model_validate(json.loads(text).get("data", {}))
     try:
         corpus = prepare_with_bar(config)
     except DataError as error:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal_workers.contract.model.lm import BYTE_TOKENIZER, BYTE_VOCABULARY
 from shoal_workers.data.errors import TokenizerError
 
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
@@ -35,9 +36,9 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """256 byte values, and 256 as the end of a document."""
 
-    name = "bytes"
+    name = BYTE_TOKENIZER
     fingerprint = "bytes-v1"
-    vocab_size = 257
+    vocab_size = BYTE_VOCABULARY
     end_of_document: int | None = 256
 
     def encode(self, text: bytes) -> NDArray[Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,14 +39,9 @@ def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFla
 def schema(as_json: JsonFlag = False) -> None:
     """Print the JSON Schema of a job spec: every key with its meaning, unit and default."""
     with command(DEFAULT_URL, True) as session:
-        from shoal_workers.contract.model.lm import LanguageModelConfig, TextDataConfig
-        from shoal_workers.contract.spec import JobSpec
+        from shoal_workers.contract.checks.spec_schema import job_spec_schema
 
-        document = JobSpec.model_json_schema()
-        document.setdefault("$defs", {}).update(
-            {model.__name__: model.model_json_schema() for model in (LanguageModelConfig, TextDataConfig)}
-        )
-        session.output.document(document, str)
+        session.output.document(job_spec_schema(), str)
 
 
 def data() -> None:
@@ -96,9 +89,7 @@ def describe_spec(spec: JobSpec) -> str:
 
 
 def _run_data_module(document: dict[str, Any], as_json: bool) -> int:
-    """In a separate process, because the command line never loads torch."""
-    with tempfile.TemporaryDirectory(prefix="shoal-spec-") as folder:
-        path = Path(folder) / "spec.json"
-        path.write_text(json.dumps(document))
-        command_line = [sys.executable, "-m", "shoal_workers.data", str(path), *(["--json"] if as_json else [])]
-        return subprocess.run(command_line, check=False).returncode
+    """In a separate process, because the command line never loads torch. It reads the spec from its standard input, so
+    nothing is left behind if one of the two is killed."""
+    command_line = [sys.executable, "-m", "shoal_workers.data", "-", *(["--json"] if as_json else [])]
+    return subprocess.run(command_line, check=False, input=json.dumps(document).encode()).returncode

@@ -87,10 +87,11 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
         table.add_row(
             str(one.step),
             Text(f"{one.state}, pinned" if one.pinned else one.state, style=style),
-            size_text(one.bytes),
-            duration_text(one.seconds),
-            duration_text(one.stall_s),
-            str(one.world_size),
+            *(
+                (size_text(one.bytes), duration_text(one.seconds), duration_text(one.stall_s), str(one.world_size))
+                if one.world_size
+                else ("-",) * 4  # nothing is known of it but that it is deleted or damaged
+            ),
             clock(one.committed_at) if one.committed_at else "-",
             f"{one.url}\n{one.message}" if one.message else one.url,
         )

@@ -18,7 +18,7 @@ from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES, CodeArchiveErr
 from shoal_service.control.webhooks.check import check_webhooks
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
 from shoal_workers.contract.checks.spec_errors import SpecError
-from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.checks.spec_schema import job_spec_schema
 
 _ZIP_TYPES = ("application/zip", "application/octet-stream")
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -67,7 +67,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get("/spec-schema", response_model=dict[str, Any], summary="JSON Schema of a job spec")
     async def spec_schema() -> dict[str, Any]:
-        """For editors and generators."""
-        return JobSpec.model_json_schema()
+        """For editors and generators. It has the keys of `model` and `data` for each of the built-in tasks."""
+        return job_spec_schema()
 
     return router

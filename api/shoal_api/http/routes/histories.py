@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from shoal_api.answers import EventPage, LogPage
 from shoal_api.http.context import MAX_SEQ, Context, JobId, wants_events
-from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line
+from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_lines
 from shoal_api.http.long_poll import EventQuery, poll_events
 from shoal_api.http.streams import sse_response, text_response
 from shoal_service.core.parity import DEFAULT_TOLERANCE
@@ -64,8 +64,10 @@ def routes(context: Context) -> APIRouter:
         job_id: JobId,
         rank: Annotated[int | None, Query(ge=0, le=10_000_000, description="Only this rank's lines.")] = None,
         after: After = 0,
-        tail: Annotated[int | None, Query(ge=1, le=10_000, description="Only this number of last lines.")] = None,
-        limit: Annotated[int, Query(ge=1, le=10_000, description="Lines per answer.")] = 1000,
+        tail: Annotated[
+            int | None, Query(ge=0, le=10_000, description="Only this number of last lines; 0: only new ones.")
+        ] = None,
+        limit: Annotated[int, Query(ge=1, le=10_000, description="Lines per answer without `tail`.")] = 1000,
         follow: Annotated[bool, Query(description="Continue with new lines until the job has ended.")] = False,
         last_event_id: LastEventId = None,
     ) -> Response:
@@ -82,12 +84,10 @@ def routes(context: Context) -> APIRouter:
             if plain:
                 return text_response(context.changes, job_id, follower, context.pace)
             return sse_response(context.changes, job_id, follower, context.pace)
-        found = await run_in_threadpool(
-            store.logs, job_id, rank=lines.rank, after=lines.after, tail=lines.tail, limit=limit
-        )
+        found, next_after = await run_in_threadpool(read_lines, store, job_id, lines, limit)
         if as_text:
             return Response("".join(map(plain_line, found)), media_type="text/plain")
-        page = LogPage(items=tuple(found), next_after=found[-1].seq if found else after)
+        page = LogPage(items=tuple(found), next_after=next_after)
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get("/workers", response_model=Page[WorkerView], summary="A job's workers")

@@ -83,10 +83,10 @@ def routes(context: Context) -> APIRouter:
     ) -> Response:
         """Newest first. With `Accept: text/event-stream`: this page, now and after every change."""
         page_of = partial(store.list_jobs, states=tuple(state), project=project, user=user, limit=limit, cursor=cursor)
+        page = await run_in_threadpool(page_of)  # for a stream too: a bad cursor is refused before it begins
         if wants_events(request):
             follower = JobListFollower(page_of)
             return sse_response(context.changes, None, follower, context.pace, min_gap_s=context.pace.refresh_s)
-        page = await run_in_threadpool(page_of)
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get(

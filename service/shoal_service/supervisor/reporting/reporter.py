@@ -20,8 +20,8 @@ from shoal_service.reports import PendingEvent, PendingLog, SuspectedNode
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.event_files import EventFiles
 from shoal_service.supervisor.reporting.outbox import Outbox
-from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, workers_of
-from shoal_service.views import CheckpointView, SeriesPoint
+from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
+from shoal_service.views import CheckpointView, Condition, SeriesPoint
 from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
 
@@ -39,6 +39,8 @@ class Reporter:
         self._readings = Readings()
         self._shown: tuple[Incident, float | None] | None = None
         """The incident that was shown last, and when it was closed."""
+        self._conditions: tuple[Condition, ...] = ()
+        """As they were shown last."""
         self._stacks: dict[int, Stacks] = {}
         """By incident."""
         self._checkpoint_root = config.checkpoint_root
@@ -151,9 +153,11 @@ class Reporter:
         self._outbox.add(view)
 
     def show(self, state: Attempt) -> None:
+        now = self._clock.time()
+        status = status_of(state, self._readings, spec_version=self.spec_version, now=now)
+        self._conditions = with_since(status.conditions, self._conditions, now)
         self._outbox.set_status(
-            status_of(state, self._readings, spec_version=self.spec_version, now=self._clock.time()),
-            workers_of(state, self._readings),
+            status.model_copy(update={"conditions": self._conditions}), workers_of(state, self._readings)
         )
 
 

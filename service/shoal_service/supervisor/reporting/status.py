@@ -123,7 +123,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         checkpoint_step=newest.step if newest else None,
         verified_step=state.checkpoints.verified_step,
         num_parameters=readings.num_parameters,
-        eta_s=left * readings.step_s if left is not None and readings.step_s else None,
+        eta_s=left * readings.step_s if left and readings.step_s else None,
         note=_note(state, readings, wait, now),
         conditions=_conditions(state, readings, now),
         goodput=goodput.show(state.ledger),
@@ -289,6 +289,21 @@ def _conditions(state: Attempt, readings: Readings, now: float) -> tuple[Conditi
             since=readings.checkpoint_error_since,
         ),
     )
+
+
+def with_since(conditions: tuple[Condition, ...], before: tuple[Condition, ...], now: float) -> tuple[Condition, ...]:
+    """With the time at which each status last changed. `before`: the conditions that were shown last."""
+    known = {one.type: one for one in before}
+    return tuple(one.model_copy(update={"since": _since(one, known.get(one.type), now)}) for one in conditions)
+
+
+def _since(condition: Condition, before: Condition | None, now: float) -> float:
+    if before is None:
+        return condition.since or now
+    if before.status == condition.status:
+        return before.since
+    # what went wrong is dated by what showed it; that it is over shows now
+    return now if condition.status or condition.since <= before.since else condition.since
 
 
 def _snapshots_condition(state: Attempt) -> Condition:

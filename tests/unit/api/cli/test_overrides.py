@@ -21,7 +21,7 @@ def test_a_value_may_contain_an_equals_sign() -> None:
     assert apply_overrides({}, ["a=b=c"]) == {"a": "b=c"}
 
 
-@pytest.mark.parametrize("wrong", ["stop.steps", "=3", "a..b=1", "a=[1"])
+@pytest.mark.parametrize("wrong", ["stop.steps", "=3", "a..b=1", "a=[1", "a={b: 1, b: 2}"])
 def test_text_that_is_not_an_assignment_is_refused(wrong: str) -> None:
     with pytest.raises(CliError):
         apply_overrides({}, [wrong])

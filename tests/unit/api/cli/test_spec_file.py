@@ -13,8 +13,15 @@ def test_yaml_and_json_are_both_read() -> None:
 
 
 def test_broken_yaml_names_the_line() -> None:
-    with pytest.raises(CliError, match="line 2"):
+    with pytest.raises(CliError) as error:
         decode_spec("a: 1\n b: {", "x")
+    assert "(line 2)" in error.value.details[0]
+
+
+def test_a_duplicate_key_names_its_line() -> None:
+    with pytest.raises(CliError) as error:
+        decode_spec("optimizer:\n  lr: 0.1\n  lr: 0.2\n", "x")
+    assert error.value.details == ("optimizer.lr: the key is given twice (line 3).",)
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "7"])

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
-from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, parse_text
+from shoal_service.control.spec_io import MAX_SPEC_BYTES, SpecFormat, decode, parse_text
 from shoal_workers.contract.checks.spec_errors import SpecError
 
 GOOD = """\
@@ -81,6 +82,11 @@ def test_a_problem_of_the_whole_document_has_no_line() -> None:
         ("a: " + "[" * 1000, "nested deeper than 64"),
         ("a: 1\n---\nb: 2\n", "found another document (line 2)"),
         ("\x01", "Not valid YAML"),
+        ("a: !!int ''", "Not valid YAML"),
+        ("a: !!int 1:30", "Not valid YAML: not a number (line 1)"),
+        ("a: !!bool maybe", "Not valid YAML"),
+        ("a: !!timestamp never", "Not valid YAML"),
+        ("a: [" + "0," * 400_001 + "]", "more than 200,000 values"),
         ("", "this is None"),
         ("just text", "a spec is an object"),
     ],
@@ -114,6 +120,68 @@ def test_a_bomb_of_aliases_is_refused_before_it_grows() -> None:
 
 def test_a_document_over_the_limit_is_refused() -> None:
     assert f"at most {MAX_SPEC_BYTES}" in _problems("a: " + "ü" * (MAX_SPEC_BYTES // 2))
+
+
+def _megabyte(entry: str, start: str = "", end: str = "") -> str:
+    """Numbered entries that fill a document of nearly the largest size."""
+    num = (MAX_SPEC_BYTES - 1000) // len(entry.format(0) + "123456")
+    return start + "".join(entry.format(i) for i in range(num)) + end
+
+
+@pytest.mark.parametrize(
+    ("text", "spec_format"),
+    [
+        (_megabyte('"k{}":1,', '{"stop":{"steps":1},', '"z":1}'), SpecFormat.JSON),
+        (_megabyte('"k{}":1,', '{"model":{', '"z":1}}'), SpecFormat.JSON),
+        (_megabyte('"k{}":1,', '{"data":{', '"z":1}}'), SpecFormat.JSON),
+        (_megabyte('"k{}":1,', '{"parallelism":{', '"z":1}}'), SpecFormat.JSON),
+        ('{"' + "k" * 500_000 + '":[' + "1," * 190_000 + "1.5e999]}", SpecFormat.JSON),
+        (_megabyte("k{}: 1\n"), SpecFormat.YAML),
+        ("k" * 500_000 + ":\n" + "- 1\n" * 100_000, SpecFormat.YAML),
+        ("seed: 1" + ":59" * 340_000, SpecFormat.YAML),
+        ("optimizer: {lr: 1" + ":59" * 340_000 + ".5}", SpecFormat.YAML),
+        ("seed: !!int 1" + ":59" * 340_000, SpecFormat.YAML),
+    ],
+    ids=[
+        *("keys", "keys-of-model", "keys-of-data", "keys-of-a-union", "long-path", "yaml-keys", "yaml-long-path"),
+        *("sexagesimal", "sexagesimal-float", "sexagesimal-tag"),
+    ],
+)
+def test_a_hostile_megabyte_is_refused_in_seconds(text: str, spec_format: SpecFormat) -> None:
+    """Each of these took minutes, or all memory, when the time was quadratic in the size."""
+    start_s = time.thread_time()
+    assert len(_problems(text, spec_format)) < 20_000
+    assert time.thread_time() - start_s < 20.0
+
+
+@pytest.mark.parametrize("text", ["12:30", "12:30:45.5", "2030-01-31", "1_0:0"])
+def test_what_yaml_takes_for_a_time_stays_text(text: str) -> None:
+    spec = parse_text(f"{GOOD}labels: {{at: {text}}}\n", SpecFormat.YAML)
+    assert spec.labels["at"] == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("0", 0), ("-7", -7), ("1_000", 1000), ("0x10", 16), ("0b11", 3), ("017", 15), ("1.5", 1.5), ("-.5", "-.5")),
+        *(("+1.", 1.0), (".5", 0.5), ("1.5e+3", 1500.0), ("1e3", "1e3")),
+    ],
+)
+def test_numbers_are_those_of_yaml(text: str, value: object) -> None:
+    assert decode(f"a: {text}", SpecFormat.YAML)[0] == {"a": value}
+
+
+def test_a_line_is_found_below_keys_with_dots_and_in_lists() -> None:
+    text = "a.b:\n  - x: 1\n  - x.y:\n      z: 2\nlater: 3\n"
+    _, lines = decode(text, SpecFormat.YAML)
+    assert [lines.of(path) for path in ("a.b", "a.b.1", "a.b.1.x.y.z", "a.b.1.x.y.missing", "later", "missing")] == [
+        1,
+        3,
+        4,
+        3,
+        5,
+        None,
+    ]
 
 
 def test_text_that_cannot_be_encoded_is_refused() -> None:

@@ -72,8 +72,8 @@ def test_the_least_spec_trains_the_built_in_task_on_one_worker() -> None:
         ({"model": {"num_kv_heads": 3}}, "model.num_kv_heads 3 does not divide model.num_heads 8."),
         ({"data": {}}, "data must contain exactly one of corpus and paths"),
         ({"data": {"corpus": "wikipedia"}}, "data.corpus 'wikipedia' is not known; the only named corpus is"),
-        ({"name": "Not A Label"}, "name 'Not A Label' is not valid: use at most 63 lower-case letters"),
-        ({"name": "trailing\n"}, "use at most 63 lower-case letters"),
+        ({"name": "Not A Label"}, "name 'Not A Label' is not valid: use at most 63 letters, digits, and inner"),
+        ({"name": "trailing\n"}, "use at most 63 letters"),
         ({"task": "no-colon"}, "task 'no-colon' must have the form \"module:Name\""),
     ],
 )
@@ -175,3 +175,14 @@ def test_a_job_says_where_and_by_when() -> None:
         None,
         "any",
     )
+
+
+@pytest.mark.parametrize("name", ["a", "Llama-3.1_8B", "x" * 63])
+def test_a_name_may_have_capitals_dots_and_underscores(name: str) -> None:
+    assert JobSpec.model_validate({"name": name, "stop": {"steps": 1}}).name == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "-a", "a.", "_a", "a/b", "..", "a b", "x" * 64, "a\n", "\u00e4"])
+def test_a_name_that_no_label_could_have_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        JobSpec.model_validate({"name": name, "stop": {"steps": 1}})

@@ -27,3 +27,12 @@ def test_missing_files_are_named_and_fail(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nothing.txt" in done.stderr and "data.paths" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_spec_may_come_from_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be " * 100)
+    data = {"paths": [str(tmp_path / "a.txt")], "cache_dir": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "shoal_workers.data", "-", "--json"]
+    text = json.dumps({"data": data})
+    done = subprocess.run(command, capture_output=True, text=True, check=False, input=text)
+    assert (Path(json.loads(done.stdout)["directory"]) / "tokens-00000.bin").exists(), done.stderr

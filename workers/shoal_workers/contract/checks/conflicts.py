@@ -8,6 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from shoal_workers.contract.model.lm import (
+    BYTE_TOKENIZER,
+    BYTE_VOCABULARY,
+    LM_TASK,
+    LanguageModelConfig,
+    TextDataConfig,
+)
 from shoal_workers.contract.model.plan_of import plan_of
 from shoal_workers.contract.spec import JobSpec, Precision
 
@@ -32,12 +39,24 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
             "appended to. Set checkpoint.url to a directory, or checkpoint.tensorboard to false; `shoal series` saves "
             "the same values.",
         )
+    if spec.task == LM_TASK:
+        yield from _with_bytes(LanguageModelConfig(**spec.model), TextDataConfig(**spec.data))
     plan = plan_of(spec)
     if spec.compile and (plan is None or not plan.blocks):
         yield Conflict(
             "compile",
             f"compile is true, which compiles blocks, but those of task {spec.task!r}'s model are not known. "
             "Name its nn.ModuleList of equal blocks in plan.blocks (docs/parallelism.md), or set compile to false.",
+        )
+
+
+def _with_bytes(model: LanguageModelConfig, text: TextDataConfig) -> Iterator[Conflict]:
+    """The size of another tokenizer's vocabulary is known only where its file is."""
+    if text.tokenizer == BYTE_TOKENIZER and model.vocab_size is not None and model.vocab_size < BYTE_VOCABULARY:
+        yield Conflict(
+            "model.vocab_size",
+            f"model.vocab_size {model.vocab_size} is smaller than the {BYTE_VOCABULARY} tokens of data.tokenizer "
+            f'"{BYTE_TOKENIZER}". Leave model.vocab_size out, or set it to at least {BYTE_VOCABULARY}.',
         )
 
 

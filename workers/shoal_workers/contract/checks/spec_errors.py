@@ -23,6 +23,8 @@ from shoal_workers.contract.spec import JobSpec
 M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 50
 """A malicious document may have a million problems; further ones are not reported."""
+_MAX_DETAILS = 1000
+"""Of pydantic's errors: several of them may concern one problem. Further ones are not read."""
 
 
 class SpecProblem(Frozen):
@@ -73,18 +75,35 @@ def parse_spec(data: Any) -> JobSpec:
     return spec
 
 
+def validation_problems(model: type[BaseModel], data: Any, error: ValidationError) -> tuple[SpecProblem, ...]:
+    """What is wrong with `data` as a `model`, in words, with the nearest valid name of an unknown key; at most
+    MAX_PROBLEMS."""
+    return tuple(
+        SpecProblem(path=shown_path(".".join(path)), message=text)
+        for path, texts in _explained(model, data, error)
+        for text in texts
+    )[:MAX_PROBLEMS]
+
+
 def _validate(model: type[M], data: Any, prefix: str, problems: list[SpecProblem]) -> M | None:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
-        places = [_place(model, detail["loc"]) for detail in details]
-        for (_, inner), texts in _by_path(model, data, places, details).items():
+        known = {problem.path for problem in problems} if prefix else set()
+        for inner, texts in _explained(model, data, error):
             path = shown_path(".".join([prefix, *inner] if prefix else inner))
             # the same key at JobSpec's level and at the built-in task's is one problem
-            if not any(problem.path == path for problem in problems) or not prefix:
+            if path not in known:
                 problems.extend(SpecProblem(path=path, message=text) for text in texts)
         return None
+
+
+def _explained(model: type[BaseModel], data: Any, error: ValidationError) -> list[tuple[tuple[str, ...], list[str]]]:
+    """(path, messages), at most MAX_PROBLEMS. Its cost does not grow with the number of errors, apart from listing
+    them."""
+    details = error.errors(include_url=False, include_context=False)[:_MAX_DETAILS]
+    places = [_place(model, detail["loc"]) for detail in details]
+    return [(path, texts) for (_, path), texts in _by_path(model, data, places, details).items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +181,8 @@ def _by_path(
         if unmeant.intersection(place.branches):
             continue
         either = bool(place.branches) and place.branches[-1] == _Branch(place.path, False)
+        if len(found) >= MAX_PROBLEMS and (either, place.path) not in found:
+            break  # a message with the nearest valid key takes up to a millisecond
         texts = found.setdefault((either, place.path), [])
         text = _message(model, place, detail)
         if either and texts:  # plain alternatives, each with a message about the same value
@@ -219,8 +240,12 @@ def _example(place: _Place) -> str:
 
 
 def _unknown_key(place: _Place) -> str:
-    known = sorted(place.owner.model_fields) if place.owner else []
-    key = place.path[-1]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5) if len(key) <= 64 else []
+    return unknown_name("key", place.path[-1], place.owner.model_fields if place.owner else ())
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message about a name that is not valid, with the nearest one that is. `kind`: key, parameter ..."""
+    valid = sorted(known)
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5) if len(name) <= 64 else []
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown key {shown(key)}.{hint} Valid keys here: {', '.join(known)}."
+    return f"unknown {kind} {shown(name)}.{hint} Valid {kind}s here: {', '.join(valid) or 'none'}."

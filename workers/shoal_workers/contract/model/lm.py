@@ -10,6 +10,9 @@ from shoal_workers.contract.base import Frozen
 
 LM_TASK = "shoal_workers.tasks.lm:LanguageModel"
 STDLIB_CORPUS = "python-stdlib"
+BYTE_TOKENIZER = "bytes"
+BYTE_VOCABULARY = 257
+"""One token per byte, and one that ends a document."""
 
 
 class LanguageModelConfig(Frozen):
@@ -86,7 +89,7 @@ class TextDataConfig(Frozen):
     """A corpus by name: "python-stdlib", the running interpreter's own standard library."""
     paths: tuple[str, ...] = Field((), max_length=10_000)
     """Text files, globs and directories (read recursively). Every node must be able to read them."""
-    tokenizer: str = Field("bytes", max_length=4096)
+    tokenizer: str = Field(BYTE_TOKENIZER, max_length=4096)
     """"bytes": one token per byte, plus one that ends a document. Or the path of a tokenizers JSON file."""
     validation_fraction: float = Field(0.05, ge=0, lt=1)
     """Fraction of the documents for validation only, chosen by the hash of their text."""

@@ -25,8 +25,8 @@ from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.reporting.status import incident_view
-from shoal_service.views import CheckpointView
+from shoal_service.supervisor.reporting.status import incident_view, with_since
+from shoal_service.views import CheckpointView, Condition, ConditionType
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState, StateSource
 from shoal_workers.contract.messages import LogLine, Phase, Progress, WorkerInfo, WorkerPoll
 from shoal_workers.contract.spec import JobSpec
@@ -224,6 +224,48 @@ def test_a_failed_save_is_a_condition_until_one_succeeds() -> None:
     case.reporter.report([Emit(CheckpointCommitted(name="x", step=1, generation=1))], case.state)
     condition = {c.type: c for c in case.reports().status.conditions}["CheckpointHealthy"]
     assert (condition.status, condition.message) == (True, "")
+
+
+def test_nothing_remains_after_the_last_step() -> None:
+    case = Case()
+    case.state = replace(case.state, progress=GroupProgress(step=12))
+    case.step(12)
+    assert case.reports().status.eta_s is None, "not 0 ms"
+
+
+def test_every_condition_says_since_when() -> None:
+    case, started_at = Case(), SystemClock().time()
+    first = {c.type: c for c in case.reports().status.conditions}
+    assert set(first) == set(ConditionType), "every type that is promised is made"
+    assert all(one.since >= started_at for one in first.values())
+    case.reporter.report([Emit(CheckpointFailed(message="disk full"))], case.state)
+    failed = {c.type: c for c in case.reports().status.conditions}
+    unchanged = set(ConditionType) - {ConditionType.CHECKPOINT_HEALTHY}
+    assert {type_: failed[type_] for type_ in unchanged} == {type_: first[type_] for type_ in unchanged}
+    assert failed[ConditionType.CHECKPOINT_HEALTHY].since > first[ConditionType.CHECKPOINT_HEALTHY].since
+
+
+@pytest.mark.parametrize(
+    ("before", "now_is", "since"),
+    [
+        (None, (True, 0.0), 50.0),
+        (None, (False, 30.0), 30.0),
+        ((True, 20.0), (True, 5.0), 20.0),
+        ((True, 20.0), (False, 40.0), 40.0),
+        ((True, 20.0), (False, 10.0), 50.0),
+        ((False, 40.0), (True, 5.0), 50.0),
+        ((False, 40.0), (False, 45.0), 40.0),
+    ],
+)
+def test_since_is_the_last_change_of_the_status(
+    before: tuple[bool, float] | None, now_is: tuple[bool, float], since: float
+) -> None:
+    def condition(status: bool, since: float) -> Condition:
+        return Condition(type=ConditionType.PROGRESSING, status=status, reason="r", message="m", since=since)
+
+    known = () if before is None else (condition(*before),)
+    [found] = with_since((condition(*now_is),), known, 50.0)
+    assert (found.status, found.since) == (now_is[0], since)
 
 
 def test_incidents_checkpoints_and_the_end_are_reported() -> None:

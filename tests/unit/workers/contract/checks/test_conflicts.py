@@ -42,3 +42,13 @@ def test_compile_needs_to_know_the_blocks() -> None:
 def test_fp8_is_refused_with_what_it_would_need(key: str) -> None:
     message = _refused(**{key: "fp8"})[key]
     assert "8.9" in message and "bf16" in message
+
+
+def test_a_vocabulary_that_is_too_small_for_bytes_is_refused() -> None:
+    """The job used to fail when its workers had started."""
+    assert (
+        "Leave model.vocab_size out, or set it to at least 257."
+        in _refused(model={"vocab_size": 100})["model.vocab_size"]
+    )
+    for model, data in (({"vocab_size": 257}, DATA), ({"vocab_size": 100}, DATA | {"tokenizer": "/t.json"})):
+        assert parse_spec({"data": data, "model": model, "stop": {"steps": 1}})
