@@ -21,6 +21,11 @@ from shoal_workers.contract.placing import WorkerSpec as WorkerSpec
 from shoal_workers.contract.webhooks.spec import MAX_WEBHOOKS, WebhookSpec
 
 _TASK = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_CHARACTERS = {
+    "name": (is_job_name, "letters, digits, and inner dashes, dots and underscores"),
+    "project": (is_label, "lower-case letters, digits and inner dashes"),
+    "user": (is_user, "letters, digits, and inner dashes, dots, underscores and at signs"),
+}
 PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
 
 
@@ -359,33 +364,13 @@ class JobSpec(Frozen):
     deterministic: bool = False
     """Losses have the same bits at every world size and after every recovery; docs/determinism.md states the cost."""
 
-    @field_validator("name")
+    @field_validator("name", "project", "user")
     @classmethod
-    def _is_a_name(cls, name: str) -> str:
-        if not is_job_name(name):
-            raise ValueError(
-                f"name {name!r} is not valid: use at most 63 letters, digits, and inner dashes, dots and underscores."
-            )
-        return name
-
-    @field_validator("project")
-    @classmethod
-    def _is_a_label(cls, name: str) -> str:
-        if not is_label(name):
-            raise ValueError(
-                f"project {name!r} is not valid: use at most 63 lower-case letters, digits and inner dashes."
-            )
-        return name
-
-    @field_validator("user")
-    @classmethod
-    def _is_a_user(cls, name: str) -> str:
-        if not is_user(name):
-            raise ValueError(
-                f"user {name!r} is not valid: use at most 63 letters, digits, and inner dashes, dots, underscores "
-                "and at signs."
-            )
-        return name
+    def _is_well_formed(cls, text: str, info: ValidationInfo) -> str:
+        is_valid, characters = _CHARACTERS[str(info.field_name)]
+        if not is_valid(text):
+            raise ValueError(f"{info.field_name} {text!r} is not valid: use at most 63 {characters}.")
+        return text
 
     @field_validator("precision", "reduce_precision", mode="before")
     @classmethod
