@@ -81,6 +81,7 @@ bench-layouts: setup ## what a change of layout costs, and the planner against t
 bench-schedule: setup ## scheduling policies on job traces, the time of a decision, and six real jobs for MINUTES=10
 	@mkdir -p build && $(BIN)/python bench/schedule/main.py --out build/schedule.md
 	@$(BIN)/python bench/market/six_jobs.py --minutes $(MINUTES) --out build/six-jobs.json
+	@$(BIN)/python bench/market/urgent_start.py --out build/urgent.json
 
 bench-gpu: setup ## one GPU: MFU, and the engine against a plain loop; without a GPU it only says so
 	@$(BIN)/python bench/gpu.py

@@ -14,14 +14,18 @@ def start_phases(
     Args:
         events: the job's own.
         series: its steps.
-        others: the events of each other job, of which some were preempted for this one.
+        others: the events of each other job since then, of which some were shrunk or preempted for this one.
     """
+    others = [[event for event in of_one if event.at >= job.created_at] for of_one in others]
     drained = [at for of_one in others if (at := _drained_at(of_one, job.id)) is not None]
+    shrunk = [at for of_one in others if (at := _reformed_at(of_one)) is not None]
     formed = _first(events, "generation.formed")
     warm = [event.at for event in events if event.type == "worker.started" and formed is not None and event.at < formed]
     moments = {
         "decided_s": _state_at(events, "STARTING"),
+        "shrunk_s": min(shrunk, default=None),
         "drained_s": max(drained, default=None),
+        "forming_s": _first(events, "generation.forming"),
         "first_worker_s": min(warm, default=None),
         "workers_s": max(warm, default=None),
         "formed_s": formed,
@@ -35,6 +39,14 @@ def _drained_at(events: Sequence[EventView], beneficiary: str) -> float | None:
     for number, event in enumerate(events):
         if event.type == "job.preempted" and event.data["beneficiary"] == beneficiary:
             return _state_at(events[number:], "QUEUED")
+    return None
+
+
+def _reformed_at(events: Sequence[EventView]) -> float | None:
+    """When the first group with fewer workers had formed; None: the job was not shrunk."""
+    for number, event in enumerate(events):
+        if event.type == "job.granted" and event.data["to"] < event.data["from"]:
+            return _first(events[number:], "generation.formed")
     return None
 
 

@@ -53,6 +53,10 @@ class FakeClock:
         await asyncio.gather(task, return_exceptions=True)
         raise TimeoutError
 
+    def take(self, seconds: float) -> None:
+        """What runs now takes this long; nobody wakes meanwhile. Also from another thread than the loop's."""
+        self._now += seconds
+
     async def advance(self, seconds: float) -> None:
         """Let time pass. Each sleeper wakes at its own time, and what follows from it happens before the next one."""
         end = self._now + seconds

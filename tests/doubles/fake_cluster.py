@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_service.cluster.errors import ClusterError, SupervisorGone, SupervisorUnavailable
+from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot, Reservation
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.nodes import Node
@@ -107,7 +108,7 @@ class FakeCluster:
         """Of Shoal's workers."""
         self.foreign: dict[str, float] = {}
         """CPUs that others have reserved, by node id."""
-        self.requested: list[dict[WorkerNeed, int]] = []
+        self.requested: list[dict[RoomKind, int]] = []
         """Of the autoscaler."""
         self._watchers: list[Callable[[], None]] = []
 
@@ -153,7 +154,7 @@ class FakeCluster:
         self.tested.append((suspect.node_id, partner))
         return self.fault
 
-    def request_room(self, workers: Mapping[WorkerNeed, int]) -> None:
+    def request_room(self, workers: Mapping[RoomKind, int]) -> None:
         self.requested.append(dict(workers))
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:

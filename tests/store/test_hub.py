@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from shoal_service.core.desired import Desired
+from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.store import Lease, Store
-from shoal_service.store.hub import Hub
+from shoal_service.store.hub import REQUESTS, Hub
+from shoal_workers.contract.job import EndReason
 
 Submit = Callable[..., str]
+Begin = Callable[..., Any]
 
 
 def test_subscribers_are_notified_of_commits_of_their_job_until_they_close(store: Store, submit: Submit) -> None:
@@ -24,6 +28,19 @@ def test_subscribers_are_notified_of_commits_of_their_job_until_they_close(store
     store.request(one, Desired.RUN, now=3.0)
     assert notified_one == [one]
     assert notified_all == [one, other]
+
+
+def test_requests_are_notified_apart_from_the_progress_of_jobs(store: Store, begin: Begin, submit: Submit) -> None:
+    notified: list[str] = []
+    with store.subscribe(notified.append, REQUESTS):
+        job_id = submit()
+        attempt = begin(job_id)
+        assert notified == [job_id], "the scheduler's own decision is no request"
+        attempt.report(status_step=1)
+        assert notified == [job_id]
+        store.request(job_id, Desired.PAUSE, now=12.0)
+        attempt.report(end=AttemptEnd(reason=EndReason.PAUSED, message="", step=1))
+        assert notified == [job_id, job_id, job_id], "it has freed workers"
 
 
 def test_a_notification_follows_the_commit(store: Store, lease: Lease, submit: Submit) -> None:

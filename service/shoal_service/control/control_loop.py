@@ -22,20 +22,21 @@ from shoal_service.cluster.probation import Probation
 from shoal_service.collector import paused_collector
 from shoal_service.control.cluster_reader import READ_S, ClusterReader
 from shoal_service.control.config import ControlConfig
-from shoal_service.control.decisions import DecisionWriter
+from shoal_service.control.decisions import DecisionWriter, changes_of
 from shoal_service.control.driver import Driver
 from shoal_service.control.market.build import MarketBuilder, market_nodes, standing_of
 from shoal_service.control.market.cramped import without_room
-from shoal_service.control.market.demand import demand
+from shoal_service.control.market.demand import RoomKind, demand
 from shoal_service.control.market.drain_times import DrainTimes
 from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.scheduling.decide import decide
-from shoal_service.core.scheduling.market import Decision, MarketState, Policy, WorkerNeed
+from shoal_service.core.scheduling.market import Decision, MarketState, Policy
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.errors import LeaseLost
+from shoal_service.store.hub import REQUESTS
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
 from shoal_service.telemetry.pass_times import PassTimes
@@ -50,7 +51,10 @@ _MIN_PASS_S = 0.2
 """A burst of changes causes one pass, not one pass each."""
 _IDLE_SHARE = 9.0
 """A pause is at least this many times as long as the pass before it: a long queue must not take the time of the
-HTTP edge."""
+HTTP edge ..."""
+_REQUEST_SHARE = 1.0
+"""... and this many times if a user has asked for something, or workers are free: training jobs report all the time,
+and an urgent job must not wait for the end of a pause that protects from those reports."""
 _MAX_PAUSE_S = 1.0
 """An urgent job must not wait longer for its decision, also if passes are slow because the machine is busy."""
 _REQUEST_S = 60.0
@@ -92,13 +96,14 @@ class ControlLoop:
         self._decided_for: object = None
         """What the last decisions were taken for; None: they changed something."""
         self._decided_mono = 0.0
-        self._requested: dict[WorkerNeed, int] = {}
+        self._requested: dict[RoomKind, int] = {}
         """Of the autoscaler ..."""
         self._requested_mono = 0.0
         """... and when."""
         self._sizes: dict[str, tuple[JobState, int]] = {}
         """State and workers of each job with an attempt, in the last pass."""
         self._woken = asyncio.Event()
+        self._is_requested = asyncio.Event()
         self._show_saving: Callable[[Sequence[DriveRow]], None] | None = None
         """Not None: the server stops, and every attempt saves and ends."""
         self._is_saved = False
@@ -142,7 +147,14 @@ class ControlLoop:
             loop.call_soon_threadsafe(self._node_changed)
 
         unwatch = self._cluster.watch(node_changed)
-        with self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._woken.set)):
+
+        def requested(_: str) -> None:
+            loop.call_soon_threadsafe(self._is_requested.set)
+
+        with (
+            self._store.subscribe(lambda _: loop.call_soon_threadsafe(self._woken.set)),
+            self._store.subscribe(requested, REQUESTS),
+        ):
             while not stop.is_set() and not self._is_saved:
                 began_mono = self._clock.monotonic()
                 try:
@@ -159,10 +171,14 @@ class ControlLoop:
                     _log.exception("control.pass_failed")  # the next pass starts afresh
                 finally:
                     self._times.passes.observe(self._clock.monotonic() - began_mono)
-                pause_s = max(_MIN_PASS_S, _IDLE_SHARE * (self._clock.monotonic() - began_mono))
-                await self._wait_for_any(stop, timeout_s=min(pause_s, _MAX_PAUSE_S))
+                pass_s = self._clock.monotonic() - began_mono
+                least_s, pause_s = (_pause_s(share * pass_s) for share in (_REQUEST_SHARE, _IDLE_SHARE))
+                await self._wait_for_any(stop, timeout_s=least_s)
+                if pause_s > least_s:
+                    await self._wait_for_any(stop, self._is_requested, timeout_s=pause_s - least_s)
                 await self._wait_for_any(stop, self._woken, timeout_s=READ_S)
                 self._woken.clear()
+                self._is_requested.clear()
         unwatch()
         lease = self._lease
         await self._stop_driving()
@@ -206,6 +222,7 @@ class ControlLoop:
     def _node_changed(self) -> None:
         self._reader.expire()
         self._woken.set()
+        self._is_requested.set()
 
     def _expire_if_resized(self, rows: Sequence[DriveRow]) -> None:
         """A group has formed with other workers, or an attempt has begun or ended: other resources are free now."""
@@ -248,11 +265,12 @@ class ControlLoop:
         decisions = await asyncio.to_thread(self._decide, state, now)
         self._times.decisions.observe(self._clock.monotonic() - mono)
         by_id = {row.id: row for row in rows}
-        is_changed = await self._writer.write(decisions, by_id, epoch=lease.epoch, now=now)
-        await self._writer.explain_growth(state, decisions, by_id, epoch=lease.epoch, now=now)
+        changes = changes_of(decisions)
+        await self._writer.write(changes, by_id, epoch=lease.epoch, now=now)
+        self._decided_for, self._decided_mono = (None if changes else standing), mono
+        self._drive_all(await self._readable_jobs(lease) if changes else rows, lease)
+        await self._writer.explain(state, decisions, by_id, epoch=lease.epoch, now=now)
         await self._scale_out(state, decisions, mono)
-        self._decided_for, self._decided_mono = (None if is_changed else standing), mono
-        self._drive_all(await self._readable_jobs(lease) if is_changed else rows, lease)
 
     def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
         with paused_collector():
@@ -355,3 +373,7 @@ class ControlLoop:
         finally:
             for wait in waits:
                 wait.cancel()
+
+
+def _pause_s(wanted_s: float) -> float:
+    return min(_MAX_PAUSE_S, max(_MIN_PASS_S, wanted_s))

@@ -31,22 +31,25 @@ class DecisionWriter:
         self._written: object = None
         self._written_at = 0.0
         self._explained: object = None
-        """Grants and versions of the specs for which `explain_growth` has written last ..."""
+        """Grants and versions of the specs whose growth was explained last ..."""
         self._explained_at = 0.0
         """... and when."""
 
-    async def write(
-        self, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
-    ) -> bool:
-        """False: nothing changes, all jobs wait or stay as they are."""
-        changes = [one for one in decisions if not isinstance(one, Wait)]
+    async def write(self, changes: Sequence[Change], rows: Mapping[str, DriveRow], *, epoch: int, now: float) -> None:
+        """Those that give workers back first."""
         for change in sorted(changes, key=lambda one: _turn(one, rows[one.job_id])):
             try:
                 await asyncio.to_thread(self._change, change, epoch, now)
             except RequestConflict:
                 pass  # paused or cancelled since the decision
-        await self._explain([one for one in decisions if isinstance(one, Wait)], epoch, now)
-        return bool(changes)
+
+    async def explain(
+        self, state: MarketState, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
+    ) -> None:
+        """Why jobs wait, and why running ones get no more. After `write`, and after supervisors were informed: they
+        must not wait for words."""
+        await self._explain_waits([one for one in decisions if isinstance(one, Wait)], epoch, now)
+        await self._explain_growth(state, changes_of(decisions), rows, epoch, now)
 
     def _change(self, change: Change, epoch: int, now: float) -> None:
         match change:
@@ -59,12 +62,11 @@ class DecisionWriter:
             case _:
                 assert_never(change)
 
-    async def explain_growth(
-        self, state: MarketState, decisions: Sequence[Decision], rows: Mapping[str, DriveRow], *, epoch: int, now: float
+    async def _explain_growth(
+        self, state: MarketState, changes: Sequence[Change], rows: Mapping[str, DriveRow], epoch: int, now: float
     ) -> None:
-        """Why running jobs get no more workers, after these decisions. At once if the policy was asked about something
-        new, otherwise now and then: the numbers in the words change with the progress of the jobs."""
-        changes = [one for one in decisions if not isinstance(one, Wait)]
+        """At once if the policy was asked about something new, otherwise now and then: the numbers in the words change
+        with the progress of the jobs."""
         standing = {job.job_id: (job.granted, rows[job.job_id].spec_version) for job in state.jobs}
         if not changes and standing == self._explained and 0 <= now - self._explained_at < _REFRESH_S:
             return
@@ -73,12 +75,17 @@ class DecisionWriter:
         await asyncio.to_thread(self._store.set_growth, answers, versions, epoch=epoch, now=now)
         self._explained, self._explained_at = standing, now
 
-    async def _explain(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
+    async def _explain_waits(self, waits: Sequence[Wait], epoch: int, now: float) -> None:
         """The order of the queue, and why each job waits."""
         words = [(wait.job_id, wait.position, wait.reason, wait.holders) for wait in waits]
         if words != self._written or (waits and not 0 <= now - self._written_at < _REFRESH_S):
             await asyncio.to_thread(self._store.set_queue, waits, epoch=epoch, now=now)
             self._written, self._written_at = words, now
+
+
+def changes_of(decisions: Sequence[Decision]) -> list[Change]:
+    """Without the jobs that wait."""
+    return [one for one in decisions if not isinstance(one, Wait)]
 
 
 def _turn(change: Change, row: DriveRow) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shoal_service.control.market.demand import RoomKind
 from shoal_service.core.nodes import Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
@@ -87,7 +88,7 @@ class Cluster(Protocol):
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         """The probation test of a node: what was wrong; empty: it passed. Takes some seconds."""
 
-    def request_room(self, workers: Mapping[WorkerNeed, int]) -> None:
+    def request_room(self, workers: Mapping[RoomKind, int]) -> None:
         """Ask the cluster's autoscaler for room for so many workers of each kind, in place of the last request."""
 
     def upload_code(self, job_id: str, attempt: int, archive: bytes) -> str:

@@ -33,6 +33,7 @@ from shoal_service.cluster.errors import (
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.cluster.process_sessions import listens
+from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot, Reservation
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -239,10 +240,14 @@ class RayCluster:
     async def fault_of_node(self, suspect: Node, partner: str | None) -> str:
         return await fault_of_node(suspect.node_id, partner, has_gpu=suspect.gpus > 0)
 
-    def request_room(self, workers: Mapping[WorkerNeed, int]) -> None:
-        bundles = [_bundle(need) for need, count in workers.items() for _ in range(count)]
+    def request_room(self, workers: Mapping[RoomKind, int]) -> None:
+        """The first version of Ray's autoscaler takes no notice of the labels."""
+        kinds = [kind for kind, count in workers.items() for _ in range(count)]
         try:
-            request_resources(bundles=bundles)
+            request_resources(
+                bundles=[_bundle(kind.need) for kind in kinds],
+                bundle_label_selectors=[dict(kind.labels) for kind in kinds],
+            )
         except (RpcError, RaySystemError) as error:
             raise ClusterUnreachable(f"the request to the autoscaler failed: {error}") from error
 

@@ -14,6 +14,8 @@ from types import TracebackType
 
 _log = logging.getLogger(__name__)
 Listener = Callable[[str], object]
+REQUESTS = "requests"
+"""In place of a job's id: only what a user has asked for, and what has freed workers."""
 
 
 class Hub:
@@ -22,7 +24,8 @@ class Hub:
         self._subscriptions: dict[str | None, set[Subscription]] = {}
 
     def subscribe(self, listener: Listener, job_id: str | None = None) -> Subscription:
-        """Calls `listener(job_id)` after each commit to that job (None: to any job), until the subscription is closed.
+        """Calls `listener(job_id)` after each commit to that job (None: to any job; REQUESTS: to any job, without the
+        reports of its progress), until the subscription is closed.
 
         The listener runs on the committing thread and must not block. From asyncio:
         `hub.subscribe(lambda _: loop.call_soon_threadsafe(event.set), job_id)`.
@@ -32,9 +35,11 @@ class Hub:
             self._subscriptions.setdefault(job_id, set()).add(subscription)
         return subscription
 
-    def publish(self, job_id: str) -> None:
+    def publish(self, job_id: str, *, is_request: bool = False) -> None:
+        """`is_request`: a user has asked for something, or workers are free now: the scheduler may have to decide."""
+        keys = (job_id, None, REQUESTS) if is_request else (job_id, None)
         with self._lock:
-            listening = [*self._subscriptions.get(job_id, ()), *self._subscriptions.get(None, ())]
+            listening = [one for key in keys for one in self._subscriptions.get(key, ())]
         for subscription in listening:
             subscription.notify(job_id)
 

@@ -110,7 +110,7 @@ class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
         with self._database.write() as tx:
             view, created = submissions.create(tx, spec, idempotency_key=idempotency_key, now=now, note=note)
         if created:
-            self._hub.publish(view.id)
+            self._hub.publish(view.id, is_request=True)
         return view, created
 
     def get_job(self, job_id: str) -> JobView:
@@ -135,7 +135,7 @@ class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
         """Raises JobNotFound, PreconditionFailed, JobEnded, SpecError."""
         with self._database.write() as tx:
             view = submissions.patch(tx, job_id, patch, if_match=if_match, now=now)
-        self._hub.publish(job_id)
+        self._hub.publish(job_id, is_request=True)
         return view
 
     def request(self, job_id: str, desired: Desired, *, now: float) -> JobView:
@@ -143,7 +143,7 @@ class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
         with self._database.write() as tx:
             view, changed = submissions.request(tx, job_id, desired, now=now)
         if changed:
-            self._hub.publish(job_id)
+            self._hub.publish(job_id, is_request=True)
         return view
 
     def pin_checkpoint(self, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
@@ -224,14 +224,14 @@ class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
         """Requests that jobs leave the node. Idempotent; the caller checks that the node exists."""
         with self._database.write() as tx:
             nodes.request_drain(tx, node_id, reason=reason, deadline=deadline, now=now, source=source)
-        self._hub.publish(f"node {node_id}")
+        self._hub.publish(f"node {node_id}", is_request=True)
 
     def undo_drain(self, node_id: str) -> bool:
         """The node may be used again; False: it was not drained."""
         with self._database.write() as tx:
             undone = nodes.undo_drain(tx, node_id)
         if undone:
-            self._hub.publish(f"node {node_id}")
+            self._hub.publish(f"node {node_id}", is_request=True)
         return undone
 
     def drains(self) -> dict[str, Drain]:
@@ -312,7 +312,7 @@ class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
             if not dropped:
                 self._exemplars.update(exemplars_of(job_id, reports))
         if changed:
-            self._hub.publish(job_id)
+            self._hub.publish(job_id, is_request=reports.end is not None)
 
     def requeue(self, job_id: str, *, reason: EndReason, message: str, epoch: int, now: float) -> None:
         """The attempt is lost: the job returns to the queue, or is paused or cancelled if a user has requested that."""
@@ -320,7 +320,7 @@ class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
             leases.hold(tx, epoch)
             changed = driving.requeue(tx, job_id, reason=reason, message=message, now=now)
         if changed:
-            self._hub.publish(job_id)
+            self._hub.publish(job_id, is_request=True)
 
     def record_event(self, job_id: str, event: JobEvent, *, epoch: int, now: float) -> None:
         with self._database.write() as tx:

@@ -5,6 +5,7 @@ validation. Imported by `spec`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -14,6 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from shoal_workers.contract.base import Frozen
 
 GPU_TYPE_LABEL = "ray.io/accelerator-type"
+MARKET_TYPE_LABEL = "ray.io/market-type"
+SPOT = "spot"
+"""Its value on nodes that may be taken away at any time."""
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?")
@@ -67,6 +71,13 @@ class WorkerSpec(Frozen):
     def node_labels(self) -> dict[str, str]:
         """The labels that a node must have."""
         return self.selector | ({} if self.gpu_type is None else {GPU_TYPE_LABEL: self.gpu_type})
+
+
+def label_selector(labels: Mapping[str, str], capacity: CapacityKind) -> dict[str, str]:
+    """What the labels of a worker's node must be, as Ray's `label_selector`: these, and that of the capacity."""
+    if capacity is CapacityKind.ANY:
+        return dict(labels)
+    return {**labels, MARKET_TYPE_LABEL: SPOT if capacity is CapacityKind.SPOT else f"!in({SPOT})"}
 
 
 def is_label(text: str) -> bool:

@@ -18,9 +18,9 @@ from shoal_service.core.scheduling.market import MarketJob, MarketNode, MarketSt
 from shoal_service.planner import HardwareProfile
 from shoal_service.store.driving import DriveRow
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.placing import MARKET_TYPE_LABEL, SPOT
 
 _PREDICTIONS_PER_PASS = 8
-_MARKET_TYPE = "ray.io/market-type"
 _NOTHING = WorkerNeed()
 
 
@@ -145,7 +145,7 @@ def _market_node(node: Node, foreign: WorkerNeed) -> MarketNode:
         gpus=max(0.0, node.gpus - foreign.gpus),
         memory_gib=max(0.0, node.memory_gib - foreign.memory_gib),
         labels=node.labels,
-        is_spot=node.labels.get(_MARKET_TYPE) == "spot",
+        is_spot=node.labels.get(MARKET_TYPE_LABEL) == SPOT,
         is_cordoned=node.cordon is not None,
         ends_at=node.maintenance_at,
     )

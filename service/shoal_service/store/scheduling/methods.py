@@ -41,14 +41,14 @@ class SchedulingMethods:
         with self._database.write() as tx:
             is_new = projects.put(tx, name, rules)
             view = projects.view(tx, name)
-        self._hub.publish(f"project {name}")
+        self._hub.publish(f"project {name}", is_request=True)
         return view, is_new
 
     def delete_project(self, name: str) -> None:
         """Raises ProjectNotFound, ProjectConflict."""
         with self._database.write() as tx:
             projects.remove(tx, name)
-        self._hub.publish(f"project {name}")
+        self._hub.publish(f"project {name}", is_request=True)
 
     def list_users(self) -> list[UserView]:
         """The defined users and those who have jobs, by name."""
@@ -65,14 +65,14 @@ class SchedulingMethods:
         with self._database.write() as tx:
             is_new = users.put(tx, name, rules)
             view = users.view(tx, name)
-        self._hub.publish(f"user {name}")
+        self._hub.publish(f"user {name}", is_request=True)
         return view, is_new
 
     def delete_user(self, name: str) -> None:
         """Raises UserNotFound."""
         with self._database.write() as tx:
             users.remove(tx, name)
-        self._hub.publish(f"user {name}")
+        self._hub.publish(f"user {name}", is_request=True)
 
     # --- control loop
 

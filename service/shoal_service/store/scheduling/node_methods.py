@@ -22,14 +22,14 @@ class NodeMethods:
         """No new worker is placed on the node. The caller checks that the node exists."""
         with self._database.write() as tx:
             maintenance.cordon(tx, node_id, reason=reason, now=now)
-        self._hub.publish(f"node {node_id}")
+        self._hub.publish(f"node {node_id}", is_request=True)
 
     def uncordon_node(self, node_id: str) -> bool:
         """False: the node was not cordoned."""
         with self._database.write() as tx:
             undone = maintenance.uncordon(tx, node_id)
         if undone:
-            self._hub.publish(f"node {node_id}")
+            self._hub.publish(f"node {node_id}", is_request=True)
         return undone
 
     def cordons(self) -> dict[str, Cordon]:
@@ -43,14 +43,14 @@ class NodeMethods:
         """A new maintenance window; `nodes`: ids or addresses."""
         with self._database.write() as tx:
             window = maintenance.plan_window(tx, nodes, begins_at=begins_at, ends_at=ends_at, reason=reason, now=now)
-        self._hub.publish(f"window {window.window_id}")
+        self._hub.publish(f"window {window.window_id}", is_request=True)
         return window
 
     def cancel_window(self, window_id: str) -> None:
         """Raises WindowNotFound."""
         with self._database.write() as tx:
             maintenance.cancel_window(tx, window_id)
-        self._hub.publish(f"window {window_id}")
+        self._hub.publish(f"window {window_id}", is_request=True)
 
     def windows(self) -> list[MaintenanceWindow]:
         """The earliest first; those that have ended for a day."""

@@ -41,14 +41,13 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
-from shoal_workers.contract.placing import CapacityKind, Placement
+from shoal_workers.contract.placing import Placement, label_selector
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.stacks import is_worker_process
 
 _GIB = 1 << 30
 _NODE_ID = "ray.io/node-id"
-_MARKET_TYPE = "ray.io/market-type"
 _NUM_THREADS = 8
 _KILL_S = 0.3
 """Ray's own kill takes some tens of milliseconds; it has no effect on a stopped process (SIGSTOP)."""
@@ -285,10 +284,7 @@ class RayFleet:
 
 def node_labels(spec: JobSpec) -> dict[str, str]:
     """What the labels of a worker's node must be, as Ray's `label_selector`."""
-    labels = dict(spec.worker.node_labels)
-    if spec.capacity is not CapacityKind.ANY:
-        labels[_MARKET_TYPE] = "spot" if spec.capacity is CapacityKind.SPOT else "!in(spot)"
-    return labels
+    return label_selector(spec.worker.node_labels, spec.capacity)
 
 
 def _rank_bytes(config: SupervisorConfig) -> int:

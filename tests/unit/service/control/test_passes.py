@@ -6,8 +6,10 @@ from sqlalchemy import insert, select
 
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
+from shoal_service.control.market.demand import RoomKind
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.explaining.held_back import GrowthLimit
 from shoal_service.core.scheduling.market import Decision, MarketState, Preempt, Resize, Start, WorkerNeed
 from shoal_service.reports import PendingEvent
@@ -25,6 +27,33 @@ def test_a_new_job_starts_a_pass_without_waiting_for_the_period(store: Store) ->
             job_id = bench.submit()
             await settle()
             assert bench.state(job_id) is JobState.STARTING
+
+    run(main())
+
+
+def test_a_request_does_not_wait_for_the_end_of_the_pause_after_a_slow_pass_and_a_report_does(store: Store) -> None:
+    async def main() -> None:
+        passes: list[float] = []
+
+        def policy(state: MarketState, now: float) -> list[Decision]:
+            bench.clock.take(0.1)
+            passes.append(bench.clock.time())
+            return decide(state, now)
+
+        bench = ControlBench(store, policy=policy)
+        job_id = bench.submit()
+        async with bench.running():
+            await bench.clock.advance(3.0)
+            del passes[:]
+            await bench.clock.advance(2.0)
+            last = passes[-1]
+            await bench.clock.advance(last + 0.3 - bench.clock.time())
+            bench.cluster.supervisors[job_id, 1].report(PendingEvent(at=0.0, type="generation.formed", data={}))
+            await bench.clock.advance(0.2)
+            assert passes[-1] == last, "the pause is nine times as long as the pass"
+            bench.submit()
+            await settle()
+            assert passes[-1] > last
 
     run(main())
 
@@ -208,10 +237,10 @@ def test_unmet_demand_is_asked_of_the_autoscaler_once_and_given_back(store: Stor
         job_id = bench.submit(elasticity={"min_workers": 2, "max_workers": 2})
         async with bench.running():
             await bench.clock.advance(10.0)
-            assert bench.cluster.requested == [{WorkerNeed(cpus=1.0): 2}]
+            assert bench.cluster.requested == [{RoomKind(WorkerNeed(cpus=1.0)): 2}]
             store.request(job_id, Desired.CANCEL, now=bench.clock.time())
             await bench.clock.advance(3.0)
-            assert bench.cluster.requested == [{WorkerNeed(cpus=1.0): 2}, {}]
+            assert bench.cluster.requested == [{RoomKind(WorkerNeed(cpus=1.0)): 2}, {}]
 
     run(main())
 

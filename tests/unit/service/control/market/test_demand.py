@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal_service.control.market.demand import MAX_WORKERS, demand
+from shoal_service.control.market.demand import MAX_WORKERS, RoomKind, demand
 from shoal_service.core.scheduling.decide import decide
 from shoal_service.core.scheduling.market import (
+    CapacityKind,
     MarketJob,
     MarketNode,
     MarketState,
@@ -19,18 +20,29 @@ from shoal_service.core.scheduling.market import (
     WorkerNeed,
 )
 
-CPU, GPU = WorkerNeed(cpus=1.0), WorkerNeed(cpus=4.0, gpus=1.0)
+CPU_NEED, GPU_NEED = WorkerNeed(cpus=1.0), WorkerNeed(cpus=4.0, gpus=1.0)
+CPU, GPU = RoomKind(CPU_NEED), RoomKind(GPU_NEED)
 
 
-def job(name: str, *, granted: int = 0, need: WorkerNeed = CPU, least: int = 2, **more: Any) -> MarketJob:
+def job(name: str, *, granted: int = 0, need: WorkerNeed = CPU_NEED, least: int = 2, **more: Any) -> MarketJob:
     return MarketJob(
         job_id=name, submitted_at=0.0, min_workers=least, max_workers=8, need=need, granted=granted, **more
     )
 
 
 def test_running_jobs_keep_what_they_have_and_waiting_ones_ask_for_their_minimum() -> None:
-    state = MarketState(jobs=[job("a", granted=4), job("b", need=GPU), job("c")], nodes=[])
+    state = MarketState(jobs=[job("a", granted=4), job("b", need=GPU_NEED), job("c")], nodes=[])
     assert demand(state, [Wait("b", "no GPU", 1), Start("c", 3, "")]) == {CPU: 7, GPU: 2}
+
+
+def test_the_nodes_that_a_job_may_use_are_asked_for_by_their_labels() -> None:
+    chosen = job("a", selector={"zone": "x", "disk": "ssd"}, capacity=CapacityKind.SPOT)
+    jobs = [chosen, job("b", capacity=CapacityKind.ON_DEMAND), job("c", granted=1)]
+    assert demand(MarketState(jobs=jobs, nodes=[]), [Wait("a", "", 1), Wait("b", "", 2)]) == {
+        RoomKind(CPU_NEED, (("disk", "ssd"), ("ray.io/market-type", "spot"), ("zone", "x"))): 2,
+        RoomKind(CPU_NEED, (("ray.io/market-type", "!in(spot)"),)): 2,
+        CPU: 1,
+    }
 
 
 def test_a_resize_counts_with_its_new_size_and_a_preempted_job_with_what_it_still_has() -> None:
@@ -45,7 +57,7 @@ def test_nothing_is_asked_for_a_job_above_the_limit_of_its_project() -> None:
 
 
 def test_a_long_queue_asks_for_a_limited_number_of_workers_first_come_first() -> None:
-    jobs = [job("a", least=MAX_WORKERS - 1, need=GPU), job("b"), job("c", least=1)]
+    jobs = [job("a", least=MAX_WORKERS - 1, need=GPU_NEED), job("b"), job("c", least=1)]
     waits = [Wait("c", "", 3), Wait("b", "", 2), Wait("a", "", 1)]
     assert demand(MarketState(jobs=jobs, nodes=[]), waits) == {GPU: MAX_WORKERS - 1, CPU: 1}
 
