@@ -110,6 +110,7 @@ async def _serve(settings: Settings) -> None:
         cluster=control,
         scrape=exposition.render,
         version=version("shoal"),
+        checkpoint_url=settings.checkpoint_url,
         requests=requests,
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),

@@ -11,6 +11,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.messages import LogStream
+from shoal_workers.contract.profiling.messages import Profiled
 
 
 class PendingEvent(Frozen):
@@ -65,6 +66,8 @@ class SupervisorReports(Frozen):
     logs: tuple[PendingLog, ...] = ()
     suspects: tuple[SuspectedNode, ...] = ()
     """Nodes that go on probation."""
+    profiles: tuple[Profiled, ...] = ()
+    """How requests for profiles have ended; stored by number, the first of each."""
     status: JobStatus
     """The newest status."""
     workers: tuple[WorkerView, ...] = ()

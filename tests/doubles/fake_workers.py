@@ -27,6 +27,7 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
+from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.worker_reports import GroupFormed, SavedFile, SavedPart, StepReport, WorkerReport
 
@@ -60,6 +61,8 @@ class FakeWorker:
     """Calls of older supervisors."""
     commits: list[tuple[int, int, str]] = field(default_factory=list)
     """Notes about the commit of the last checkpoint that it received."""
+    profiles: list[tuple[int, ProfileRequest]] = field(default_factory=list)
+    """Requests to profile, with their generations."""
     acknowledged: int = 0
     parts: tuple[SnapshotPart, ...] = ()
     num_forgotten: int = 0
@@ -221,6 +224,9 @@ class FakeWorker:
 
     async def note_commit(self, generation: int, step: int, error: str) -> None:
         self.commits.append((generation, step, error))
+
+    async def request_profile(self, generation: int, request: ProfileRequest) -> None:
+        self.profiles.append((generation, request))
 
     async def forget_snapshots(self) -> None:
         self.num_forgotten += 1

@@ -47,6 +47,8 @@ class Service:
     changes: Changes
     warnings: list[str]
     """The warnings of the ready service."""
+    checkpoint_url: str = ""
+    """Directory of the jobs' storage."""
 
     @property
     def num_watches(self) -> int:
@@ -60,7 +62,9 @@ class Service:
 
 
 @contextmanager
-def running(store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int = 5) -> Iterator[Service]:
+def running(
+    store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int = 5, checkpoint_url: str = ""
+) -> Iterator[Service]:
     lease = store.acquire_lease("tests", ttl_s=600, now=time.time())
     assert lease is not None
     epoch = lease.epoch
@@ -83,6 +87,7 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int 
         cluster=cluster,
         scrape=exposition.render,
         version="1.2.3",
+        checkpoint_url=checkpoint_url,
         requests=requests,
         pace=Pace(heartbeat_s=heartbeat_s, refresh_s=0.05),
         warnings=lambda: tuple(warnings),
@@ -96,7 +101,9 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int 
     try:
         with httpx.Client(base_url=url, timeout=30, trust_env=False) as http, Client(url) as client:
             client.health()
-            yield Service(url, store, cluster, http, client, requests, epoch, app.state.changes, warnings)
+            yield Service(
+                url, store, cluster, http, client, requests, epoch, app.state.changes, warnings, checkpoint_url
+            )
     finally:
         server.should_exit = True
         thread.join(20)
@@ -107,8 +114,9 @@ def running(store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One service for all tests that neither stop it nor change its cluster; each test makes its own jobs."""
-    store = Store.open(f"sqlite:///{tmp_path_factory.mktemp('service')}/shoal.db")
-    with running(store) as service:
+    directory = tmp_path_factory.mktemp("service")
+    store = Store.open(f"sqlite:///{directory}/shoal.db")
+    with running(store, checkpoint_url=str(directory / "checkpoints")) as service:
         yield service
     store.close()
 

@@ -17,6 +17,7 @@ from shoal_api.http.routes.pages import LIBRARIES
 from shoal_service.core.goodput import Category
 from shoal_service.telemetry.metric import RecoveryPhase
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.profiling.messages import Category as StepPart
 
 STATIC = files("shoal_api.http").joinpath("static")
 PAGES = ("/", "/docs", "/compare", "/sweeps")
@@ -74,7 +75,7 @@ def test_the_modules_of_a_page_find_every_element_that_they_look_up(page: str) -
     links.feed(text)
     entry = re.search(r'src="/static/(\w+\.js)" type="module"', text)
     assert entry is not None
-    made_later = {"dialog-value"}
+    made_later = {"dialog-value", "profile-steps"}
     sought = {name for module in _modules(entry[1], set()) for name in _ids(STATIC.joinpath(module).read_text())}
     assert sought - made_later <= links.ids
 
@@ -108,6 +109,13 @@ def test_every_category_and_phase_has_a_column_and_a_colour(service: Any) -> Non
     assert shown["CATEGORIES"] == [category.value for category in Category]
     assert shown["PHASES"] == [phase.value for phase in RecoveryPhase if phase is not RecoveryPhase.RECOVERY]
     assert all(f".{name}" in style for name in [*shown["CATEGORIES"], *shown["PHASES"]])
+
+
+def test_every_part_of_a_profiled_step_has_a_colour(service: Any) -> None:
+    script, style = (service.http.get(path).text for path in ("/static/profiles.js", "/static/style.css"))
+    [parts] = re.findall(r"^export const PARTS = (\[.+\]);$", script, re.M)
+    assert json.loads(parts) == [part.value for part in StepPart]
+    assert all(f".{part} {{" in style for part in StepPart)
 
 
 def test_a_job_has_its_own_address_and_an_unknown_one_is_not_found(service: Any, spec: dict[str, Any]) -> None:

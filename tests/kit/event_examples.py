@@ -36,6 +36,7 @@ from shoal_service.core.events.job import (
     JobStateChanged,
     JobWaiting,
 )
+from shoal_service.core.events.profiles import ProfileFailed, ProfileRequested, ProfileTaken
 from shoal_service.core.events.service import (
     MaintenancePlanned,
     NodeCleared,
@@ -103,6 +104,12 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         WorkerExited(worker_id=W, message="process 7 on 10.0.0.1 exited with 3"),
         "worker 3: process 7 on 10.0.0.1 exited with 3",
     ),
+    (ProfileRequested(number=2, rank=0, steps=3), "profile 2 requested: rank 0, 3 steps"),
+    (
+        ProfileTaken(number=2, rank=0, first_step=41, last_step=43, step_s=0.12, held_s=0.05),
+        "profile 2 of rank 0 taken: steps 41 to 43, 120 ms each; training was held up for 50 ms",
+    ),
+    (ProfileFailed(number=2, rank=0, reason="no group"), "profile 2 of rank 0 failed: no group"),
     (
         StragglerFound(
             worker_id=W, rank=3, node_id="n", compute_s=1.0, median_s=0.2, step=9, action="an extra worker is started"

@@ -36,6 +36,7 @@ from shoal_workers.contract.messages import (
     WorkerPoll,
     WorkerStack,
 )
+from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import PreemptionNotice
@@ -178,6 +179,15 @@ class WorkerActor:
             return refused
         if self._engine is not None:
             self._engine.note_commit(generation, step, error)
+        return None
+
+    @ray.method(concurrency_group="control")
+    def request_profile(self, generation: int, request: ProfileRequest, life: int) -> Refused | None:
+        """Profile some steps of this rank, from its next step boundary; a report follows."""
+        if refused := self._refused(life):
+            return refused
+        if self._engine is not None:
+            self._engine.request_profile(generation, request)
         return None
 
     @ray.method(concurrency_group="control")

@@ -51,6 +51,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "workers": inspect.workers,
         "incidents": accounts.incidents,
         "stacks": live.stacks,
+        "profile-job": live.profile_job,
+        "profiles": live.profiles,
         "goodput": accounts.goodput,
         "parity": accounts.parity,
         "series": series.series,

@@ -26,6 +26,7 @@ from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.histories import Histories
 from shoal_api.client.login import with_user
 from shoal_api.client.operations import Operations
+from shoal_api.client.profiles import Profiles
 from shoal_api.client.scheduling import Scheduling
 from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Transport
 from shoal_service.control.code_archive import pack
@@ -47,7 +48,7 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
 
 
-class Client(Histories, Operations, Scheduling):
+class Client(Histories, Operations, Scheduling, Profiles):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(

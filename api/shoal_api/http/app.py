@@ -35,7 +35,9 @@ from shoal_api.http.routes import (
     series,
     users,
 )
+from shoal_api.http.routes.profiles import routes as job_profiles
 from shoal_api.http.streams import DEFAULT_PACE, Pace
+from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
@@ -53,6 +55,7 @@ def create_app(
     cluster: ClusterSource,
     scrape: Callable[[str], tuple[bytes, str]],
     version: str,
+    checkpoint_url: str = "",
     requests: RequestMetrics | None = None,
     pace: Pace = DEFAULT_PACE,
     profiles: Mapping[str, HardwareProfile] = PROFILES,
@@ -63,6 +66,7 @@ def create_app(
     `app.state.changes.close()` ends all streams; `make_server` calls it when the server stops.
 
     Args:
+        checkpoint_url: directory of the checkpoints and profiles of jobs that have no `checkpoint.url`; empty: none.
         scrape: makes the metrics: the header `Accept` -> body and media type.
         requests: counts and times every request.
         profiles: the hardware that the planner knows, by name.
@@ -73,6 +77,7 @@ def create_app(
         cluster=cluster,
         scrape=scrape,
         version=version,
+        storage=JobStorage(checkpoint_url),
         pace=pace,
         profiles=profiles,
         warnings=warnings,
@@ -85,6 +90,7 @@ def create_app(
         with store.subscribe(context.changes.notify):
             yield
         context.changes.close()
+        context.storage.close()
         others.cancel()
 
     app = FastAPI(
@@ -106,6 +112,7 @@ def create_app(
         checkpoints.routes(context),
         overviews.routes(context),
         inspection.routes(context),
+        job_profiles.routes(context),
         code.routes(context),
         plans.routes(context),
         projects.routes(context),

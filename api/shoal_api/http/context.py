@@ -11,6 +11,7 @@ from fastapi import Path, Request
 
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
+from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
@@ -45,6 +46,8 @@ class Context:
     scrape: Callable[[str], tuple[bytes, str]]
     """The metrics: the header `Accept` -> body and media type. Called on worker threads."""
     version: str
+    storage: JobStorage
+    """Of the jobs, for their profiles and checkpoints."""
     pace: Pace = DEFAULT_PACE
     profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)
     """The hardware that the planner knows, by name."""

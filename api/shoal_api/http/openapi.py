@@ -12,6 +12,7 @@ from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
 from shoal_service.control.planning_request import PlanRequest
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
+from shoal_service.profile_views import ProfileBody
 from shoal_service.queue_views import ProjectRules, UserRules
 from shoal_service.views import DrainRequest, JobPatch
 from shoal_workers.contract.spec import JobSpec
@@ -29,7 +30,7 @@ _TAGS = [
 
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
-    *(CordonRequest, NoticeRequest, WindowRequest),
+    *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody),
 )
 """Of the bodies that routes decode themselves, and of problems."""
 

@@ -86,6 +86,24 @@ class Kind(Enum):
         "No such checkpoint",
         "GET /v1/jobs/{id}/checkpoints lists the checkpoints of a job.",
     )
+    PROFILE_NOT_FOUND = (
+        "profile-not-found",
+        404,
+        "No such profile, or no such file of it",
+        "GET /v1/jobs/{id}/profiles lists the profiles of a job with their files.",
+    )
+    PROFILE_OPEN = (
+        "profile-open",
+        409,
+        "Another profile is being taken",
+        "A job has one open request at a time. Ask again once it has ended.",
+    )
+    STORAGE_AWAY = (
+        "storage-away",
+        502,
+        "The storage does not answer",
+        "The server cannot reach the job's checkpoint directory, or it does not answer in time.",
+    )
     CHECKPOINT_CONFLICT = (
         "checkpoint-conflict",
         409,

@@ -20,6 +20,7 @@ from starlette.routing import compile_path
 from shoal_api.answers import Problem
 from shoal_api.http.problem_types import Kind
 from shoal_service.control.code_archive import CodeArchiveError
+from shoal_service.control.storage.job_storage import StorageAway
 from shoal_service.control.submission import CodeUnknown
 from shoal_service.store.errors import (
     CheckpointConflict,
@@ -30,6 +31,8 @@ from shoal_service.store.errors import (
     JobEnded,
     JobNotFound,
     PreconditionFailed,
+    ProfileNotFound,
+    ProfileOpen,
     ProjectConflict,
     ProjectNotFound,
     QueueFull,
@@ -50,6 +53,9 @@ _OF_SERVICE: dict[type[Exception], Kind] = {
     WindowNotFound: Kind.WINDOW_NOT_FOUND,
     CheckpointNotFound: Kind.CHECKPOINT_NOT_FOUND,
     CheckpointConflict: Kind.CHECKPOINT_CONFLICT,
+    ProfileNotFound: Kind.PROFILE_NOT_FOUND,
+    ProfileOpen: Kind.PROFILE_OPEN,
+    StorageAway: Kind.STORAGE_AWAY,
     ProjectConflict: Kind.PROJECT_CONFLICT,
     QueueFull: Kind.QUEUE_FULL,
     InvalidCursor: Kind.INVALID_CURSOR,

@@ -24,7 +24,7 @@ from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.reports import SupervisorReports
 from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
-from shoal_service.supervisor.config import Directive, SupervisorConfig
+from shoal_service.supervisor.config import Directive, SupervisorConfig, checkpoint_root
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
@@ -222,6 +222,7 @@ class Driver:
             avoid=self._avoid,
             server_stops=self._server_stops,
             pinned=row.pins,
+            profile=row.profile,
         )
 
     @property
@@ -231,7 +232,6 @@ class Driver:
 
     def _supervisor_config(self) -> SupervisorConfig:
         row = self._row
-        root = (row.spec.checkpoint.url or self._config.checkpoint_url).rstrip("/")
         code_uri = None
         if row.spec.code.archive is not None:
             archive = self._store.get_code(row.spec.code.archive)
@@ -243,7 +243,7 @@ class Driver:
             attempt=row.attempt,
             version=WIRE_VERSION,
             spec=row.spec,
-            checkpoint_root=f"{root}/{row.id}",
+            checkpoint_root=checkpoint_root(row.spec, self._config.checkpoint_url, row.id),
             granted=row.granted_workers or self._last_grant,
             epoch=self._epoch,
             spec_version=row.spec_version,

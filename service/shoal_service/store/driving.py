@@ -20,6 +20,7 @@ from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantin
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
+from shoal_service.store.profiles import requests
 from shoal_service.store.reads.documents import Readable
 from shoal_service.store.records import (
     QUARANTINED,
@@ -32,6 +33,7 @@ from shoal_service.store.records import (
 from shoal_service.store.tables import jobs
 from shoal_service.views import JobStatus
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
+from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 
 _CACHED_SPECS = 32_768
@@ -55,6 +57,8 @@ class DriveRow:
     status: JobStatus
     pins: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
+    profile: ProfileRequest | None = None
+    """The open request for a profile."""
 
 
 class MoveKind(StrEnum):
@@ -154,6 +158,7 @@ def _drive_row(
         priority=job.priority,
         status=job.status,
         pins=job.pins,
+        profile=job.profile,
     )
 
 
@@ -226,6 +231,7 @@ def requeue(connection: Connection, job_id: str, *, reason: EndReason, message: 
     edit = JobEdit(connection, job, now)
     edit.book(goodput.recovering(IncidentCause.CLUSTER_LOST))
     edit.lose(reason, message)
+    requests.end_open(edit, f"the attempt ended: {message}")
     edit.move(standing, reason.value, message, attempt=job.attempt, step=job.status.step)
     return edit.save()
 

@@ -7,7 +7,8 @@
     |   |-- ProjectNotFound
     |   |-- UserNotFound
     |   |-- WindowNotFound
-    |   `-- CheckpointNotFound
+    |   |-- CheckpointNotFound
+    |   `-- ProfileNotFound
     |-- InvalidCursor         a page cursor that this service did not create
     |-- InvalidArchive        a code archive that is too large, or does not match the SHA-256 in its name
     |-- Conflict
@@ -16,6 +17,7 @@
     |   |   `-- JobEnded          ... because the job has ended
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
     |   |-- CheckpointConflict    the checkpoint is damaged, deleted or was never committed
+    |   |-- ProfileOpen           the profile before this one is not ended
     |   `-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
     |-- PreconditionFailed    If-Match named another version
     `-- LeaseLost             another control plane drives the jobs now; the caller must stop writing
@@ -208,6 +210,37 @@ class CheckpointConflict(Conflict):
 
     def __str__(self) -> str:
         return f"Checkpoint {self.name} of job {self.job_id} is {self.state}: only a committed one can be pinned."
+
+
+class ProfileNotFound(NotFound):
+    code: ClassVar[str] = "profile_not_found"
+
+    def __init__(self, job_id: str, number: int) -> None:
+        super().__init__(job_id, number)
+        self.job_id = job_id
+        self.number = number
+
+    def __str__(self) -> str:
+        return (
+            f"Job {self.job_id} has no profile {self.number}; the newest ones are kept. `shoal profiles {self.job_id}` "
+            f"lists them."
+        )
+
+
+class ProfileOpen(Conflict):
+    code: ClassVar[str] = "profile_open"
+
+    def __init__(self, job_id: str, number: int, rank: int) -> None:
+        super().__init__(job_id, number, rank)
+        self.job_id = job_id
+        self.number = number
+        self.rank = rank
+
+    def __str__(self) -> str:
+        return (
+            f"Profile {self.number} of job {self.job_id} (rank {self.rank}) is being taken, and a job has one at a "
+            f"time. Ask again once it has ended; `shoal profiles {self.job_id}` shows it."
+        )
 
 
 class PreconditionFailed(StoreError):

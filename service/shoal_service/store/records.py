@@ -19,6 +19,7 @@ from shoal_service.store.reads.documents import read as read_document
 from shoal_service.store.tables import growth_answers, job_specs, jobs, queue_places
 from shoal_service.views import JobStatus, JobSummary, JobView, WorkerView
 from shoal_workers.contract.job import JobState, UserFailure
+from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 
 _COLUMN_FIELDS = {"state", "attempt", "desired_workers", "failure", "held_back"}
@@ -64,6 +65,8 @@ class JobRecord:
     step_times: str
     pins: tuple[str, ...]
     """Names of the checkpoints that retention does not delete."""
+    profile: ProfileRequest | None
+    """The open request for a profile."""
 
     @property
     def standing(self) -> JobStanding:
@@ -192,6 +195,7 @@ def record_of(row: Row[Any]) -> JobRecord:
         workers_document=row.workers,
         step_times=row.step_times,
         pins=pins_of(row.pins),
+        profile=_profile_of(row.profile),
     )
 
 
@@ -324,6 +328,14 @@ def _status_of(row: Row[Any]) -> JobStatus:
 
 def pins_of(document: str) -> tuple[str, ...]:
     return tuple(json.loads(document))
+
+
+def _profile_of(document: str) -> ProfileRequest | None:
+    """One that this release cannot read is none: it only describes what a person wanted to see."""
+    try:
+        return ProfileRequest.model_validate_json(document) if document else None
+    except ValidationError:
+        return None
 
 
 def read_status(document: str) -> JobStatus:

@@ -22,6 +22,7 @@ from shoal_service.store.edit import JobEdit
 from shoal_service.store.ledgers import newest
 from shoal_service.store.nodes import Suspicion
 from shoal_service.store.overview import rollups
+from shoal_service.store.profiles import requests
 from shoal_service.store.reads.documents import read
 from shoal_service.store.records import load, load_spec, workers_document
 from shoal_service.store.tables import checkpoints, incidents, series
@@ -89,6 +90,8 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
         edit.set(step_times=StepTimes.read(job.step_times).add(times_s).text())
     if reports.suspects:
         _suspect(edit, reports)
+    for item in reports.profiles:
+        requests.end(edit, item)
     edit.add_lines(reports.logs)
 
 
@@ -169,6 +172,7 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
         edit.set(failure=end.failure.model_copy(update={"traceback": traceback}).model_dump_json())
     edit.describe(step=done)
     edit.lose(end.reason, end.message)
+    requests.end_open(edit, f"the attempt ended: {end.message or end.reason.value}")
     words = (end.message, decision.reason) if decision.charged or decision.again else (end.message or decision.reason,)
     message = " ".join(part for part in words if part)
     edit.move(standing, end.reason.value, message, attempt=job.attempt, step=done)

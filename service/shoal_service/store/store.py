@@ -29,6 +29,7 @@ from shoal_service.store.lease import Lease
 from shoal_service.store.migrate import migrate
 from shoal_service.store.nodes import Suspicion
 from shoal_service.store.overview.methods import OverviewMethods
+from shoal_service.store.profiles.methods import ProfileMethods
 from shoal_service.store.reads import comparison, history
 from shoal_service.store.reads import metrics_snapshot as snapshots
 from shoal_service.store.reads.live_jobs import LiveJobs
@@ -56,7 +57,7 @@ from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import JobSpec
 
 
-class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods):
+class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods, ProfileMethods):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._hub = Hub()

@@ -71,6 +71,7 @@ jobs = Table(
     Column("queued_at", Double, nullable=True),  # when it last entered the queue
     Column("step_times", Text, nullable=False, server_default=""),  # telemetry/step_times.py
     Column("pins", Text, nullable=False, server_default="[]"),  # JSON: names of checkpoints
+    Column("profile", Text, nullable=False, server_default=""),  # the open ProfileRequest; empty: there is none
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
     Index(None, "project", "num"),
@@ -215,6 +216,16 @@ fleet_goodput = Table(
     Column("bin_at", Double, primary_key=True),  # beginning of ten minutes
     Column("productive", Double, nullable=False),
     Column("total", Double, nullable=False),
+)
+
+profiles = Table(
+    "profiles",
+    metadata,
+    _job_num(),
+    Column("number", Integer, nullable=False),
+    Column("document", Text, nullable=False),
+    PrimaryKeyConstraint("job_num", "number"),
+    sqlite_with_rowid=False,
 )
 
 logs = Table(

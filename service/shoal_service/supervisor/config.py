@@ -12,6 +12,7 @@ from shoal_service.planner import HardwareProfile
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.log_settings import LogSettings
+from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotScope
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
 
@@ -73,6 +74,13 @@ class Directive(Frozen):
     """Another job gets the workers: the attempt saves, and ends. The job then returns to the queue."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
+    profile: ProfileRequest | None = None
+    """The open request for a profile; null: there is none."""
+
+
+def checkpoint_root(spec: JobSpec, default_url: str, job_id: str) -> str:
+    """URL of a job's directory in the storage. `default_url`: for specs without a `checkpoint.url`."""
+    return f"{(spec.checkpoint.url or default_url).rstrip('/')}/{job_id}"
 
 
 class StaleEpoch(Exception):

@@ -45,13 +45,13 @@ from shoal_service.planner import plan
 from shoal_service.supervisor.checkpoints.coordinator import CheckpointCoordinator
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.directives import avoided_nodes, changes
+from shoal_service.supervisor.inspection import Inspection
 from shoal_service.supervisor.journal import JournalEntry
 from shoal_service.supervisor.orders import NO_ORDER, UnansweredOrders
 from shoal_service.supervisor.protocols import World
 from shoal_service.supervisor.release import release_workers
 from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_service.supervisor.stack_taker import StackTaker
 from shoal_service.supervisor.workers.worker_client import SupervisorContext, WorkerClient
 from shoal_workers.contract.base import WIRE_VERSION
 from shoal_workers.contract.ids import worker_name
@@ -81,7 +81,7 @@ class Executor:
         self._wall_clock = WallClockWatch(world.clock)
         self._outbox = outbox
         self._reporter = Reporter(outbox, config, world.clock)
-        self.stack_taker = StackTaker(world, self._reporter, self._spawn, lambda: self._state)
+        self.inspection = Inspection(world, self._reporter, self._spawn, lambda: self._state)
         self._coordinator = CheckpointCoordinator(config, world, self._reporter, self._post)
         self._queue: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -182,7 +182,7 @@ class Executor:
             return
         self._directive = directive
         self._reporter.spec_version = directive.spec_version
-        for event in changes(self._state, directive):
+        for event in (*changes(self._state, directive), Tick()):
             self._post(event)
         self._avoid()
 
@@ -224,7 +224,7 @@ class Executor:
                 self._reporter.report([command], self._state)
             elif isinstance(command, SuspectNode):
                 self._reporter.suspect(command)
-        self.stack_taker.consider(commands)
+        self.inspection.consider(event, commands, self._directive)
         is_validation = isinstance(event, ReportArrived) and isinstance(event.item, ValidationReport)
         if commands or is_validation or essential(before) != essential(self._state):
             self._write_journal()

@@ -41,6 +41,7 @@ from shoal_service.reports import PendingEvent, SuspectedNode
 from shoal_service.supervisor.config import Directive
 from shoal_service.views import CheckpointView, IncidentView
 from shoal_workers.contract.base import WIRE_VERSION, Frozen
+from shoal_workers.contract.profiling.messages import Profiled
 
 JOURNAL_NAMESPACE = b"shoal-journal"
 _log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Unacknowledged(Frozen):
     """An item that the control plane has not acknowledged yet."""
 
     seq: int
-    item: PendingEvent | IncidentView | CheckpointView | SuspectedNode
+    item: PendingEvent | IncidentView | CheckpointView | SuspectedNode | Profiled
 
 
 class JournalEntry(Frozen):

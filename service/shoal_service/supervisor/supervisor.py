@@ -78,7 +78,7 @@ class Supervisor:
     def stacks(self, rank: int | None, native: bool, epoch: int) -> Stacks | None:
         """What all workers do now, or one rank; None: the attempt is over. Takes some seconds at most."""
         self._check(epoch)
-        return self._executor.stack_taker.requested(rank, native=native) if self._executor is not None else None
+        return self._executor.inspection.stacks.requested(rank, native=native) if self._executor is not None else None
 
     def release(self, epoch: int) -> None:
         """The end is stored: the journal is not needed any more."""

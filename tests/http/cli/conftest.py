@@ -224,6 +224,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         cluster=cluster,
         scrape=lambda accept: (b"", "text/plain"),
         version="0.1.0",
+        checkpoint_url=str(tmp_path / "checkpoints"),
     )
     listener = socket.create_server(("127.0.0.1", 0))
     server = make_server(app, host="127.0.0.1", port=0)

@@ -156,6 +156,9 @@ class WorkerProcess:
     def do_request_yield(self, generation, durable=True):
         return self.engine.request_yield(generation, durable=durable)
 
+    def do_request_profile(self, generation, request):
+        return self.engine.request_profile(generation, request)
+
     def do_poll(self, after):
         return self.outbox.poll(after, 0.0, self.engine.progress)
 

@@ -9,6 +9,7 @@ supervisor --- request_yield(generation) --------> worker    control thread: sto
 supervisor --- note_commit(generation, step) ----> worker    control thread: the last checkpoint is committed
 supervisor --- poll(after) ----------------------> worker    control thread: long poll, returns WorkerPoll
 supervisor --- snapshot_parts() -----------------> worker    control thread: the parts in its node's memory
+supervisor --- request_profile(generation) ------> worker    control thread: profile some steps; a report follows
 """
 
 from __future__ import annotations

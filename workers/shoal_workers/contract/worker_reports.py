@@ -8,6 +8,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.profiling.messages import Profiled
 
 
 class StepReport(Frozen):
@@ -212,4 +213,5 @@ WorkerReport = (
     | ReplayMismatch
     | ReplicasEqual
     | ReplicaMismatch
+    | Profiled
 )

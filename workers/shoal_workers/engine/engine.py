@@ -20,6 +20,7 @@ import torch
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.model.plan_of import plan_of
+from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_reports import GroupFormed
 from shoal_workers.engine.errors import Fenced, StorageFailed
@@ -40,6 +41,7 @@ from shoal_workers.engine.process.node_preparation import prepare_once
 from shoal_workers.engine.process.outbox import Outbox
 from shoal_workers.engine.process.position import PhaseHook, Position
 from shoal_workers.engine.process.warm_memory import MemoryToucher, keep_freed_memory
+from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.state.restore import Restored, is_restoring
 from shoal_workers.engine.state.saving import Saver
 from shoal_workers.engine.step.generation import Generation
@@ -83,6 +85,7 @@ class Engine:
         replace_functional_all_reduce()
         self._position = Position(on_phase)
         self._saver = Saver(checkpoint_root, outbox, stall_s=spec.timeouts.save_s, note=self._position.note)
+        self._profiling = Profiling(checkpoint_root, outbox, self._position, has_gpu=self._device.type == "cuda")
         self._fence = Fence()
         self._lock = threading.Lock()
         self._scope: GenerationScope | None = None
@@ -180,6 +183,10 @@ class Engine:
         """Control thread: let every rank stop after the same step, with a durable part or only a snapshot."""
         self._fence.request_yield(generation, durable=durable or self._snapshot_store is None)
 
+    def request_profile(self, generation: int, request: ProfileRequest) -> None:
+        """Control thread: profile this rank from its next step boundary; the outbox gets the result. Idempotent."""
+        self._profiling.request(generation, request)
+
     def note_commit(self, generation: int, step: int, error: str = "") -> None:
         """Control thread: the checkpoint of the last step is committed; `error`: why it could not be. Idempotent."""
         self._saver.note_commit(generation, step, error)
@@ -256,7 +263,7 @@ class Engine:
         if runtime is None or not runtime.revive(meshes):
             runtime = build_runtime(generation)
         self._runtime = runtime
-        trainer = Trainer(generation, runtime, self._saver, self._snapshot_store)
+        trainer = Trainer(generation, runtime, self._saver, self._snapshot_store, self._profiling)
         generation.check()
         built = time.perf_counter()
         restored = trainer.restore()

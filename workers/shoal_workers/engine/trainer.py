@@ -24,6 +24,7 @@ from shoal_workers.engine.extent import is_due, total_steps
 from shoal_workers.engine.group.collective_wait import waited_s
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.process.exits import GenerationEnd
+from shoal_workers.engine.profiling.profiling import Profiling
 from shoal_workers.engine.state.gradient_log import Factors
 from shoal_workers.engine.state.non_finite import NonFiniteCheck
 from shoal_workers.engine.state.recent_reports import Recent
@@ -48,13 +49,19 @@ class Trainer:
     """Trains one generation: `restore`, then `train`. Training thread only."""
 
     def __init__(
-        self, generation: Generation, runtime: ModelRuntime, saver: Saver, store: SnapshotStore | None
+        self,
+        generation: Generation,
+        runtime: ModelRuntime,
+        saver: Saver,
+        store: SnapshotStore | None,
+        profiling: Profiling,
     ) -> None:
         spec, task = generation.spec, generation.task
         self._generation = generation
         self._runtime = runtime
         self._saver = saver
         self._store = store
+        self._profiling = profiling
         batches = Batches(task, task.train_data, generation.device)
         self._batches = batches
         self._gradients = GradientPass(generation, runtime.assembly, batches, runtime.calls)
@@ -101,9 +108,13 @@ class Trainer:
         self._snapshots.start()
         for part in self._runtime.assembly.parts:
             part.train()
+        number, rank, is_clean = self._generation.number, self._generation.rank, False
         try:
-            return self._train_until_end()
+            end = self._train_until_end()
+            is_clean = True
+            return end
         finally:
+            self._profiling.leave(number, rank, is_clean=is_clean)
             self._replicas.stop()
 
     def _train_until_end(self) -> GenerationEnd:
@@ -113,6 +124,7 @@ class Trainer:
         end = self._catch_up()
         self._ended = time.perf_counter()
         while end is None:
+            self._profiling.boundary(self._generation.number, self._generation.rank, self._data_s)
             if position.step + 1 in self._generation.assignment.skip_steps:
                 self._skip(None)
                 requests = Requests()
@@ -131,6 +143,9 @@ class Trainer:
                 self._snapshots.update(verdict, step_s, position.step)
             end = self._after(position.step, requests)
         return end
+
+    def _data_s(self) -> float:
+        return self._batches.spent_s
 
     def _catch_up(self) -> GenerationEnd | None:
         """Do what a lost group may have left undone after the step that this generation starts from."""

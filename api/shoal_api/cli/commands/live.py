@@ -1,8 +1,9 @@
-"""Commands that show what happens now: top, stacks."""
+"""Commands that show what happens now: top, stacks, profile-job, profiles."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,9 +14,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from shoal_api.client import Client
+    from shoal_service.profile_views import ProfileView
     from shoal_service.views import ClusterView, JobSummary
 
 _MAX_JOBS = 1000
+_LOOK_S = 0.5
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", help="Directory: trace and memory timeline are written into it.")
+]
 
 
 def top(
@@ -50,6 +56,76 @@ def stacks(
         with session.open_client() as client:
             found = client.stacks(session.job_id(client, job), rank=rank, native=native)
         session.output.document(found, lambda: stacks_page(found))
+
+
+def profile_job(
+    job: JobArgument,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=20, help="Steps to profile.")] = 3,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Rank to profile.")] = 0,
+    out: OutOption = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Profile some steps of one rank of a running job, without stopping it: a table of where a step's time goes, a
+    trace in Chrome's format, and a timeline of memory.
+
+    Waits until the profile has ended. Ctrl-C ends the waiting only; `shoal profiles` shows it later.
+    """
+    with command(url, as_json) as session:
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            view = client.request_profile(job_id, steps=steps, rank=rank)
+            session.output.say(f"profile {view.number}: rank {rank} from its next step boundary, {steps} steps")
+            while view.state == "requested":
+                time.sleep(_LOOK_S)  # between two questions
+                view = client.profile(job_id, view.number)
+            _show_profile(session, client, job_id, view, out)
+
+
+def profiles(
+    job: JobArgument,
+    number: Annotated[int | None, typer.Argument(metavar="[NUMBER]", min=1, help="Only this profile.")] = None,
+    out: OutOption = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the profiles of a job, or show one of them and write its files."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_api.cli.render.live.profile_page import profiles_table
+
+        if out is not None and number is None:
+            raise CliError("--out needs the number of a profile", hint=f"shoal profiles {job} 1 --out DIR")
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            if number is not None:
+                _show_profile(session, client, job_id, client.profile(job_id, number), out)
+            else:
+                found = client.profiles(job_id)
+                session.output.document(found, lambda: profiles_table(found))
+
+
+def _show_profile(session: Session, client: Client, job_id: str, view: ProfileView, out: Path | None) -> None:
+    """The page of a profile, after its files are written. Ends the command with an error if the profile failed."""
+    from shoal_api.cli.errors import CliError
+    from shoal_api.cli.exit_codes import ExitCode
+    from shoal_api.cli.render.live.profile_page import profile_page
+
+    if view.state == "failed":
+        raise CliError(f"profile {view.number} failed: {view.reason}", exit_code=ExitCode.FAILED)
+    written = []
+    for file in view.files if out is not None else ():
+        assert out is not None
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with (out / file.name).open("wb") as target:
+                client.save_profile_file(job_id, view.number, file.name, target)
+        except OSError as error:
+            raise CliError(f"{out / file.name} cannot be written: {error.strerror}") from None
+        written.append(out / file.name)
+    session.output.document(view, lambda: profile_page(view))
+    for path in written:
+        session.output.say(f"{path}: {path.stat().st_size:,} bytes")
 
 
 def _live(session: Session, client: Client, every_s: float) -> None:

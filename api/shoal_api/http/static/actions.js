@@ -10,12 +10,13 @@ let shown = null;
 export function showActions(state) {
   shown = state;
   const { state: now } = state.job.status;
-  const usable = [...(ENDED.has(now) ? [] : ["scale", "relayout", "priority", ...(now === "PAUSED" || now === "PAUSING" ? ["resume"] : ["pause"]), "cancel"])];
+  const usable = [...(ENDED.has(now) ? [] : ["scale", "relayout", "priority", ...(RUNNING.has(now) ? ["profile"] : []), ...(now === "PAUSED" || now === "PAUSING" ? ["resume"] : ["pause"]), "cancel"])];
   if ($("actions").dataset.usable === usable.join()) return;
   $("actions").dataset.usable = usable.join();
   $("actions").replaceChildren(...usable.map((name) => element("button", ACTIONS[name].title, { type: "button", class: name === "cancel" ? "danger" : "", "data-action": name, click: () => open(name) })));
 }
 
+const RUNNING = new Set(["STARTING", "RUNNING", "RECOVERING", "RESIZING", "WAITING"]);
 const field = (attributes) => element("input", null, { id: "dialog-value", ...attributes });
 const ACTIONS = {
   scale: { title: "Scale", confirm: "Scale", input: ({ spec }) => [element("label", ["Workers, at most ", field({ type: "number", min: 1, value: spec.elasticity.max_workers })])], words: scaleWords,
@@ -25,6 +26,9 @@ const ACTIONS = {
   priority: { title: "Priority", confirm: "Set priority", input: ({ spec }) => [element("label", ["Priority, -1000 to 1000 ", field({ type: "number", min: -1000, max: 1000, value: spec.priority })])],
     words: async (value) => `Priority ${shown.job.spec.priority} becomes ${value}. Jobs of higher priority get workers first, also those of running jobs of lower priority, which then save and wait. Training itself is not touched.`,
     send: (value) => patch({ priority: Number(value) }) },
+  profile: { title: "Profile", confirm: "Profile", input: () => [element("label", ["Rank ", field({ type: "number", min: 0, value: 0 })]), element("label", ["Steps ", element("input", null, { id: "profile-steps", type: "number", min: 1, max: 20, value: 3 })])],
+    words: async (value) => `From the next step boundary of rank ${value} on, torch's profiler records what it does: ${plural(shown.job.status.workers, "worker")} train on, and no number changes. The profiled steps are slower, and all ranks wait for this one; starting and stopping takes a moment once. The trace is kept beside the checkpoints, the newest 8 of a job.`,
+    send: (value) => request(`${jobPath(shown.job.id)}/profiles`, { method: "POST", body: { rank: Number(value), steps: Number($("profile-steps").value) } }) },
   pause: { title: "Pause", confirm: "Pause", input: () => [], words: async () => `The job saves a checkpoint after its current step${lastSave()}, then its ${plural(shown.job.status.workers, "worker")} end and their resources are free. No step is lost. Resume puts it back into the queue.`,
     send: () => post("pause") },
   resume: { title: "Resume", confirm: "Resume", input: () => [], words: async () => `The job returns to the queue and goes on from its checkpoint of step ${whole(shown.job.status.checkpoint_step ?? 0)}, as soon as there are workers for it.`, send: () => post("resume") },

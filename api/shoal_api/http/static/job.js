@@ -10,6 +10,7 @@ import { showWorkers } from "./layout_grid.js";
 import { addLines } from "./logs.js";
 import { addEvents } from "./history.js";
 import { showCheckpoints } from "./checkpoints.js";
+import { showProfiles } from "./profiles.js";
 import { showSpec } from "./spec.js";
 import { showActions } from "./actions.js";
 import { showAccounts } from "./goodput.js";
@@ -39,13 +40,17 @@ const live = new Live({
   samples(part) { shown.samples = append(shown.samples, part, "at"); curves.draw(); },
   incidents(incidents) { shown.incidents = incidents; showIncidents(incidents); curves.draw(); },
   workers(workers) { showWorkers(workers, shown.job); },
-  events(events) { shown.events = addEvents(shown.events, events); curves.draw(); },
+  events(events) {
+    shown.events = addEvents(shown.events, events);
+    if (events.some((one) => one.type.startsWith("profile."))) showProfiles(id);
+    curves.draw();
+  },
   checkpoints(checkpoints) { shown.checkpoints = checkpoints; showCheckpoints(shown); },
   logs: addLines,
 });
 
 $("compare").href = `/compare?jobs=${encodeURIComponent(id)}`;
-request(jobPath(id)).then(() => live.open(stream), (error) => {
+request(jobPath(id)).then(() => { live.open(stream); showProfiles(id); }, (error) => {
   $("missing").hidden = false;
   $("missing").replaceChildren(error.status === 404 ? `There is no job ${id}. ` : error.message, link("All jobs", "/"));
   $("live").textContent = "no job";

@@ -16,6 +16,7 @@ from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
 from shoal_service.core.events.generations import GenerationFormed
 from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.profiling.messages import Profiled
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,
@@ -63,6 +64,8 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
             snapshot_reports.stopped(turn, item)
         case ValidationReport():
             follow_up.close_at_the_end(turn)
+        case Profiled():
+            pass  # it is the ProfileTaker's
         case _:
             assert_never(item)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shoal_service.core.events import checkpoints, generations, incidents, job, service, workers
+from shoal_service.core.events import checkpoints, generations, incidents, job, profiles, service, workers
 from shoal_service.core.events.base import JobEvent, Severity
 
 
@@ -29,6 +29,7 @@ TOPICS: dict[str, tuple[type[JobEvent], ...]] = {
     "Generations": _declared_in(generations),
     "Incidents": _declared_in(incidents),
     "Checkpoints": _declared_in(checkpoints),
+    "Profiles": _declared_in(profiles),
     "The service": _declared_in(service),
 }
 CATALOGUE: dict[str, type[JobEvent]] = {event.type: event for events in TOPICS.values() for event in events}

@@ -1,7 +1,7 @@
 """Outbox: all reports of a supervisor, numbered, until the control plane has acknowledged that they are stored.
 
-Events, incidents and checkpoints are never dropped. Of series and logs the oldest items are dropped when the control
-plane does not pull for a long time. Called by the executor's loop (add) and by Ray's threads (pull).
+Events, incidents, checkpoints and profiles are never dropped. Of series and logs the oldest items are dropped when the
+control plane does not pull for a long time. Called by the executor's loop (add) and by Ray's threads (pull).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from shoal_service.reports import PendingEvent, PendingLog, SupervisorReports, S
 from shoal_service.supervisor.journal import Unacknowledged
 from shoal_service.views import CheckpointView, IncidentView, JobStatus, SeriesPoint, WorkerView
 from shoal_workers.contract.base import WIRE_VERSION
+from shoal_workers.contract.profiling.messages import Profiled
 
 _MAX_SERIES = 200_000
 _MAX_LOGS = 20_000
 _MAX_PER_PULL = 5_000
 
-Durable = PendingEvent | IncidentView | CheckpointView | SuspectedNode
+Durable = PendingEvent | IncidentView | CheckpointView | SuspectedNode | Profiled
 
 
 class Outbox:
@@ -120,6 +121,7 @@ class Outbox:
             series=tuple(item for number, item in self._series if number <= seq),
             logs=tuple(item for number, item in self._logs if number <= seq),
             suspects=tuple(i for i in durable if isinstance(i, SuspectedNode)),
+            profiles=tuple(i for i in durable if isinstance(i, Profiled)),
             status=self._status or JobStatus(),
             workers=self._workers,
             end=self._end if seq == self._seq else None,

@@ -23,6 +23,7 @@ from shoal_service.supervisor.reporting.outbox import Outbox
 from shoal_service.supervisor.reporting.status import Readings, incident_view, status_of, with_since, workers_of
 from shoal_service.views import CheckpointView, Condition, SeriesPoint
 from shoal_workers.contract.messages import LogStream, Stacks, WorkerPoll
+from shoal_workers.contract.profiling.messages import Profiled
 from shoal_workers.contract.worker_reports import GroupFormed, SnapshotCost, StepReport, ValidationReport, WorkerReport
 
 _EVENT_FILES_S = 10.0
@@ -151,6 +152,10 @@ class Reporter:
 
     def checkpoint(self, view: CheckpointView) -> None:
         self._outbox.add(view)
+
+    def profile(self, item: Profiled) -> None:
+        """How a request for a profile has ended."""
+        self._outbox.add(item)
 
     def show(self, state: Attempt) -> None:
         now = self._clock.time()

@@ -42,6 +42,7 @@ from shoal_workers.contract.messages import (
     WorkerStack,
 )
 from shoal_workers.contract.placing import Placement, label_selector
+from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotPart
 from shoal_workers.contract.spec import JobSpec
 from shoal_workers.stacks import is_worker_process
@@ -160,6 +161,9 @@ class RayFleet:
 
     async def note_commit(self, index: int, generation: int, step: int, error: str) -> None:
         await self._answer(self._handles[index].note_commit.remote(generation, step, error, self._life))
+
+    async def request_profile(self, index: int, generation: int, request: ProfileRequest) -> None:
+        await self._answer(self._handles[index].request_profile.remote(generation, request, self._life))
 
     async def forget_memory(self, index: int) -> None:
         await self._answer(self._handles[index].forget_snapshots.remote(self._life))

@@ -20,6 +20,7 @@ class Position:
         self._on_phase = on_phase
         self._counter = 0
         self._data_s = 0.0
+        self._watcher: Callable[[Phase], None] | None = None
         self._set(0, Phase.IDLE, 0, "")
 
     @property
@@ -35,8 +36,14 @@ class Position:
         self._data_s = 0.0
         self._set(generation, Phase.IDLE, 0, "")
 
+    def watch(self, watcher: Callable[[Phase], None] | None) -> None:
+        """Training thread: `watcher` is called with each phase that is entered, until another one or None is set."""
+        self._watcher = watcher
+
     def enter(self, phase: Phase) -> None:
         """The hook is called with the phase and the steps completed before it."""
+        if self._watcher is not None:
+            self._watcher(phase)
         now = self._now[0]
         self._counter += 1
         self._set(now.generation, phase, now.step, "")

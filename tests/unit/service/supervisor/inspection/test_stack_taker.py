@@ -60,7 +60,7 @@ def test_stacks_are_taken_on_request_of_all_workers_or_of_one_rank() -> None:
         bench = SupervisorBench()
         await bench.start_and_train()
         bench.worker(1).stack = at("read")
-        taker = bench.executor.stack_taker
+        taker = bench.executor.inspection.stacks
         assert [one.ranks for one in (await taker.take("requested")).clusters] == [(0,), (1,)]
         [only] = (await taker.take("requested", rank=1)).clusters
         assert (only.ranks, only.frames[0].function) == ((1,), "read")

@@ -1,0 +1,37 @@
+"""Inspection: what looks into the workers of an attempt without deciding anything about it: stacks, profiles.
+
+Made by the executor, which shows it every turn of the machine. `stacks` is also called by the supervisor, on request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from shoal_service.core.attempt.commands import Command
+from shoal_service.core.attempt.events import Event
+from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.supervisor.config import Directive
+from shoal_service.supervisor.profile_taker import ProfileTaker
+from shoal_service.supervisor.protocols import World
+from shoal_service.supervisor.reporting.reporter import Reporter
+from shoal_service.supervisor.stack_taker import StackTaker
+
+
+class Inspection:
+    """See StackTaker for the arguments."""
+
+    def __init__(
+        self,
+        world: World,
+        reporter: Reporter,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        state: Callable[[], Attempt],
+    ) -> None:
+        self.stacks = StackTaker(world, reporter, spawn, state)
+        self._profiles = ProfileTaker(world, reporter, spawn, state)
+
+    def consider(self, event: Event, commands: Iterable[Command], directive: Directive | None) -> None:
+        """After each turn of the machine, before its commands are performed."""
+        self.stacks.consider(commands)
+        self._profiles.consider(event, directive)

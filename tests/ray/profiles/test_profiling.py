@@ -1,0 +1,59 @@
+"""A running job is profiled through the whole service, without a change of its losses; a killed worker ends only the
+profile."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+
+from shoal_api.client import Client
+from shoal_service.profile_views import ProfileState
+from shoal_workers.contract.profiling.messages import Category
+
+
+def test_a_profile_of_a_running_job_is_taken_and_downloaded_and_its_losses_are_undisturbed(
+    submit, client: Client
+) -> None:
+    run = submit(min_workers=2, steps=60, step_s=0.2, strikes=[{"at": "step", "rank": 0, "n": 4, "do": "hold"}])
+    run.wait_at("step-4-0")
+    asked = client.request_profile(run.id, steps=3, rank=1)
+    assert (asked.number, asked.state) == (1, ProfileState.REQUESTED)
+    run.release("step-4-0")
+    run.wait_for_event("profile.taken")
+    [view] = client.profiles(run.id)
+    assert view.state is ProfileState.DONE and view.reason == "" and view.note == ""
+    first = view.times[0].step
+    assert [one.step for one in view.times] == [first, first + 1, first + 2] and first >= 4
+    assert all(one.total_s >= 0.2 and one.seconds[Category.COMPUTE] >= 0.2 for one in view.times), "it sleeps in loss"
+    for file in view.files:
+        out = io.BytesIO()
+        client.save_profile_file(run.id, 1, file.name, out)
+        assert len(out.getvalue()) == file.bytes
+        document = json.loads(gzip.decompress(out.getvalue()))
+        assert document["traceEvents" if file.name.startswith("trace") else "devices"]
+    assert len(view.files) == 2
+    job = run.finish()
+    assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
+
+
+def test_a_worker_that_is_killed_in_mid_profile_ends_the_profile_with_a_reason_and_training_goes_on(
+    submit, client: Client
+) -> None:
+    strikes = [
+        {"at": "step", "rank": 0, "n": 4, "do": "hold"},
+        {"at": "step", "rank": 1, "n": 23, "do": "kill"},
+    ]
+    run = submit(steps=30, step_s=0.3, strikes=strikes)
+    run.wait_at("step-4-0")
+    client.request_profile(run.id, steps=20, rank=1)
+    run.release("step-4-0")
+    failed = run.wait_for_event("profile.failed")
+    assert "the worker of rank 1 was lost in mid-profile, after step 22" in failed.data["reason"]
+    [view] = client.profiles(run.id)
+    assert (view.state, view.files, view.times) == (ProfileState.FAILED, (), ())
+    run.finish()
+    [incident] = client.incidents(run.id)
+    assert incident.ranks == (1,)
+    run.assert_undisturbed_losses()

@@ -1,0 +1,90 @@
+"""The messages about a profile: the request, the seconds of each step by category, the files, and the report.
+
+control plane --- Directive.profile ---> supervisor --- profile(generation, request) ---> worker
+control plane <-- SupervisorReports ---- supervisor <-- Profiled ------------------------ worker
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from pydantic import Field
+
+from shoal_workers.contract.base import Frozen
+
+MAX_STEPS = 20
+"""Of one profile: a trace grows by megabytes per step."""
+MAX_FILE_BYTES = 64 << 20
+"""Of one compressed file; a larger one is not kept."""
+KEPT_PROFILES = 8
+"""The newest of a job; older ones are deleted."""
+TRACE_FILE = re.compile(r"^(trace|memory)-rank[0-9]{1,8}-g[0-9]{1,18}\.json\.gz$")
+"""Names of a profile's files."""
+
+
+class ProfileRequest(Frozen):
+    """One rank shall be profiled for some steps."""
+
+    number: int = Field(ge=1)
+    """Of the job's profiles, from 1."""
+    rank: int = Field(ge=0)
+    steps: int = Field(ge=1, le=MAX_STEPS)
+    max_file_bytes: int = MAX_FILE_BYTES
+    requested_at: float = 0.0
+    """Wall-clock time, seconds since the epoch."""
+
+
+class Category(StrEnum):
+    """Where the time of a step goes, as the training thread of one rank sees it."""
+
+    COMPUTE = "compute"
+    """Forward and backward passes."""
+    COMMUNICATION = "communication"
+    """Waiting for collectives, messages of a pipeline and the vote: what computing does not hide."""
+    DATA = "data"
+    """Making batches."""
+    OPTIMIZER = "optimizer"
+    """Clipping, the update, and the report of the step."""
+    SNAPSHOT = "snapshot"
+    """Copying the state in memory."""
+    CHECKPOINT = "checkpoint"
+    """Staging a durable checkpoint."""
+    VALIDATION = "validation"
+    OTHER = "other"
+
+
+class StepTimes(Frozen):
+    """One profiled step; the categories add up to its length."""
+
+    step: int
+    """Its number: completed steps after it."""
+    seconds: dict[Category, float]
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+
+class ProfileFile(Frozen):
+    """A gzip file of JSON in the directory of the profile."""
+
+    name: str = Field(pattern=TRACE_FILE.pattern)
+    bytes: int = Field(ge=0)
+
+
+class Profiled(Frozen):
+    """A worker has ended a profile; `error`: why there is none."""
+
+    generation: int
+    number: int
+    rank: int
+    times: tuple[StepTimes, ...] = Field(default=(), max_length=MAX_STEPS)
+    files: tuple[ProfileFile, ...] = Field(default=(), max_length=2)
+    peak_bytes: int | None = None
+    """Most memory that tensors took: on a GPU in all, on a CPU beyond what they took when the profile began."""
+    held_s: float = 0.0
+    """For this long the start and the end of the profile kept the training thread from training, seconds."""
+    note: str = Field(default="", max_length=500)
+    """Why a file is missing, or why there are fewer steps than requested."""
+    error: str = Field(default="", max_length=2000)
