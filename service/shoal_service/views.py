@@ -56,7 +56,7 @@ class CheckpointState(StrEnum):
     DAMAGED = "damaged"
     """It failed its verification."""
     DELETED = "deleted"
-    """By retention."""
+    """By retention, or by a user."""
     FAILED = "failed"
     """It could not be written."""
 

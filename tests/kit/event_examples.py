@@ -7,6 +7,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.checkpoints import (
     CheckpointCommitted,
     CheckpointDamaged,
+    CheckpointDeleted,
     CheckpointFailed,
     CheckpointFallback,
     CheckpointPinned,
@@ -104,6 +105,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         WorkerExited(worker_id=W, message="process 7 on 10.0.0.1 exited with 3"),
         "worker 3: process 7 on 10.0.0.1 exited with 3",
     ),
+    (CheckpointDeleted(name="step-5", step=5), "checkpoint of step 5 deleted on request"),
     (ProfileRequested(number=2, rank=0, steps=3), "profile 2 requested: rank 0, 3 steps"),
     (
         ProfileTaken(number=2, rank=0, first_step=41, last_step=43, step_s=0.12, held_s=0.05),

@@ -58,6 +58,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "series": series.series,
         "checkpoints": inspect.checkpoints,
         "pin": control.pin,
+        "verify": control.verify,
+        "delete-checkpoint": control.delete_checkpoint,
         "export": export.export,
     },
     "Specs and data": {

@@ -13,6 +13,7 @@ from shoal_api.client.endpoint import Endpoint, job_path
 from shoal_api.client.errors import Disconnected
 from shoal_api.client.follow import follow as follow_stream
 from shoal_api.client.series import parse_parity, parse_series
+from shoal_service.checkpoint_views import VerificationView
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.overview_views import JobOverview, SpecVersion
 from shoal_service.views import (
@@ -28,6 +29,7 @@ from shoal_service.views import (
 )
 
 _STACKS_S = 35.0
+_DELETE_S = 125.0
 
 
 class Histories(Endpoint):
@@ -126,6 +128,18 @@ class Histories(Endpoint):
     def unpin_checkpoint(self, job_id: str, name: str) -> CheckpointView:
         """Retention may delete the checkpoint of this name again."""
         return self._pin("DELETE", job_id, name)
+
+    def verify_checkpoint(self, job_id: str, name: str, *, wait_s: float = 30.0) -> VerificationView:
+        """Read every byte of the checkpoint of this name and compare it with its marker. Begins or joins the
+        verification, and waits up to `wait_s` seconds (60 at most): repeat the call while its state is `running`."""
+        path, wait_s = f"{job_path(job_id)}/checkpoints/{quote(name, safe='')}/verify", min(wait_s, 60.0)
+        response = self._transport.send("POST", path, params={"wait": wait_s}, wait_s=wait_s)
+        return VerificationView.model_validate_json(response.content)
+
+    def delete_checkpoint(self, job_id: str, name: str) -> CheckpointView:
+        """Delete the checkpoint of this name from the storage; it cannot be undone."""
+        path = f"{job_path(job_id)}/checkpoints/{quote(name, safe='')}"
+        return CheckpointView.model_validate_json(self._transport.send("DELETE", path, wait_s=_DELETE_S).content)
 
     def _pin(self, method: str, job_id: str, name: str) -> CheckpointView:
         path = f"{job_path(job_id)}/checkpoints/{quote(name, safe='')}/pin"

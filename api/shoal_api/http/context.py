@@ -12,6 +12,7 @@ from fastapi import Path, Request
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
 from shoal_service.control.storage.job_storage import JobStorage
+from shoal_service.control.storage.verifications import Verifications
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
@@ -55,6 +56,7 @@ class Context:
     """Problems of a service that is ready all the same. Called on worker threads; it must answer from memory."""
     clock: Callable[[], float] = time.time
     changes: Changes = field(default_factory=Changes)
+    verifications: Verifications = field(default_factory=Verifications)
 
 
 def wants_events(request: Request) -> bool:

@@ -108,7 +108,13 @@ class Kind(Enum):
         "checkpoint-conflict",
         409,
         "Not possible for this checkpoint",
-        "Only a committed checkpoint can be pinned.",
+        "Only a committed checkpoint can be pinned, and only one that is in the storage deleted or verified.",
+    )
+    CHECKPOINT_KEPT = (
+        "checkpoint-kept",
+        409,
+        "The checkpoint is needed",
+        "It is pinned, or it is the newest one of a job that has not ended. The detail names the way out.",
     )
     PROJECT_CONFLICT = (
         "project-conflict",

@@ -24,6 +24,7 @@ from shoal_service.control.storage.job_storage import StorageAway
 from shoal_service.control.submission import CodeUnknown
 from shoal_service.store.errors import (
     CheckpointConflict,
+    CheckpointKept,
     CheckpointNotFound,
     IdempotencyConflict,
     InvalidArchive,
@@ -53,6 +54,7 @@ _OF_SERVICE: dict[type[Exception], Kind] = {
     WindowNotFound: Kind.WINDOW_NOT_FOUND,
     CheckpointNotFound: Kind.CHECKPOINT_NOT_FOUND,
     CheckpointConflict: Kind.CHECKPOINT_CONFLICT,
+    CheckpointKept: Kind.CHECKPOINT_KEPT,
     ProfileNotFound: Kind.PROFILE_NOT_FOUND,
     ProfileOpen: Kind.PROFILE_OPEN,
     StorageAway: Kind.STORAGE_AWAY,

@@ -61,6 +61,26 @@ def choose_deletions(
     return tuple(sorted(deletions, key=lambda deletion: deletion.name))
 
 
+def why_kept(
+    name: CheckpointName, committed: Collection[CheckpointName], *, pinned: Collection[CheckpointName], is_over: bool
+) -> str:
+    """Why a user may not delete this checkpoint now, and the way out; empty: it may be deleted.
+
+    A job that has not ended keeps its newest good checkpoint: it resumes from it, and retention relies on it when it
+    deletes the others at the same moment.
+
+    Args:
+        committed: the job's good ones. `is_over`: the job has ended.
+    """
+    if name in pinned:
+        return f"it is pinned; `shoal pin JOB {name.step} --undo` takes the pin away"
+    if not is_over and name in committed and name == max(committed):
+        which = "the only one" if len(committed) == 1 else "the newest one"
+        needed = f"it is {which}, and the job, which has not ended, would resume from it"
+        return f"{needed}. Wait for the next one, or cancel the job first"
+    return ""
+
+
 def _written_order(name: CheckpointName) -> tuple[int, int, int]:
     """Sort key for the time of writing: a later generation may repeat steps of an earlier one."""
     return name.attempt, name.generation, name.step

@@ -17,6 +17,7 @@
     |   |   `-- JobEnded          ... because the job has ended
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
     |   |-- CheckpointConflict    the checkpoint is damaged, deleted or was never committed
+    |   |-- CheckpointKept        the checkpoint is pinned, or the job would resume from it
     |   |-- ProfileOpen           the profile before this one is not ended
     |   `-- ProjectConflict       the project cannot have these quotas, or cannot be deleted
     |-- PreconditionFailed    If-Match named another version
@@ -202,14 +203,30 @@ class ProjectConflict(Conflict):
 class CheckpointConflict(Conflict):
     code: ClassVar[str] = "checkpoint_conflict"
 
-    def __init__(self, job_id: str, name: str, state: str) -> None:
-        super().__init__(job_id, name, state)
+    def __init__(self, job_id: str, name: str, state: str, rule: str) -> None:
+        super().__init__(job_id, name, state, rule)
         self.job_id = job_id
         self.name = name
         self.state = state
+        self.rule = rule
+        """Which checkpoints can."""
 
     def __str__(self) -> str:
-        return f"Checkpoint {self.name} of job {self.job_id} is {self.state}: only a committed one can be pinned."
+        return f"Checkpoint {self.name} of job {self.job_id} is {self.state}: {self.rule}."
+
+
+class CheckpointKept(Conflict):
+    code: ClassVar[str] = "checkpoint_kept"
+
+    def __init__(self, job_id: str, name: str, why: str) -> None:
+        super().__init__(job_id, name, why)
+        self.job_id = job_id
+        self.name = name
+        self.why = why
+        """With the way out."""
+
+    def __str__(self) -> str:
+        return f"Checkpoint {self.name} of job {self.job_id} cannot be deleted: {self.why}."
 
 
 class ProfileNotFound(NotFound):

@@ -221,6 +221,8 @@ def _with_history(connection: Connection, job_num: int, checkpoint: CheckpointVi
     known = None if document is None else read(CheckpointView, document, checkpoint).value
     if known is None:
         return checkpoint
+    if known.state is CheckpointState.DELETED:
+        return known  # what was deleted since is not damaged
     return known.model_copy(update={"state": checkpoint.state, "message": checkpoint.message})
 
 

@@ -22,6 +22,7 @@ from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import reports as report_items
+from shoal_service.store.checkpoints.methods import CheckpointMethods
 from shoal_service.store.database import Database, DatabaseTallies
 from shoal_service.store.driving import DriveRow, MoveKind, RowCache, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
@@ -53,11 +54,10 @@ from shoal_service.views import (
     WorkerView,
 )
 from shoal_workers.contract.job import EndReason, IncidentCause, JobState
-from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import JobSpec
 
 
-class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods, ProfileMethods):
+class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods, ProfileMethods, CheckpointMethods):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._hub = Hub()
@@ -145,13 +145,6 @@ class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods, Pro
             view, changed = submissions.request(tx, job_id, desired, now=now)
         if changed:
             self._hub.publish(job_id, is_request=True)
-        return view
-
-    def pin_checkpoint(self, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
-        """See `submissions.pin`."""
-        with self._database.write() as tx:
-            view = submissions.pin(tx, job_id, name, is_pinned=is_pinned, now=now)
-        self._hub.publish(job_id)
         return view
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 500, tail: int | None = None) -> list[EventView]:

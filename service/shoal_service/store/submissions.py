@@ -5,7 +5,6 @@ by `Store`.
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from collections.abc import Collection
 from typing import Any
@@ -14,21 +13,17 @@ from sqlalchemy import Connection, Executable, select, union_all
 from sqlalchemy import insert as plain_insert
 
 from shoal_service.core.desired import Desired
-from shoal_service.core.events.checkpoints import CheckpointPinned, CheckpointUnpinned
 from shoal_service.core.events.job import JobCreated, JobPatched, JobRequested
 from shoal_service.core.job_machine import Requested, step
 from shoal_service.store.database import insert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import (
-    CheckpointConflict,
-    CheckpointNotFound,
     IdempotencyConflict,
     JobEnded,
     PreconditionFailed,
     RequestConflict,
 )
 from shoal_service.store.reads import cursor as page_cursors
-from shoal_service.store.reads.history import read_checkpoints
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
     document_of,
@@ -42,10 +37,9 @@ from shoal_service.store.records import (
 from shoal_service.store.scheduling import projects, users
 from shoal_service.store.tables import events, job_labels, job_specs, jobs
 from shoal_service.store.webhooks import cursors
-from shoal_service.views import CheckpointState, CheckpointView, Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
+from shoal_service.views import Goodput, JobPatch, JobStatus, JobSummary, JobView, Page
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.spec import JobSpec
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -189,27 +183,6 @@ def request(connection: Connection, job_id: str, desired: Desired, *, now: float
         edit.move(standing, "requested", _DONE[desired] if standing.state is not job.state else "")
         edit.save()
     return load_view(connection, job_id), changed
-
-
-def pin(connection: Connection, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
-    """Retention does not delete the checkpoint while it is pinned. Raises JobNotFound, CheckpointNotFound,
-    CheckpointConflict."""
-    job = load(connection, job_id, lock=True)
-    found = [one for one in read_checkpoints(connection, job_id) if one.name == str(name)]
-    if not found:
-        raise CheckpointNotFound(job_id, str(name))
-    if is_pinned and found[0].state is not CheckpointState.COMMITTED:
-        raise CheckpointConflict(job_id, str(name), found[0].state)
-    if is_pinned != (str(name) in job.pins):
-        pins = {*job.pins, str(name)} if is_pinned else {*job.pins} - {str(name)}
-        edit = JobEdit(connection, job, now)
-        edit.set(pins=json.dumps(sorted(pins)))
-        step = name.step
-        edit.event(
-            CheckpointPinned(name=str(name), step=step) if is_pinned else CheckpointUnpinned(name=str(name), step=step)
-        )
-        edit.save()
-    return found[0].model_copy(update={"pinned": is_pinned})
 
 
 def _insert_job(connection: Connection) -> Executable:

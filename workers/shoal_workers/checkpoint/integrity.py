@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint
@@ -39,8 +39,8 @@ def read_checked(place: Directory, file: SavedFile) -> bytes:
     return data
 
 
-def verify_file(place: Directory, file: SavedFile) -> None:
-    """Verifies a file of any size in constant memory."""
+def verify_file(place: Directory, file: SavedFile, advanced: Callable[[int], None] = lambda count: None) -> None:
+    """Verifies a file of any size in constant memory. `advanced` is called with the bytes of each piece."""
     buffer = memoryview(bytearray(min(_CHUNK_BYTES, file.bytes)))
     crc = offset = 0
     while offset < file.bytes:
@@ -52,6 +52,7 @@ def verify_file(place: Directory, file: SavedFile) -> None:
             raise DamagedCheckpoint(place.url, file.name, problem)
         crc = zlib.crc32(chunk, crc)
         offset += count
+        advanced(count)
     _compare(place, file, crc)
 
 

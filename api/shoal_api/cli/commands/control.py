@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,13 @@ from shoal_api.cli.session import DEFAULT_URL, JobArgument, JsonFlag, Session, U
 
 if TYPE_CHECKING:
     from shoal_api.client import Client
-    from shoal_service.views import JobPatch, JobView
+    from shoal_service.views import CheckpointView, JobPatch, JobView
+
+_LOOK_S = 5.0
+"""Between two lines about the progress of a verification."""
+StepArgument = Annotated[
+    int, typer.Argument(metavar="STEP", min=0, help="Step of the checkpoint; `shoal checkpoints` lists them.")
+]
 
 
 def scale(
@@ -93,7 +100,7 @@ def cancel(job: JobArgument, url: UrlOption = DEFAULT_URL, as_json: JsonFlag = F
 
 def pin(
     job: JobArgument,
-    step: Annotated[int, typer.Argument(min=0, help="Step of the checkpoint; `shoal checkpoints` lists them.")],
+    step: StepArgument,
     undo: Annotated[bool, typer.Option("--undo", help="Take the pin away.")] = False,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
@@ -104,24 +111,74 @@ def pin(
 
         with session.open_client() as client:
             job_id = session.job_id(client, job)
-            name = _checkpoint_of(client, job_id, step, is_pinned=undo)
+            name = _checkpoint_of(client, job_id, step, "pinned" if undo else "committed").name
             view = client.unpin_checkpoint(job_id, name) if undo else client.pin_checkpoint(job_id, name)
         session.output.document(view, lambda: checkpoints_table((view,)))
 
 
-def _checkpoint_of(client: Client, job_id: str, step: int, *, is_pinned: bool) -> str:
-    """The name of the newest checkpoint of a step that is pinned, or that is committed."""
+def verify(
+    job: JobArgument,
+    step: StepArgument,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Verify a checkpoint: read every byte of it, and compare it with what was written. Training is not touched."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_api.cli.exit_codes import ExitCode
+        from shoal_api.cli.render.tables import verification_line
+
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            name = _checkpoint_of(client, job_id, step, "committed", "damaged").name
+            found = client.verify_checkpoint(job_id, name, wait_s=_LOOK_S)
+            while found.state == "running":
+                session.output.say(verification_line(found))
+                found = client.verify_checkpoint(job_id, name, wait_s=_LOOK_S)
+        if found.state != "whole":
+            raise CliError(verification_line(found), exit_code=ExitCode.FAILED)
+        session.output.document(found, lambda: verification_line(found))
+
+
+def delete_checkpoint(
+    job: JobArgument,
+    step: StepArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete a checkpoint from the storage. It cannot be undone. Refused for a pinned one, and for the newest one of a
+    job that has not ended."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.errors import CliError
+        from shoal_api.cli.render.tables import checkpoints_table
+        from shoal_service.core.quantities import size_text
+
+        with session.open_client() as client:
+            job_id = session.job_id(client, job)
+            one = _checkpoint_of(client, job_id, step, "committed", "damaged")
+            if not yes:
+                if as_json or not sys.stdin.isatty():
+                    raise CliError("this cannot be undone, and nobody can be asked here", hint="add --yes")
+                typer.confirm(
+                    f"Delete {one.url} ({size_text(one.bytes)})? This cannot be undone.", abort=True, err=True
+                )
+            view = client.delete_checkpoint(job_id, one.name)
+        session.output.document(view, lambda: checkpoints_table((view,)))
+
+
+def _checkpoint_of(client: Client, job_id: str, step: int, *kinds: str) -> CheckpointView:
+    """The newest checkpoint of a step that is `pinned`, or in one of these states."""
     from shoal_api.cli.errors import CliError
     from shoal_api.cli.exit_codes import ExitCode
-    from shoal_service.views import CheckpointState
 
     found = [one for one in client.checkpoints(job_id) if one.step == step]
-    fitting = [one for one in found if (one.pinned if is_pinned else one.state is CheckpointState.COMMITTED)]
+    fitting = [one for one in found if one.state in kinds or (one.pinned and "pinned" in kinds)]
     if not fitting:
-        kind = "pinned" if is_pinned else "committed"
         hint = f"`shoal checkpoints {job_id}` lists them"
-        raise CliError(f"there is no {kind} checkpoint of step {step}", hint=hint, exit_code=ExitCode.NOT_FOUND)
-    return fitting[-1].name
+        message = f"there is no {' or '.join(kinds)} checkpoint of step {step}"
+        raise CliError(message, hint=hint, exit_code=ExitCode.NOT_FOUND)
+    return fitting[-1]
 
 
 def _patch(session: Session, reference: str, patch: JobPatch) -> None:

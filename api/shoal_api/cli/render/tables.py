@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from shoal_service.checkpoint_views import VerificationState, VerificationView
 from shoal_service.core.quantities import count_text, duration_text, size_text
 from shoal_service.node_views import WindowView
 from shoal_service.views import (
@@ -96,6 +97,15 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
             f"{one.url}\n{one.message}" if one.message else one.url,
         )
     return table
+
+
+def verification_line(found: VerificationView) -> str:
+    """`step-...: 1.5 GiB of 3.0 GiB read in 4.0 s`, or the result."""
+    if found.state is VerificationState.RUNNING:
+        return f"{found.name}: {size_text(found.bytes_read)} of {size_text(found.bytes)} read"
+    if found.state is VerificationState.WHOLE:
+        return f"{found.name}: whole, {size_text(found.bytes_read)} read in {duration_text(found.seconds)}"
+    return f"{found.name} is {found.state}: {found.message}"
 
 
 def cluster_page(cluster: ClusterView) -> list[Any]:

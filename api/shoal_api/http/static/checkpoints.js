@@ -18,14 +18,19 @@ export function showCheckpoints(state) {
 }
 
 function buttons(one) {
-  if (one.state !== "committed") return one.pinned ? button("Unpin", one, () => ask(unpin(one))) : "";
-  return element("span", [one.pinned ? button("Unpin", one, () => ask(unpin(one))) : button("Pin", one, () => ask(pin(one))), button("Export", one, () => ask(exportIt(one)))], { class: "controls" });
+  const made = [];
+  if (one.pinned) made.push(button("Unpin", one, () => ask(unpin(one))));
+  else if (one.state === "committed") made.push(button("Pin", one, () => ask(pin(one))));
+  if (one.state === "committed") made.push(button("Export", one, () => ask(exportIt(one))));
+  if (one.state === "committed" || one.state === "damaged") made.push(button("Verify", one, () => ask(verify(one))), button("Delete", one, () => ask(remove(one))));
+  return made.length ? element("span", made, { class: "controls" }) : "";
 }
 
 const button = (words, one, click) => element("button", words, { type: "button", "data-checkpoint": `${words.toLowerCase()}-${one.step}`, "aria-label": `${words} the checkpoint of step ${one.step}`, click });
 const nameOf = (one) => `step-${String(one.step).padStart(12, "0")}-a${one.attempt}-g${one.generation}`;
-async function send(method, one) {
-  const answer = await request(`${jobPath(shown.job.id)}/checkpoints/${encodeURIComponent(nameOf(one))}/pin`, { method });
+const path = (one) => `${jobPath(shown.job.id)}/checkpoints/${encodeURIComponent(nameOf(one))}`;
+const send = async (method, one) => replace(await request(`${path(one)}/pin`, { method }));
+function replace(answer) {
   shown.checkpoints = shown.checkpoints.map((other) => nameOf(other) === nameOf(answer) ? answer : other);  // the stream of a job that has ended sends nothing more
   showCheckpoints(shown);
 }
@@ -48,4 +53,32 @@ function exportIt(one) {
   const command = `shoal export ${shown.job.id} OUT --step ${one.step}`;
   return { title: `Export the checkpoint of step ${whole(one.step)}`, confirm: "Copy the command", send: () => navigator.clipboard.writeText(command),
     words: async () => `A page cannot write a directory of your machine, so this copies a command: ${command}. It verifies the checkpoint, reads its model, and writes it to the directory OUT as safetensors and config.json. The checkpoint and the job are not touched.` };
+}
+
+// The dialog stays open and says how far it is; it closes only if every byte is as it was written.
+function verify(one) {
+  return { title: `Verify the checkpoint of step ${whole(one.step)}`, confirm: "Verify",
+    words: async () => `The server reads all ${bytes(one.bytes)} of it once, and compares lengths and checksums with those that were written. Training is not touched; the storage is read beside it. A checkpoint that is found damaged is not used any more by later attempts.`,
+    send: async () => {
+      let found;
+      do {
+        found = await request(`${path(one)}/verify?wait=1`, { method: "POST" });
+        $("dialog-words").textContent = `${bytes(found.bytes_read)} of ${bytes(found.bytes)} read.`;
+      } while (found.state === "running");
+      if (found.state === "damaged") replace({ ...one, state: "damaged", message: found.message });
+      if (found.state !== "whole") throw new Error(`${found.state}: ${found.message}`);
+      replace({ ...one, message: `verified: whole, ${bytes(found.bytes_read)} read in ${seconds(found.seconds)}` });
+    } };
+}
+
+function remove(one) {
+  const ended = ENDED.has(shown.job.status.state);
+  const good = shown.checkpoints.filter((other) => other.state === "committed" && other !== one).map((other) => other.step);
+  const older = good.filter((step) => step <= one.step);
+  const newest = one.state === "committed" && !good.some((step) => step > one.step);
+  const left = good.length ? `${plural(good.length, "other checkpoint")} of the job ${good.length === 1 ? "is" : "are"} kept.` : "The job then has no checkpoint: nothing of its model is left.";
+  const why = one.pinned ? "It is pinned, so the service refuses this: unpin it first."
+    : newest && !ended ? `It is the newest one of a job that has not ended, so the service refuses this: the job would resume from it${older.length ? ", not from the ones before" : ""}. Wait for the next one, or cancel the job.`
+    : `It frees ${bytes(one.bytes)} of storage and cannot be undone. ${left}${ended ? "" : " Training is not touched."}`;
+  return { title: `Delete the checkpoint of step ${whole(one.step)}`, confirm: "Delete the checkpoint", words: async () => why, send: async () => replace(await request(path(one), { method: "DELETE" })) };
 }

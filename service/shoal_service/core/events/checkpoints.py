@@ -114,6 +114,19 @@ class CheckpointRetentionFailed(JobEvent):
         return f"old checkpoints could not be deleted: {self.message}"
 
 
+class CheckpointDeleted(JobEvent):
+    """A user has deleted the checkpoint. What retention deletes is no event."""
+
+    type: ClassVar[str] = "checkpoint.deleted"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    name: str
+    step: int
+
+    def words(self) -> str:
+        return f"checkpoint of step {self.step} deleted on request"
+
+
 class CheckpointPinned(JobEvent):
     """A user has pinned the checkpoint: retention does not delete it."""
 

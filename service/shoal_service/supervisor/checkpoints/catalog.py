@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from shoal_service.core.retention import choose_deletions
 from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
@@ -92,13 +92,36 @@ class CheckpointCatalog:
         found = ((name, self._marker(name)) for name in self._names())
         return [(name, marker) for name, marker in found if marker is not None]
 
-    def verify(self, name: CheckpointName) -> None:
-        """Reads all files. DamagedCheckpoint names the first file that differs from what was written."""
+    def verify(self, name: CheckpointName, advanced: Callable[[int, int], None] = lambda read, of: None) -> None:
+        """Reads all files. DamagedCheckpoint names the first file that differs from what was written. `advanced` is
+        called with the bytes that are read so far, and with those of all files."""
         place = self._open(name)
         marker = marker_in(place)
         check_lengths(place, marker)
+        num_read = 0
+
+        def read(count: int) -> None:
+            nonlocal num_read
+            num_read += count
+            advanced(num_read, marker.total_bytes)
+
+        read(0)
         for file in marker.files:
-            verify_file(place, file)
+            verify_file(place, file, read)
+
+    def has_marker(self, name: CheckpointName) -> bool:
+        """Also a damaged one."""
+        try:
+            return MARKER_NAME in self._open(name).files()
+        except FileNotFoundError:
+            return False
+
+    def delete(self, name: CheckpointName) -> None:
+        """Deletes a checkpoint, the marker first. No error if it does not exist."""
+        place = self._open(name)
+        place.remove(MARKER_NAME)
+        place.remove_tree()
+        _log.info("checkpoint.deleted", extra={"directory": place.url, "reason": "a user has deleted it"})
 
     def retain(
         self,

@@ -31,6 +31,8 @@ METHODS = {
     "GET /v1/jobs/{job_id}/profiles/{number}/files/{name}": "save_profile_file",
     "GET /v1/jobs/{job_id}/incidents": "incidents",
     "GET /v1/jobs/{job_id}/checkpoints": "checkpoints",
+    "POST /v1/jobs/{job_id}/checkpoints/{name}/verify": "verify_checkpoint",
+    "DELETE /v1/jobs/{job_id}/checkpoints/{name}": "delete_checkpoint",
     "PUT /v1/jobs/{job_id}/checkpoints/{name}/pin": "pin_checkpoint",
     "DELETE /v1/jobs/{job_id}/checkpoints/{name}/pin": "unpin_checkpoint",
     "GET /v1/jobs/{job_id}/parity": "parity",

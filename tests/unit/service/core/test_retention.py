@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal_service.core.retention import choose_deletions
+from shoal_service.core.retention import choose_deletions, why_kept
 from shoal_workers.contract.marker import CheckpointName
 
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
@@ -118,3 +118,25 @@ def test_a_pin_changes_nothing_but_that_its_checkpoint_stays(
     assert _chosen(committed, keep=keep, damaged=damaged, pinned=pinned) == [
         one for one in without if one not in pinned
     ]
+
+
+@_UNHURRIED
+@given(_SETS, _SETS, st.booleans())
+def test_a_user_cannot_delete_what_is_pinned_or_what_a_job_would_resume_from(
+    committed: set[CheckpointName], pinned: set[CheckpointName], is_over: bool
+) -> None:
+    kept = {one for one in committed if why_kept(one, committed, pinned=pinned, is_over=is_over)}
+    newest = {max(committed)} if committed and not is_over else set()
+    assert kept == (pinned & committed) | newest
+
+
+def test_the_reason_names_the_way_out() -> None:
+    only, older = _name(20), _name(10)
+    assert why_kept(only, [only], pinned=(), is_over=False) == (
+        "it is the only one, and the job, which has not ended, would resume from it. Wait for the next one, or cancel "
+        "the job first"
+    )
+    assert why_kept(only, [only, older], pinned=(), is_over=False).startswith("it is the newest one")
+    assert why_kept(older, [only, older], pinned=[older], is_over=True) == (
+        "it is pinned; `shoal pin JOB 10 --undo` takes the pin away"
+    )

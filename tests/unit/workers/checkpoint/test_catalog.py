@@ -252,3 +252,21 @@ def test_storage_that_does_not_answer_is_not_an_empty_one(tmp_path: Path) -> Non
 def test_the_catalog_needs_no_torch() -> None:
     program = "import sys, shoal_service.supervisor.checkpoints.catalog; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_verification_tells_how_far_it_is(catalog: CheckpointCatalog, commit: Commit) -> None:
+    name = commit(10)
+    told: list[tuple[int, int]] = []
+    catalog.verify(name, lambda read, of: told.append((read, of)))
+    [(_, marker)] = catalog.markers()
+    assert told[0] == (0, marker.total_bytes) and told[-1] == (marker.total_bytes, marker.total_bytes)
+    assert told == sorted(told) and len(told) > len(marker.files)
+
+
+def test_a_deleted_checkpoint_is_gone_and_the_others_stay(catalog: CheckpointCatalog, commit: Commit) -> None:
+    first, second = commit(10), commit(20)
+    assert catalog.has_marker(first)
+    catalog.delete(first)
+    catalog.delete(first)
+    assert not catalog.has_marker(first)
+    assert [name for name, _ in catalog.markers()] == [second]

@@ -31,6 +31,7 @@ W = "job-x/1/3"
 NAMES = [
     "checkpoint.committed",
     "checkpoint.damaged",
+    "checkpoint.deleted",
     "checkpoint.failed",
     "checkpoint.fallback",
     "checkpoint.pinned",
