@@ -1,6 +1,6 @@
 """Verifications: reads whole checkpoints for people, one thread each, and tells how far it is.
 
-    begin or join  ->  thread: marker, lengths, checksums of all files  ->  the result, kept until it was told
+    begin or join  ->  thread: marker, lengths, checksums of all files  ->  the result, kept until it was answered
 
 A thread that hangs in the storage cannot be ended; it is left behind after STALL_S without a byte, and counts for the
 limit until it returns. Used on the event loop; the threads share nothing with the loop but `_Reading`.

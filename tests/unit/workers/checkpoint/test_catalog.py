@@ -256,11 +256,11 @@ def test_the_catalog_needs_no_torch() -> None:
 
 def test_a_verification_tells_how_far_it_is(catalog: CheckpointCatalog, commit: Commit) -> None:
     name = commit(10)
-    told: list[tuple[int, int]] = []
-    catalog.verify(name, lambda read, of: told.append((read, of)))
+    seen: list[tuple[int, int]] = []
+    catalog.verify(name, lambda read, of: seen.append((read, of)))
     [(_, marker)] = catalog.markers()
-    assert told[0] == (0, marker.total_bytes) and told[-1] == (marker.total_bytes, marker.total_bytes)
-    assert told == sorted(told) and len(told) > len(marker.files)
+    assert seen[0] == (0, marker.total_bytes) and seen[-1] == (marker.total_bytes, marker.total_bytes)
+    assert seen == sorted(seen) and len(seen) > len(marker.files)
 
 
 def test_a_deleted_checkpoint_is_gone_and_the_others_stay(catalog: CheckpointCatalog, commit: Commit) -> None:
