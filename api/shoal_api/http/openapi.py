@@ -1,7 +1,10 @@
-"""The OpenAPI document: FastAPI's, with the bodies that routes decode themselves, and problem documents for errors."""
+"""The OpenAPI document: FastAPI's, with the bodies that routes decode themselves, the problems that each operation may
+answer with, and examples.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +20,7 @@ from shoal_service.queue_views import ProjectRules, UserRules
 from shoal_service.views import DrainRequest, JobPatch
 from shoal_workers.contract.spec import JobSpec
 
+JSON = "application/json"
 _REF = "#/components/schemas/{model}"
 _TAGS = [
     {"name": "jobs", "description": "Submit, list, show, change, pause, resume and cancel training jobs."},
@@ -35,10 +39,60 @@ _MODELS = (
 """Of the bodies that routes decode themselves, and of problems."""
 
 
+EXAMPLES: dict[str, Any] = {
+    "JobSpec": {"name": "tiny", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}},
+    "JobPatch": {"elasticity": {"max_workers": 4}, "priority": 10},
+    "DrainRequest": {"reason": "kernel update", "deadline_s": 600},
+    "CordonRequest": {"reason": "a fan is loud"},
+    "NoticeRequest": {"deadline_s": 120, "reason": "spot instance reclaimed"},
+    "PlanRequest": {
+        "spec": {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}, "elasticity": {"max_workers": 8}},
+        "workers": 8,
+    },
+    "ProjectRules": {"weight": 2.0},
+    "UserRules": {"max_queued": 20},
+    "WindowRequest": {
+        "nodes": ["10.0.0.7"],
+        "begins_at": 1893456000,
+        "ends_at": 1893463200,
+        "reason": "new switches",
+    },
+}
+"""One for each body that a route decodes itself."""
+
+_OF_BODIES = (Kind.BAD_DOCUMENT, Kind.BODY_TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)
+_PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
+    (r"\w+ ", (Kind.INVALID_REQUEST,)),
+    (r"(POST|PUT|PATCH|DELETE) ", (Kind.CROSS_ORIGIN,)),
+    (r"\w+ /v1/", (Kind.STORE_UNAVAILABLE,)),
+    (r"GET /v1/jobs$", (Kind.INVALID_CURSOR,)),
+    (r"POST /v1/jobs$", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.IDEMPOTENCY_CONFLICT, Kind.QUEUE_FULL)),
+    (r"\w+ /v1/jobs/{job_id}", (Kind.JOB_NOT_FOUND,)),
+    (r"PATCH /v1/jobs/{job_id}", (Kind.INVALID_PATCH, Kind.INVALID_SPEC, Kind.PRECONDITION_FAILED)),
+    (r"(PATCH|POST) /v1/jobs/{job_id}", (Kind.JOB_ENDED, Kind.REQUEST_CONFLICT)),
+    (r"\w+ /v1/jobs/{job_id}/checkpoints/{", (Kind.CHECKPOINT_NOT_FOUND, Kind.CHECKPOINT_CONFLICT)),
+    (r"GET /v1/jobs/{job_id}/series", (Kind.NOT_ACCEPTABLE,)),
+    (r"GET /v1/jobs/{job_id}/stacks", (Kind.REQUEST_CONFLICT, Kind.NOT_READY)),
+    (r"\w+ /v1/nodes/{", (Kind.NODE_NOT_FOUND,)),
+    (r"(POST|DELETE) /v1/nodes/{", (Kind.REQUEST_CONFLICT,)),
+    (r"\w+ /v1/projects/{", (Kind.PROJECT_NOT_FOUND,)),
+    (r"(PUT|DELETE) /v1/projects/{", (Kind.PROJECT_CONFLICT,)),
+    (r"\w+ /v1/users/{", (Kind.USER_NOT_FOUND,)),
+    (r"POST /v1/maintenance-windows", (Kind.REQUEST_CONFLICT,)),
+    (r"DELETE /v1/maintenance-windows/", (Kind.WINDOW_NOT_FOUND,)),
+    (r"GET /v1/webhooks", (Kind.JOB_NOT_FOUND,)),
+    (r"PUT /v1/code/", (Kind.CODE_MISMATCH, Kind.BODY_TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)),
+    (r"POST /v1/plans", (Kind.INVALID_SPEC,)),
+    (r"GET /readyz", (Kind.NOT_READY,)),
+    (r"GET /problems/{", (Kind.NOT_FOUND,)),
+)
+"""The problems of every operation that begins with the expression: method and path."""
+
+
 def body_of(model: str, media_types: tuple[str, ...], *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that decodes its body itself."""
-    schema = {"schema": {"$ref": _REF.format(model=model)}}
-    return {"requestBody": {"required": required, "content": dict.fromkeys(media_types, schema)}}
+    content = {"schema": {"$ref": _REF.format(model=model)}, "example": EXAMPLES[model]}
+    return {"requestBody": {"required": required, "content": dict.fromkeys(media_types, content)}}
 
 
 def build_openapi(app: FastAPI) -> dict[str, Any]:
@@ -58,9 +112,36 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
             "content": {"application/problem+json": {"schema": {"$ref": _REF.format(model="Problem")}}},
         }
         document["components"]["responses"] = {"Problem": problem}
-        for operations in document["paths"].values():
-            for operation in operations.values():
+        document["components"]["examples"] = {kind.code: _example(kind) for kind in Kind}
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
                 operation["responses"].pop("422", None)
+                kinds = _problems_of(f"{method.upper()} {path}", operation)
+                for status in sorted({kind.status for kind in kinds}):
+                    same = [kind for kind in kinds if kind.status == status]
+                    operation["responses"][str(status)] = _answer(same)
                 operation["responses"]["default"] = {"$ref": "#/components/responses/Problem"}
         app.openapi_schema = document
     return app.openapi_schema
+
+
+def _problems_of(name: str, operation: dict[str, Any]) -> list[Kind]:
+    media_types = operation.get("requestBody", {}).get("content", {})
+    kinds = list(_OF_BODIES) if JSON in media_types else []
+    return kinds + [kind for pattern, found in _PROBLEMS if re.match(pattern, name) for kind in found]
+
+
+def _answer(kinds: list[Kind]) -> dict[str, Any]:
+    examples = {kind.code: {"$ref": f"#/components/examples/{kind.code}"} for kind in kinds}
+    content = {"schema": {"$ref": _REF.format(model="Problem")}, "examples": examples}
+    return {
+        "description": ", or ".join(f"{kind.title} (`{kind.code}`)" for kind in kinds) + ".",
+        "content": {"application/problem+json": content},
+    }
+
+
+def _example(kind: Kind) -> dict[str, Any]:
+    problem = Problem(
+        type=kind.uri, title=kind.title, status=kind.status, code=kind.code, detail=kind.value[3], instance="/v1/jobs"
+    )
+    return {"summary": kind.title, "value": problem.model_dump(mode="json", exclude_none=True)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
@@ -20,6 +20,8 @@ from shoal_api.http.changes import Changes
 from shoal_api.http.edge import OPEN_ENDED, STREAM
 
 EVENT_STREAM = "text/event-stream"
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}}
+"""`responses` of a route that also answers with a stream."""
 _SSE_OPENING = b"retry: 1000\n\n"
 _SSE_HEARTBEAT = b": heartbeat\n\n"
 

@@ -15,7 +15,7 @@ from shoal_api.answers import EventPage, LogPage
 from shoal_api.http.context import MAX_SEQ, Context, JobId, wants_events
 from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_lines
 from shoal_api.http.long_poll import EventQuery, poll_events
-from shoal_api.http.streams import sse_response, text_response
+from shoal_api.http.streams import STREAMED, sse_response, text_response
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, WorkerView
 
@@ -28,15 +28,14 @@ LastEventId = Annotated[
         description="Number of the last event that the client has received.",
     ),
 ]
-_SSE = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-_SSE_OR_TEXT = {"content": _SSE["content"] | {"text/plain": {"schema": {"type": "string"}}}}
+_SSE_OR_TEXT = {"content": STREAMED[200]["content"] | {"text/plain": {"schema": {"type": "string"}}}}
 
 
 def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["histories"])
     store = context.store
 
-    @router.get("/events", response_model=EventPage, summary="A job's events", responses={200: _SSE})
+    @router.get("/events", response_model=EventPage, summary="A job's events", responses=STREAMED)
     async def events(
         request: Request,
         job_id: JobId,

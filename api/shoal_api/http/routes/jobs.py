@@ -17,7 +17,7 @@ from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
-from shoal_api.http.streams import sse_response
+from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control.submission import submit
 from shoal_service.core.desired import Desired
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
@@ -70,7 +70,7 @@ def routes(context: Context) -> APIRouter:
         )
         return _job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
 
-    @router.get("", response_model=Page[JobSummary], summary="List jobs")
+    @router.get("", response_model=Page[JobSummary], summary="List jobs", responses=STREAMED)
     async def list_jobs(
         request: Request,
         state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
@@ -93,7 +93,7 @@ def routes(context: Context) -> APIRouter:
         "/{job_id}",
         response_model=JobView,
         summary="Show a job",
-        responses={304: {"description": "If-None-Match names its present ETag."}},
+        responses={**STREAMED, 304: {"description": "If-None-Match names its present ETag."}},
     )
     async def show_job(request: Request, job_id: JobId, if_none_match: IfNoneMatch = None) -> Response:
         """Spec and status. With `Accept: text/event-stream`: the job, now and after every change, until its end."""

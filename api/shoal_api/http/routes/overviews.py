@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -16,13 +16,12 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_api.http.routes.nodes import nodes_of
 from shoal_api.http.routes.projects import PROJECT_NAME
-from shoal_api.http.streams import sse_response
+from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.overview_views import FleetNode, FleetOverview, JobOverview, SpecVersion
 from shoal_service.store.overview.fleet import FleetQuery, JobOrder
 from shoal_service.views import Page
 from shoal_workers.contract.job import JobState
 
-_SSE: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
 _REFRESH_S = 1.0
 _MAX_LABELS = 8
 
@@ -32,7 +31,7 @@ def routes(context: Context) -> APIRouter:
     store = context.store
     cache = OverviewCache(store)
 
-    @router.get("/overview", response_model=FleetOverview, summary="Everything about all jobs", responses=_SSE)
+    @router.get("/overview", response_model=FleetOverview, summary="Everything about all jobs", responses=STREAMED)
     async def fleet_overview(
         request: Request,
         search: Annotated[
@@ -69,7 +68,9 @@ def routes(context: Context) -> APIRouter:
         found = await run_in_threadpool(read)
         return Response(found.model_dump_json(), media_type="application/json")
 
-    @router.get("/jobs/{job_id}/overview", response_model=JobOverview, summary="Everything about a job", responses=_SSE)
+    @router.get(
+        "/jobs/{job_id}/overview", response_model=JobOverview, summary="Everything about a job", responses=STREAMED
+    )
     async def job_overview(
         request: Request,
         job_id: JobId,
