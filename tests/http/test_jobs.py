@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal_service.views import ElasticityPatch, JobPatch
+from shoal_service.views import ElasticityPatch, JobPatch, NodeView
 from shoal_workers.contract.job import JobState
 
 YAML = "name: from-yaml\ndata: {corpus: python-stdlib}\nstop: {steps: 3}\n"
@@ -249,3 +249,15 @@ def test_a_web_page_of_another_origin_changes_nothing(service: Any, spec: dict[s
     assert service.client.job(job.id).status.state is JobState.QUEUED
     own = service.http.post(f"/v1/jobs/{job.id}/cancel", headers={"Origin": service.url})
     assert own.status_code == 202
+
+
+def test_a_submission_is_answered_with_what_is_probably_not_meant(own_service: Any, spec: dict[str, Any]) -> None:
+    node = NodeView(node_id="n", ip="10.0.0.1", alive=True, cpus=4, gpus=0, memory_gib=8)
+    own_service.cluster.view = own_service.cluster.view.model_copy(
+        update={"nodes": (node, node.model_copy(update={"node_id": "gone", "alive": False}))}
+    )
+    eight = {"elasticity": {"max_workers": 8}, "schedule": {"warmup_steps": 50}}
+    note = own_service.client.submit(spec | eight).status.note
+    assert "the cluster has room for 4 workers with 1 CPU each" in note
+    assert "schedule.warmup_steps 50 is more than stop.steps 10" in note
+    assert own_service.client.submit(spec | {"elasticity": {"max_workers": 4}}).status.note == ""

@@ -3,7 +3,9 @@
 It runs the same engine as the service does; use it to debug, profile and measure. Rank 0 prints one line per step, and
 one line of JSON at the end. There is no supervisor: if a rank dies, the run ends (torchrun may start it again, which
 resumes from the newest committed checkpoint), and rank 0 commits a checkpoint once all its parts are durable. The
-layout is the one that `parallelism` fixes, else fully sharded.
+layout is the one that `parallelism` fixes, else fully sharded. Checkpoints are in the directory that --checkpoint-dir
+or `checkpoint.url` names, else in ./NAME-checkpoints. A run continues from those that it finds there, if the spec is
+the same.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import yaml
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from shoal_workers.checkpoint.commit import checkpoint_names, newest_committed
+from shoal_workers.checkpoint.spec_note import SpecChanged, note_spec
 from shoal_workers.checkpoint.storage import open_directory
 from shoal_workers.contract.checks.feasibility import fixed_layout
 from shoal_workers.contract.checks.legality import violations
@@ -130,8 +133,9 @@ def main() -> int:
     outbox = Outbox(f"rank-{environment.rank}")
     shared = environment.shared_store(spec.name)
     if environment.rank == 0:
+        newest = _newest_of(spec, str(root), may_differ=arguments.changed_spec)
         shared.set("attempt", str(_next_attempt(str(root))))
-        shared.set("restore_from", newest_committed(str(root)) or "")
+        shared.set("restore_from", newest)
         shared.set("key", secrets.token_hex(16))
     store = StoreServer(environment.own_address(), shared.get("key").decode())
     if environment.rank == 0:
@@ -189,6 +193,24 @@ def layout_for(spec: JobSpec, world_size: int) -> Layout:
     if broken:
         raise SystemExit("\n".join(f"parallelism.{one.axis}: {one.message} ({one.rule})" for one in broken))
     return layout
+
+
+def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
+    """The checkpoint from which this run continues; empty: it begins. On rank 0 only.
+
+    Raises:
+        SystemExit: there are checkpoints of another spec; the message tells how to go on.
+    """
+    newest = newest_committed(root) or ""
+    try:
+        note_spec(root, spec, may_differ=may_differ or not newest)
+    except SpecChanged as error:
+        raise SystemExit(
+            f"{error} To continue from {newest} all the same, add --changed-spec; to begin anew, name another "
+            "directory with --checkpoint-dir."
+        ) from None
+    _print(f"continues from {newest}" if newest else f"begins; its checkpoints are in {root}")
+    return newest
 
 
 def _next_attempt(root: str) -> int:
@@ -259,7 +281,11 @@ def _print(line: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shoal_workers.run", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("spec", type=Path, help="job spec, YAML or JSON")
-    parser.add_argument("--checkpoint-dir", help="directory or URL of this job's checkpoints (default: checkpoint.url)")
+    parser.add_argument(
+        "--checkpoint-dir",
+        help="directory or URL of this run's checkpoints (default: checkpoint.url, else ./NAME-checkpoints)",
+    )
+    parser.add_argument("--changed-spec", action="store_true", help="continue from checkpoints of another spec")
     return parser.parse_args()
 
 

@@ -6,15 +6,17 @@ does not exist yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 from shoal_service.control.code_archive import CodeArchiveError, pack
 from shoal_service.control.deadline import check_deadline
 from shoal_service.control.webhooks.check import check_webhooks
+from shoal_service.core.nodes import Node
 from shoal_service.planner import HardwareProfile, refusal
 from shoal_service.store import Store
 from shoal_service.views import JobView
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
+from shoal_workers.contract.checks.remarks import capacity_remark, remarks
 from shoal_workers.contract.checks.spec_errors import SpecError, SpecProblem
 from shoal_workers.contract.spec import JobSpec
 
@@ -32,20 +34,31 @@ class CodeUnknown(ValueError):
         return f"code.archive {self.sha256} is not stored here; PUT /v1/code/{self.sha256} first."
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known at submit about where the job will run."""
+
+    profiles: tuple[HardwareProfile, ...] = ()
+    """Of which a measured one predicts whether the job can make `finish_by`."""
+    nodes: tuple[Node, ...] = ()
+
+
+NOTHING_KNOWN = Surroundings()
+
+
 def submit(
     store: Store,
     spec: JobSpec,
     idempotency_key: str | None,
     now: float,
-    profiles: Iterable[HardwareProfile] = (),
+    surroundings: Surroundings = NOTHING_KNOWN,
 ) -> tuple[JobView, bool]:
     """Create a job, or find the one that was created with this key; the second value is False then.
 
     A `code.working_dir` without an archive is a directory of this machine; it is packed and stored now.
 
-    Args:
-        profiles: hardware, of which a measured one predicts whether the job can make `finish_by`; the note of the
-            job's status says if not.
+    The note of the job's status says what is probably not meant: a deadline that will be missed, more workers than the
+    cluster has room for, and the remarks on the spec.
 
     Raises:
         SpecError: checkpoint.url is relative, a webhook names unknown events, the directory cannot be packed, the model
@@ -57,7 +70,9 @@ def submit(
     too_large = refusal(spec)
     if too_large:
         raise SpecError((SpecProblem(path="model", message=too_large),))
-    note = check_deadline(spec, profiles, now)
+    deadline = check_deadline(spec, surroundings.profiles, now)
+    room = [(node.cpus, node.gpus) for node in surroundings.nodes if node.alive]
+    note = " ".join(filter(None, (deadline, capacity_remark(spec, room) if room else "", *remarks(spec))))
     code = spec.code
     if code.archive is not None:
         if not store.has_code(code.archive):

@@ -72,6 +72,7 @@ def prepare(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFlag
 def describe_spec(spec: JobSpec) -> str:
     """What the valid spec means at each world size that it allows."""
     from shoal_workers.contract.batch_partition import micro_batches_of_rank
+    from shoal_workers.contract.checks.remarks import remarks
 
     num_micro = spec.batch.num_micro_batches
     lines = [f"{spec.name}: the spec is valid", f"  task {spec.task}", f"  {num_micro} micro-batches a step"]
@@ -85,6 +86,7 @@ def describe_spec(spec: JobSpec) -> str:
         )
     if len(sizes) > 8:
         lines.append(f"  ... up to {sizes[-1]} workers")
+    lines += [f"  {remark}" for remark in remarks(spec)]
     return "\n".join(lines)
 
 

@@ -18,10 +18,11 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
-from shoal_service.control.submission import submit
+from shoal_service.control.submission import Surroundings, submit
 from shoal_service.core.desired import Desired
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
 from shoal_workers.contract.job import JobState
+from shoal_workers.contract.spec import JobSpec
 
 IdempotencyKey = Annotated[
     str | None,
@@ -65,9 +66,7 @@ def routes(context: Context) -> APIRouter:
     async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
         """The body is a job spec. The answer is the job, with its address in `Location` and its `ETag`."""
         spec = await read_spec(request)
-        job, created = await run_in_threadpool(
-            submit, store, spec, idempotency_key, context.clock(), tuple(context.profiles.values())
-        )
+        job, created = await run_in_threadpool(_submit, context, spec, idempotency_key)
         return _job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
 
     @router.get("", response_model=Page[JobSummary], summary="List jobs", responses=STREAMED)
@@ -142,6 +141,11 @@ def routes(context: Context) -> APIRouter:
         "resume", Desired.RUN, "Resume a paused job", "The job returns to the queue and continues from its checkpoint."
     )
     return router
+
+
+def _submit(context: Context, spec: JobSpec, idempotency_key: str | None) -> tuple[JobView, bool]:
+    known = Surroundings(profiles=tuple(context.profiles.values()), nodes=context.cluster.snapshot().nodes)
+    return submit(context.store, spec, idempotency_key, context.clock(), known)
 
 
 def _job_response(job: JobView, status: int, headers: dict[str, str] | None = None) -> Response:

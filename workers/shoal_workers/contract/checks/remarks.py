@@ -1,0 +1,48 @@
+"""What is probably not meant in a spec that is valid. A remark never refuses it. Pure.
+
+Said by `shoal validate`, and by the note of a job that was submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from shoal_workers.contract.spec import JobSpec, WorkerSpec
+
+
+def remarks(spec: JobSpec) -> Iterator[str]:
+    """Sentences about the spec alone."""
+    warmup, steps = spec.schedule.warmup_steps, spec.stop.steps
+    if steps is not None and warmup > steps:
+        yield (
+            f"schedule.warmup_steps {warmup} is more than stop.steps {steps}: the learning rate does not reach "
+            "optimizer.lr, and does not decay."
+        )
+    if spec.checkpoint.every_steps is None and spec.checkpoint.every_s is None:
+        yield (
+            "checkpoint.every_steps and checkpoint.every_s are both null: the only durable checkpoints are those of a "
+            "pause and of the end. If the whole cluster is lost, the job starts from step 0."
+        )
+
+
+def capacity_remark(spec: JobSpec, nodes: Iterable[tuple[float, float]]) -> str:
+    """Whether the nodes, each with its CPUs and GPUs, have room for `elasticity.max_workers`; empty: they have."""
+    worker, most = spec.worker, spec.elasticity.max_workers
+    if not worker.cpus and not worker.gpus:
+        return ""  # such workers have room everywhere
+    room = sum(_room(worker, cpus, gpus) for cpus, gpus in nodes)
+    if room >= most:
+        return ""
+    needs = " and ".join(
+        f"{number:g} {unit}{'' if number == 1 else 's'}"
+        for number, unit in ((worker.cpus, "CPU"), (worker.gpus, "GPU"))
+        if number
+    )
+    return (
+        f"elasticity.max_workers is {most}, and the cluster has room for {room} workers with {needs} each: the job "
+        "gets more of them when nodes join."
+    )
+
+
+def _room(worker: WorkerSpec, cpus: float, gpus: float) -> int:
+    return min(int(has // needs) for has, needs in ((cpus, worker.cpus), (gpus, worker.gpus)) if needs)
