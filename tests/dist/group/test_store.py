@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ from shoal_workers.engine.group.fence import Fence
 from shoal_workers.engine.group.gloo_sockets import listening_addresses
 from shoal_workers.engine.group.store.connection import StoreConnection
 from shoal_workers.engine.group.store.generation_store import GenerationStore
-from shoal_workers.engine.group.store.messages import Operation, Space, StoreRequest
+from shoal_workers.engine.group.store.messages import Operation, Space, StoreRequest, pack
 from shoal_workers.engine.group.store.server import StoreServer
 
 KEY = "the attempt's key"
@@ -90,6 +91,31 @@ def test_requests_before_the_proof_are_not_served(server: StoreServer) -> None:
                 pytest.fail("the server answered")
             raise ConnectionResetError
     assert server.num_keys == 0
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(64), b"\x16\x03\x01" * 100, b"\xff" * 100_000])
+def test_junk_of_a_stranger_ends_its_own_connection_only(server: StoreServer, connect: Connect, junk: bytes) -> None:
+    """No rank of the group sees an error of it, so no job is charged for it."""
+    store = connect()
+    with socket.create_connection((server.host, server.port), timeout=20) as stranger:
+        with suppress(OSError):  # the server may close it before everything is sent
+            stranger.sendall(junk)
+            while stranger.recv(1 << 16):
+                pass
+    store.set("key", "value")
+    assert store.get("key") == b"value" and server._thread.is_alive()
+
+
+@pytest.mark.parametrize("junk", [b"\xff" * 100, pack([b"\xff"] * 5), pack([b"1", b"set", b"x", b"y"]), pack([b"1"])])
+def test_junk_of_a_member_ends_its_own_connection_only(server: StoreServer, connect: Connect, junk: bytes) -> None:
+    store, member = connect(), connection_to(server)
+    member._socket.sendall(junk)
+    member._socket.settimeout(20)
+    with suppress(OSError):
+        assert member._socket.recv(1) == b""
+    member.close()
+    store.set("key", "value")
+    assert store.get("key") == b"value" and server._thread.is_alive()
 
 
 def test_a_name_is_no_address() -> None:

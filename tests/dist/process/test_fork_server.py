@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from shoal_workers.forkserver import PRELOAD, idle, launch, preload, py_executable
+from shoal_workers.forkserver.clients import MAX_WAITING
 
 pytestmark = pytest.mark.dist
 
@@ -155,6 +156,40 @@ def test_a_request_whose_client_has_gone_starts_no_process_and_does_not_end_the_
     os.kill(server, signal.SIGCONT)
     assert [raylet.start()["parent"] for _ in range(2)] == [server] * 2
     assert not (raylet.folder / "orphan").exists()
+
+
+def test_silent_and_malformed_clients_neither_block_nor_end_the_server(raylet: Raylet) -> None:
+    server = raylet.start()["parent"]
+    [address] = [path for path in raylet.folder.glob("raylet.shoal-????????") if _serves(server, path)]
+    descriptors = len(os.listdir(f"/proc/{server}/fd"))  # noqa: PTH208
+    good = {"argv": ["x"], "env": {}, "cwd": "/"}
+    wrong = [b"not JSON", b"[" * 100_000, b"[]", b"{}", b"\xff"] + [
+        json.dumps(good | change).encode()
+        for change in ({"argv": []}, {"argv": [1]}, {"argv": "x"}, {"env": {"A": 1}}, {"env": []}, {"cwd": None})
+    ]
+    with launch.connect(str(address)), open(os.devnull, "r+b") as nothing:  # noqa: PTH123
+        for message in wrong:
+            with launch.connect(str(address)) as connection:
+                socket.send_fds(connection, [message], [nothing.fileno()] * 3)
+                assert connection.recv(32) == b""
+        with launch.connect(str(address)) as connection:
+            connection.send(json.dumps(good).encode())
+            assert connection.recv(32) == b"", "without streams"
+        answer = raylet.start()
+        assert answer["is_forked"] and answer["parent"] == server
+        assert len(os.listdir(f"/proc/{server}/fd")) <= descriptors + 1, "only the silent client's"  # noqa: PTH208
+
+
+def test_of_too_many_silent_clients_the_oldest_is_disconnected(raylet: Raylet) -> None:
+    server = raylet.start()["parent"]
+    [address] = [path for path in raylet.folder.glob("raylet.shoal-????????") if _serves(server, path)]
+    silent = [launch.connect(str(address)) for _ in range(MAX_WAITING + 2)]
+    try:
+        assert [connection.recv(32) for connection in silent[:2]] == [b"", b""]
+        assert raylet.start()["parent"] == server
+    finally:
+        for connection in silent:
+            connection.close()
 
 
 @pytest.mark.matrix

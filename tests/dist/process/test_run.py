@@ -63,6 +63,31 @@ def test_torchrun_trains_a_spec_and_a_single_process_resumes_it(tmp_path: Path, 
     assert end_again["val_loss"] == pytest.approx(end["val_loss"], abs=1e-5)
 
 
+def test_another_spec_does_not_continue_unnoticed_from_what_it_finds(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    assert (
+        "begins; its checkpoints are in job-checkpoints\n" in first.stdout and (tmp_path / "job-checkpoints").is_dir()
+    )
+    changed = {**SPEC, "optimizer": {"lr": 0.01}, "stop": {"steps": 8}}
+    refused = run(tmp_path, spec=changed)
+    assert refused.returncode == 1 and "step " not in refused.stdout
+    assert "another spec: optimizer.lr, stop.steps differ. To continue from" in refused.stderr
+    again = run(tmp_path, "--changed-spec", spec=changed)
+    assert "continues from job-checkpoints/step-000000000006-a1-g1\n" in again.stdout
+    assert [line.split()[1] for line in again.stdout.splitlines() if line.startswith("step ")] == ["7", "8"]
+
+
+def run(directory: Path, *options: str, spec: dict[str, Any] = SPEC) -> subprocess.CompletedProcess[str]:
+    """In one process without torchrun, in that directory."""
+    (directory / "spec.yaml").write_text(json.dumps(spec))
+    sources = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2] / "kit" / "tasks")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": sources}
+    command = [sys.executable, "-m", "shoal_workers.run", "spec.yaml", *options]
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+
+
 def test_torchrun_trains_in_the_layout_that_the_spec_fixes(tmp_path: Path, text: str, plain_run: Any) -> None:
     spec = {**_lm(text), "parallelism": {"tp": 2}}
     losses, end = launch(tmp_path, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", spec=spec)

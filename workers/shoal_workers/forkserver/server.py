@@ -5,27 +5,27 @@
 Without it, a worker needs six seconds of CPU time from Ray's decision until it is warm, nearly all of it for imports. A
 fork has the modules already, and shares their pages with the node's other workers. The server must not train, open a
 device or start a thread, because it forks. It ends with the raylet, or ten minutes after its last forked process ended.
+A client that sends nothing, or something else than a request, neither ends it nor delays the others.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import runpy
 import select
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shoal_workers.exit_status import Recorder
+from shoal_workers.forkserver.clients import Clients, Request, receive
 from shoal_workers.forkserver.idle import end_when_idle
-from shoal_workers.forkserver.launch import LARGEST_REQUEST, LISTENER_FD, PRELOAD, warm_marker
+from shoal_workers.forkserver.launch import LISTENER_FD, PRELOAD, warm_marker
 
 _IDLE_S = 600.0
 _MODULES = (
@@ -38,14 +38,6 @@ _MODULES = (
     "shoal_workers.tasks.lm",
 )
 """The `__main__` module of a worker is Ray's script; importing it by its name imports what it needs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    argv: list[str]
-    env: dict[str, str]
-    cwd: str
-    streams: tuple[int, ...]
 
 
 def main(address: str, raylet_pid: int) -> None:
@@ -86,48 +78,57 @@ def _serve(listener: socket.socket, raylet_pid: int, recorder: Recorder) -> Requ
     poll.register(raylet, select.POLLIN)
     poll.register(listener, select.POLLIN)
     children: dict[int, int] = {}  # pidfd, which is readable when the process has ended -> pid
-    while ready := dict(poll.poll(None if children else _IDLE_S * 1000)):
-        if raylet in ready:
+    clients = Clients()
+    while True:
+        wait_s = clients.patience_s(time.monotonic())
+        ready = dict(poll.poll(wait_s * 1000 if wait_s is not None else None if children else _IDLE_S * 1000))
+        if raylet in ready or not (ready or children or clients.waiting):
             return None
         for ended in children.keys() & ready.keys():
             poll.unregister(ended)
             recorder.reap(ended, children.pop(ended))
             os.close(ended)
-        if listener.fileno() not in ready:
-            continue
-        connection, _ = listener.accept()
-        with connection:
-            request = _receive(connection)
-            if request is None:
-                continue
-            if _has_hung_up(connection):  # Ray waits for a process for a minute, and the imports may take longer
+        for number in clients.waiting.keys() & ready.keys():
+            poll.unregister(number)
+            with clients.take(number) as connection:
+                request = receive(connection)
+                if request is None:
+                    continue
+                pid = _fork(connection, request)
+                if pid == 0:
+                    for descriptor in (raylet, *children):
+                        os.close(descriptor)
+                    clients.close()
+                    return request
                 for stream in request.streams:
                     os.close(stream)
-                continue
-            pid = os.fork()
-            if pid == 0:
-                for descriptor in (raylet, *children):
-                    os.close(descriptor)
-                return request
-            with suppress(OSError):  # Ray has killed the client since
-                connection.send(str(pid).encode())
-            for stream in request.streams:
-                os.close(stream)
-        with suppress(ProcessLookupError):
-            child = os.pidfd_open(pid)
-            poll.register(child, select.POLLIN)
-            children[child] = pid
-    return None
+            with suppress(ProcessLookupError):
+                if pid is not None:
+                    child = os.pidfd_open(pid)
+                    poll.register(child, select.POLLIN)
+                    children[child] = pid
+        if listener.fileno() in ready:
+            connection, _ = listener.accept()
+            poll.register(connection, select.POLLIN)
+            clients.add(connection, time.monotonic())
+        for number in clients.overdue(time.monotonic()):
+            poll.unregister(number)
+            clients.take(number).close()
 
 
-def _receive(connection: socket.socket) -> Request | None:
-    """None: the client has gone."""
-    try:
-        message, streams, _, _ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
-        decoded: dict[str, Any] = json.loads(message)
-    except (OSError, ValueError):
+def _fork(connection: socket.socket, request: Request) -> int | None:
+    """0 in the new process, whose pid the client gets; None: there is no new process, and the client learns it from the
+    end of the connection."""
+    if _has_hung_up(connection):  # Ray waits for a process for a minute, and the imports may take longer
         return None
-    return Request(decoded["argv"], decoded["env"], decoded["cwd"], tuple(streams))
+    try:
+        pid = os.fork()
+    except OSError:  # the limit of processes
+        return None
+    if pid:
+        with suppress(OSError):  # Ray has killed the client since
+            connection.send(str(pid).encode())
+    return pid
 
 
 def _has_hung_up(connection: socket.socket) -> bool:
