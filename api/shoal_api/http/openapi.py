@@ -49,6 +49,7 @@ EXAMPLES: dict[str, Any] = {
         "spec": {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}, "elasticity": {"max_workers": 8}},
         "workers": 8,
     },
+    "ProfileBody": {"steps": 3, "rank": 0},
     "ProjectRules": {"weight": 2.0},
     "UserRules": {"max_queued": 20},
     "WindowRequest": {
@@ -71,6 +72,9 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"PATCH /v1/jobs/{job_id}", (Kind.INVALID_PATCH, Kind.INVALID_SPEC, Kind.PRECONDITION_FAILED)),
     (r"(PATCH|POST) /v1/jobs/{job_id}", (Kind.JOB_ENDED, Kind.REQUEST_CONFLICT)),
     (r"\w+ /v1/jobs/{job_id}/checkpoints/{", (Kind.CHECKPOINT_NOT_FOUND, Kind.CHECKPOINT_CONFLICT)),
+    (r"DELETE /v1/jobs/{job_id}/checkpoints/{", (Kind.CHECKPOINT_KEPT, Kind.JOB_ENDED, Kind.REQUEST_CONFLICT)),
+    (r"POST /v1/jobs/{job_id}/profiles", (Kind.PROFILE_OPEN,)),
+    (r"GET /v1/jobs/{job_id}/profiles/{", (Kind.PROFILE_NOT_FOUND,)),
     (r"GET /v1/jobs/{job_id}/series", (Kind.NOT_ACCEPTABLE,)),
     (r"GET /v1/jobs/{job_id}/stacks", (Kind.REQUEST_CONFLICT, Kind.NOT_READY)),
     (r"\w+ /v1/nodes/{", (Kind.NODE_NOT_FOUND,)),
@@ -91,7 +95,9 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
 
 def body_of(model: str, media_types: tuple[str, ...], *, required: bool = True) -> dict[str, Any]:
     """`openapi_extra` of a route that decodes its body itself."""
-    content = {"schema": {"$ref": _REF.format(model=model)}, "example": EXAMPLES[model]}
+    content: dict[str, Any] = {"schema": {"$ref": _REF.format(model=model)}}
+    if model in EXAMPLES:
+        content["example"] = EXAMPLES[model]
     return {"requestBody": {"required": required, "content": dict.fromkeys(media_types, content)}}
 
 
