@@ -114,6 +114,7 @@ async def _serve(settings: Settings) -> None:
         requests=requests,
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
+        allowed_hosts=settings.host_names | {socket.gethostname().lower()},
     )
     ends_cluster = embedded is not None and not settings.keep_cluster
     progress = SavingProgress(store, _say, time.monotonic)

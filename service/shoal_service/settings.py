@@ -45,6 +45,10 @@ class Settings(BaseSettings):
     """Address to listen on. The API has no authentication: any address but loopback needs a proxy that has."""
     port: int = Field(8470, ge=0, le=65535)
     """0: a free port."""
+    allowed_hosts: str = ""
+    """Names of this server in the header Host, separated by commas; * allows every name. Addresses, localhost and the
+    name of the machine are always allowed. Other names are refused, because a web page could use one of them to reach
+    the server (DNS rebinding)."""
     log_level: LogLevel = LogLevel.INFO
     """debug, info, warning or error; for the server, and for the supervisors and workers that it starts. At debug the
     server also logs each request."""
@@ -93,6 +97,11 @@ class Settings(BaseSettings):
     docs/webhooks.md."""
     webhook_secrets_dir: Path = Field(default_factory=lambda given: _below_state(given, "webhook-secrets"))
     """Directory of the secrets that webhooks name as file:NAME. Default: webhook-secrets/ in state_dir."""
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """`allowed_hosts`, in lower case."""
+        return frozenset(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
 
     @property
     def logs(self) -> LogSettings:

@@ -10,6 +10,7 @@ import pytest
 from shoal_api.cli.doctor import probes
 from shoal_api.cli.doctor.findings import Verdict
 from shoal_api.client import ServerError
+from shoal_api.http.edge import is_own_host
 from shoal_api.http.problem_types import Kind
 
 
@@ -89,3 +90,37 @@ def test_an_unforeseen_error_is_a_500_with_an_id_that_is_in_the_log(own_service:
 def test_the_allow_header_names_the_methods_of_all_routes_of_a_path(service: Any) -> None:
     assert service.http.put("/v1/jobs").headers["allow"] == "GET, POST"
     assert service.http.put("/v1/jobs/job-1").headers["allow"] == "GET, PATCH"
+
+
+@pytest.mark.parametrize(
+    ("host", "is_own"),
+    [
+        (b"", True),
+        (b"127.0.0.1:8470", True),
+        (b"localhost", True),
+        (b"LOCALHOST:8470", True),
+        (b"[::1]:8470", True),
+        (b"10.1.2.3", True),
+        (b"Shoal.Example.org:443", True),
+        (b"evil.example.org", False),
+        (b"localhost.evil.org", False),
+        (b"127.0.0.1.nip.io:8470", False),
+        (b"shoal.example.org.evil.org", False),
+        (b"[::1", False),
+        (b"\xff", False),
+    ],
+)
+def test_only_names_of_this_server_are_accepted_as_its_host(host: bytes, is_own: bool) -> None:
+    assert is_own_host(host, {"shoal.example.org"}) == is_own
+    assert is_own_host(host, {"*"})
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/"), ("GET", "/healthz")]
+)
+def test_a_page_whose_name_was_rebound_reads_and_changes_nothing(service: Any, method: str, path: str) -> None:
+    refused = service.http.request(method, path, headers={"Host": "evil.example.org"})
+    assert (refused.status_code, refused.json()["code"]) == (421, "unknown-host")
+    port = service.url.rpartition(":")[2]
+    for host in ("127.0.0.1", "localhost", "[::1]"):
+        assert service.http.get("/healthz", headers={"Host": f"{host}:{port}"}).status_code == 200

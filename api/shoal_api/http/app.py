@@ -60,6 +60,7 @@ def create_app(
     pace: Pace = DEFAULT_PACE,
     profiles: Mapping[str, HardwareProfile] = PROFILES,
     warnings: Callable[[], tuple[str, ...]] = tuple,
+    allowed_hosts: frozenset[str] = frozenset(),
 ) -> FastAPI:
     """A new application.
 
@@ -71,6 +72,7 @@ def create_app(
         requests: counts and times every request.
         profiles: the hardware that the planner knows, by name.
         warnings: shown by /readyz.
+        allowed_hosts: names that a request may be for, in lower case; addresses and localhost always are.
     """
     context = Context(
         store=store,
@@ -123,5 +125,5 @@ def create_app(
     ):
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(pages.routes(context))
-    app.add_middleware(Edge, requests=requests or RequestMetrics())
+    app.add_middleware(Edge, requests=requests or RequestMetrics(), allowed_hosts=allowed_hosts)
     return app

@@ -1,15 +1,18 @@
 """Edge: the outermost middleware, pure ASGI, for every request of every route. Installed by `create_app`.
 
 It turns unexpected errors into a 500 with an id and logs the cause, refuses changes from a web page of another origin
-(the service has no passwords, and a page in the browser must not cancel jobs on localhost), adds security headers, and
-counts and times requests. It reads no body and buffers nothing.
+(the service has no passwords, and a page in the browser must not cancel jobs on localhost) and every request that names
+a foreign host (a page of another origin becomes one of this origin if its name is made to resolve to this address: DNS
+rebinding), adds security headers, and counts and times requests. It reads no body and buffers nothing.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import time
 import uuid
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -29,9 +32,10 @@ _METHODS = _SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 
 
 class Edge:
-    def __init__(self, app: ASGIApp, requests: RequestMetrics) -> None:
+    def __init__(self, app: ASGIApp, requests: RequestMetrics, allowed_hosts: frozenset[str] = frozenset()) -> None:
         self._app = app
         self._requests = requests
+        self._allowed_hosts = allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +58,13 @@ class Edge:
             await send(message)
 
         try:
-            if _is_cross_origin_change(scope):
+            if not is_own_host(dict(scope["headers"]).get(b"host", b""), self._allowed_hosts):
+                detail = (
+                    "The header Host names another server. Add the name to SHOAL_ALLOWED_HOSTS if it is this one's."
+                )
+                refusal = problem_response(Kind.UNKNOWN_HOST, detail=detail, instance=scope["path"])
+                await refusal(scope, receive, send_with_headers)
+            elif _is_cross_origin_change(scope):
                 detail = "A web page of another origin must not change anything here: Origin and Host differ."
                 refusal = problem_response(Kind.CROSS_ORIGIN, detail=detail, instance=scope["path"])
                 await refusal(scope, receive, send_with_headers)
@@ -74,6 +84,24 @@ class Edge:
                 self._requests.stream_closed()
             seconds = None if OPEN_ENDED in scope else time.monotonic() - started_mono
             self._requests.observe(method, route, status, seconds)
+
+
+def is_own_host(header: bytes, allowed: Collection[str]) -> bool:
+    """Whether a Host header is of this server: an address (only names can be rebound), localhost, or one of the
+    `allowed` names, in lower case; "*" allows every name. A missing header is no browser's."""
+    if not header or "*" in allowed:
+        return True
+    try:
+        name = urlsplit(f"//{header.decode('latin-1')}").hostname or ""
+    except ValueError:
+        return False
+    if name in ("localhost", *allowed):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_cross_origin_change(scope: Scope) -> bool:

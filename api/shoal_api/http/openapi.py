@@ -63,7 +63,7 @@ EXAMPLES: dict[str, Any] = {
 
 _OF_BODIES = (Kind.BAD_DOCUMENT, Kind.BODY_TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)
 _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
-    (r"\w+ ", (Kind.INVALID_REQUEST,)),
+    (r"\w+ ", (Kind.INVALID_REQUEST, Kind.UNKNOWN_HOST)),
     (r"(POST|PUT|PATCH|DELETE) ", (Kind.CROSS_ORIGIN,)),
     (r"\w+ /v1/", (Kind.STORE_UNAVAILABLE,)),
     (r"GET /v1/jobs$", (Kind.INVALID_CURSOR,)),

@@ -146,6 +146,12 @@ class Kind(Enum):
         "Cross-origin request refused",
         "A web page of another origin must not change anything.",
     )
+    UNKNOWN_HOST = (
+        "unknown-host",
+        421,
+        "The request is for another server",
+        "Host is neither an address nor localhost nor one of the names in SHOAL_ALLOWED_HOSTS.",
+    )
     NOT_READY = ("not-ready", 503, "Not ready", "The store or the cluster cannot be reached; see errors.")
     STORE_UNAVAILABLE = (
         "store-unavailable",
