@@ -20,6 +20,9 @@ def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     browser.click('[data-checkpoint="export-8"]')
     browser.sees("#dialog-words", f"shoal export {run.id} OUT --step 8")
     browser.click("#dismiss")
+    browser.click('[data-checkpoint="delete-8"]')
+    browser.sees("#dialog-words", "It is the newest one of a job that has not ended, so the service refuses this")
+    browser.click("#dismiss")
     browser.click('[data-checkpoint="pin-8"]')
     browser.sees("#dialog-words", "keeps its newest 1 checkpoint and deletes older ones")
     browser.click("#confirm")
@@ -37,4 +40,14 @@ def test_a_checkpoint_that_is_pinned_on_the_page_survives_retention(
     browser.sees("#dialog-words", "The job has ended, so nothing deletes it")
     browser.click("#confirm")
     browser.until(lambda: browser.count('[data-checkpoint="pin-8"]') == 1, "it is no longer pinned")
+
+    browser.click('[data-checkpoint="verify-24"]')
+    browser.sees("#dialog-words", "compares lengths and checksums")
+    browser.click("#confirm")
+    browser.until(lambda: browser.count("#dialog[open]") == 0, "every byte is as it was written")
+    browser.click('[data-checkpoint="delete-8"]')
+    browser.sees("#dialog-words", "cannot be undone. 1 other checkpoint of the job is kept.")
+    browser.click("#confirm")
+    browser.until(lambda: browser.count('[data-checkpoint="delete-8"]') == 0, "it is deleted")
+    assert [one.step for one in client.checkpoints(run.id) if one.state == "committed"] == [24]
     assert browser.complaints() == []

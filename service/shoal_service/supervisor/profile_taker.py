@@ -27,7 +27,7 @@ from shoal_service.core.profiles.decide import (
 from shoal_service.supervisor.config import Directive
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerUnavailable, World
 from shoal_service.supervisor.reporting.reporter import Reporter
-from shoal_workers.contract.profiling.messages import Profiled
+from shoal_workers.contract.profiling.messages import Profiled, ProfileRequest
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 0.25
@@ -52,14 +52,18 @@ class ProfileTaker:
         self._spawn = spawn
         self._attempt = state
         self._state = ProfileState()
+        self._wanted: ProfileRequest | None = None
+        """Of the newest directive."""
 
     def consider(self, event: Event, directive: Directive | None) -> None:
-        """After each turn of the machine."""
-        if directive is not None:
-            self._take(Wanted(directive.profile))
+        """After each turn of the machine. Costs nothing while no profile is requested, however large the group is."""
+        wanted = directive.profile if directive is not None else None
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._take(Wanted(wanted))
         if isinstance(event, ReportArrived) and isinstance(event.item, Profiled):
             self._take(Reported(event.item))
-        else:
+        elif self._state.request is not None:
             self._take(Looked())
 
     def _take(self, event: ProfileEvent) -> None:

@@ -1,0 +1,29 @@
+"""A profile is taken from the page of a running job, and its parts and files appear there."""
+
+from __future__ import annotations
+
+from kit.processes.chromium import Browser
+from kit.processes.server import Server
+from kit.worlds.tiny_jobs import Submit
+from shoal_api.client import Client
+
+
+def test_a_profile_that_is_asked_for_on_the_page_appears_with_its_files(
+    browser: Browser, shoal_server: Server, submit: Submit, client: Client
+) -> None:
+    hold = {"at": "step", "rank": 0, "n": 4, "do": "hold"}
+    run = submit(workers=1, steps=60, step_s=0.2, strikes=[hold])
+    run.wait_at("step-4-0")
+    browser.open(f"http://127.0.0.1:{shoal_server.port}/jobs/{run.id}")
+    browser.until(lambda: browser.count('[data-action="profile"]') == 1, "the job runs")
+    browser.sees("#unprofiled", "No profile yet")
+    browser.click('[data-action="profile"]')
+    browser.sees("#dialog-words", "no number changes")
+    browser.click("#confirm")
+    browser.sees("#profiles", "requested")
+    run.release("step-4-0")
+    browser.sees("#profiles", "done")
+    browser.sees("#profiles", "compute")
+    assert browser.count('#profiles a[href$=".json.gz"]') == 2
+    client.cancel(run.id)
+    assert browser.complaints() == []
