@@ -75,7 +75,11 @@ SERVICE = Board(
                 "{{hook}} {{outcome}}",
                 look=Look.STACKED,
             ),
-            one("Time of a receiver, 95 %", _quantile(0.95, "shoal_webhook_seconds", "hook"), "{{hook}}", "s"),
+            Panel(
+                "Time of a receiver, 95 %",
+                (Query(_quantile(0.95, "shoal_webhook_seconds", "hook"), "{{hook}}", "a webhook"),),
+                "s",
+            ),
             Panel(
                 "Waiting",
                 (
