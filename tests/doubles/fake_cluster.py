@@ -92,6 +92,8 @@ class FakeCluster:
         self.avoided: list[frozenset[str]] = []
         """`avoid_nodes` of each supervisor that was started."""
         self.reaped: list[tuple[str, int]] = []
+        self.silent_node = ""
+        """Of the supervisors, if their hosts do not answer."""
         self.num_unrecorded = 0
         """Processes of each supervisor that died before they recorded their start."""
         self.start_error: ClusterError | None = None
@@ -142,6 +144,16 @@ class FakeCluster:
 
     def find_supervisor(self, job_id: str, attempt: int) -> FakeSupervisor | None:
         return self.supervisors.get((job_id, attempt))
+
+    def silent_supervisor(self, job_id: str, attempt: int) -> str:
+        return self.silent_node if (job_id, attempt) in self.supervisors else ""
+
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str) -> bool:
+        """The successor continues with the predecessor's reports, as one does that reads the journal."""
+        old = self.supervisors.pop((job_id, attempt))
+        new = self.start_supervisor(old.config, avoid_nodes=frozenset({silent_node}))
+        new.outbox, self.silent_node = old.outbox, ""
+        return True
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         return self.num_unrecorded

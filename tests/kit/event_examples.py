@@ -43,6 +43,7 @@ from shoal_service.core.events.service import (
     NodeCleared,
     NodeCordoned,
     NodeSuspected,
+    SupervisorMoved,
     SupervisorRestarted,
     SupervisorStartFailed,
     WebhookGaveUp,
@@ -234,6 +235,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         CheckpointUnpinned(name="step-000000000010-a1-g1", step=10),
         "checkpoint of step 10 is no longer pinned: retention may delete it",
     ),
+    (SupervisorMoved(node_id="ab12"), "supervisor moved: its host, node ab12, does not answer"),
     (
         SupervisorStartFailed(number=2, after_s=2.0, message="start 2 of at most 5 failed: the actor died"),
         "supervisor not started, next start in 2.0 s: start 2 of at most 5 failed: the actor died",

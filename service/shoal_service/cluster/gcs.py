@@ -90,21 +90,18 @@ def actors(timeout_s: float = _TIMEOUT_S) -> tuple[RayActor, ...]:
 def num_starts(actor_id: str, timeout_s: float = _TIMEOUT_S) -> int:
     """Processes that Ray has started for an actor so far; 0: none, or the head does not know the actor. Not from the
     thread of an event loop."""
-    client = internal_kv.internal_kv_get_gcs_client()
-    if client is None:
-        raise GcsUnavailable("not connected to a Ray cluster")
-    key = ActorID.from_hex(actor_id)
-
-    async def read() -> Any:
-        return await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
-
-    try:
-        found = asyncio.run(read())
-    except (RpcError, RaySystemError) as error:
-        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
-    if key not in found or found[key].state == gcs_pb2.ActorTableData.DEPENDENCIES_UNREADY:
+    info = _actor_info(actor_id, timeout_s)
+    if info is None or info.state == gcs_pb2.ActorTableData.DEPENDENCIES_UNREADY:
         return 0
-    return int(found[key].num_restarts) + 1
+    return int(info.num_restarts) + 1
+
+
+def node_of(actor_id: str, timeout_s: float = _TIMEOUT_S) -> str:
+    """The node of an actor that is alive; empty: it is not. Not from the thread of an event loop."""
+    info = _actor_info(actor_id, timeout_s)
+    if info is None or info.state != gcs_pb2.ActorTableData.ALIVE:
+        return ""
+    return str(info.address.node_id.hex())
 
 
 async def died_at(actor_id: str, timeout_s: float = _TIMEOUT_S) -> float | None:
@@ -145,6 +142,22 @@ class GcsKeyValueStore:
 
     def delete_all(self, prefix: bytes) -> None:
         _call("internal_kv_del", prefix, True, self._namespace)
+
+
+def _actor_info(actor_id: str, timeout_s: float) -> Any:
+    """None: the head does not know the actor."""
+    client = internal_kv.internal_kv_get_gcs_client()
+    if client is None:
+        raise GcsUnavailable("not connected to a Ray cluster")
+    key = ActorID.from_hex(actor_id)
+
+    async def read() -> Any:
+        return await client.async_get_all_actor_info(actor_id=key, timeout=timeout_s)
+
+    try:
+        return asyncio.run(read()).get(key)
+    except (RpcError, RaySystemError) as error:
+        raise GcsUnavailable(f"the Ray head did not answer within {timeout_s:g} s: {error}") from error
 
 
 def _call(method: str, *arguments: Any, timeout: float = _TIMEOUT_S) -> Any:

@@ -19,7 +19,7 @@ from shoal_service.control.protocols import Cluster, SupervisorHandle
 from shoal_service.core import supervisor_starts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.endings import AttemptEnd
-from shoal_service.core.events.service import SupervisorStartFailed
+from shoal_service.core.events.service import SupervisorMoved, SupervisorStartFailed
 from shoal_service.core.supervisor_starts import StartDecision
 from shoal_service.reports import SupervisorReports
 from shoal_service.store.driving import DriveRow
@@ -31,10 +31,20 @@ from shoal_workers.contract.messages import Stacks
 
 _PULL_WAIT_S = 1.0
 _RETRY_S = 0.25
+_OVERDUE_S = 1.5
+"""A pull without an answer for this long, and for as long again and again: does the supervisor's host answer?"""
 _UNANSWERED_S = 5.0
 """A supervisor that leaves a pull unanswered for this long may be one that dies at every start."""
 _PULL_PAUSE_S = 0.1
 """Between two pulls, so that the steps of a fast job are stored in batches and not in one transaction each."""
+
+
+class _HostSilent(Exception):
+    """The supervisor's host does not answer."""
+
+    def __init__(self, node_id: str) -> None:
+        super().__init__(node_id)
+        self.node_id = node_id
 
 
 class _StartsInVain(Exception):
@@ -58,6 +68,7 @@ class Driver:
         self._sent: Directive | None = None
         """The last directive that the supervisor received."""
         self._changed = asyncio.Event()
+        self._pulled = row.pulled_seq
         self._has_reported = row.pulled_seq > 0
         self._num_failed = 0
         self._unrecorded: int | None = None
@@ -85,6 +96,9 @@ class Driver:
             try:
                 await self._follow_one()
                 return
+            except _HostSilent as error:
+                await self._replace(error.node_id)
+                continue
             except _StartsInVain as error:
                 await self._end(str(error))
                 return
@@ -146,24 +160,23 @@ class Driver:
         found = await asyncio.to_thread(self._cluster.find_supervisor, row.id, row.attempt)
         if found is not None:
             return found
-        if row.pulled_seq > 0:
+        if self._pulled > 0:
             raise SupervisorGone("no actor of that name is in the cluster")
         config = await asyncio.to_thread(self._supervisor_config)
         avoid = frozenset(node.node_id for node in self._avoid)
         return await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid)
 
     async def _follow(self, supervisor: SupervisorHandle) -> None:
-        pulled = self._row.pulled_seq
         while True:
             try:
-                reports = await self._pull(supervisor, pulled)
+                reports = await self._pull(supervisor, self._pulled)
             except SupervisorUnavailable:
                 await self._clock.sleep(_RETRY_S)
                 continue
             self._has_reported, self._unrecorded = True, None
             now = self._clock.time()
             await asyncio.to_thread(self._store.apply, self._row.id, reports, epoch=self._epoch, now=now)
-            pulled = reports.seq
+            self._pulled = reports.seq
             if reports.end is not None:
                 await supervisor.release(self._epoch)
                 await asyncio.to_thread(self._cluster.reap, self._row.id, self._row.attempt)
@@ -173,14 +186,42 @@ class Driver:
     async def _pull(self, supervisor: SupervisorHandle, after: int) -> SupervisorReports:
         """Ray keeps a call until a process of the supervisor answers it, however many have died before."""
         pull = asyncio.ensure_future(supervisor.pull(after, _PULL_WAIT_S, self._epoch))
+        checked_mono = self._clock.monotonic()
         try:
             while True:
                 try:
-                    return await self._clock.wait_for(asyncio.shield(pull), _UNANSWERED_S)
+                    return await self._clock.wait_for(asyncio.shield(pull), _OVERDUE_S)
                 except TimeoutError:
+                    await self._check_host()
+                if self._clock.monotonic() - checked_mono >= _UNANSWERED_S:
+                    checked_mono = self._clock.monotonic()
                     await self._check_starts()
         finally:
             pull.cancel()
+
+    async def _check_host(self) -> None:
+        try:
+            node_id = await asyncio.to_thread(self._cluster.silent_supervisor, self._row.id, self._row.attempt)
+        except ClusterUnreachable:
+            return
+        if node_id:
+            raise _HostSilent(node_id)
+
+    async def _replace(self, node_id: str) -> None:
+        """Ray would do so too, but only after its verdict (decision 0018). Nothing is lost if the host was only slow to
+        answer: the new supervisor claims the next life, and the workers refuse the old one."""
+        while True:
+            try:
+                is_replaced = await asyncio.to_thread(
+                    self._cluster.replace_supervisor, self._row.id, self._row.attempt, node_id
+                )
+                break
+            except ClusterUnreachable:
+                await self._clock.sleep(_RETRY_S)
+        if is_replaced:
+            event = SupervisorMoved(node_id=node_id)
+            now = self._clock.time()
+            await asyncio.to_thread(self._store.record_event, self._row.id, event, epoch=self._epoch, now=now)
 
     async def _check_starts(self) -> None:
         try:

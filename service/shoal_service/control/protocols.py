@@ -78,6 +78,14 @@ class Cluster(Protocol):
 
     def find_supervisor(self, job_id: str, attempt: int) -> SupervisorHandle | None: ...
 
+    def silent_supervisor(self, job_id: str, attempt: int) -> str:
+        """The node of the attempt's supervisor, if its host answers no connect for 1.5 s although the head answers;
+        else empty."""
+
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str) -> bool:
+        """Starts a supervisor on another node, in the place of the one on `silent_node`, with the same configuration.
+        May be repeated. False: that configuration is not known."""
+
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         """Processes of the attempt's supervisor that were started and have not recorded it; one of them may be about to
         do so."""

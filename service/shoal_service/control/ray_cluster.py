@@ -23,6 +23,7 @@ from ray.exceptions import (
 
 import ray
 from shoal_service.cluster import gcs
+from shoal_service.cluster.connects import answers
 from shoal_service.cluster.errors import (
     ClusterUnreachable,
     ConnectionStale,
@@ -35,6 +36,7 @@ from shoal_service.cluster.node_watch import GcsNodeWatch
 from shoal_service.cluster.process_sessions import listens
 from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot, Reservation
+from shoal_service.core import reachability
 from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
@@ -42,6 +44,7 @@ from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
 from shoal_service.supervisor.code_package import CodePackage, package_uri
 from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
+from shoal_service.supervisor.stored_config import StoredConfig
 from shoal_service.supervisor.workers.processes import supervisor_environment
 from shoal_workers.contract.ids import NAMESPACE, job_of_worker, supervisor_name
 from shoal_workers.contract.messages import Stacks
@@ -49,6 +52,7 @@ from shoal_workers.contract.messages import Stacks
 _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
 _FORGET_S = 2.0
+_FREE_S = 5.0
 _UNANSWERED_S = 5.0
 """A restarted head accepts its old clients within a second or two."""
 
@@ -178,9 +182,13 @@ class RayCluster:
     def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> RaySupervisorHandle:
         """Also kept off the head's node if there are others, since it should survive the head's death."""
         try:
-            heads = {node.node_id for node in gcs.nodes() if node.is_head}
+            stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
+            return self._start_supervisor(stored.first(config), avoid_nodes)
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
+
+    def _start_supervisor(self, config: SupervisorConfig, avoid_nodes: frozenset[str]) -> RaySupervisorHandle:
+        heads = {node.node_id for node in gcs.nodes() if node.is_head}
         actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor)
         actor = actor_class.options(
             name=supervisor_name(config.job_id, config.attempt),
@@ -201,6 +209,41 @@ class RayCluster:
             return RaySupervisorHandle(ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE))
         except ValueError:
             return None
+
+    def silent_supervisor(self, job_id: str, attempt: int) -> str:
+        try:
+            nodes = gcs.nodes()  # first: Ray's own calls wait for a head that is away
+            actor = ray.get_actor(supervisor_name(job_id, attempt), namespace=NAMESPACE)
+            node_id = gcs.node_of(actor._actor_id.hex())
+            node = next((node for node in nodes if node.node_id == node_id and node.is_alive), None)
+            if node is None or answers(node.ip, node.raylet_port, within_s=reachability.THRESHOLD_S):
+                return ""
+            gcs.nodes()  # the head answers, so it is not this host that is cut off
+        except ValueError:
+            return ""  # it has ended since; `pull` says so
+        except GcsUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+        return node_id
+
+    def replace_supervisor(self, job_id: str, attempt: int, silent_node: str) -> bool:
+        """The head forgets the old actor at once, also if nobody reaches its process, and frees its name."""
+        name = supervisor_name(job_id, attempt)
+        try:
+            config = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), job_id, attempt).read()
+            if config is None:
+                return False
+            try:
+                old = ray.get_actor(name, namespace=NAMESPACE)
+                if gcs.node_of(old._actor_id.hex()) == silent_node:
+                    ray.kill(old, no_restart=True)
+                    _wait_until_free(name)
+            except ValueError:
+                pass  # an earlier call was interrupted after the kill
+            config = config.model_copy(update={"silent": (silent_node,)})
+            self._start_supervisor(config, frozenset({silent_node, *(node.node_id for node in config.avoid)}))
+        except GcsUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+        return True
 
     def unrecorded_starts(self, job_id: str, attempt: int) -> int:
         try:
@@ -267,6 +310,18 @@ def supervisor_errors() -> Iterator[None]:
         raise SupervisorUnavailable(str(error)) from error
     except (RayActorError, ActorUnschedulableError) as error:  # the second: Ray could not start a process for it
         raise SupervisorGone(str(error)) from error
+
+
+def _wait_until_free(name: str) -> None:
+    """Ray does not announce it, and frees the name of a killed actor within milliseconds."""
+    give_up = time.monotonic() + _FREE_S
+    while time.monotonic() < give_up:
+        try:
+            ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return
+        time.sleep(0.02)
+    raise ClusterUnreachable(f"Ray still has the actor {name}, {_FREE_S:g} s after it was killed")
 
 
 def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:

@@ -45,7 +45,7 @@ class SupervisorActor:
                 journal=journal,
                 catalog=CheckpointCatalog(config.checkpoint_root),
                 node_watch=GcsNodeWatch(),
-                host_watch=HostProbe(ray.get_runtime_context().get_node_id()),
+                host_watch=HostProbe(ray.get_runtime_context().get_node_id(), silent=frozenset(config.silent)),
                 clock=clock,
                 until_gone=liveness_probe.until_gone,
                 before_command=self.before_command,

@@ -41,6 +41,8 @@ class SupervisorConfig(Frozen):
     """Nodes on which nothing is started. Each directive replaces this list."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete. Each directive replaces this list."""
+    silent: tuple[str, ...] = ()
+    """Nodes whose hosts answered no connect when this supervisor was started in the place of another one."""
     profile: HardwareProfile | None = None
     """Hardware profile of the workers' nodes; None: it was not measured."""
     fork_workers: bool = True

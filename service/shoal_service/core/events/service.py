@@ -21,6 +21,19 @@ class SupervisorRestarted(JobEvent):
         return f"supervisor restarted: reattached to {self.found} of {self.of} workers"
 
 
+class SupervisorMoved(JobEvent):
+    """The host of the supervisor answers nothing: another supervisor was started on another node, and continues."""
+
+    type: ClassVar[str] = "supervisor.moved"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    node_id: str
+    """Of the supervisor that was given up."""
+
+    def words(self) -> str:
+        return f"supervisor moved: its host, node {self.node_id[:12]}, does not answer"
+
+
 class SupervisorStartFailed(JobEvent):
     """The supervisor could not be started, or died before it recorded its start."""
 

@@ -52,16 +52,17 @@ class _Host:
 class HostProbe:
     """The real `protocols.HostWatch`."""
 
-    def __init__(self, own_node: str) -> None:
+    def __init__(self, own_node: str, *, silent: frozenset[str] = frozenset()) -> None:
+        """`silent`: nodes that were silent when this process was started."""
         self._own = own_node
         self._head = ""
         self._wanted: Mapping[str, Address] = {}
-        self._silent_at_start: frozenset[str] = frozenset()
+        self._silent_at_start = silent
         self._hosts: dict[str, _Host] = {}
         self._stop = threading.Event()
 
     def start(self, report: Report, silent: frozenset[str] = frozenset()) -> None:
-        self._silent_at_start = silent
+        self._silent_at_start |= silent
         threading.Thread(target=self._run, args=(report,), name="host-probe", daemon=True).start()
 
     def watch(self, nodes: Mapping[str, Address], head: str) -> None:

@@ -277,7 +277,7 @@ def test_a_supervisor_whose_processes_die_before_they_record_their_start_ends_th
         await bench.clock.advance(30.0)
         assert not bench.task.done()
         bench.cluster.num_unrecorded += 1
-        await bench.clock.advance(5.0)
+        await bench.clock.advance(6.0)
         await bench.task
         status = store.get_job(bench.job_id).status
         assert (status.state, status.reason) == (JobState.FAILED, EndReason.INTERNAL)
@@ -366,5 +366,35 @@ def test_a_supervisor_that_obeys_a_newer_control_plane_ends_the_driver(store: St
             await bench.clock.advance(1.0)
             await bench.task
         assert bench.events() == []
+
+    run(main())
+
+
+def test_a_supervisor_on_a_silent_host_is_replaced_and_its_successor_is_followed(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        (first := await bench.started()).report(event(1))
+        await until(lambda: bench.events() == [1])
+        bench.cluster.silent_node = "cut-off"
+        await bench.clock.advance(2.0)
+        await until(lambda: bench.supervisor is not first)
+        assert bench.supervisor.config == first.config and bench.cluster.avoided[-1] == frozenset({"cut-off"})
+        [moved] = [one.data for one in store.events(bench.job_id) if one.type == "supervisor.moved"]
+        assert moved == {"node_id": "cut-off"}
+        bench.supervisor.report(event(2))
+        await until(lambda: bench.events() == [1, 2])
+        assert bench.supervisor.pulls[0] == first.pulls[-1]
+        await bench.stop()
+
+    run(main())
+
+
+def test_a_late_supervisor_on_a_host_that_answers_is_awaited(store: Store) -> None:
+    async def main() -> None:
+        bench = Bench(store)
+        first = await bench.started()
+        await bench.clock.advance(4.0)
+        assert bench.supervisor is first
+        await bench.stop()
 
     run(main())

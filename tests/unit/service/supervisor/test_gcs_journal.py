@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from doubles.fake_journal import Replaced
 from doubles.fake_key_values import FakeKeyValueStore
 from kit.contracts.journal import entry
+from shoal_service.supervisor.config import SupervisorConfig
 from shoal_service.supervisor.journal import GcsJournal
+from shoal_service.supervisor.stored_config import StoredConfig
+from shoal_workers.contract.checks.spec_errors import parse_spec
 
 _PATIENCE_S = 20.0
 
@@ -80,3 +84,36 @@ def test_deleting_without_the_head_leaves_the_entry_and_does_not_wait() -> None:
     store.is_away = True
     mine.delete()
     assert store.values
+
+
+SPEC: dict[str, Any] = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 4}}
+
+
+def config(key: str) -> SupervisorConfig:
+    return SupervisorConfig(
+        job_id="j",
+        attempt=1,
+        spec=parse_spec(SPEC),
+        checkpoint_root="/c",
+        granted=2,
+        epoch=3,
+        spec_version=1,
+        snapshot_key=key,
+    )
+
+
+def test_the_first_configuration_stays_until_the_journal_is_deleted() -> None:
+    head = FakeKeyValueStore()
+    stored = StoredConfig(head, "j", 1)
+    assert stored.read() is None
+    assert stored.first(config("one")) == config("one")
+    assert stored.first(config("two")) == stored.read() == config("one")
+    GcsJournal(head, "j", 1).delete()
+    assert stored.read() is None
+
+
+def test_a_stored_configuration_is_no_entry_of_the_journal() -> None:
+    head = FakeKeyValueStore()
+    StoredConfig(head, "j", 1).first(config("one"))
+    beginning = GcsJournal(head, "j", 1).begin(now=1.0)
+    assert (beginning.life, beginning.entry) == (1, None)

@@ -67,6 +67,7 @@ NAMES = [
     "snapshot.recovering",
     "step.rolled_back",
     "step.skipped",
+    "supervisor.moved",
     "supervisor.restarted",
     "supervisor.start_failed",
     "validation",
