@@ -41,10 +41,10 @@ from shoal_service.core.nodes import Drain, DrainSource, Node
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.reports import SupervisorReports
 from shoal_service.supervisor.actor import CONCURRENCY_GROUPS, SupervisorActor
-from shoal_service.supervisor.code_package import CodePackage, package_uri
 from shoal_service.supervisor.config import Directive, SupervisorConfig
+from shoal_service.supervisor.copies.code_package import CodePackage, package_uri
+from shoal_service.supervisor.copies.stored_config import StoredConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
-from shoal_service.supervisor.stored_config import StoredConfig
 from shoal_service.supervisor.workers.processes import supervisor_environment
 from shoal_workers.contract.ids import NAMESPACE, job_of_worker, supervisor_name
 from shoal_workers.contract.messages import Stacks

@@ -21,8 +21,8 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, Runti
 import ray
 from shoal_service.cluster import gcs
 from shoal_service.planner import plan
-from shoal_service.supervisor.code_package import CodePackage
 from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.copies.code_package import CodePackage
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, end_replaced_process
 from shoal_service.supervisor.protocols import WorkerCallError, WorkerDied, WorkerUnavailable
 from shoal_service.supervisor.workers.processes import worker_environment

@@ -12,8 +12,8 @@ from doubles.fake_journal import Replaced
 from doubles.fake_key_values import FakeKeyValueStore
 from kit.contracts.journal import entry
 from shoal_service.supervisor.config import SupervisorConfig
+from shoal_service.supervisor.copies.stored_config import StoredConfig
 from shoal_service.supervisor.journal import GcsJournal
-from shoal_service.supervisor.stored_config import StoredConfig
 from shoal_workers.contract.checks.spec_errors import parse_spec
 
 _PATIENCE_S = 20.0
