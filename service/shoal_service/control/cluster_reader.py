@@ -17,7 +17,7 @@ from shoal_service.control.market import maintenance
 from shoal_service.control.market.foreign import ForeignUse
 from shoal_service.control.protocols import Cluster, ClusterSnapshot
 from shoal_service.core import nodes as node_rules
-from shoal_service.core.nodes import Node, NodeSuspicion
+from shoal_service.core.nodes import Drain, Node, NodeSuspicion
 from shoal_service.core.scheduling.market import WorkerNeed
 from shoal_service.store.lease import Lease
 from shoal_service.store.store import Store
@@ -41,6 +41,8 @@ class ClusterReader:
         self._snapshot: ClusterSnapshot | None = None
         self._read_mono = 0.0
         self._task: asyncio.Task[ClusterSnapshot] | None = None
+        self._window_drains: dict[str, Drain] = {}
+        """For maintenance windows, as of the last `read`."""
         self.foreign: dict[str, WorkerNeed] = {}
         """What others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}
@@ -125,7 +127,8 @@ class ClusterReader:
         nodes = tuple(node.model_copy(update={"cordon": cordons.get(node.node_id)}) for node in snapshot.nodes)
         windows, now = self._store.windows(), self._clock.time()
         lead = maintenance.lead_s(self._store.drain_times() if windows else ())
-        drains = maintenance.combined(requested, maintenance.window_drains(nodes, windows, lead, now))
+        self._window_drains = maintenance.window_drains(nodes, windows, lead, now, self._window_drains)
+        drains = maintenance.combined(requested, self._window_drains)
         found = node_rules.described(nodes, drains, suspected, self._max_probation)
         return maintenance.with_windows(found, windows, lead, now) if windows else found
 

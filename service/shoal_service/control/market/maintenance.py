@@ -32,12 +32,20 @@ def lead_s(measured: Sequence[float]) -> float:
 
 
 def window_drains(
-    nodes: Sequence[Node], windows: Sequence[MaintenanceWindow], lead: float, now: float
+    nodes: Sequence[Node],
+    windows: Sequence[MaintenanceWindow],
+    lead: float,
+    now: float,
+    begun: Mapping[str, Drain] | None = None,
 ) -> dict[str, Drain]:
-    """By node id: the drains for windows that have begun or begin within the lead."""
+    """By node id: the drains for windows that have begun or begin within the lead.
+
+    `begun`: the answer of the last pass. A drain that has begun goes on: it may be the first one that was measured, and
+    the lead that follows from it is shorter than the one that it had.
+    """
     found: dict[str, Drain] = {}
     for window in sorted(windows, key=lambda one: (one.begins_at, one.window_id)):
-        if not window.begins_at - lead <= now < window.ends_at:
+        if now >= window.ends_at:
             continue
         drain = Drain(
             reason=f"maintenance window {window.window_id}: {window.reason}",
@@ -46,7 +54,10 @@ def window_drains(
             source=DrainSource.WINDOW,
         )
         for node in nodes:
-            if covers(window, node):
+            known = (begun or {}).get(node.node_id)
+            if known is not None and known.reason == drain.reason:
+                found.setdefault(node.node_id, known)
+            elif now >= drain.requested_at and covers(window, node):
                 found.setdefault(node.node_id, drain)
     return found
 

@@ -34,6 +34,14 @@ def test_the_nodes_of_a_window_are_drained_from_the_lead_until_its_end() -> None
     assert drain.reason == "maintenance window mw-1: disks"
 
 
+def test_a_drain_that_has_begun_goes_on_when_the_lead_gets_shorter() -> None:
+    begun = window_drains(NODES, [WINDOW], FIRST_LEAD_S, 900.0)
+    assert window_drains(NODES, [WINDOW], MIN_LEAD_S, 900.0) == {}
+    assert window_drains(NODES, [WINDOW], MIN_LEAD_S, 900.0, begun) == begun
+    assert window_drains(NODES, [WINDOW], MIN_LEAD_S, 2000.0, begun) == {}, "until the end of the window"
+    assert window_drains(NODES, [LATER], MIN_LEAD_S, 900.0, begun) == {}, "or until it is cancelled"
+
+
 def test_the_lead_is_twice_the_longest_drain_within_bounds() -> None:
     assert lead_s([]) == FIRST_LEAD_S
     assert lead_s([3.0, 40.0, 20.0]) == 80.0

@@ -1,0 +1,110 @@
+"""Nodes that may not be used for some time: cordons, maintenance windows and preemption notices. No step is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kit.processes.server import until
+from kit.worlds.tiny_jobs import Run
+from shoal_api.client import Client
+from shoal_service.core.nodes import DrainSource
+from shoal_service.node_views import WindowRequest
+
+_HOLDS = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (5, 16)]
+_AHEAD_S = 3.0
+"""The drain for the maintenance window begins so much later than the window is planned."""
+
+
+@pytest.fixture
+def client(arena) -> Iterator[Client]:
+    """A client of a cluster of three nodes and a head without CPUs."""
+    arena.mend()
+    with arena.server.client as client:
+        yield client
+
+
+def _nodes_of(client: Client, run: Run) -> set[str]:
+    """Of the workers that train."""
+    return {worker.node_id for worker in client.workers(run.id) if worker.rank is not None}
+
+
+def _leave_during_step_5(client: Client, run: Run, node_id: str) -> None:
+    """The workers of the node are replaced elsewhere; then the job ends undisturbed."""
+    run.wait_for_event("worker.started", 4)
+    run.wait_for_event("generation.switching")
+    run.release("step-5-0")
+    run.wait_at("step-16-0")
+    assert node_id not in _nodes_of(client, run)
+    run.release("step-16-0")
+    job = run.finish()
+    assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
+
+
+@pytest.mark.matrix
+def test_a_job_grows_beside_a_cordoned_node_keeps_its_workers_there_and_loses_no_step(client: Client, submit) -> None:
+    run = submit(to=client, workers=3, steps=72, step_s=0.2, strikes=_HOLDS)
+    run.wait_at("step-5-0")
+    cordoned = max(client.workers(run.id), key=lambda worker: worker.rank)
+    before = run.pids()
+    on_node = client.node(cordoned.node_id).num_workers
+    assert client.cordon(cordoned.node_id, reason="a loose fan").cordon is not None
+    try:
+        client.scale(run.id, max_workers=5)
+        run.wait_for_event("worker.started", 5)
+        run.wait_for_event("generation.switching")
+        run.release("step-5-0")
+        run.wait_at("step-16-0")
+        assert run.world_sizes() == [3, 5]
+        assert {rank: pid for rank, pid in run.pids().items() if rank in before} == before, "its workers stay"
+        assert client.node(cordoned.node_id).num_workers == on_node, "and get no company"
+        run.release("step-16-0")
+        job = run.finish()
+    finally:
+        assert client.undo_cordon(cordoned.node_id).cordon is None
+    assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
+    assert [event.data["reason"] for event in run.events("node.cordoned")] == ["a loose fan"]
+    run.assert_undisturbed_losses()
+
+
+@pytest.mark.matrix
+def test_a_node_is_empty_when_its_maintenance_window_begins_and_is_used_again_after_it(client: Client, submit) -> None:
+    run = submit(to=client, workers=3, steps=24, strikes=_HOLDS)
+    run.wait_at("step-5-0")
+    leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
+    later = client.plan_maintenance(_window(leaver.node_ip, begins_at=time.time() + 86_400))
+    client.cancel_maintenance(later.window_id)
+    lead_s = later.begins_at - later.drains_at  # follows the drains of earlier tests
+    window = client.plan_maintenance(_window(leaver.node_ip, begins_at=time.time() + lead_s + _AHEAD_S))
+    try:
+        until(lambda: client.node(leaver.node_id).maintenance_at, "the node shows its window")
+        assert client.node(leaver.node_id).drain is None
+        _leave_during_step_5(client, run, leaver.node_id)
+        drain = client.node(leaver.node_id).drain
+        assert drain is not None and drain.source is DrainSource.WINDOW and "new disks" in drain.reason
+        assert client.node(leaver.node_id).num_workers == 0 and time.time() < window.begins_at
+    finally:
+        client.cancel_maintenance(window.window_id)
+    until(lambda: client.node(leaver.node_id).drain is None, "the node is used again")
+
+
+@pytest.mark.matrix
+def test_a_job_leaves_a_machine_whose_cloud_announces_its_end(client: Client, submit) -> None:
+    """By the machine's address, which is what its hook knows."""
+    run = submit(to=client, workers=3, steps=24, strikes=_HOLDS)
+    run.wait_at("step-5-0")
+    leaver = max(client.workers(run.id), key=lambda worker: worker.rank)
+    [noticed] = client.announce_preemption(leaver.node_ip, deadline_s=600.0)
+    try:
+        assert noticed.node_id == leaver.node_id and noticed.drain is not None
+        assert noticed.drain.source is DrainSource.NOTICE
+        _leave_during_step_5(client, run, leaver.node_id)
+    finally:
+        assert client.undo_drain(leaver.node_id).drain is None
+
+
+def _window(address: str, *, begins_at: float) -> WindowRequest:
+    return WindowRequest(nodes=(address,), begins_at=begins_at, ends_at=begins_at + 3600.0, reason="new disks")
