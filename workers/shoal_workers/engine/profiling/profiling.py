@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _DIGEST_S = 120.0
+_PREFIX = "shoal-profile-"
 
 
 class Profiling:
@@ -115,7 +117,8 @@ class Profiling:
 
     def _write(self, recording: Recording, generation: int, rank: int, note: str) -> None:
         """On the writer thread. The table is kept even if the files cannot be."""
-        directory = Path(tempfile.mkdtemp(prefix="shoal-profile-"))
+        remove_abandoned()
+        directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         times, found, notes = tuple(recording.times), None, [note]
         try:
             recording.save(
@@ -149,6 +152,14 @@ class Profiling:
     def _fail(self, generation: int, rank: int, request: ProfileRequest, error: str) -> None:
         _log.warning("profile.failed", extra={"number": request.number, "error": error})
         self._outbox.report(Profiled(generation=generation, number=request.number, rank=rank, error=error[:2000]))
+
+
+def remove_abandoned() -> None:
+    """Deletes what workers of this machine have left that were killed while they wrote a profile."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _digest(directory: Path) -> Digest:
