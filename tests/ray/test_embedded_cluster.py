@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +17,51 @@ import pytest
 from kit.processes.ray_nodes import Nodes
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.embedded_node import RAYLET, EmbeddedNote
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
 from shoal_service.core.node_restarts import FIRST_PAUSE_S
 
 _VICTIM = 2
 _LOOK_S = 0.02
+_CHATTER_BYTES = 40 << 20
+_CHATTER = f"""
+import os, sys, ray
+ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
+
+@ray.remote
+def chatter():
+    line = b"x" * 1023 + b"\\n"
+    for _ in range({_CHATTER_BYTES} // len(line)):
+        os.write(1, line)
+
+ray.get(chatter.remote())
+print("written", flush=True)
+sys.stdin.read()
+"""
 _COUNT = """
 import sys, ray
 ray.init(sys.argv[1], log_to_driver=False, logging_level="ERROR")
 print("alive:", *sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]))
 """
+
+
+def test_the_output_of_a_worker_is_rotated_and_nothing_is_lost(tmp_path: Path) -> None:
+    cluster = EmbeddedCluster(tmp_path, num_cpus=1)
+    try:
+        environment = {**os.environ, **cluster.environment}
+        script = [sys.executable, "-c", _CHATTER, cluster.start()]
+        with subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"written\n"
+            note = EmbeddedNote.read(tmp_path / "embedded-cluster.json")
+            assert note is not None
+            deadline_mono = time.monotonic() + 60
+            while sum(sizes := _output_sizes(Path(note.temp_dir))) < _CHATTER_BYTES:
+                assert time.monotonic() < deadline_mono, sizes
+                time.sleep(_LOOK_S)  # another process's files cannot be waited for
+            process.communicate()
+        limit = int(CLUSTER_ENVIRONMENT["RAY_ROTATION_MAX_BYTES"])
+        assert len(sizes) == 3 and max(sizes) <= limit, sizes
+    finally:
+        cluster.stop()
 
 
 @pytest.mark.matrix
@@ -144,3 +181,8 @@ def _alive(cluster: EmbeddedCluster) -> list[str]:
 def _events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, list[str]]]:
     """Logged events about nodes: their names and the addresses of the nodes."""
     return [(record.message, record.nodes) for record in caplog.records if hasattr(record, "nodes")]
+
+
+def _output_sizes(temp_dir: Path) -> list[int]:
+    """Of the files with what workers have printed, rotated or not; empty ones are left out."""
+    return [size for path in temp_dir.rglob("worker-*.out*") if (size := path.stat().st_size)]

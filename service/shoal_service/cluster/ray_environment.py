@@ -26,4 +26,7 @@ CLUSTER_ENVIRONMENT = {
     # Ray would start an interpreter for each CPU in advance; Shoal's processes have settings of their own, so they
     # never use one.
     "RAY_prestart_worker_first_driver": "false",
+    # Without a limit Ray never rotates what a worker prints. Per worker and stream: 16 MiB, and three older files.
+    "RAY_ROTATION_MAX_BYTES": str(16 << 20),
+    "RAY_ROTATION_BACKUP_COUNT": "3",
 }
