@@ -175,13 +175,13 @@ class Commanded:
                 case FindCheckpoint():
                     self.finds.append(command)
                 case StartWorker(index, worker_id, avoid_nodes, only_on):
+                    self.known_gone.discard(index)
                     if index in self.strays and self.workers[index].alive:
                         self.strays.discard(index)  # found by its name
                         self.workers[index].is_warm = False
                         continue
                     assert index not in self.workers or index in self.strays
                     self.strays.discard(index)
-                    self.known_gone.discard(index)
                     node_id = self._place(index, avoid_nodes, only_on)
                     self.workers[index] = FakeWorker(index, worker_id, node_id=node_id)
                 case KillWorker(index, _):
