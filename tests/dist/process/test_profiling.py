@@ -51,7 +51,8 @@ def test_a_profile_changes_no_number_and_its_table_and_files_are_complete(make_j
     assert job.losses(workers) == undisturbed.losses(plain), "the very same bits"
     profiled = _profiled(job, workers[1])
     assert (profiled.error, profiled.note, profiled.rank, profiled.generation) == ("", "", 1, 1)
-    assert [one.step for one in profiled.times] == [4, 5, 6]
+    steps = [one.step for one in profiled.times]
+    assert steps in ([3, 4, 5], [4, 5, 6]), "rank 1 may not have begun step 3 when rank 0 waits in it"
     assert all(0 < one.seconds[Category.COMPUTE] < one.total_s for one in profiled.times)
     assert all(one.seconds[Category.COMMUNICATION] > 0 for one in profiled.times)
     assert 0 < profiled.held_s < 30 and profiled.peak_bytes is not None and profiled.peak_bytes > 0
@@ -69,7 +70,7 @@ def test_a_profile_changes_no_number_and_its_table_and_files_are_complete(make_j
     assert len(inside) > 0.9 * len(operations), "phases and operations have one clock"
     with gzip.open(found["memory-rank1-g1.json.gz"], "rt") as file:
         timeline = json.load(file)
-    assert [step["step"] for step in timeline["steps"]] == [4, 5, 6]
+    assert [step["step"] for step in timeline["steps"]] == steps
     assert max(level for _, level in timeline["devices"][0]["points"]) == profiled.peak_bytes
 
 

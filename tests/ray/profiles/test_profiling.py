@@ -7,6 +7,8 @@ import gzip
 import io
 import json
 
+import pytest
+
 from shoal_api.client import Client
 from shoal_service.profile_views import ProfileState
 from shoal_workers.contract.profiling.messages import Category
@@ -38,6 +40,7 @@ def test_a_profile_of_a_running_job_is_taken_and_downloaded_and_its_losses_are_u
     run.assert_undisturbed_losses()
 
 
+@pytest.mark.matrix
 def test_a_worker_that_is_killed_in_mid_profile_ends_the_profile_with_a_reason_and_training_goes_on(
     submit, client: Client
 ) -> None:

@@ -121,7 +121,7 @@ class CheckpointCatalog:
         place = self._open(name)
         place.remove(MARKER_NAME)
         place.remove_tree()
-        _log.info("checkpoint.deleted", extra={"directory": place.url, "reason": "a user has deleted it"})
+        _log.info("checkpoint.files_deleted", extra={"directory": place.url, "reason": "a user has deleted it"})
 
     def retain(
         self,
@@ -153,7 +153,7 @@ class CheckpointCatalog:
             except OSError:
                 _log.warning("checkpoint.delete_failed", extra={"directory": place.url}, exc_info=True)
                 continue
-            _log.info("checkpoint.deleted", extra={"directory": place.url, "reason": deletion.reason})
+            _log.info("checkpoint.files_deleted", extra={"directory": place.url, "reason": deletion.reason})
             gone.append(deletion.name)
         return gone
 
@@ -165,7 +165,7 @@ class CheckpointCatalog:
             place = self._open(name)
             if name not in in_flight and MARKER_NAME not in place.files() and by.may_delete(name):
                 place.remove_tree()
-                _log.info("checkpoint.deleted", extra={"directory": place.url, "reason": "never committed"})
+                _log.info("checkpoint.files_deleted", extra={"directory": place.url, "reason": "never committed"})
                 gone.append(name)
         return gone
 
