@@ -132,7 +132,6 @@ def test_the_demo_recovers_grows_back_and_ends_with_the_losses_of_the_undisturbe
 
 
 @pytest.mark.matrix
-@pytest.mark.matrix
 def test_the_demo_changes_the_layout_and_returns_to_it(wheel_python: Path, folder: Path) -> None:
     _assert_passed(*_shoal(wheel_python, folder, "demo", *_RELAYOUT), _LAYOUTS[_RELAYOUT])
     assert [path.name for path in folder.iterdir() if path.name.startswith("shoal-")] == []
