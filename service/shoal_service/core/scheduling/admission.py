@@ -61,7 +61,7 @@ def keep_minima(plan: Plan) -> list[Entry]:
         if workers:
             plan.keep(entry, plan.stay(entry, workers), workers)
     above_limit: list[Entry] = []
-    for entry in plan.running:
+    for entry in _known_places_first(plan.running):
         job = entry.job
         floor = job.min_workers if job.min_workers < job.granted else job.granted
         if entry.share.has_limits and entry.share.room() < floor:
@@ -69,6 +69,19 @@ def keep_minima(plan: Plan) -> list[Entry]:
         else:
             plan.keep(entry, entry.shape.stay(floor, job.on_nodes), floor)
     return above_limit
+
+
+def _known_places_first(running: list[Entry]) -> list[Entry]:
+    """Those whose places are known, then the others, which may be anywhere: those with the fewest nodes to be on first.
+
+    In another order, a job whose workers have not started yet is booked where others are, and seems to leave its own
+    places free.
+    """
+    unknown = [entry for entry in running if not entry.job.on_nodes]
+    if not unknown:
+        return running
+    unknown.sort(key=lambda entry: entry.shape.num_nodes)
+    return [entry for entry in running if entry.job.on_nodes] + unknown
 
 
 def admit(plan: Plan, above_limit: list[Entry]) -> Admission:

@@ -13,7 +13,8 @@ are in docs/scheduling.md. Called by the control loop and by the simulator, whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -52,9 +53,10 @@ def decide(state: MarketState, now: float) -> list[Decision]:
     if not changes or len(state.jobs) > MOST_CHECKED:
         return [*changes, *waiting]
     entries = {entry.job.job_id: entry for entry in (*plan.running, *plan.queued)}
+    places = _places(plan)
     for _ in range(LOOKS):
-        outcome = after(state, changes, now)
-        later, preempted_later, waiting_later = _planned(outcome, now)
+        later, preempted_later, waiting_later = _planned(after(state, changes, now, places), now)
+        places |= _places(later)
         more = _changes(later, preempted_later)
         if not more or any(isinstance(one, Preempt) and not entries[one.job_id].job.granted for one in more):
             break
@@ -79,8 +81,17 @@ def _planned(state: MarketState, now: float) -> tuple[Plan, list[Entry], list[Wa
     return plan, admission.preempted, waiting
 
 
-def after(state: MarketState, changes: Sequence[Change], now: float) -> MarketState:
-    """The market once the decisions are in effect. Preempted jobs are not in it until they return to the queue."""
+def after(
+    state: MarketState,
+    changes: Sequence[Change],
+    now: float,
+    places: Mapping[str, Mapping[str, int]] | None = None,
+) -> MarketState:
+    """The market once the decisions are in effect. Preempted jobs are not in it until they return to the queue.
+
+    `places` has the workers of each changed job by node, if that is known. Without it, workers may count as if they
+    were elsewhere, and a node as free that is not.
+    """
     grants = {one.job_id: 0 if isinstance(one, Preempt) else one.workers for one in changes}
     jobs = []
     for job in state.jobs:
@@ -88,8 +99,21 @@ def after(state: MarketState, changes: Sequence[Change], now: float) -> MarketSt
         if workers is None:
             jobs.append(job)
         elif workers:
-            jobs.append(replace(job, granted=workers, held=workers, moved_at=now))
+            on_nodes = (places or {}).get(job.job_id, job.on_nodes)
+            jobs.append(replace(job, granted=workers, held=workers, moved_at=now, on_nodes=on_nodes))
     return replace(state, jobs=jobs)
+
+
+def _places(plan: Plan) -> dict[str, Mapping[str, int]]:
+    """The workers that each job has in this plan, by node."""
+    found: dict[str, Mapping[str, int]] = {}
+    for entry in (*plan.running, *plan.queued):
+        if entry.target:
+            on_nodes: Counter[str] = Counter()
+            for free, workers in entry.sites:
+                on_nodes[free.node.node_id] += workers
+            found[entry.job.job_id] = on_nodes
+    return found
 
 
 def _settle(plan: Plan) -> None:

@@ -179,6 +179,11 @@ class Shape:
         return found
 
     @property
+    def num_nodes(self) -> int:
+        """On which its workers may be."""
+        return len(self.nodes) + len(self._cordoned)
+
+    @property
     def is_full(self) -> bool:
         """No open node has room, as far as the last attempt to place a worker has shown."""
         return not self._roomy
