@@ -356,25 +356,19 @@ def test_a_job_whose_places_are_not_known_yet_leaves_the_others_theirs() -> None
 
 
 def test_a_decision_that_looks_at_its_own_outcome_knows_where_its_workers_are() -> None:
-    """Otherwise a job of the outcome may seem to have lost its places, and another one starts there."""
+    """The guaranteed job is admitted first. If its places were not known in the outcome, the older job could be booked
+    there, and `late` would start where that one is."""
     curve = ThroughputCurve((1,), (1.0,))
-    spread = MarketJob(
-        job_id="spread",
-        submitted_at=NOW - 100,
-        min_workers=4,
-        max_workers=4,
-        need=NEEDS[0],
-        curve=curve,
-        left=9e4,
-        placement=Placement.SPREAD,
+    older = MarketJob(
+        job_id="older", submitted_at=NOW - 9, min_workers=4, max_workers=4, need=NEEDS[0], curve=curve, left=1000.0
     )
-    tied = replace(spread, job_id="tied", submitted_at=NOW - 90, capacity=CapacityKind.ON_DEMAND)
-    one = replace(spread, job_id="one", submitted_at=NOW - 80, min_workers=1, max_workers=1, priority=-10)
-    pair = replace(one, job_id="pair", need=NEEDS[1], priority=0)
+    guaranteed = replace(older, job_id="guaranteed", submitted_at=NOW, project="own", capacity=CapacityKind.ON_DEMAND)
+    late = replace(older, job_id="late", submitted_at=NOW, min_workers=1, max_workers=1, need=NEEDS[1])
     cluster = [
-        MarketNode(node_id="node-0", cpus=3.0, gpus=2.0, is_spot=True),
-        MarketNode(node_id="node-1", cpus=1.0, is_spot=True),
+        MarketNode(node_id="node-0", cpus=3.0, is_spot=True, ends_at=NOW + 110),
         MarketNode(node_id="node-2", cpus=4.0),
         MarketNode(node_id="node-3", cpus=1.0),
     ]
-    workers_never_exceed_what_the_nodes_hold(market([spread, tied, pair, one], cluster))
+    state = market([guaranteed, older, late], cluster, Project(name="own", guaranteed=1))
+    workers_never_exceed_what_the_nodes_hold(state)
+    assert grants(carried_out(state, decide(state, NOW))) == {"guaranteed": 4, "older": 4}
