@@ -109,6 +109,7 @@ class ClusterReader:
         """One call at a time: a call that hangs in Ray is waited for again in the next pass."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(asyncio.to_thread(self._cluster.snapshot))
+            self._task.add_done_callback(_retrieve)
         try:
             return await self._clock.wait_for(asyncio.shield(self._task), _SNAPSHOT_S)
         except TimeoutError:
@@ -131,6 +132,12 @@ class ClusterReader:
         drains = maintenance.combined(requested, self._window_drains)
         found = node_rules.described(nodes, drains, suspected, self._max_probation)
         return maintenance.with_windows(found, windows, lead, now) if windows else found
+
+
+def _retrieve(task: asyncio.Task[ClusterSnapshot]) -> None:
+    """The error of a call that nobody waits for any more is not reported as a lost one."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _by_job(snapshot: ClusterSnapshot) -> dict[str, dict[str, int]]:
