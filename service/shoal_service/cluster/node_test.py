@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from ray.exceptions import RayError
@@ -21,13 +22,14 @@ _TEST_S = 60.0
 
 
 class NodeTestActor:
-    """One process on one node, for one test."""
+    """One process on one node, for one test. It answers in words: an exception of torch would make the control plane,
+    which reads it, import torch."""
 
     def matmul(self, device: str) -> str:
         """What was wrong; empty: it passed."""
         from shoal_workers import node_test
 
-        return node_test.matmul_fault(device)
+        return _in_words(lambda: node_test.matmul_fault(device))
 
     def listen_at(self) -> tuple[str, int]:
         """An address that the partner can reach."""
@@ -39,7 +41,14 @@ class NodeTestActor:
     def pair(self, rank: int, host: str, port: int, round_name: str, timeout_s: float) -> str:
         from shoal_workers import node_test
 
-        return node_test.pair_fault(rank, host, port, round_name=round_name, timeout_s=timeout_s)
+        return _in_words(lambda: node_test.pair_fault(rank, host, port, round_name=round_name, timeout_s=timeout_s))
+
+
+def _in_words(test: Callable[[], str]) -> str:
+    try:
+        return test()
+    except Exception as error:  # whatever it is, the node has not passed
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 async def fault_of_node(suspect: str, partner: str | None, *, has_gpu: bool) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from shoal_service.cluster.node_test import NodeTestActor
 from shoal_workers import node_test
 
 _HALF = """
@@ -49,3 +50,10 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port: int = chosen.getsockname()[1]
         return port
+
+
+def test_a_partner_that_does_not_answer_is_a_fault_in_words_and_not_an_exception_of_torch() -> None:
+    with socket.socket() as closed:  # bound, and listens to nobody
+        closed.bind(("127.0.0.1", 0))
+        fault = NodeTestActor().pair(1, "127.0.0.1", closed.getsockname()[1], "round", 1.0)
+    assert "Error" in fault and "127.0.0.1" in fault
