@@ -29,7 +29,7 @@ sys.path.extend(str(Path(__file__).parents[2] / name) for name in ("bench", "tes
 
 from choices import some_of
 from kit.processes.hosts import Hosts, why_not
-from kit.processes.os_processes import adopt_orphans, end_all, is_alive
+from kit.processes.os_processes import adopt_orphans, end_all, is_alive, started_at
 from measurements.machine import describe
 from shoal_api.client import ApiError, Client, Disconnected
 from shoal_server import ShoalServer
@@ -124,7 +124,8 @@ class Soak:
         self._supervisors: Callable[[], list[int]] = list
         self._watch = leaks.Watch()
         self._job_ids: dict[str, str] = {}
-        self._pids: set[int] = set()
+        self._processes: set[tuple[int, int]] = set()
+        """Pid and start of each worker's process: pids are used again."""
 
     def run(self) -> None:
         deterministic = not self._arguments.not_deterministic
@@ -216,7 +217,7 @@ class Soak:
 
     def _check_leftovers(self) -> None:
         deadline = time.monotonic() + 30
-        while (alive := [pid for pid in self._pids if is_alive(pid)]) and time.monotonic() < deadline:
+        while (alive := self._alive()) and time.monotonic() < deadline:
             time.sleep(0.2)
         if alive:
             self._timeline.violation(f"processes are still alive: {alive}")
@@ -232,6 +233,9 @@ class Soak:
             self._timeline.say("growth", line)
         for text in violations:
             self._timeline.violation(text)
+
+    def _alive(self) -> list[int]:
+        return [pid for pid, start in self._processes if is_alive(pid) and started_at(pid) == start]
 
     def _compare(self, client: Client, reached: dict[str, int], *, deterministic: bool) -> None:
         references = {
@@ -260,7 +264,9 @@ class Soak:
 
     def _sample(self, client: Client) -> None:
         workers = [one for job_id in self._job_ids.values() for one in client.workers(job_id) if one.pid]
-        self._pids.update(one.pid for one in workers)
+        for one in workers:
+            if (start := started_at(one.pid)) is not None:
+                self._processes.add((one.pid, start))
         now_s = self._timeline.elapsed_s
         self._watch.sample("workers", [one.pid for one in workers], now_s)
         self._watch.sample("supervisors", self._supervisors(), now_s)

@@ -25,6 +25,15 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def started_at(pid: int) -> int | None:
+    """When the process started, in ticks since boot: the same number with another start is another process, or a
+    thread of one. None: there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[19])
+    except OSError:
+        return None
+
+
 def session_members(leader: int) -> dict[int, str]:
     """Pid -> command line of every live process of a session."""
     found = {}
