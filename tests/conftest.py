@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from kit.processes.server import NUM_CPUS, PATIENCE_S, Server, assert_nothing_is_left
+from kit.processes.server import NUM_CPUS, PATIENCE_S, SERVICE_SECRETS, Server, assert_nothing_is_left
 from kit.worlds.tiny_jobs import Submit, submit_tiny
 from shoal_api.client import Client
 from shoal_service.views import JobView, SeriesPoint
@@ -78,7 +78,7 @@ def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shoal_server(wheel_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server of the session, with a Ray cluster of 8 logical CPUs."""
     # By default Ray gives its workers niceness 15: next to anything else that runs here they would starve.
-    environment = {"RAY_worker_niceness": "0"}
+    environment = {"RAY_worker_niceness": "0", **SERVICE_SECRETS}
     server = Server(wheel_python, tmp_path_factory.mktemp("server"), [f"--num-cpus={NUM_CPUS}"], environment)
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM of pytest also ends the server
     try:

@@ -23,6 +23,7 @@ import uvicorn
 from shoal_api.console import JobConsole
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_api.process_memory import hide_process
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
@@ -60,7 +61,8 @@ def run_server(settings: Settings) -> None:
     if settings.log_level is not LogLevel.DEBUG:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have the URLs of webhooks
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    hide_process()
+    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     asyncio.run(_serve(settings))
 
 

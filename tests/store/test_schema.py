@@ -78,3 +78,18 @@ def test_sqlite_runs_with_write_ahead_log_and_foreign_keys(tmp_path: Path) -> No
         assert read.execute(text("PRAGMA synchronous")).scalar_one() == 1
     database.close()
     connection.close()
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_the_files_of_sqlite_are_those_of_their_owner_alone(tmp_path: Path, existed: bool) -> None:
+    path = tmp_path / "shoal.db"
+    if existed:
+        sqlite3.connect(path).close()
+        path.touch(mode=0o644)
+        path.chmod(0o644)
+    store = Store.open(f"sqlite:///{path}")
+    try:
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+        assert modes == {"shoal.db": 0o600, "shoal.db-wal": 0o600, "shoal.db-shm": 0o600}
+    finally:
+        store.close()

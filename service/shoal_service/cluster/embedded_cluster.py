@@ -34,6 +34,7 @@ from shoal_service.cluster.embedded_node import (
     EmbeddedNode,
     EmbeddedNote,
     gcs_environment,
+    private_file,
     raylets_of,
     start_command,
     start_environment,
@@ -46,7 +47,7 @@ from shoal_service.cluster.process_sessions import (
     listens,
     pids_of_session,
 )
-from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.core.node_restarts import NodeLife, seen, started, starts_at
 
 _log = logging.getLogger(__name__)
@@ -162,10 +163,11 @@ class EmbeddedCluster:
             return self.address
         self._stop()
         if not self.token_path.exists():
-            self.token_path.touch(mode=0o600)
-            self.token_path.write_text(secrets.token_hex(32))
+            with private_file(self.token_path) as token:
+                token.write(secrets.token_hex(32).encode())
         self.address = f"127.0.0.1:{free_port()}"
-        temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")  # a short path: Ray puts Unix sockets below it
+        # A short path, because Ray puts Unix sockets below it. It is 0700; Ray opens its own directories to everybody.
+        temp_dir = tempfile.mkdtemp(prefix="shoal-ray-")
         nodes = tuple(EmbeddedNode(number=n) for n in range(1 if self._num_nodes == 1 else self._num_nodes + 1))
         self._note = EmbeddedNote(
             address=self.address, pids=(), temp_dir=temp_dir, client_port=free_port(), nodes=nodes
@@ -303,14 +305,14 @@ class EmbeddedCluster:
     def _spawn(
         self, number: int, command: list[str], environment: dict[str, str], log_path: Path
     ) -> subprocess.Popen[bytes]:
-        with log_path.open("wb") as log:
+        with private_file(log_path) as log:
             process = subprocess.Popen(
                 command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, **self.environment, **environment},
+                env={**inherited(os.environ), **self.environment, **environment},
             )
         node = self._note.nodes[number]
         sessions = (*(session for session in node.sessions if pids_of_session(session)), process.pid)

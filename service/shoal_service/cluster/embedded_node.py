@@ -5,9 +5,11 @@ Reads /proc and the note's file, starts nothing; `EmbeddedCluster` starts and en
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -71,7 +73,8 @@ class EmbeddedNote(Frozen):
 
     def write(self, path: Path) -> None:
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(self.model_dump_json())
+        with private_file(temporary) as file:
+            file.write(self.model_dump_json().encode())
         temporary.replace(path)
 
     def with_node(self, changed: EmbeddedNode) -> EmbeddedNote:
@@ -95,6 +98,13 @@ def start_command(note: EmbeddedNote, node: EmbeddedNode, *, num_cpus: int, num_
         "--disable-usage-stats",
         *(_head_arguments(note) if node.number == HEAD else _join_arguments(note)),
     ]
+
+
+def private_file(path: Path) -> IO[bytes]:
+    """Opened to be written anew; of the owner only, also if it existed with another mode."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "wb")
 
 
 def raylets_of(address: str) -> list[int]:
@@ -127,8 +137,8 @@ _JOIN_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 def _temp_dir(note: EmbeddedNote, node: EmbeddedNode) -> str:
     """A directory of its own for each node. In a shared directory Ray names a raylet's socket by the first unused
     number, and binds it seconds later: of two nodes that started at the same time one died of `Address already in use`.
-    """
-    return note.temp_dir if node.number == HEAD else f"{note.temp_dir}/{node.number}"
+    Ray opens it to everybody (0777), but not the one above."""
+    return f"{note.temp_dir}/{node.number}"
 
 
 def _head_arguments(note: EmbeddedNote) -> tuple[str, ...]:

@@ -1,10 +1,14 @@
-"""Ray's settings for Shoal, as environment variables: for the head, every node and every driver of a cluster.
+"""Ray's settings for Shoal, as environment variables, and what the processes of a cluster inherit of the server's own.
 
-`shoal serve` sets them for the cluster that it starts. docs/ray-cluster.md explains each one. deploy/ray.env is the
-same list for clusters that are started in another way (a test compares the two). Ray reads them once, when it starts.
+`shoal serve` sets CLUSTER_ENVIRONMENT for the head, every node and every driver of the cluster that it starts.
+docs/ray-cluster.md explains each one. deploy/ray.env is the same list for clusters that are started in another way (a
+test compares the two). Ray reads them once, when it starts.
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
 
 CLUSTER_ENVIRONMENT = {
     # Ray's verdict is final, so it is slow: 4 probes in a row fail, 3 s each and 0.5 s apart. That is 12-13.5 s for a
@@ -30,3 +34,27 @@ CLUSTER_ENVIRONMENT = {
     "RAY_ROTATION_MAX_BYTES": str(16 << 20),
     "RAY_ROTATION_BACKUP_COUNT": "3",
 }
+
+RAY_ACCESS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""The token of a cluster, and where it is."""
+_OF_THE_SERVICE = ("SHOAL_", "PG")
+"""Settings of the server, and of libpq: host, user and password of its database."""
+_CREDENTIALS = frozenset({"CREDENTIALS_DIRECTORY", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"})
+"""What systemd gives to a service alone."""
+_DATABASE = re.compile(r"\b(?:postgres(?:ql)?|mysql|mariadb|sqlite|oracle|mssql)(?:\+\w+)?://", re.IGNORECASE)
+
+
+def inherited(environment: Mapping[str, str], *, keep_ray_access: bool = False) -> dict[str, str]:
+    """What a process that is not the server itself may have of the server's environment: job code reads its own.
+
+    Left out are the settings of Shoal and of the database, every value with a database URL in it, systemd's
+    credentials, and the token of a Ray cluster unless `keep_ray_access`.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_OF_THE_SERVICE)
+        and name not in _CREDENTIALS
+        and (keep_ray_access or name not in RAY_ACCESS)
+        and not _DATABASE.search(value)
+    }

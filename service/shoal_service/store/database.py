@@ -7,10 +7,11 @@ wait in a queue before the database. SQLite's own busy handler is unfair: it pol
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,7 @@ def _sqlite_engine(url: URL) -> Engine:
     assert url.database is not None
     try:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        _make_private(Path(url.database))
     except OSError as error:
         raise StoreUnavailable(f"database_url {url.database!r}: its directory cannot be created: {error}.") from error
     engine = create_engine(
@@ -171,6 +173,16 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _make_private(path: Path) -> None:
+    """Of the owner only, and so are the files that SQLite makes beside it. An existing file is not opened: to close it
+    would release the locks of this process's connections."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    for file in (path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm"))):
+        with suppress(FileNotFoundError, PermissionError):  # the second: it is of another user, who lets this one write
+            file.chmod(0o600)
 
 
 def _postgres_engine(url: URL) -> Engine:

@@ -180,6 +180,37 @@ def test_silent_and_malformed_clients_neither_block_nor_end_the_server(raylet: R
         assert len(os.listdir(f"/proc/{server}/fd")) <= descriptors + 1, "only the silent client's"  # noqa: PTH208
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_client_of_another_user_is_refused(raylet: Raylet) -> None:
+    server = raylet.start()["parent"]
+    [address] = [path for path in raylet.folder.glob("raylet.shoal-????????") if _serves(server, path)]
+    outsider = f"""
+import json, os, socket
+os.setuid(65534)  # before it connects: the kernel notes the user at that moment
+connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+connection.connect({str(address)!r})
+request = json.dumps({{"argv": ["x"], "env": {{}}, "cwd": "/"}}).encode()
+socket.send_fds(connection, [request], [0, 1, 2])
+try:
+    print(connection.recv(32))
+except ConnectionResetError:  # the server has not read the request
+    print(b"")
+"""
+    folders = [raylet.folder, *raylet.folder.parents]
+    modes = [(folder, folder.stat().st_mode) for folder in folders if folder.stat().st_uid == 0]
+    try:
+        for folder, mode in modes:
+            folder.chmod(mode | 0o011)
+        address.chmod(0o666)
+        found = subprocess.run([sys.executable, "-I", "-S", "-c", outsider], capture_output=True, text=True)
+    finally:
+        for folder, mode in modes:
+            folder.chmod(mode)
+        address.chmod(0o600)
+    assert found.stdout == "b''\n", found.stderr
+    assert raylet.start()["parent"] == server
+
+
 def test_of_too_many_silent_clients_the_oldest_is_disconnected(raylet: Raylet) -> None:
     server = raylet.start()["parent"]
     [address] = [path for path in raylet.folder.glob("raylet.shoal-????????") if _serves(server, path)]

@@ -20,6 +20,14 @@ NUM_CPUS = 8
 """Of the session's cluster."""
 PATIENCE_S = 120.0
 """Far more than any operation takes, so that a busy machine does not fail a test."""
+SECRET = "not-for-job-code"
+SERVICE_SECRETS = {
+    "SHOAL_MAX_PROBATION": "20%",
+    "SHOAL_WEBHOOK_SECRET_TEST": SECRET,
+    "PGPASSWORD": SECRET,
+    "BACKUP_TARGET": f"postgresql://shoal:{SECRET}@database/shoal",
+}
+"""In the environment of the session's server."""
 _GUARD = Path(__file__).parents[1] / "programs" / "process_guard.py"
 _MARK = "SHOALTEST_GUARD"
 _MAIN = "from shoal_api.cli.main import main; main()"

@@ -17,12 +17,16 @@ import time
 from pathlib import Path
 
 
-def marked(mark: bytes) -> list[int]:
-    """Pids of the processes that were started with MARK in their environment."""
+def marked(mark: bytes, state_dir: bytes) -> list[int]:
+    """Pids of the processes that were started with MARK in their environment, and of the server, which hides its own:
+    its state directory is in its command line."""
     found = []
     for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+            is_server = b"--state-dir=" + state_dir in (entry / "cmdline").read_bytes().split(b"\0")
+            if is_server or mark in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
     return found
 
@@ -53,7 +57,7 @@ def main() -> None:
     with contextlib.suppress(OSError, ValueError):
         temp_dir = json.loads((state_dir / "embedded-cluster.json").read_text())["temp_dir"]
     sessions: set[int] = set()
-    while left := {*marked(mark), *members(sessions)}:
+    while left := {*marked(mark, os.fsencode(state_dir)), *members(sessions)}:
         sessions |= sessions_of(left)
         for pid in left | members(sessions):
             with contextlib.suppress(ProcessLookupError):

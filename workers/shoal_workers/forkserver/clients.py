@@ -12,7 +12,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal_workers.forkserver.launch import LARGEST_REQUEST
+from shoal_workers.forkserver.launch import LARGEST_REQUEST, is_of_this_user
 
 PATIENCE_S = 10.0
 MAX_WAITING = 64
@@ -62,7 +62,9 @@ class Clients:
 
 
 def receive(connection: socket.socket) -> Request | None:
-    """None: the client has gone, or has sent something else than a request."""
+    """None: the client has gone, is of another user, or has sent something else than a request."""
+    if not is_of_this_user(connection):
+        return None
     try:
         message, streams, _, _ = socket.recv_fds(connection, LARGEST_REQUEST, _NUM_STREAMS)
     except OSError:

@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 from contextlib import suppress
 
@@ -26,6 +27,8 @@ _LONGEST_ADDRESS = 100
 _BACKLOG = 256
 LARGEST_REQUEST = 192 << 10
 _RAYLET_SOCKET = "--raylet-name="
+_CREDENTIALS = "3i"
+"""pid, uid and gid; see unix(7)."""
 PRELOAD = "SHOAL_PRELOAD"
 """Names a module that the server imports besides its own; see `preload`."""
 READ_WHEN_LOADED = (
@@ -137,12 +140,20 @@ def connect(address: str) -> socket.socket:
                 raise
             start_server(address)
             connection.connect(address)
+        if not is_of_this_user(connection):  # it would get this process's environment
+            raise PermissionError(f"the server at {address} is of another user")
     except BaseException:
         connection.close()
         raise
     finally:
         os.close(lock)
     return connection
+
+
+def is_of_this_user(connection: socket.socket) -> bool:
+    """The process at the other end, when it connected or listened, had this process's user."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS))
+    return bool(struct.unpack(_CREDENTIALS, credentials)[1] == os.getuid())
 
 
 def start_server(address: str) -> None:

@@ -1,0 +1,55 @@
+"""What the code of a job can read of the service that runs it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from kit.processes.server import SECRET, SERVICE_SECRETS, Server
+from shoal_api.client import Client
+from shoal_workers.contract.job import JobState
+
+TASKS = Path(__file__).parents[2] / "kit" / "ray_tasks"
+
+
+def test_job_code_finds_no_setting_of_the_service_in_any_environment(shoal_server: Server, client: Client) -> None:
+    job = client.submit(
+        {
+            "name": "looks-around",
+            "task": "looks_around:Task",
+            "code": {"working_dir": str(TASKS)},
+            "batch": {"global_size": 4, "micro_size": 2},
+            "stop": {"steps": 2},
+        }
+    )
+    ended = client.wait(job.id, timeout_s=120)
+    assert ended.status.state is JobState.SUCCEEDED, ended.status
+    lines = [line.text for line in client.logs(job.id)]
+    shown = [json.loads(line.removeprefix("ENV ")) for line in lines if line.startswith("ENV ")]
+    assert {process for process, _, _ in shown if process.split()[0] != "os.environ"}, "it has read those of /proc"
+    assert [entry for entry in shown if entry[1] == "PATH"], "what is not secret is inherited"
+    leaked = [entry for entry in shown if SECRET in entry[2] or entry[1] in SERVICE_SECRETS]
+    assert leaked == []
+    folders = dict(json.loads(line.removeprefix("FOLDER ")) for line in lines if line.startswith("FOLDER "))
+    assert shoal_server.note is not None
+    assert folders[shoal_server.note["temp_dir"]] == 0o700, "Ray opens its own directories, and not the one above"
+
+
+def test_no_process_of_the_cluster_has_a_secret_of_the_service(shoal_server: Server) -> None:
+    assert shoal_server.process is not None
+    environments = {}
+    for pid, command in shoal_server.processes().items():
+        if pid != shoal_server.process.pid:
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+                environments[command] = Path(f"/proc/{pid}/environ").read_bytes()
+    assert any("/raylet" in command for command in environments)
+    assert [command for command, environment in environments.items() if SECRET.encode() in environment] == []
+
+
+def test_the_files_of_the_cluster_are_those_of_their_owner_alone(shoal_server: Server) -> None:
+    files = [
+        path for path in shoal_server.state_dir.iterdir() if path.is_file() and not path.name.startswith("server-")
+    ]
+    assert {"shoal.db", "ray-token", "ray-node-0.log", "embedded-cluster.json"} <= {path.name for path in files}
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files if path.stat().st_mode & 0o077} == {}
