@@ -32,14 +32,18 @@ from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
 from shoal_service.control.profile_store import load_profiles, planning_profile
+from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
+from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.webhooks.delivery import WebhookDelivery
 from shoal_service.control.webhooks.lane import WebhookConfig
 from shoal_service.control.webhooks.secrets import Secrets
 from shoal_service.core.node_restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from shoal_service.settings import Settings, take_webhook_secrets
+from shoal_service.state_lock import StateLock
 from shoal_service.store.store import Store
 from shoal_service.telemetry.exposition import Exposition, Sources
 from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_workers.contract.log_settings import LogLevel
@@ -56,17 +60,17 @@ _log = logging.getLogger(__name__)
 
 def run_server(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM; see `stopping.py`. Prints one line `listening on URL` to stderr once requests are
-    accepted."""
+    accepted. Raises StateDirectoryInUse."""
     set_up_logs(settings.logs)
     if settings.log_level is not LogLevel.DEBUG:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("httpx").setLevel(logging.WARNING)  # its lines have the URLs of webhooks
     hide_process()
-    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    asyncio.run(_serve(settings))
+    with StateLock.take(settings.state_dir) as lock:
+        asyncio.run(_serve(settings, lock))
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, lock: StateLock) -> None:
     secrets = Secrets(take_webhook_secrets(), settings.webhook_secrets_dir)  # before processes inherit the environment
     embedded = None if settings.ray_address else _embedded(settings)
     for name, value in (embedded.environment if embedded is not None else CLUSTER_ENVIRONMENT).items():
@@ -95,10 +99,14 @@ async def _serve(settings: Settings) -> None:
     tallies = WebhookTallies(hook.name for hook in settings.webhooks)
     hooks = WebhookConfig(secrets=secrets, hooks=settings.webhooks)
     delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
+    storage, removals = JobStorage(settings.checkpoint_url), RemovalTallies()
+    rules = RetentionConfig(rules=settings.retention, every_s=settings.gc_every_s)
+    retention = RetentionCollector(store, storage, SystemClock(), rules, removals)
     exposition = Exposition(
         Sources(
             store=store,
             owner=config.owner,
+            removals=removals,
             requests=requests,
             passes=passes,
             webhooks=tallies,
@@ -114,6 +122,7 @@ async def _serve(settings: Settings) -> None:
         version=version("shoal"),
         checkpoint_url=settings.checkpoint_url,
         requests=requests,
+        retention=retention,
         profiles=profiles,
         warnings=lambda: _warnings(embedded, settings),
         allowed_hosts=settings.host_names | {socket.gethostname().lower()},
@@ -143,7 +152,9 @@ async def _serve(settings: Settings) -> None:
 
         acting = asyncio.create_task(act())
         delivering = asyncio.create_task(delivery.run(stop.now))
+        collecting = asyncio.create_task(retention.run(stop.now, lambda: control.lease))
         stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
+        lock.listens_at(f"http://{host}:{port}")
         _say(f"listening on http://{host}:{port}")
         console.start()
         try:
@@ -151,7 +162,7 @@ async def _serve(settings: Settings) -> None:
         finally:
             stop.signal()
             stop.now.set()
-            await asyncio.wait([acting, stopping, delivering], timeout=_STOP_S)
+            await asyncio.wait([acting, stopping, delivering, collecting], timeout=_STOP_S)
             if ends_cluster:
                 progress.close([job_id for job_id, _ in control.given_up])
             if acting.done():
@@ -160,6 +171,7 @@ async def _serve(settings: Settings) -> None:
                 await asyncio.to_thread(embedded.stop)
                 remove_attempts(control.given_up)
             console.close()
+            storage.close()
             store.close()
             if not acting.done():
                 os._exit(0)  # a thread hangs in Ray, which waits without limit for a cluster that does not answer

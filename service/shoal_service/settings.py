@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shoal_service.core.nodes import DEFAULT_PROBATION_LIMIT, probation_limit
+from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, RetentionRules
 from shoal_service.core.webhooks.selection import ServiceWebhook, unknown_patterns
 from shoal_workers.contract.checks.checkpoint_url import absolute
 from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
@@ -92,6 +93,22 @@ class Settings(BaseSettings):
     """Ask Ray's autoscaler for the nodes that waiting jobs need, and let it release the others. For a cluster that
     Ray's autoscaler or KubeRay manages."""
 
+    retain_logs_days: float = Field(DEFAULT_RULES.logs_days, ge=0, allow_inf_nan=False)
+    """Days after a job's end after which its log is deleted. 0, here and below: never."""
+    retain_checkpoints_days: float = Field(DEFAULT_RULES.checkpoints_days, ge=0, allow_inf_nan=False)
+    """Days after a job's end after which its checkpoints are deleted, but for the newest good one and for pinned
+    ones."""
+    retain_series_days: float = Field(DEFAULT_RULES.series_days, ge=0, allow_inf_nan=False)
+    """Days after a job's end after which the values of its single steps are deleted; means over eight steps stay."""
+    retain_events_days: float = Field(DEFAULT_RULES.events_days, ge=0, allow_inf_nan=False)
+    """Days after a job's end after which its events are deleted."""
+    retain_jobs_days: float = Field(DEFAULT_RULES.jobs_days, ge=0, allow_inf_nan=False)
+    """Days after its end after which a job is deleted with its checkpoints, but for pinned ones."""
+    retain_archives_days: float = Field(DEFAULT_RULES.archives_days, ge=0, allow_inf_nan=False)
+    """Days after its last upload after which a code archive that no job names is deleted."""
+    gc_every_s: float = Field(DEFAULT_EVERY_S, ge=0, allow_inf_nan=False)
+    """Seconds between two rounds in which what is old is deleted. 0: only by `shoal gc`."""
+
     webhooks: tuple[ServiceWebhook, ...] = ()
     """Receivers of events of all jobs, as a JSON list of objects with name, url, events and secret. See
     docs/webhooks.md."""
@@ -102,6 +119,17 @@ class Settings(BaseSettings):
     def host_names(self) -> frozenset[str]:
         """`allowed_hosts`, in lower case."""
         return frozenset(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
+
+    @property
+    def retention(self) -> RetentionRules:
+        return RetentionRules(
+            logs_days=self.retain_logs_days,
+            checkpoints_days=self.retain_checkpoints_days,
+            series_days=self.retain_series_days,
+            events_days=self.retain_events_days,
+            jobs_days=self.retain_jobs_days,
+            archives_days=self.retain_archives_days,
+        )
 
     @property
     def logs(self) -> LogSettings:

@@ -32,6 +32,7 @@ from shoal_service.core.events.job import (
     JobHeldBack,
     JobPatched,
     JobPreempted,
+    JobPruned,
     JobQuarantined,
     JobRequested,
     JobStateChanged,
@@ -92,6 +93,7 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
         "stays at 2 of 4 workers: It ends in about 3.0 s.",
     ),
     (JobGranted(from_=2, to=1, reason="shared with job-y"), "granted 1 worker (before: 2): shared with job-y"),
+    (JobPruned(what="logs", rows=3, reason="it is old"), "logs deleted (3 rows): it is old"),
     (JobWaiting(warm=1, min_workers=2, until=9.0), "waiting for workers: 1 are warm, at least 2 needed"),
     (WorkerStarted(worker_id=W, node_id="n", node_ip="10.0.0.1", pid=7), "worker 3 started (pid 7)"),
     (

@@ -102,6 +102,7 @@ SERVICE = Board(
                 f"sum by (reason) (increase(shoal_reports_dropped_total[{INTERVAL}]))",
                 "{{reason}}",
             ),
+            one("Deleted", f"sum by (kind) (increase(shoal_removed_total[{INTERVAL}]))", "{{kind}}"),
         ),
     },
 )

@@ -26,6 +26,7 @@ from shoal_api.cli.commands import (
     submit,
     users,
 )
+from shoal_api.cli.commands.upkeep import delete
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
 
@@ -48,6 +49,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "pause": control.pause,
         "resume": control.resume,
         "cancel": control.cancel,
+        "delete": delete.delete,
         "workers": inspect.workers,
         "incidents": accounts.incidents,
         "stacks": live.stacks,
@@ -80,6 +82,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "maintenance add": nodes.add_window,
         "maintenance cancel": nodes.cancel_window,
         "webhooks": inspect.webhooks,
+        "gc": delete.gc,
         "quota list": queue.list_quotas,
         "quota set": queue.set_quota,
         "quota delete": queue.delete_quota,

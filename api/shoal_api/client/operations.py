@@ -5,11 +5,15 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from shoal_api.answers import Health, Readiness
-from shoal_api.client.endpoint import JSON_CONTENT, Endpoint, node_path
+from shoal_api.client.endpoint import JSON_CONTENT, Endpoint, job_path, node_path
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest, WindowView
 from shoal_service.overview_views import FleetOverview
+from shoal_service.retention_views import DeletionView, GcView
 from shoal_service.views import ClusterView, DrainRequest, NodeView, Page
 from shoal_service.webhook_views import WebhookView
+
+_DELETE_S = 120.0
+"""The answer may take so long: files are deleted first."""
 
 
 class Operations(Endpoint):
@@ -82,6 +86,23 @@ class Operations(Endpoint):
         """Its nodes are used again."""
         path = f"/v1/maintenance-windows/{quote(window_id, safe='')}"
         self._transport.send("DELETE", path, idempotent=False)
+
+    def delete_job(self, job_id: str, *, checkpoints: bool = True) -> DeletionView:
+        """Delete a job that has ended, with its history; `checkpoints`: with its files in the storage too. It cannot be
+        undone. `finished_at` is None if the storage does not answer: the server goes on later."""
+        params = {"checkpoints": checkpoints}
+        response = self._transport.send("DELETE", job_path(job_id), params=params, wait_s=_DELETE_S)
+        return DeletionView.model_validate_json(response.content)
+
+    def deletions(self, *, project: str | None = None, limit: int = 100) -> tuple[DeletionView, ...]:
+        """Deletions of jobs, newest first; `project` None: of all."""
+        return self._get("/v1/deletions", Page[DeletionView], {"project": project, "limit": limit}).items
+
+    def gc(self, *, dry_run: bool = False) -> GcView:
+        """Delete what ended jobs leave behind and is older than the settings allow, or say what would be deleted.
+        Repeat it while `is_complete` is false."""
+        response = self._transport.send("POST", "/v1/gc", params={"dry_run": dry_run}, wait_s=_DELETE_S)
+        return GcView.model_validate_json(response.content)
 
     def webhooks(self, job_id: str | None = None, *, limit: int = 100) -> tuple[WebhookView, ...]:
         """What the hooks that concern a job have delivered; None: those of the settings over all jobs, and at most

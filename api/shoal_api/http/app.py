@@ -36,11 +36,15 @@ from shoal_api.http.routes import (
     users,
 )
 from shoal_api.http.routes.profiles import routes as job_profiles
+from shoal_api.http.routes.retention import routes as retention_routes
 from shoal_api.http.streams import DEFAULT_PACE, Pace
+from shoal_service.clock import SystemClock
+from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.planner import HardwareProfile
 from shoal_service.planner.gpus import PROFILES
 from shoal_service.store import Store
+from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_service.telemetry.request_metrics import RequestMetrics
 
 _DESCRIPTION = (
@@ -57,6 +61,7 @@ def create_app(
     version: str,
     checkpoint_url: str = "",
     requests: RequestMetrics | None = None,
+    retention: RetentionCollector | None = None,
     pace: Pace = DEFAULT_PACE,
     profiles: Mapping[str, HardwareProfile] = PROFILES,
     warnings: Callable[[], tuple[str, ...]] = tuple,
@@ -70,16 +75,20 @@ def create_app(
         checkpoint_url: directory of the checkpoints and profiles of jobs that have no `checkpoint.url`; empty: none.
         scrape: makes the metrics: the header `Accept` -> body and media type.
         requests: counts and times every request.
+        retention: deletes jobs, and what is old when a user asks; None: one with the default settings.
         profiles: the hardware that the planner knows, by name.
         warnings: shown by /readyz.
         allowed_hosts: names that a request may be for, in lower case; addresses and localhost always are.
     """
+    storage = JobStorage(checkpoint_url)
+    retention = retention or RetentionCollector(store, storage, SystemClock(), RetentionConfig(), RemovalTallies())
     context = Context(
         store=store,
         cluster=cluster,
         scrape=scrape,
         version=version,
-        storage=JobStorage(checkpoint_url),
+        storage=storage,
+        retention=retention,
         pace=pace,
         profiles=profiles,
         warnings=warnings,
@@ -122,6 +131,7 @@ def create_app(
         maintenance.routes(context),
         nodes.routes(context),
         operations.routes(context),
+        retention_routes.routes(context),
     ):
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
     app.include_router(pages.routes(context))

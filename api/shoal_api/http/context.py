@@ -11,6 +11,7 @@ from fastapi import Path, Request
 
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
+from shoal_service.control.retention.collector import RetentionCollector
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.storage.verifications import Verifications
 from shoal_service.planner import HardwareProfile
@@ -49,6 +50,7 @@ class Context:
     version: str
     storage: JobStorage
     """Of the jobs, for their profiles and checkpoints."""
+    retention: RetentionCollector
     pace: Pace = DEFAULT_PACE
     profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)
     """The hardware that the planner knows, by name."""

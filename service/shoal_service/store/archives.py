@@ -1,4 +1,6 @@
-"""Packed code directories of jobs, by the SHA-256 of their bytes: stored once, never changed. Called by `Store`."""
+"""Packed code directories of jobs, by the SHA-256 of their bytes: stored once, never changed; retention deletes those
+that no job names. Called by `Store`.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ def check(sha256: str, data: bytes) -> None:
 
 
 def put(connection: Connection, sha256: str, data: bytes, *, now: float) -> None:
+    """An archive that is stored already counts as uploaded now: the job that needs it is about to be submitted."""
     statement = insert(connection, code_archives).values(sha256=sha256, bytes=len(data), stored_at=now, data=data)
-    connection.execute(statement.on_conflict_do_nothing())
+    connection.execute(statement.on_conflict_do_update(index_elements=["sha256"], set_={"stored_at": now}))
 
 
 def exists(connection: Connection, sha256: str) -> bool:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy import JSON, Column, ColumnElement, Connection, Engine, Table, cast, create_engine, event, func
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError
@@ -103,6 +103,13 @@ def _reachable() -> Iterator[None]:
 def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT with ON CONFLICT, which has the same syntax on both databases."""
     return _insert(connection.dialect.name, table)
+
+
+def json_text(connection: Connection, document: Column[str], *path: str) -> ColumnElement[Any]:
+    """The text at this path of a JSON document in a column; NULL: there is none."""
+    if connection.dialect.name == "sqlite":
+        return func.json_extract(document, "$." + ".".join(path))
+    return func.json_extract_path_text(cast(document, JSON), *path)
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:

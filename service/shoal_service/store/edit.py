@@ -24,6 +24,7 @@ from shoal_service.core.job_machine import ATTEMPT_STATES, JobStanding
 from shoal_service.core.lost_attempt import LostAttempt, after_end
 from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import ledgers
+from shoal_service.store.errors import RequestConflict
 from shoal_service.store.overview import samples
 from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
 from shoal_service.store.tables import events, jobs, logs, queue_places
@@ -106,8 +107,11 @@ class JobEdit:
         step: int | None = None,
         workers: int | None = None,
     ) -> None:
-        """Changes the standing of the job, with an event if its state changes."""
+        """Changes the standing of the job, with an event if its state changes. Raises RequestConflict: it is being
+        deleted."""
         before = self.standing.state
+        if self.job.deleting:
+            raise RequestConflict(self.job.id, before, "change: it is being deleted")
         if to.state is not before and not (before in ATTEMPT_STATES and to.state in ATTEMPT_STATES):
             self.book()
         self.standing = to

@@ -14,7 +14,8 @@
     |-- Conflict
     |   |-- IdempotencyConflict   the key was used with another spec
     |   |-- RequestConflict       the request is impossible in the job's state
-    |   |   `-- JobEnded          ... because the job has ended
+    |   |   |-- JobEnded          ... because the job has ended
+    |   |   `-- JobNotEnded       ... because it has not
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
     |   |-- CheckpointConflict    the checkpoint is damaged, deleted or was never committed
     |   |-- CheckpointKept        the checkpoint is pinned, or the job would resume from it
@@ -161,6 +162,16 @@ class JobEnded(RequestConflict):
 
     def __str__(self) -> str:
         return f"Job {self.job_id} has ended ({self.state.value}): it cannot {self.action}. Submit it as a new job."
+
+
+class JobNotEnded(RequestConflict):
+    code: ClassVar[str] = "job_not_ended"
+
+    def __str__(self) -> str:
+        return (
+            f"Job {self.job_id} is {self.state.value}: it cannot {self.action} before it has ended. Cancel it first: "
+            f"`shoal cancel {self.job_id}`."
+        )
 
 
 class QueueFull(Conflict):

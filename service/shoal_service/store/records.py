@@ -67,6 +67,8 @@ class JobRecord:
     """Names of the checkpoints that retention does not delete."""
     profile: ProfileRequest | None
     """The open request for a profile."""
+    deleting: bool = False
+    """A user or retention deletes it."""
 
     @property
     def standing(self) -> JobStanding:
@@ -196,6 +198,7 @@ def record_of(row: Row[Any]) -> JobRecord:
         step_times=row.step_times,
         pins=pins_of(row.pins),
         profile=_profile_of(row.profile),
+        deleting=row.deleting,
     )
 
 

@@ -37,6 +37,7 @@ from shoal_service.store.reads.live_jobs import LiveJobs
 from shoal_service.store.reads.metrics_snapshot import Snapshot
 from shoal_service.store.records import load_view
 from shoal_service.store.reports import DropReason, exemplars_of
+from shoal_service.store.retention.methods import RetentionMethods
 from shoal_service.store.scheduling.methods import SchedulingMethods
 from shoal_service.store.scheduling.node_methods import NodeMethods
 from shoal_service.store.webhooks.methods import WebhookMethods
@@ -57,7 +58,15 @@ from shoal_workers.contract.job import EndReason, IncidentCause, JobState
 from shoal_workers.contract.spec import JobSpec
 
 
-class Store(SchedulingMethods, NodeMethods, OverviewMethods, WebhookMethods, ProfileMethods, CheckpointMethods):
+class Store(
+    SchedulingMethods,
+    NodeMethods,
+    OverviewMethods,
+    WebhookMethods,
+    ProfileMethods,
+    CheckpointMethods,
+    RetentionMethods,
+):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._hub = Hub()

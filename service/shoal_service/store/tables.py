@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 metadata = MetaData(
@@ -72,6 +73,7 @@ jobs = Table(
     Column("step_times", Text, nullable=False, server_default=""),  # telemetry/step_times.py
     Column("pins", Text, nullable=False, server_default="[]"),  # JSON: names of checkpoints
     Column("profile", Text, nullable=False, server_default=""),  # the open ProfileRequest; empty: there is none
+    Column("deleting", Boolean, nullable=False, server_default=false()),  # there is a row of `deletions`
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
     Index(None, "project", "num"),
@@ -374,6 +376,18 @@ webhook_cursors = Table(
     PrimaryKeyConstraint("job_num", "hook"),
     Index(None, "hook", "waiting_since"),
     sqlite_with_rowid=False,
+)
+
+deletions = Table(  # of jobs; no foreign key: they outlive their jobs
+    "deletions",
+    metadata,
+    Column("job_id", String(32), primary_key=True),
+    Column("project", String(63), nullable=False),
+    Column("requested_at", Double, nullable=False),
+    Column("finished_at", Double, nullable=True),
+    Column("document", Text, nullable=False),  # DeletionView
+    Index(None, "finished_at"),
+    Index(None, "requested_at"),
 )
 
 lease = Table(

@@ -23,6 +23,7 @@ from shoal_service.telemetry.families import Family, Scene, families
 from shoal_service.telemetry.job_series import JobSeries
 from shoal_service.telemetry.metric import Labels, Value
 from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.telemetry.text_format import Exemplars, family
 from shoal_service.telemetry.utilisation import ProfileOf, Utilisation
@@ -47,6 +48,7 @@ class Sources:
     profile_of: ProfileOf
     state_dir: Path
     webhooks: WebhookTallies = field(default_factory=WebhookTallies)
+    removals: RemovalTallies = field(default_factory=RemovalTallies)
 
 
 class Exposition:
@@ -90,6 +92,7 @@ class Exposition:
             requests=self._sources.requests,
             passes=self._sources.passes,
             webhooks=self._sources.webhooks,
+            removals=self._sources.removals,
             cluster=self._sources.cluster(),
             state_filesystem=_space(self._sources.state_dir),
         )

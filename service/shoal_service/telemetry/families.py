@@ -16,6 +16,7 @@ from shoal_service.store.reports import DropReason
 from shoal_service.telemetry import service_metrics as names
 from shoal_service.telemetry.metric import Exemplar, Histogram, Labels, Metric, RecoveryPhase, Value
 from shoal_service.telemetry.pass_times import PassTimes
+from shoal_service.telemetry.removal_tallies import RemovalTallies
 from shoal_service.telemetry.request_metrics import RequestMetrics
 from shoal_service.telemetry.text_format import Exemplars
 from shoal_service.telemetry.webhook_tallies import WebhookTallies
@@ -42,6 +43,7 @@ class Scene:
     passes: PassTimes
     cluster: ClusterView
     webhooks: WebhookTallies
+    removals: RemovalTallies
     state_filesystem: tuple[int, int]
     """Bytes and free bytes."""
 
@@ -151,6 +153,7 @@ def _control_plane(scene: Scene) -> Iterator[Family]:
     yield _one(names.EVENTS, scene.transactions.events.value())
     yield Family(names.DATABASE_SECONDS, scene.transactions.seconds.values())
     yield _one(names.DATABASE_ERRORS, scene.transactions.errors.value())
+    yield Family(names.REMOVED, scene.removals.counts.values())
 
 
 def _webhooks(scene: Scene) -> Iterator[Family]:

@@ -150,6 +150,13 @@ DATABASE_SECONDS = Metric(
 DATABASE_ERRORS = Metric(
     "shoal_database_errors_total", Kind.COUNTER, "Transactions that failed because the database did not answer."
 )
+REMOVED = Metric(
+    "shoal_removed_total",
+    Kind.COUNTER,
+    "What this process has deleted on request or by retention: jobs, checkpoints, archives, and rows of logs, series "
+    "and events of ended jobs.",
+    ("kind",),
+)
 
 WEBHOOK_DELIVERIES = Metric(
     "shoal_webhook_deliveries_total",

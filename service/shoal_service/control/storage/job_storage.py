@@ -39,6 +39,13 @@ class JobStorage:
         """The checkpoints of a job. Raises StorageAway."""
         return CheckpointCatalog(self._root(job))
 
+    def root(self, job: JobView) -> str:
+        """URL of the job's directory; empty: this server does not know it."""
+        try:
+            return self._root(job)
+        except StorageAway:
+            return ""
+
     async def profile_file(self, job: JobView, number: int, name: str) -> tuple[int, AsyncIterator[bytes]] | None:
         """Length and content of a file of a profile; None: it is not there any more. `name` must be a valid one.
 

@@ -115,16 +115,19 @@ class CheckpointRetentionFailed(JobEvent):
 
 
 class CheckpointDeleted(JobEvent):
-    """A user has deleted the checkpoint. What retention deletes is no event."""
+    """A user has deleted the checkpoint, or it was deleted long after the job's end. What the retention of a running
+    job deletes (`checkpoint.keep`) is no event."""
 
     type: ClassVar[str] = "checkpoint.deleted"
     severity: ClassVar[Severity] = Severity.INFO
 
     name: str
     step: int
+    reason: str = ""
+    """Empty: a user asked for it."""
 
     def words(self) -> str:
-        return f"checkpoint of step {self.step} deleted on request"
+        return f"checkpoint of step {self.step} deleted" + (f": {self.reason}" if self.reason else " on request")
 
 
 class CheckpointPinned(JobEvent):

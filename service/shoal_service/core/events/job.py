@@ -163,3 +163,18 @@ class JobWaiting(JobEvent):
 
     def words(self) -> str:
         return f"waiting for workers: {self.warm} are warm, at least {self.min_workers} needed"
+
+
+class JobPruned(JobEvent):
+    """The job ended long ago, and retention has deleted a part of its history."""
+
+    type: ClassVar[str] = "job.pruned"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    what: str
+    """`logs`, `series` or `events`."""
+    rows: int
+    reason: str
+
+    def words(self) -> str:
+        return f"{self.what} deleted ({count_text(self.rows, 'row')}): {self.reason}"

@@ -29,10 +29,11 @@ class CheckpointMethods:
         with self._database.read() as tx:
             return requests.check_deletion(tx, job_id, name)
 
-    def note_deletion(self, job_id: str, name: CheckpointName, *, now: float) -> CheckpointView:
-        """A user has deleted the checkpoint in the storage. Raises JobNotFound, CheckpointNotFound."""
+    def note_deletion(self, job_id: str, name: CheckpointName, *, now: float, reason: str = "") -> CheckpointView:
+        """The checkpoint was deleted in the storage; `reason`: why, if no user asked. Raises JobNotFound,
+        CheckpointNotFound."""
         with self._database.write() as tx:
-            view = requests.note_deletion(tx, job_id, name, now=now)
+            view = requests.note_deletion(tx, job_id, name, now=now, reason=reason)
         self._hub.publish(job_id)
         return view
 

@@ -13,9 +13,9 @@ from shoal_service.core.events.checkpoints import (
     CheckpointPinned,
     CheckpointUnpinned,
 )
-from shoal_service.core.retention import why_kept
+from shoal_service.core.retention.checkpoints import why_kept
 from shoal_service.store.edit import JobEdit
-from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound
+from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound, RequestConflict
 from shoal_service.store.reads.history import read_checkpoints
 from shoal_service.store.records import JobRecord, load
 from shoal_service.store.tables import checkpoints
@@ -25,9 +25,11 @@ from shoal_workers.contract.marker import CheckpointName
 
 def pin(connection: Connection, job_id: str, name: CheckpointName, *, is_pinned: bool, now: float) -> CheckpointView:
     """Retention does not delete the checkpoint while it is pinned. Raises JobNotFound, CheckpointNotFound,
-    CheckpointConflict."""
+    CheckpointConflict; RequestConflict: the job is being deleted."""
     job = load(connection, job_id, lock=True)
     view = _find(connection, job_id, name)
+    if job.deleting:
+        raise RequestConflict(job_id, job.state, "change: it is being deleted")
     if is_pinned and view.state is not CheckpointState.COMMITTED:
         raise CheckpointConflict(job_id, str(name), view.state, "only a committed one can be pinned")
     if is_pinned != (str(name) in job.pins):
@@ -48,14 +50,17 @@ def check_deletion(connection: Connection, job_id: str, name: CheckpointName) ->
     return _deletable(connection, load(connection, job_id), name)
 
 
-def note_deletion(connection: Connection, job_id: str, name: CheckpointName, *, now: float) -> CheckpointView:
-    """The storage does not have it any more. Raises JobNotFound, CheckpointNotFound."""
+def note_deletion(
+    connection: Connection, job_id: str, name: CheckpointName, *, now: float, reason: str = ""
+) -> CheckpointView:
+    """The storage does not have it any more; `reason`: why, if no user asked. Raises JobNotFound,
+    CheckpointNotFound."""
     job = load(connection, job_id, lock=True)
     view = _find(connection, job_id, name)
     if view.state is CheckpointState.DELETED:
         return view  # retention was faster, or the request is repeated
     edit = JobEdit(connection, job, now)
-    edit.event(CheckpointDeleted(name=str(name), step=name.step))
+    edit.event(CheckpointDeleted(name=str(name), step=name.step, reason=reason))
     left = [one.step for one in _committed(connection, job_id) if one != name]
     if edit.status.checkpoint_step == name.step and name.step not in left:
         edit.describe(checkpoint_step=max(left, default=None))

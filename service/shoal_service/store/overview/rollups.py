@@ -71,15 +71,41 @@ def read(
     if until_step is not None:
         within &= series.c.step <= until_step
     first, last = connection.execute(select(func.min(series.c.step), func.max(series.c.step)).where(within)).one()
+    rolled = _rolled_extent(connection, job_num, after_step, until_step)
+    is_pruned = rolled is not None and (first is None or rolled[0] < first)
+    if rolled is not None and is_pruned:
+        first, last = rolled[0], rolled[1] if last is None else last
     if first is None:
         return []
     num_steps = last - first + 1
     levels = [width for width in WIDTHS if num_steps > _MAX_ROWS and num_steps // width >= max_points]
     coarsest = next((width for width in levels if num_steps // width <= _MAX_ROWS), levels[-1] if levels else 0)
-    points = _pyramid(connection, job_num, first, last, coarsest)
+    points = _pyramid(connection, job_num, first, last, max(coarsest, _FACTOR) if is_pruned else coarsest)
     if num_steps <= max_points:
         return list(points)
     return downsample(points, first_step=first, width=bucket_steps(first, last, max_points))
+
+
+def _rolled_extent(
+    connection: Connection, job_num: int, after_step: int, until_step: int | None
+) -> tuple[int, int] | None:
+    """First and last step of the buckets of the finest level in that range. Retention deletes the steps below them."""
+    within = (series_rollups.c.job_num == job_num) & (series_rollups.c.width == _FACTOR)
+    within &= series_rollups.c.bucket >= max(0, after_step) // _FACTOR
+    if until_step is not None:
+        within &= series_rollups.c.bucket < until_step // _FACTOR
+    extent = select(func.min(series_rollups.c.bucket), func.max(series_rollups.c.bucket)).where(within)
+    first, last = connection.execute(extent).one()
+    return None if first is None else (max(first * _FACTOR, after_step) + 1, (last + 1) * _FACTOR)
+
+
+def rolled_until(connection: Connection, job_num: int) -> int:
+    """The steps up to this one are in roll-ups of the finest level, so that a curve can do without them."""
+    newest = select(func.max(series_rollups.c.bucket)).where(
+        series_rollups.c.job_num == job_num, series_rollups.c.width == _FACTOR
+    )
+    bucket = connection.execute(newest).scalar_one()
+    return 0 if bucket is None else (bucket + 1) * _FACTOR
 
 
 def _pyramid(connection: Connection, job_num: int, first: int, last: int, coarsest: int) -> Iterator[SeriesPoint]:

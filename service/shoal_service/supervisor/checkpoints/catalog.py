@@ -14,7 +14,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Sequence
 
-from shoal_service.core.retention import choose_deletions
+from shoal_service.core.retention.checkpoints import choose_deletions
 from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
 from shoal_workers.checkpoint.commit import checkpoint_names, commit_in, marker_in, marker_of
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable

@@ -84,6 +84,7 @@ SNAPSHOT = {
     "shoal_events_total": ("counter", ()),
     "shoal_database_seconds": ("histogram", ("kind",)),
     "shoal_database_errors_total": ("counter", ()),
+    "shoal_removed_total": ("counter", ("kind",)),
     "shoal_webhook_deliveries_total": ("counter", ("hook", "outcome")),
     "shoal_webhook_seconds": ("histogram", ("hook",)),
     "shoal_webhook_lag_seconds": ("gauge", ("hook",)),

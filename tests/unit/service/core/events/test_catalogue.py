@@ -50,6 +50,7 @@ NAMES = [
     "job.held_back",
     "job.patched",
     "job.preempted",
+    "job.pruned",
     "job.quarantined",
     "job.requested",
     "job.state",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal_service.core.retention import choose_deletions, why_kept
+from shoal_service.core.retention.checkpoints import choose_deletions, why_kept
 from shoal_workers.contract.marker import CheckpointName
 
 _UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)

@@ -1,0 +1,1 @@
+"""Routes that delete jobs and what ended jobs leave behind."""

@@ -1,0 +1,70 @@
+"""Routes that delete a job, list deletions, and delete what ended jobs leave behind."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from shoal_api.http.context import Context, JobId
+from shoal_api.http.routes.projects import PROJECT_NAME
+from shoal_service.retention_views import DeletionView, GcView
+from shoal_service.store.retention.deletions import DeletionRequest
+from shoal_service.views import Page
+
+_GC_S = 20.0
+_MAX_REMOVALS = 500
+"""In one answer."""
+
+
+def routes(context: Context) -> APIRouter:
+    router = APIRouter(prefix="/v1", tags=["operations"])
+    store = context.store
+
+    @router.delete(
+        "/jobs/{job_id}",
+        response_model=DeletionView,
+        tags=["jobs"],
+        summary="Delete a job",
+        responses={202: {"model": DeletionView, "description": "Begun; the storage does not answer. It is continued."}},
+    )
+    async def delete_job(
+        job_id: JobId,
+        checkpoints: Annotated[
+            bool, Query(description="Delete its checkpoints, profiles and event files in the storage too.")
+        ] = True,
+    ) -> Response:
+        """With its history; this cannot be undone. Refused for a job that has not ended: cancel it first. Pinned
+        checkpoints stay in the storage; `kept` names them. A deletion that was interrupted is continued by the control
+        plane that holds the lease, or by the same request again. Idempotent."""
+        known = await run_in_threadpool(store.deletion, job_id)
+        if known is None:
+            job = await run_in_threadpool(store.get_job, job_id)
+            request = DeletionRequest(root=context.storage.root(job), with_checkpoints=checkpoints)
+            known = await run_in_threadpool(partial(store.begin_deletion, job_id, request, now=context.clock()))
+        done = await context.retention.deleter.advance(known)
+        status = 200 if done.finished_at is not None else 202
+        return Response(done.model_dump_json(), status, media_type="application/json")
+
+    @router.get("/deletions", response_model=Page[DeletionView], summary="List the deletions of jobs")
+    async def list_deletions(
+        project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000, description="The newest ones.")] = 100,
+    ) -> Response:
+        """Newest first; also those that are not complete yet."""
+        items = await run_in_threadpool(partial(store.deletions, project=project, limit=limit))
+        return Response(Page[DeletionView](items=tuple(items)).model_dump_json(), media_type="application/json")
+
+    @router.post("/gc", response_model=GcView, summary="Delete what ended jobs leave behind")
+    async def collect_garbage(
+        dry_run: Annotated[bool, Query(description="Only say what would be deleted.")] = False,
+    ) -> Response:
+        """What is older than the settings `SHOAL_RETAIN_...` allow, as the control plane does by itself every
+        `SHOAL_GC_EVERY_S` seconds. Ends after some seconds; while `is_complete` is false, repeat the request."""
+        view = await context.retention.collect(dry_run=dry_run, within_s=_GC_S, limit=_MAX_REMOVALS)
+        return Response(view.model_dump_json(), media_type="application/json")
+
+    return router

@@ -1,0 +1,3 @@
+"""Carries out deletions: files in the storage first, then rows. Called by the HTTP edge and by the control plane that
+holds the lease.
+"""

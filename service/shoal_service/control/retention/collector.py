@@ -1,0 +1,178 @@
+"""RetentionCollector: deletes what ended jobs leave behind once it is old enough, in small steps.
+
+    deletions that were begun      ->  continued
+    ended jobs, page by page       ->  core/retention/ended_jobs.py::due  ->  one removal after the other
+    archives that no job names     ->  deleted
+
+`run` is a task of the control plane: it works while this process holds the lease. A round may also be asked for by a
+user, on any control plane: every step can be repeated. Used on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from shoal_service.clock import Clock
+from shoal_service.control.retention.deleter import JobDeleter
+from shoal_service.control.storage.job_storage import JobStorage, StorageAway
+from shoal_service.core.retention.ended_jobs import DEFAULT_EVERY_S, DEFAULT_RULES, Kind, Removal, RetentionRules, due
+from shoal_service.retention_views import GcView, RemovalView
+from shoal_service.store.errors import Conflict, NotFound, StoreError
+from shoal_service.store.lease import Lease
+from shoal_service.store.retention.deletions import DeletionRequest
+from shoal_service.store.retention.ended import BEGINNING, Place
+from shoal_service.store.store import Store
+from shoal_service.telemetry.removal_tallies import RemovalTallies
+from shoal_workers.contract.marker import CheckpointName
+
+_log = logging.getLogger(__name__)
+_PAUSE_S = 0.05
+"""Between two removals of a round that nobody waits for: the database belongs to the jobs."""
+_FIRST_ROUND_S = 60.0
+"""After the start, when jobs are taken over and everything is busy."""
+_DELETIONS_S = 30.0
+"""Deletions that were begun and not completed are looked for this often."""
+_DELETE_S = 120.0
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionConfig:
+    rules: RetentionRules = DEFAULT_RULES
+    every_s: float = DEFAULT_EVERY_S
+    """Between two rounds; 0: only when a user asks."""
+
+
+class RetentionCollector:
+    """`run` returns after `stop` is set."""
+
+    def __init__(
+        self, store: Store, storage: JobStorage, clock: Clock, config: RetentionConfig, tallies: RemovalTallies
+    ) -> None:
+        self._store = store
+        self._storage = storage
+        self._clock = clock
+        self._config = config
+        self._tallies = tallies
+        self.deleter = JobDeleter(store, storage, clock, tallies)
+
+    async def run(self, stop: asyncio.Event, lease: Callable[[], Lease | None]) -> None:
+        """`lease`: that of this process, None if it has none; called on the loop."""
+        round_mono = self._clock.monotonic() - self._config.every_s + _FIRST_ROUND_S
+        while not stop.is_set():
+            try:
+                if lease() is not None:
+                    await self._continue_deletions()
+                    if self._config.every_s and self._clock.monotonic() - round_mono >= self._config.every_s:
+                        round_mono = self._clock.monotonic()
+                        await self._round(stop, lease)
+            except StoreError as error:
+                _log.warning("retention.round_failed", extra={"error": str(error)})
+            except Exception:
+                _log.exception("retention.round_failed")
+            try:
+                await self._clock.wait_for(stop.wait(), _DELETIONS_S)
+            except TimeoutError:
+                pass
+
+    async def collect(self, *, dry_run: bool, within_s: float, limit: int) -> GcView:
+        """One round for a user: up to that time, and that number of removals."""
+        end_mono = self._clock.monotonic() + within_s
+        found: list[RemovalView] = []
+        if not dry_run:
+            await self._continue_deletions()
+        async for removal in self._due():
+            if len(found) >= limit or self._clock.monotonic() > end_mono:
+                return GcView(dry_run=dry_run, removals=tuple(found), is_complete=False)
+            found.append(_view(removal) if dry_run else await self._remove(removal))
+        return GcView(dry_run=dry_run, removals=tuple(found))
+
+    async def _round(self, stop: asyncio.Event, lease: Callable[[], Lease | None]) -> None:
+        async for removal in self._due():
+            if stop.is_set() or lease() is None:
+                return
+            await self._remove(removal)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _continue_deletions(self) -> None:
+        for view in await asyncio.to_thread(self._store.unfinished_deletions):
+            await self.deleter.advance(view)
+
+    async def _due(self) -> AsyncIterator[Removal]:
+        now, rules = self._clock.time(), self._config.rules
+        place: Place | None = BEGINNING
+        while rules.first_days > 0 and place is not None:
+            read = partial(self._store.ended_jobs, before=now - rules.first_days * _DAY_S, after=place)
+            jobs, place = await asyncio.to_thread(read)
+            for removal in due(jobs, rules, now):
+                yield removal
+        if rules.archives_days > 0:
+            before = now - rules.archives_days * _DAY_S
+            reason = f"no job names it, and retain_archives_days is {rules.archives_days:g}"
+            for sha256 in await asyncio.to_thread(partial(self._store.unused_archives, before=before)):
+                yield Removal(kind=Kind.ARCHIVE, name=sha256, reason=reason)
+
+    async def _remove(self, removal: Removal) -> RemovalView:
+        view = _view(removal)
+        try:
+            rows = await self._carry_out(removal)
+        except (StorageAway, FileNotFoundError) as error:
+            view = view.model_copy(update={"error": str(error)})
+        except (NotFound, Conflict):
+            pass  # a user has deleted it meanwhile, pinned it, or let the job go on
+        else:
+            view = view.model_copy(update={"rows": rows})
+        fields = {"kind": view.kind.value, "job": view.job_id, "removed": view.name, "reason": view.reason}
+        _log.info("retention.removed", extra=fields | {"rows": view.rows, "error": view.error})
+        return view
+
+    async def _carry_out(self, removal: Removal) -> int:
+        """Rows that it removed. Raises StorageAway, NotFound."""
+        now, store = self._clock.time(), self._store
+        match removal.kind:
+            case Kind.JOB:
+                job = await asyncio.to_thread(store.get_job, removal.job_id)
+                request = DeletionRequest(root=self._storage.root(job), by="retention", reason=removal.reason)
+                begun = await asyncio.to_thread(partial(store.begin_deletion, job.id, request, now=now))
+                done = await self.deleter.advance(begun)
+                if done.error:
+                    raise StorageAway(done.error)
+                return done.rows
+            case Kind.CHECKPOINT:
+                await self._remove_checkpoint(removal, now)
+                return 0
+            case Kind.ARCHIVE:
+                before = now - self._config.rules.archives_days * _DAY_S
+                gone = await asyncio.to_thread(partial(store.remove_archive, removal.name, before=before))
+                self._tallies.removed(Kind.ARCHIVE, int(gone))
+                return int(gone)
+            case Kind.LOGS | Kind.SERIES | Kind.EVENTS:
+                return await self._remove_part(removal, now)
+
+    async def _remove_checkpoint(self, removal: Removal, now: float) -> None:
+        job = await asyncio.to_thread(self._store.get_job, removal.job_id)
+        name = CheckpointName.parse(removal.name)
+        assert name is not None
+        catalog = self._storage.catalog(job)
+        await asyncio.to_thread(self._store.check_deletion, job.id, name)  # a user may have pinned it meanwhile
+        await self._storage.run(partial(catalog.delete, name), within_s=_DELETE_S)
+        note = partial(self._store.note_deletion, job.id, name, now=now, reason=removal.reason)
+        await asyncio.to_thread(note)
+        self._tallies.removed(Kind.CHECKPOINT)
+
+    async def _remove_part(self, removal: Removal, now: float) -> int:
+        total = 0
+        remove = partial(self._store.remove_part, removal.job_id, removal.kind, reason=removal.reason, now=now)
+        while removed := await asyncio.to_thread(remove, before=total):
+            total += removed
+            self._tallies.removed(removal.kind, removed)
+            await asyncio.sleep(0)
+        return total
+
+
+def _view(removal: Removal) -> RemovalView:
+    return RemovalView(kind=removal.kind, job_id=removal.job_id, name=removal.name, reason=removal.reason)

@@ -1,0 +1,119 @@
+"""What of an ended job may be deleted now: facts about jobs and the time in, removals with reasons out.
+
+    ended_at --- logs_days --- checkpoints_days --- series_days --- events_days --- jobs_days ---> time
+                 the log       all checkpoints      the points      its events      the job itself
+                               but the newest       of each step                    with its files
+
+A job that has not ended is never touched, nor is a pinned checkpoint, nor one that another job continues from. Called
+by `control/retention/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shoal_service.core.retention.checkpoints import choose_deletions
+from shoal_workers.contract.marker import CheckpointName
+
+_DAY_S = 86_400.0
+_KEPT = 1
+"""Good checkpoints of an ended job that stay as long as the job: its result."""
+
+
+class Kind(StrEnum):
+    """What a removal removes."""
+
+    JOB = "job"
+    CHECKPOINT = "checkpoint"
+    LOGS = "logs"
+    SERIES = "series"
+    EVENTS = "events"
+    ARCHIVE = "archive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionRules:
+    """Days after a job's end; 0: for ever."""
+
+    logs_days: float = 30
+    checkpoints_days: float = 90
+    series_days: float = 180
+    events_days: float = 365
+    jobs_days: float = 0
+    archives_days: float = 30
+    """After the archive was last uploaded, if no job names it."""
+
+    def has_passed(self, days: float, since: float, now: float) -> bool:
+        return days > 0 and now - since > days * _DAY_S
+
+    @property
+    def first_days(self) -> float:
+        """Of an ended job nothing is deleted before; 0: never anything."""
+        days = (self.logs_days, self.checkpoints_days, self.series_days, self.events_days, self.jobs_days)
+        return min((one for one in days if one > 0), default=0.0)
+
+
+DEFAULT_RULES = RetentionRules()
+DEFAULT_EVERY_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedJob:
+    """What the store knows about it."""
+
+    id: str
+    name: str
+    ended_at: float
+    has: frozenset[Kind] = frozenset()
+    """Of LOGS, SERIES and EVENTS: those of which there are rows."""
+    committed: tuple[CheckpointName, ...] = ()
+    damaged: tuple[CheckpointName, ...] = ()
+    kept: frozenset[CheckpointName] = field(default_factory=frozenset)
+    """Pinned, or another job continues from it."""
+    needed_by: str = ""
+    """A job that has not ended and that continues from this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """One thing that may be deleted."""
+
+    kind: Kind
+    job_id: str = ""
+    name: str = ""
+    """Of the job, the checkpoint or the archive."""
+    reason: str = ""
+
+
+def due(jobs: Collection[EndedJob], rules: RetentionRules, now: float) -> tuple[Removal, ...]:
+    """In the order in which they are to be carried out."""
+    return tuple(removal for job in jobs for removal in _of_job(job, rules, now))
+
+
+def _of_job(job: EndedJob, rules: RetentionRules, now: float) -> Iterator[Removal]:
+    def is_due(days: float) -> bool:
+        return rules.has_passed(days, job.ended_at, now)
+
+    def why(setting: str, days: float) -> str:
+        return f"the job ended {(now - job.ended_at) / _DAY_S:.0f} days ago, and {setting} is {days:g}"
+
+    if is_due(rules.jobs_days) and not job.needed_by:
+        reason = why("retain_jobs_days", rules.jobs_days)
+        yield Removal(kind=Kind.JOB, job_id=job.id, name=job.name, reason=reason)
+        return
+    if is_due(rules.checkpoints_days) and not job.needed_by:
+        reason = why("retain_checkpoints_days", rules.checkpoints_days)
+        everything = {*job.committed, *job.damaged}
+        for deletion in choose_deletions(
+            everything, (), keep=_KEPT, damaged=job.damaged, in_flight=(), pinned=job.kept
+        ):
+            yield Removal(kind=Kind.CHECKPOINT, job_id=job.id, name=str(deletion.name), reason=reason)
+    for kind, setting, days in (
+        (Kind.LOGS, "retain_logs_days", rules.logs_days),
+        (Kind.SERIES, "retain_series_days", rules.series_days),
+        (Kind.EVENTS, "retain_events_days", rules.events_days),
+    ):
+        if kind in job.has and is_due(days):
+            yield Removal(kind=kind, job_id=job.id, name=job.name, reason=why(setting, days))

@@ -1,0 +1,4 @@
+"""Deletion of jobs and of what ended jobs leave behind, in bounded transactions.
+
+Each module's functions work in an open transaction; `RetentionMethods` is a part of `Store`. No storage is touched.
+"""

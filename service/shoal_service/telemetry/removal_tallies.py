@@ -1,0 +1,19 @@
+"""RemovalTallies: what this process has deleted of jobs. Written by `control/retention`."""
+
+from __future__ import annotations
+
+from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.telemetry.tallies import Count
+
+
+class RemovalTallies:
+    """Of one process; thread-safe."""
+
+    def __init__(self) -> None:
+        self.counts = Count()
+        for kind in Kind:
+            self.counts.add(kind.value, amount=0)  # `increase()` sees the first one only after a 0
+
+    def removed(self, kind: Kind, number: int = 1) -> None:
+        """Of logs, series and events: rows."""
+        self.counts.add(kind.value, amount=number)

@@ -1,0 +1,168 @@
+"""A job is deleted over REST: files, rows, record; an interrupted deletion is continued. What is old is collected."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal_api.client.errors import Conflict, NotFound
+from shoal_service.clock import SystemClock
+from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
+from shoal_service.control.storage.job_storage import JobStorage
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.core.retention.ended_jobs import Kind
+from shoal_service.reports import SupervisorReports
+from shoal_service.store.retention.deletions import DeletionRequest
+from shoal_service.telemetry.removal_tallies import RemovalTallies
+from shoal_service.views import CheckpointState, CheckpointView, JobStatus
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.job import EndReason, JobState
+from shoal_workers.contract.marker import MARKER_NAME, CheckpointName
+
+STEPS = (10, 20, 30)
+NAMES = {step: str(CheckpointName(step, 1, 1)) for step in STEPS}
+DAY = 86_400.0
+
+
+@pytest.fixture
+def ended(service: Any, spec: dict[str, object]) -> Callable[..., tuple[str, Path]]:
+    """A job with three checkpoints that ended some days ago; its id and its directory in the storage."""
+
+    def run(days: float = 0.0) -> tuple[str, Path]:
+        now = time.time() - days * DAY
+        job = service.store.create_job(parse_spec(dict(spec)), idempotency_key=None, now=now)[0]
+        service.store.begin_attempt(job.id, workers=1, epoch=service.epoch, now=now)
+        saved = tuple(
+            CheckpointView(step=step, url=f"/x/{NAMES[step]}", state="committed", attempt=1, generation=1)
+            for step in STEPS
+        )
+        end = AttemptEnd(reason=EndReason.FINISHED, step=30, message="")
+        status = JobStatus(state=JobState.SUCCEEDED, checkpoint_step=30)
+        done = SupervisorReports(attempt=1, seq=1, status=status, checkpoints=saved, end=end)
+        service.store.apply(job.id, done, epoch=service.epoch, now=now)
+        root = Path(service.checkpoint_url) / job.id
+        for name in NAMES.values():
+            (root / name).mkdir(parents=True)
+            (root / name / MARKER_NAME).write_text("{}")
+        (root / "profiles" / "1").mkdir(parents=True)
+        return job.id, root
+
+    return run
+
+
+def test_a_job_is_deleted_with_its_files_and_the_record_stays(service: Any, ended: Callable[..., Any]) -> None:
+    (job_id, root), (other, other_root) = ended(), ended()
+    view = service.client.delete_job(job_id)
+    assert view.finished_at is not None and (view.name, view.root) == ("tiny", str(root))
+    assert not root.exists() and sorted(path.name for path in other_root.iterdir()) == ["profiles", *NAMES.values()]
+    assert service.client.delete_job(job_id) == view, "idempotent"
+    assert view in service.client.deletions(project="default")
+    with pytest.raises(NotFound):
+        service.client.job(job_id)
+    assert job_id not in {job.id for job in service.client.jobs()}
+    assert service.client.job(other).status.state is JobState.SUCCEEDED
+    with pytest.raises(NotFound):
+        service.client.delete_job("job-that-never-was")
+
+
+def test_pinned_checkpoints_stay_and_so_do_files_that_are_not_the_jobs(service: Any, ended: Callable[..., Any]) -> None:
+    job_id, root = ended()
+    service.client.pin_checkpoint(job_id, NAMES[10])
+    (root / "notes.txt").write_text("mine")
+    (root / "job-of-another").mkdir()
+    view = service.client.delete_job(job_id)
+    assert view.kept == (f"{root}/{NAMES[10]}",)
+    assert sorted(path.name for path in root.iterdir()) == ["job-of-another", "notes.txt", NAMES[10]]
+    assert (root / NAMES[10] / MARKER_NAME).exists()
+
+
+def test_the_files_stay_if_they_are_to(service: Any, ended: Callable[..., Any]) -> None:
+    job_id, root = ended()
+    view = service.client.delete_job(job_id, checkpoints=False)
+    assert view.finished_at is not None and not view.with_checkpoints
+    assert sorted(path.name for path in root.iterdir()) == ["profiles", *NAMES.values()]
+
+
+def test_a_running_job_is_refused_with_the_way_out(service: Any, supervise: Callable[..., str]) -> None:
+    job_id = supervise()
+    with pytest.raises(Conflict, match=f"Cancel it first: `shoal cancel {job_id}`"):
+        service.client.delete_job(job_id)
+    assert service.client.job(job_id).status.state is JobState.RUNNING
+
+
+def test_a_deletion_waits_for_the_storage_and_is_continued_by_the_control_plane(
+    service: Any, ended: Callable[..., Any]
+) -> None:
+    job_id, root = ended()
+    (root / "profiles").rename(root / "aside")
+    (root / "profiles").write_text("not a directory")
+    response = service.http.request("DELETE", f"/v1/jobs/{job_id}")
+    assert response.status_code == 202 and "NotADirectoryError" in response.json()["error"]
+    assert service.client.job(job_id).status.state is JobState.SUCCEEDED, "its history stays until its files are gone"
+    (root / "profiles").unlink()
+    _Collector(service).advance_all()
+    assert service.store.deletion(job_id).finished_at is not None
+    assert [path.name for path in root.iterdir()] == ["aside"]
+
+
+def test_a_server_that_died_after_the_mark_is_made_up_for(service: Any, ended: Callable[..., Any]) -> None:
+    job_id, root = ended()
+    service.store.begin_deletion(job_id, DeletionRequest(root=str(root)), now=1.0)
+    collector = _Collector(service)
+    collector.advance_all()
+    assert not root.exists() and service.store.deletion(job_id).finished_at is not None
+    assert collector.tallies.counts.value(Kind.JOB.value) == 1
+    assert collector.tallies.counts.value(Kind.CHECKPOINT.value) == len(STEPS)
+
+
+def test_what_is_old_is_collected_and_a_dry_run_only_names_it(service: Any, ended: Callable[..., Any]) -> None:
+    old, old_root = ended(days=100)
+    young_root = ended(days=20)[1]
+    service.client.pin_checkpoint(old, NAMES[10])
+
+    def found(view: Any) -> list[tuple[Kind, str]]:
+        return [(one.kind, one.name) for one in view.removals if one.job_id == old]
+
+    dry = service.client.gc(dry_run=True)
+    expected = [(Kind.CHECKPOINT, NAMES[20]), (Kind.LOGS, "tiny")]
+    assert found(dry) == expected and dry.dry_run
+    assert (old_root / NAMES[20]).exists() and service.store.logs(old)
+    done = service.client.gc()
+    assert found(done) == expected and not any(one.error for one in done.removals)
+    assert sorted(path.name for path in old_root.iterdir()) == ["profiles", NAMES[10], NAMES[30]]
+    assert [one.state for one in service.client.checkpoints(old)] == [
+        CheckpointState.COMMITTED,
+        CheckpointState.DELETED,
+        CheckpointState.COMMITTED,
+    ]
+    assert {event.type for event in service.store.events(old)} >= {"checkpoint.deleted", "job.pruned"}
+    again = service.client.gc()
+    assert [kind for kind, _ in found(again)] in ([], [Kind.LOGS]), "the line about the checkpoint at most"
+    assert found(service.client.gc()) == []
+    assert sorted(path.name for path in young_root.iterdir()) == ["profiles", *NAMES.values()]
+
+
+class _Collector(RetentionCollector):
+    def __init__(self, service: Any) -> None:
+        self.tallies = RemovalTallies()
+        storage = JobStorage(service.checkpoint_url)
+        super().__init__(service.store, storage, SystemClock(), RetentionConfig(every_s=0), self.tallies)
+
+    def advance_all(self) -> None:
+        """Runs it as the control plane does, until no deletion is open."""
+        asyncio.run(self._advance_all())
+
+    async def _advance_all(self) -> None:
+        loop, stop, changed = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        with self._store.subscribe(lambda _: loop.call_soon_threadsafe(changed.set)):
+            task = asyncio.create_task(self.run(stop, self._store.current_lease))
+            while self._store.unfinished_deletions():
+                await asyncio.wait_for(changed.wait(), 30)
+                changed.clear()
+        stop.set()
+        await task
