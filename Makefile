@@ -93,6 +93,7 @@ docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/trace_generator.py
 	@$(BIN)/python tools/simulation_page.py
 	@$(BIN)/python tools/openapi.py
+	@$(BIN)/python tools/control_plane_requirements.py
 	@$(BIN)/python tools/dashboards.py
 
 picture: setup   ## the README's picture, from a real run of the demo

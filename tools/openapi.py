@@ -9,6 +9,7 @@ from pathlib import Path
 from shoal_api.http.app import create_app
 from shoal_service.store import Store
 from shoal_service.views import ClusterView
+from shoal_workers.version import VERSION
 
 
 class NoCluster:
@@ -19,7 +20,7 @@ class NoCluster:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(f"sqlite:///{folder}/shoal.db")
-        app = create_app(store=store, cluster=NoCluster(), scrape=lambda accept: (b"", "text/plain"), version="0")
+        app = create_app(store=store, cluster=NoCluster(), scrape=lambda accept: (b"", "text/plain"), version=VERSION)
         text = json.dumps(app.openapi(), indent=1, sort_keys=True)
         store.close()
     (Path(__file__).parents[1] / "docs" / "reference" / "openapi.json").write_text(text + "\n")

@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +48,7 @@ from shoal_service.telemetry.webhook_tallies import WebhookTallies
 from shoal_workers.contract.log_settings import LogLevel
 from shoal_workers.logs import set_up_logs
 from shoal_workers.snapshot_store.slots.registry import remove_attempts
+from shoal_workers.version import VERSION
 
 if TYPE_CHECKING:
     from shoal_service.control.ray_cluster import RayCluster
@@ -119,7 +119,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         store=store,
         cluster=control,
         scrape=exposition.render,
-        version=version("shoal"),
+        version=VERSION,
         checkpoint_url=settings.checkpoint_url,
         requests=requests,
         retention=retention,

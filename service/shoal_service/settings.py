@@ -20,6 +20,9 @@ from shoal_workers.contract.log_settings import LogFormat, LogLevel, LogSettings
 from shoal_workers.contract.snapshots import SnapshotScope
 from shoal_workers.contract.webhooks.spec import SECRET_VARIABLE
 
+SECRETS_DIR = "SHOAL_SECRETS_DIR"
+"""A directory with secrets as files, as containers mount them: the file `shoal_database_url` has the value of
+SHOAL_DATABASE_URL. A variable of the environment takes precedence over a file."""
 _MIN_LEASE_TTL_S = 3.0
 """The control loop makes a pass every second and renews after a third of the time to live, so one pass may be late."""
 
@@ -175,8 +178,13 @@ class Settings(BaseSettings):
 
 def load_settings(**given: object) -> Settings:
     """Raises SettingsError."""
+    secrets = os.environ.get(SECRETS_DIR) or None
+    if secrets is not None and not Path(secrets).is_dir():
+        raise SettingsError(
+            f"{SECRETS_DIR} {secrets!r} is not a directory. It holds files that are named like settings."
+        )
     try:
-        return Settings(**given)  # type: ignore[arg-type]
+        return Settings(_secrets_dir=secrets, **given)  # type: ignore[arg-type]
     except ValidationError as error:
         lines = []
         for detail in error.errors(include_url=False):
@@ -184,7 +192,8 @@ def load_settings(**given: object) -> Settings:
             shown = f"{name} {detail['input']!r}: " if name else ""
             lines.append(shown + str(detail["msg"]).removeprefix("Value error, "))
         raise SettingsError(
-            "\n".join(lines) + "\nSettings come from options and from the environment (SHOAL_<NAME>)."
+            "\n".join(lines)
+            + f"\nSettings come from options, from the environment (SHOAL_<NAME>) and from files in {SECRETS_DIR}."
         ) from error
 
 

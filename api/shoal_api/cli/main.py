@@ -6,6 +6,7 @@ tools/cli_page.py reads the same registry and writes docs/reference/cli.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -112,6 +113,7 @@ def build_app() -> typer.Typer:
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_options)
     groups: dict[str, typer.Typer] = {}
     for panel, commands in PANELS.items():
         for name, function in commands.items():
@@ -125,6 +127,22 @@ def build_app() -> typer.Typer:
                 app.add_typer(groups[group], name=group, rich_help_panel=panel)
             groups[group].command(word)(function)
     return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from shoal_workers.version import VERSION
+
+        typer.echo(f"shoal {VERSION}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the release and exit.")
+    ] = False,
+) -> None:
+    """Replaced by the help of the application."""
 
 
 if __name__ == "__main__":

@@ -180,7 +180,8 @@ class RayCluster:
         return since is not None and time.monotonic() - since > _UNANSWERED_S
 
     def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> RaySupervisorHandle:
-        """Also kept off the head's node if there are others, since it should survive the head's death."""
+        """Also kept off the head's node if there are others, since it should survive the head's death, and off the
+        nodes of control planes, which have no CPU to give, may have no torch, and come and go with their server."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
             return self._start_supervisor(stored.first(config), avoid_nodes)
@@ -188,7 +189,7 @@ class RayCluster:
             raise ClusterUnreachable(str(error)) from error
 
     def _start_supervisor(self, config: SupervisorConfig, avoid_nodes: frozenset[str]) -> RaySupervisorHandle:
-        heads = {node.node_id for node in gcs.nodes() if node.is_head}
+        others = {node.node_id for node in gcs.nodes() if node.is_head or not _offers_work(node)}
         actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor)
         actor = actor_class.options(
             name=supervisor_name(config.job_id, config.attempt),
@@ -199,7 +200,7 @@ class RayCluster:
             max_restarts=-1,
             max_task_retries=-1,
             runtime_env=supervisor_environment(config),
-            label_selector={_NODE_LABEL: f"!in({','.join(sorted({*heads, *avoid_nodes}))})"},
+            label_selector={_NODE_LABEL: f"!in({','.join(sorted({*others, *avoid_nodes}))})"},
             fallback_strategy=[{"label_selector": {_NODE_LABEL: "!in(none)"}}],
         ).remote(config)
         return RaySupervisorHandle(actor)
@@ -322,6 +323,10 @@ def _wait_until_free(name: str) -> None:
             return
         time.sleep(0.02)
     raise ClusterUnreachable(f"Ray still has the actor {name}, {_FREE_S:g} s after it was killed")
+
+
+def _offers_work(node: gcs.RayNode) -> bool:
+    return bool(node.resources.get("CPU") or node.resources.get("GPU"))
 
 
 def _node(node: gcs.RayNode, draining: dict[str, float | None]) -> Node:

@@ -103,3 +103,18 @@ def test_processes_that_the_service_starts_do_not_inherit_the_secrets(monkeypatc
     monkeypatch.setenv("SHOAL_WEBHOOK", "another variable")
     assert take_webhook_secrets() == {"SHOAL_WEBHOOK_SECRET_A": "sixteen letters!"}
     assert "SHOAL_WEBHOOK_SECRET_A" not in os.environ and os.environ["SHOAL_WEBHOOK"] == "another variable"
+
+
+def test_secrets_are_read_from_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "shoal_database_url").write_text("postgresql://shoal:secret@db/shoal\n")
+    (tmp_path / "ray_auth_token").write_text("of another program")
+    monkeypatch.setenv("SHOAL_SECRETS_DIR", str(tmp_path))
+    assert load_settings().database_url == "postgresql://shoal:secret@db/shoal"
+    monkeypatch.setenv("SHOAL_DATABASE_URL", "sqlite:////here/shoal.db")
+    assert load_settings().database_url == "sqlite:////here/shoal.db"
+
+
+def test_a_directory_of_secrets_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SHOAL_SECRETS_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(SettingsError, match=r"SHOAL_SECRETS_DIR .*nowhere' is not a directory"):
+        load_settings()

@@ -16,7 +16,7 @@ from shoal_service.planner import plan
 from shoal_service.supervisor.journal import JournalEntry
 from shoal_workers.contract.base import WIRE_VERSION
 
-VERSIONS = sorted(int(folder.name.removeprefix("wire-")) for folder in golden.ROOT.iterdir())
+VERSIONS = sorted(int(folder.name.removeprefix("wire-")) for folder in golden.ROOT.glob("wire-*"))
 DOCUMENTS = sorted(path for path in golden.ROOT.glob("wire-*/*.json") if path.name != "fingerprints.json")
 CHANGED = (
     "a document has changed. If wire version {} was released, raise WIRE_VERSION in shoal_workers/contract/base.py. "

@@ -81,8 +81,10 @@ def version(as_json: JsonFlag = False) -> None:
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed
 
-        versions: dict[str, str | None] = {}
-        for name in ("shoal", "ray", "torch"):
+        from shoal_workers.version import VERSION
+
+        versions: dict[str, str | None] = {"shoal": VERSION}
+        for name in ("ray", "torch"):
             try:
                 versions[name] = installed(name)
             except PackageNotFoundError:

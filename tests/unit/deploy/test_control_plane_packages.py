@@ -1,0 +1,58 @@
+"""The control plane runs with what its image installs: without torch, and without what belongs to workers."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kit.processes.server import until
+from shoal_api.client import Client
+from shoal_workers.version import VERSION
+
+ROOT = Path(__file__).resolve().parents[3]
+LISTED = ROOT / "deploy" / "docker" / "control-plane.txt"
+PROGRAM = ROOT / "tests" / "kit" / "deploy" / "control_plane_alone.py"
+
+
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of a server that has only the packages of the image."""
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path))
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen([sys.executable, PROGRAM, LISTED, tmp_path], stdout=output, stderr=output)
+
+    def listening() -> re.Match[str] | None:
+        assert server.poll() is None, log.read_text()
+        return re.search(r"^listening on (\S+)", log.read_text(), re.M)
+
+    try:
+        yield until(listening, "the server listens")[1]
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_every_module_is_imported_and_requests_are_served(url: str) -> None:
+    with Client(url) as client:
+        assert client.health().version == VERSION
+        job = client.submit({"name": "fish", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 5}})
+        assert [event.type for event in client.events(job.id)][:1] == ["job.created"]
+        series = io.BytesIO()
+        client.save_series(job.id, series, format="parquet")
+        assert series.getvalue()[:4] == b"PAR1"
+
+
+def test_a_package_that_is_not_listed_cannot_be_imported(tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    lines = LISTED.read_text("utf-8").splitlines()
+    short.write_text("\n".join(line for line in lines if not line.startswith("sqlalchemy==")))
+    done = subprocess.run([sys.executable, PROGRAM, short, tmp_path], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "of sqlalchemy is not in the image" in done.stderr

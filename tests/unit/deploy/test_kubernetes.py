@@ -1,0 +1,133 @@
+"""The manifests pass the schemas of Kubernetes and the field check of RayCluster, and their pods are restricted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from kit.deploy.ray_cluster_fields import mistakes
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+
+FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
+_VERSIONS = ("1.31", "1.37")
+"""The oldest and the newest release that is tried."""
+_RAY_CONTAINERS = ("head", "cpu", "gpu")
+
+
+def _named(manifests: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    [found] = [one for one in manifests if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_the_manifests_follow_the_schemas(manifests: list[dict[str, Any]], version: str) -> None:
+    for manifest in manifests:
+        if manifest["kind"] != "RayCluster":
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_ray_cluster_has_only_fields_that_kuberay_knows(manifests: list[dict[str, Any]]) -> None:
+    assert list(mistakes(_named(manifests, "RayCluster", "shoal"))) == []
+
+
+def test_the_field_check_finds_mistakes(manifests: list[dict[str, Any]]) -> None:
+    cluster = yaml.safe_load(yaml.safe_dump(_named(manifests, "RayCluster", "shoal")))
+    spec = cluster["spec"]
+    spec["autoscaler"] = {}
+    spec["autoscalerOptions"]["version"] = "v3"
+    spec["headGroupSpec"]["rayStartParams"]["num-cpus"] = 0
+    del spec["workerGroupSpecs"][0]["template"]
+    spec["workerGroupSpecs"][1]["maxReplicas"] = "8"
+    assert list(mistakes(cluster)) == [
+        ".spec.autoscalerOptions.version 'v3' is none of v1, v2",
+        ".spec.headGroupSpec.rayStartParams.num-cpus 0 is not text",
+        ".spec.workerGroupSpecs[0].template is missing",
+        ".spec.workerGroupSpecs[1].maxReplicas '8' is not a int",
+        ".spec.autoscaler is not a field of RayClusterSpec",
+    ]
+
+
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_the_pods_of_the_ray_cluster_follow_the_schema(pods: dict[str, dict[str, Any]], version: str) -> None:
+    for name, spec in pods.items():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+        kubernetes_validate.validate(pod, version, strict=True)
+
+
+def test_no_pod_is_root_or_may_become_it(pods: dict[str, dict[str, Any]]) -> None:
+    for name, spec in pods.items():
+        assert spec["securityContext"]["runAsNonRoot"], name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_every_container_has_probes_resources_and_shared_memory(pods: dict[str, dict[str, Any]]) -> None:
+    for name, spec in pods.items():
+        memory = {one["name"] for one in spec["volumes"] if one.get("emptyDir", {}).get("medium") == "Memory"}
+        for container in spec["containers"]:
+            assert {"livenessProbe", "readinessProbe"} <= container.keys(), name
+            assert "memory" in container["resources"]["limits"] and "cpu" in container["resources"]["requests"], name
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            assert mounts["/dev/shm"] in memory, name
+            assert set(mounts.values()) <= {volume["name"] for volume in spec["volumes"]}, name
+
+
+def test_claims_config_maps_and_secrets_exist_or_are_in_the_installation_page(
+    manifests: list[dict[str, Any]], pods: dict[str, dict[str, Any]]
+) -> None:
+    page = (FOLDER.parents[1] / "docs" / "install.md").read_text("utf-8")
+    for spec in pods.values():
+        for volume in spec["volumes"]:
+            if claim := volume.get("persistentVolumeClaim"):
+                _named(manifests, "PersistentVolumeClaim", claim["claimName"])
+            if secret := volume.get("secret"):
+                assert f"create secret generic {secret['secretName']}" in page
+        for container in spec["containers"]:
+            for source in container["envFrom"]:
+                _named(manifests, "ConfigMap", source["configMapRef"]["name"])
+    cluster = _named(manifests, "RayCluster", "shoal")
+    assert f"create secret generic {cluster['spec']['authOptions']['secretName']}" in page
+
+
+def test_rays_settings_equal_those_of_shoal(manifests: list[dict[str, Any]]) -> None:
+    assert _named(manifests, "ConfigMap", "ray-settings")["data"] == CLUSTER_ENVIRONMENT
+
+
+def test_workers_are_drained_before_they_are_killed(pods: dict[str, dict[str, Any]]) -> None:
+    for name in ("cpu", "gpu"):
+        [container] = pods[name]["containers"]
+        assert container["lifecycle"]["preStop"]["exec"]["command"] == ["shoal-drain-node"]
+        [drain_s] = [e["value"] for e in container["env"] if e["name"] == "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]
+        assert int(drain_s) + 20 <= pods[name]["terminationGracePeriodSeconds"]
+
+
+def test_the_head_keeps_its_tables_on_a_volume(pods: dict[str, dict[str, Any]]) -> None:
+    [head] = pods["head"]["containers"]
+    variables = {one["name"]: one["value"] for one in head["env"]}
+    assert variables["RAY_gcs_storage"] == "rocksdb"
+    [mount] = [one for one in head["volumeMounts"] if variables["RAY_gcs_storage_path"].startswith(one["mountPath"])]
+    [volume] = [one for one in pods["head"]["volumes"] if one["name"] == mount["name"]]
+    assert "persistentVolumeClaim" in volume
+
+
+def test_all_ray_nodes_are_selected_by_the_network_policies(manifests: list[dict[str, Any]]) -> None:
+    [cluster] = [one for one in manifests if one["kind"] == "RayCluster"]
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    for group in groups:
+        assert group["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == "ray"
+    policies = {one["metadata"]["name"]: one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"}
+    assert policies["deny-ingress"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
+    assert policies["ray-egress"]["policyTypes"] == ["Egress"]
+
+
+def test_every_file_is_a_resource_of_the_kustomization() -> None:
+    kustomization = yaml.safe_load((FOLDER / "kustomization.yaml").read_text("utf-8"))
+    assert {*kustomization["resources"], "kustomization.yaml"} == {path.name for path in FOLDER.glob("*.yaml")}

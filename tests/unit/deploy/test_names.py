@@ -1,0 +1,130 @@
+"""Every setting, option, port and path that the files of deploy/ and the installation page use exists in the code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from ray.dashboard.http_server_agent import PUBLIC_EXACT_PATHS
+from ray.scripts.scripts import start
+
+from shoal_api.cli.main import build_app
+from shoal_service.settings import SECRETS_DIR, Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+DEPLOY = ROOT / "deploy"
+_PORT = Settings.model_fields["port"].default
+_RAY_HEALTH_PORT = 52365
+_OF_OTHERS = {"SHOAL_VERSION", "SHOAL_URL", "SHOAL_WEBHOOK_SECRET"}
+"""The tag of the images in compose.yaml; what the command line reads."""
+FILES = sorted(
+    path
+    for path in [*DEPLOY.rglob("*"), ROOT / "docs" / "install.md"]
+    if path.is_file() and path.suffix not in (".json", ".txt") and "secrets" not in path.parts
+)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_setting_exists(file: Path) -> None:
+    known = {f"SHOAL_{name.upper()}" for name in Settings.model_fields} | {SECRETS_DIR} | _OF_OTHERS
+    assert set(re.findall(r"\bSHOAL_[A-Z][A-Z_]+\b", file.read_text("utf-8"))) - known == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_option_of_ray_start_exists(file: Path) -> None:
+    known = {option for parameter in start.params for option in parameter.opts}
+    text = file.read_text("utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if re.search(r"\bray start\b|\[start,|RAY_NODE_OPTIONS=", line)]
+    used = {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line.replace("--unset", ""))}
+    assert used - known == set()
+
+
+def test_the_parameters_of_the_ray_cluster_are_options_of_ray_start(manifests: list[dict[str, Any]]) -> None:
+    [spec] = [one["spec"] for one in manifests if one["kind"] == "RayCluster"]
+    known = {option.removeprefix("--") for parameter in start.params for option in parameter.opts}
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert group["rayStartParams"].keys() <= known
+
+
+def test_every_command_of_shoal_and_its_options_exist() -> None:
+    commands = typer.main.get_command(build_app())
+    assert isinstance(commands, typer.core.TyperGroup)
+    found = 0
+    for file in FILES:
+        text = file.read_text("utf-8").replace("\\\n", " ")
+        for name, rest in re.findall(
+            r"(?:^|[/ `=])shoal ((?:serve|drain|nodes|doctor|submit|demo|login|backup|restore))\b([^`\n#]*)", text
+        ):
+            found += 1
+            options = {option for parameter in commands.commands[name].params for option in parameter.opts}
+            assert set(re.findall(r"(?<![\w-])--[a-z-]+", rest)) <= options, f"{file.name}: shoal {name}{rest}"
+    assert found > 5
+
+
+def _probes(pods: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    return [
+        (name, container, container[kind]["httpGet"])
+        for name, spec in pods.items()
+        for container in spec["containers"]
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe")
+        if kind in container
+    ]
+
+
+def test_probes_ask_for_routes_that_exist(pods: dict[str, dict[str, Any]], routes: set[str]) -> None:
+    probes = _probes(pods)
+    assert len(probes) >= 9
+    for name, container, get in probes:
+        if name == "shoal":
+            ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+            assert ports[get["port"]] == _PORT and get["path"] in routes
+        else:
+            assert get["port"] == _RAY_HEALTH_PORT and get["path"] in PUBLIC_EXACT_PATHS
+
+
+def test_addresses_in_health_checks_exist(routes: set[str]) -> None:
+    texts = [(DEPLOY / "Dockerfile").read_text("utf-8"), (DEPLOY / "docker" / "control-plane.sh").read_text("utf-8")]
+    addresses = re.findall(r"http://127\.0\.0\.1:(\d+)(/[\w/]+)", "".join(texts))
+    assert len(addresses) == 3
+    for port, path in addresses:
+        assert (int(port) == _PORT and path in routes) or (int(port) == _RAY_HEALTH_PORT and path in PUBLIC_EXACT_PATHS)
+
+
+def test_prometheus_scrapes_a_path_and_a_port_that_exist(routes: set[str]) -> None:
+    for file in (DEPLOY / "prometheus" / "prometheus.yml", DEPLOY / "compose" / "prometheus.yml"):
+        [job] = yaml.safe_load(file.read_text("utf-8"))["scrape_configs"]
+        assert job["metrics_path"] in routes
+        assert all(target.endswith(f":{_PORT}") for target in job["static_configs"][0]["targets"])
+
+
+def test_services_listen_on_the_default_port(compose: dict[str, Any], manifests: list[dict[str, Any]]) -> None:
+    assert compose["services"]["shoal"]["environment"]["SHOAL_PORT"] == str(_PORT)
+    [settings] = [one["data"] for one in manifests if one["metadata"]["name"] == "shoal-settings"]
+    assert settings["SHOAL_PORT"] == str(_PORT)
+    Settings(**{name.removeprefix("SHOAL_").lower(): value for name, value in settings.items() if name != SECRETS_DIR})
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_units_are_valid(tmp_path: Path) -> None:
+    for unit in (DEPLOY / "systemd").glob("*.service"):
+        text = re.sub(r"/opt/shoal/bin/(?:shoal|ray)\b", shutil.which("true") or "", unit.read_text("utf-8"))
+        copy = tmp_path / unit.name
+        copy.write_text(text, encoding="utf-8")
+        done = subprocess.run(["systemd-analyze", "verify", copy], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_units_leave_a_drain_its_time() -> None:
+    node = (DEPLOY / "systemd" / "shoal-ray-node.service").read_text("utf-8")
+    [drain_s] = re.findall(r"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=(\d+)", node)
+    [stop_s] = re.findall(r"^TimeoutStopSec=(\d+)$", node, re.M)
+    assert int(drain_s) < int(stop_s)
+    server = (DEPLOY / "systemd" / "shoal.service").read_text("utf-8")
+    [stop_s] = re.findall(r"^TimeoutStopSec=(\d+)$", server, re.M)
+    assert Settings.model_fields["stop_s"].default < int(stop_s)
