@@ -4,7 +4,8 @@ CliError
   raised by the commands, and made by `explain` from
     SpecError              an invalid spec                    -> exit code 2
     CodeArchiveError       a working_dir that cannot be sent  -> 2
-    SettingsError, StoreUnavailable, StateDirectoryInUse      -> 2
+    SettingsError, StoreUnavailable                           -> 2
+    StateDirectoryInUse, BackupError                          -> 2
     client.ApiError        a problem document of the server   -> 4 (404), 2 (other 4xx), 1 (5xx)
     client.Disconnected    no server answers                  -> 3
 """
@@ -50,6 +51,7 @@ def explain(error: Exception, url: str) -> CliError | None:
     from shoal_service.settings import SettingsError
     from shoal_service.state_lock import StateDirectoryInUse
     from shoal_service.store import StoreUnavailable
+    from shoal_service.store.backup.errors import BackupError
     from shoal_workers.contract.checks.spec_errors import SpecError
 
     match error:
@@ -66,7 +68,7 @@ def explain(error: Exception, url: str) -> CliError | None:
         case SettingsError() | StoreUnavailable():
             first, *rest = str(error).splitlines() or [type(error).__name__]
             return CliError(first, details=tuple(rest), hint="`shoal serve --help` lists the options")
-        case StateDirectoryInUse():
+        case StateDirectoryInUse() | BackupError():
             return CliError(str(error))
         case CodeArchiveError():
             return CliError(f"code.working_dir cannot be packed: {error}", hint="correct code.working_dir in the spec")

@@ -27,7 +27,7 @@ from shoal_api.cli.commands import (
     submit,
     users,
 )
-from shoal_api.cli.commands.upkeep import delete
+from shoal_api.cli.commands.upkeep import backup, delete
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
 
@@ -84,6 +84,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "maintenance cancel": nodes.cancel_window,
         "webhooks": inspect.webhooks,
         "gc": delete.gc,
+        "backup": backup.backup,
+        "restore": backup.restore,
         "quota list": queue.list_quotas,
         "quota set": queue.set_quota,
         "quota delete": queue.delete_quota,

@@ -1,9 +1,12 @@
-"""`shoal delete` and `shoal gc`."""
+"""`shoal delete`, `shoal gc`, `shoal backup` and `shoal restore`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+from shoal_service.state_lock import StateLock
+from shoal_service.store import Store
 
 
 def test_delete_asks_and_deletes_and_can_be_repeated(shoal: Any, service: Any, tmp_path: Path) -> None:
@@ -29,3 +32,23 @@ def test_gc_names_what_is_old_and_deletes_it(shoal: Any, service: Any) -> None:
     ran = shoal("gc")
     assert ran.code == 0 and "rows" in ran.out
     assert "nothing is old enough" in shoal("gc").out
+
+
+def test_a_server_is_backed_up_while_it_runs_and_restored_elsewhere(shoal: Any, service: Any, tmp_path: Path) -> None:
+    job = service.add_job()
+    service.train(job)
+    file, other = tmp_path / "monday.backup", tmp_path / "other"
+    ran = shoal("backup", str(file), "--database-url", f"sqlite:///{tmp_path}/shoal.db")
+    assert ran.code == 0 and "1 jobs" in ran.out
+    with StateLock.take(other):
+        refused = shoal("restore", str(file), "--state-dir", str(other))
+        assert refused.code == 2 and "is in use by the server with pid" in refused.err
+    ran = shoal("restore", str(file), "--state-dir", str(other), "--json")
+    assert ran.json()["jobs"] == 1
+    restored = Store.open(f"sqlite:///{other}/shoal.db")
+    assert restored.events(job.id) == service.store.events(job.id)
+    restored.close()
+    refused = shoal("restore", str(file), "--state-dir", str(other))
+    assert refused.code == 2 and "--replace moves it aside" in refused.err
+    nothing = shoal("backup", str(tmp_path / "x"), "--state-dir", str(tmp_path / "nothing"))
+    assert nothing.code == 2 and "nothing to back up" in nothing.err

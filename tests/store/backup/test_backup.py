@@ -1,0 +1,184 @@
+"""A database is backed up while it is written, and restored and checked, on SQLite and on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import stat
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from shoal_service.store import Store
+from shoal_service.store.backup.errors import BackupError
+from shoal_service.store.backup.files import back_up, restore
+from shoal_service.store.database import Database
+from shoal_service.store.errors import StoreUnavailable
+from shoal_service.store.migrate import migrate
+from shoal_workers.contract.checks.spec_errors import parse_spec
+
+SPEC = parse_spec({"name": "fish", "stop": {"steps": 10}, "data": {"corpus": "python-stdlib"}})
+NewUrl = Callable[[], str]
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewUrl]:
+    """Makes URLs of empty databases of one kind."""
+    if request.param == "sqlite":
+        yield lambda: f"sqlite:///{tmp_path}/{uuid.uuid4().hex}.db"
+        return
+    server: Any = request.getfixturevalue("postgres")
+    made: list[str] = []
+
+    def create() -> str:
+        made.append(f"backup_{uuid.uuid4().hex[:12]}")
+        with server.connect() as connection:
+            connection.execute(f"CREATE DATABASE {made[-1]} TEMPLATE template0".encode())
+        return f"postgresql://shoal@127.0.0.1:{server.port}/{made[-1]}"
+
+    yield create
+    with server.connect() as connection:
+        for name in made:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def _fill(url: str, jobs: int = 3) -> list[str]:
+    store = Store.open(url)
+    try:
+        lease = store.acquire_lease("owner", ttl_s=10, now=100.0)
+        assert lease is not None and lease.epoch == 1
+        ids = [store.create_job(SPEC, idempotency_key=None, now=50.0)[0].id for _ in range(jobs)]
+        store.put_code("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08", b"test", 1.0)
+        return ids
+    finally:
+        store.close()
+
+
+def test_a_restored_database_has_every_job_and_a_new_epoch(new_url: NewUrl, tmp_path: Path) -> None:
+    url, other = new_url(), new_url()
+    ids = _fill(url)
+    file = tmp_path / "shoal.backup"
+    made = back_up(url, file)
+    assert (made.jobs, made.archives) == (3, 1) and made.events >= 3
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and list(tmp_path.glob("*.partial*")) == []
+    done = restore(other, file, replace=False, now=200.0)
+    assert done.contents == made and done.aside is None
+    restored, original = Store.open(other), Store.open(url)
+    try:
+        for job_id in ids:
+            assert restored.get_job(job_id) == original.get_job(job_id)
+            assert restored.events(job_id) == original.events(job_id)
+        lease = restored.acquire_lease("next", ttl_s=10, now=101.0)
+        assert lease is not None and lease.epoch > 1_000_000, "whoever acts for the old database is refused"
+        new = restored.create_job(SPEC, idempotency_key=None, now=60.0)[0]
+        assert [job.id for job in restored.list_jobs().items] == [new.id, *reversed(ids)], "numbers go on"
+    finally:
+        restored.close()
+        original.close()
+
+
+def test_a_backup_is_consistent_while_jobs_are_submitted(new_url: NewUrl, tmp_path: Path) -> None:
+    url = new_url()
+    store = Store.open(url)
+    begun, stop = threading.Event(), threading.Event()
+
+    def submit() -> None:
+        while not stop.is_set():
+            store.create_job(SPEC, idempotency_key=None, now=50.0)
+            begun.set()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    try:
+        assert begun.wait(30)
+        back_up(url, tmp_path / "live.backup")
+    finally:
+        stop.set()
+        thread.join()
+        store.close()
+    done = restore(new_url(), tmp_path / "live.backup", replace=False, now=200.0)
+    assert done.contents.jobs >= 1 and done.contents.events == done.contents.jobs
+
+
+def test_a_database_that_exists_is_replaced_only_on_request(new_url: NewUrl, tmp_path: Path) -> None:
+    url = new_url()
+    _fill(url, jobs=1)
+    file = tmp_path / "shoal.backup"
+    back_up(url, file)
+    with pytest.raises(BackupError, match=r"exists\. Choose another name"):
+        back_up(url, file)
+    ids = _fill_more(url)
+    with pytest.raises(BackupError, match="--replace"):
+        restore(url, file, replace=False, now=200.0)
+    done = restore(url, file, replace=True, now=200.0)
+    assert done.contents.jobs == 1
+    if done.aside is not None:
+        assert {job.id for job in _jobs(f"sqlite:///{done.aside}")} >= set(ids), "the one before is kept aside"
+    assert len(_jobs(url)) == 1
+
+
+def test_a_backup_of_an_older_schema_is_migrated(new_url: NewUrl, tmp_path: Path) -> None:
+    url, other = new_url(), new_url()
+    database = Database(url)
+    migrate(database, "0015")
+    database.close()
+    assert back_up(url, tmp_path / "old.backup").schema == "0015"
+    assert int(restore(other, tmp_path / "old.backup", replace=False, now=200.0).contents.schema) > 15
+
+
+@pytest.mark.postgres
+def test_a_database_whose_lease_is_held_is_not_replaced(postgres: Any, tmp_path: Path, request: Any) -> None:
+    name = f"held_{uuid.uuid4().hex[:12]}"
+    with postgres.connect() as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0".encode())
+    url = f"postgresql://shoal@127.0.0.1:{postgres.port}/{name}"
+    _fill(url)
+    back_up(url, tmp_path / "held.backup")
+    with pytest.raises(BackupError, match=r"the control plane owner holds the lease\. Stop it first"):
+        restore(url, tmp_path / "held.backup", replace=True, now=105.0)
+    with pytest.raises(BackupError, match=r"database_url names SQLite, but .*held\.backup is a backup of PostgreSQL"):
+        restore(f"sqlite:///{tmp_path}/x.db", tmp_path / "held.backup", replace=False, now=105.0)
+    with postgres.connect() as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def test_a_damaged_backup_and_one_that_contradicts_itself_are_refused_and_nothing_is_replaced(tmp_path: Path) -> None:
+    url, file = f"sqlite:///{tmp_path}/shoal.db", tmp_path / "shoal.backup"
+    _fill(url)
+    back_up(url, file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BackupError):
+        restore(url, file, replace=True, now=200.0)
+    file.write_bytes(b"nonsense")
+    with pytest.raises(BackupError, match="neither a file of SQLite nor an archive of pg_dump"):
+        restore(url, file, replace=True, now=200.0)
+    file.write_bytes(whole)
+    database = Database(f"sqlite:///{file}")
+    with database.write() as tx:
+        tx.execute(text("DELETE FROM events WHERE job_num = 2"))
+    database.close()
+    with pytest.raises(BackupError, match="jobs have other events than their rows say: job-"):
+        restore(url, file, replace=True, now=200.0)
+    assert len(_jobs(url)) == 3 and sorted(path.name for path in tmp_path.iterdir()) == ["shoal.backup", "shoal.db"]
+    with pytest.raises(StoreUnavailable):
+        restore("mysql://host/db", file, replace=True, now=200.0)
+
+
+def _fill_more(url: str) -> list[str]:
+    store = Store.open(url)
+    try:
+        return [store.create_job(SPEC, idempotency_key=None, now=70.0)[0].id for _ in range(2)]
+    finally:
+        store.close()
+
+
+def _jobs(url: str) -> list[Any]:
+    store = Store.open(url)
+    try:
+        return list(store.list_jobs().items)
+    finally:
+        store.close()
