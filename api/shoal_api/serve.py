@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -26,11 +25,12 @@ from shoal_api.process_memory import hide_process
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
-from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT
+from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
 from shoal_service.control.profile_store import load_profiles, planning_profile
+from shoal_service.control.ray_process.remote_cluster import RemoteCluster
 from shoal_service.control.retention.collector import RetentionCollector, RetentionConfig
 from shoal_service.control.storage.job_storage import JobStorage
 from shoal_service.control.webhooks.delivery import WebhookDelivery
@@ -49,9 +49,6 @@ from shoal_workers.contract.log_settings import LogLevel
 from shoal_workers.logs import set_up_logs
 from shoal_workers.snapshot_store.slots.registry import remove_attempts
 from shoal_workers.version import VERSION
-
-if TYPE_CHECKING:
-    from shoal_service.control.ray_cluster import RayCluster
 
 _STOP_S = 15.0
 _HEAL_S = 1.0
@@ -73,13 +70,8 @@ def run_server(settings: Settings) -> None:
 async def _serve(settings: Settings, lock: StateLock) -> None:
     secrets = Secrets(take_webhook_secrets(), settings.webhook_secrets_dir)  # before processes inherit the environment
     embedded = None if settings.ray_address else _embedded(settings)
-    for name, value in (embedded.environment if embedded is not None else CLUSTER_ENVIRONMENT).items():
-        os.environ.setdefault(name, value)
-    # Not before: ray reads its environment once, when it is imported.
-    from shoal_service.control.ray_cluster import RayCluster
-
     store = await asyncio.to_thread(Store.open, settings.database_url)
-    cluster = RayCluster()
+    cluster = RemoteCluster(_ray_environment(embedded), settings.logs)
     profiles = load_profiles(settings.state_dir)
     config = ControlConfig(
         owner=own_name(),
@@ -93,9 +85,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         logs=settings.logs,
     )
     console = JobConsole(store, since=time.time())
-    connected = asyncio.Event()
     requests, passes = RequestMetrics(), PassTimes()
-    control = ControlLoop(store, cluster, SystemClock(), config, reconnected=connected.set, times=passes)
+    control = ControlLoop(store, cluster, SystemClock(), config, times=passes)
     tallies = WebhookTallies(hook.name for hook in settings.webhooks)
     hooks = WebhookConfig(secrets=secrets, hooks=settings.webhooks)
     delivery = WebhookDelivery(store, SystemClock(), hooks, lease=lambda: control.lease, tallies=tallies)
@@ -140,15 +131,11 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
 
         async def act() -> None:
             await _connect(settings, cluster, embedded, stop.requested)
-            connected.set()
-            async with asyncio.TaskGroup() as group:
-                background = [group.create_task(_keep_signals(server, stop, connected))]
-                if embedded is not None:
-                    background.append(group.create_task(_keep_alive(embedded)))
-                if not stop.requested.is_set() or (embedded is not None and embedded.adopted):
-                    await control.run(stop.now)
-                for task in background:
-                    task.cancel()
+            healing = asyncio.create_task(_keep_alive(embedded)) if embedded is not None else None
+            if not stop.requested.is_set() or (embedded is not None and embedded.adopted):
+                await control.run(stop.now)
+            if healing is not None:
+                healing.cancel()
 
         acting = asyncio.create_task(act())
         delivering = asyncio.create_task(delivery.run(stop.now))
@@ -165,8 +152,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             await asyncio.wait([acting, stopping, delivering, collecting], timeout=_STOP_S)
             if ends_cluster:
                 progress.close([job_id for job_id, _ in control.given_up])
-            if acting.done():
-                await asyncio.to_thread(cluster.disconnect)
+            await asyncio.to_thread(cluster.disconnect)
             if embedded is not None and not settings.keep_cluster:
                 await asyncio.to_thread(embedded.stop)
                 remove_attempts(control.given_up)
@@ -174,7 +160,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
             storage.close()
             store.close()
             if not acting.done():
-                os._exit(0)  # a thread hangs in Ray, which waits without limit for a cluster that does not answer
+                os._exit(0)  # a thread still waits for the cluster
 
 
 async def _stop(server: uvicorn.Server, stop: StopRequest, acting: asyncio.Task[None], saving_s: float) -> None:
@@ -206,14 +192,6 @@ def _stop_on_signals(server: uvicorn.Server, stop: StopRequest) -> None:
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
 
 
-async def _keep_signals(server: uvicorn.Server, stop: StopRequest, connected: asyncio.Event) -> None:
-    """After each connection to Ray, which installs a SIGTERM handler of its own: it prints a stack and aborts."""
-    while True:
-        await connected.wait()
-        connected.clear()
-        _stop_on_signals(server, stop)
-
-
 async def _keep_alive(embedded: EmbeddedCluster) -> None:
     """Start dead parts of the embedded cluster again. The death of a process that an earlier server started is not
     signalled to this one, so it is polled."""
@@ -226,7 +204,7 @@ async def _keep_alive(embedded: EmbeddedCluster) -> None:
 
 
 async def _connect(
-    settings: Settings, cluster: RayCluster, embedded: EmbeddedCluster | None, stop: asyncio.Event
+    settings: Settings, cluster: RemoteCluster, embedded: EmbeddedCluster | None, stop: asyncio.Event
 ) -> None:
     """Bring the cluster up and become its driver, or return when `stop` is set. Says what is waited for."""
     began_mono = time.monotonic()
@@ -246,6 +224,13 @@ async def _connect(
             _log.exception("cluster.connect_failed")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), timeout=5.0)
+
+
+def _ray_environment(embedded: EmbeddedCluster | None) -> dict[str, str]:
+    """Of the process with the connection to Ray: it has the token of this cluster, and no setting of the server."""
+    if embedded is not None:
+        return {**inherited(os.environ), **embedded.environment}
+    return {**CLUSTER_ENVIRONMENT, **inherited(os.environ, keep_ray_access=True)}
 
 
 def _embedded(settings: Settings) -> EmbeddedCluster:

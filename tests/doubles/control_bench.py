@@ -37,12 +37,8 @@ class ControlBench:
         self.store = store
         self.clock = FakeClock()
         self.cluster = FakeCluster(nodes or (node(),))
-        self.num_reconnected = 0
         config = ControlConfig(owner=owner, lease_ttl_s=9.0, checkpoint_url="/checkpoints", scale_out=scale_out)
-        self.loop = ControlLoop(store, self.cluster, self.clock, config, policy=policy, reconnected=self._reconnected)
-
-    def _reconnected(self) -> None:
-        self.num_reconnected += 1
+        self.loop = ControlLoop(store, self.cluster, self.clock, config, policy=policy)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 #   |-- ClusterUnreachable
 #   |-- ConnectionStale
 #   |-- GcsUnavailable
+#   |-- RayCallFailed
 #   |-- SupervisorGone
 #   `-- SupervisorUnavailable
 
@@ -28,6 +29,10 @@ class ConnectionStale(ClusterError):
 
 class GcsUnavailable(ClusterError):
     """The head did not answer in time."""
+
+
+class RayCallFailed(ClusterError):
+    """A call failed for a reason that has no class here: an error of Shoal's own, or one of Ray's."""
 
 
 class SupervisorGone(ClusterError):

@@ -73,10 +73,9 @@ class ControlLoop:
         config: ControlConfig,
         *,
         policy: Policy = decide,
-        reconnected: Callable[[], None] = lambda: None,
         times: PassTimes | None = None,
     ) -> None:
-        """`reconnected` is called on the loop after each new connection to the cluster; `times` gets the durations."""
+        """`times` gets the durations."""
         self._store = store
         self._cluster = cluster
         self._clock = clock
@@ -86,7 +85,6 @@ class ControlLoop:
         self._drivers: dict[tuple[str, int], tuple[Driver, asyncio.Task[None]]] = {}
         self._quarantined: frozenset[str] = frozenset()
         self._probation = Probation(store, cluster, clock)
-        self._reconnected = reconnected
         self._times = times or PassTimes()
         self._reader = ClusterReader(store, cluster, clock, config.max_probation)
         self._policy = policy
@@ -252,7 +250,6 @@ class ControlLoop:
             self._probation.stop()
             await self._drop_drivers()  # their handles belong to the old connection
             await asyncio.to_thread(self._cluster.reconnect)
-            self._reconnected()
             return False
 
     async def _schedule(self, rows: list[DriveRow], lease: Lease) -> None:

@@ -1,6 +1,6 @@
 """What the control plane needs from a Ray cluster: the protocols of the cluster and of a supervisor in it.
 
-The real ones are in `control/ray_cluster.py`, wired by `shoal serve`; the fakes are in `tests/doubles`. No Ray here.
+The real ones are in `control/ray_process/`, wired by `shoal serve`; the fakes are in `tests/doubles`. No Ray here.
 """
 
 from __future__ import annotations

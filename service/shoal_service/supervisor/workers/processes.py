@@ -1,7 +1,8 @@
 """How the processes of an attempt start: forked from their node's fork server, as runtime environments of Ray.
 
-Called by `control/ray_cluster.py` for the supervisor and by `ray_fleet` for the workers. Both get the same settings of
-libraries, because a node has one fork server for each combination of them (`shoal_workers/forkserver/launch.py`).
+Called by `control/ray_process/ray_cluster.py` for the supervisor and by `ray_fleet` for the workers. Both get the same
+settings of libraries, because a node has one fork server for each combination of them
+(`shoal_workers/forkserver/launch.py`).
 """
 
 from __future__ import annotations

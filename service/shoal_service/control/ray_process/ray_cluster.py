@@ -1,6 +1,6 @@
 """RayCluster: the control plane's connection to Ray. Reads nodes, starts and finds supervisors; decides nothing.
 
-Made by `shoal serve`, called by the control loop, its drivers and the probation of nodes.
+Made and called in the Ray process (`child.py`), for the control loop, its drivers and the probation of nodes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,184 @@
+"""The calls from the control plane to its Ray process, what each one is answered with, and the errors. Pure data.
+
+A request is named by its class. The control plane validates every answer with the type that is here; the process that
+answers has unpickled what came from nodes on which code of users runs, so it is not trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints, TypeAdapter
+
+from shoal_service.cluster.errors import (
+    ClusterError,
+    ClusterUnreachable,
+    ConnectionStale,
+    RayCallFailed,
+    SupervisorGone,
+    SupervisorUnavailable,
+)
+from shoal_service.control.market.demand import RoomKind
+from shoal_service.control.protocols import ClusterSnapshot
+from shoal_service.core.nodes import Node
+from shoal_service.reports import SupervisorReports
+from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorConfig
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.messages import Stacks
+
+MAX_WORDS = 4_000
+"""Letters of an error's message."""
+Count = Annotated[int, Field(ge=0)]
+Words = Annotated[str, StringConstraints(max_length=MAX_WORDS)]
+
+
+class Connect(Frozen):
+    address: str
+
+
+class Reconnect(Frozen):
+    pass
+
+
+class Disconnect(Frozen):
+    pass
+
+
+class TakeSnapshot(Frozen):
+    pass
+
+
+class StartSupervisor(Frozen):
+    config: SupervisorConfig
+    avoid_nodes: frozenset[str]
+
+
+class OfAttempt(Frozen):
+    """The base of calls about one attempt."""
+
+    job_id: str
+    attempt: int
+
+
+class FindSupervisor(OfAttempt):
+    pass
+
+
+class SilentSupervisor(OfAttempt):
+    pass
+
+
+class ReplaceSupervisor(OfAttempt):
+    silent_node: str
+
+
+class UnrecordedStarts(OfAttempt):
+    pass
+
+
+class Reap(OfAttempt):
+    pass
+
+
+class UploadCode(OfAttempt):
+    """The archive is the frame's body."""
+
+
+class FaultOfNode(Frozen):
+    suspect: Node
+    partner: str | None
+
+
+class RequestRoom(Frozen):
+    workers: tuple[tuple[RoomKind, int], ...]
+
+
+class Pull(OfAttempt):
+    after: int
+    wait_s: float
+    epoch: int
+
+
+class Direct(OfAttempt):
+    directive: Directive
+
+
+class TakeStacks(OfAttempt):
+    rank: int | None
+    native: bool
+    epoch: int
+
+
+class Release(OfAttempt):
+    epoch: int
+
+
+NODES_CHANGED = 0
+"""The number of a frame that answers no request: the cluster's nodes have changed."""
+
+ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
+    Connect: TypeAdapter(None),
+    Reconnect: TypeAdapter(None),
+    Disconnect: TypeAdapter(None),
+    TakeSnapshot: TypeAdapter(ClusterSnapshot),
+    StartSupervisor: TypeAdapter(None),
+    FindSupervisor: TypeAdapter(bool),
+    SilentSupervisor: TypeAdapter(Words),
+    ReplaceSupervisor: TypeAdapter(bool),
+    UnrecordedStarts: TypeAdapter(Count),
+    Reap: TypeAdapter(Count),
+    UploadCode: TypeAdapter(Words),
+    FaultOfNode: TypeAdapter(Words),
+    RequestRoom: TypeAdapter(None),
+    Pull: TypeAdapter(SupervisorReports),
+    Direct: TypeAdapter(None),
+    TakeStacks: TypeAdapter(Stacks | None),
+    Release: TypeAdapter(None),
+}
+REQUESTS = {kind.__name__: kind for kind in ANSWERS}
+
+_ERRORS: dict[str, type[ClusterError]] = {
+    kind.__name__: kind
+    for kind in (ClusterUnreachable, ConnectionStale, RayCallFailed, SupervisorGone, SupervisorUnavailable)
+}
+
+
+class Failure(Frozen):
+    """An error of a call."""
+
+    kind: str
+    words: Words
+    epochs: tuple[int, int] | None = None
+    """Of StaleEpoch: that of the call, and the current one."""
+
+    @staticmethod
+    def of(error: Exception) -> Failure:
+        words = (str(error) or type(error).__name__)[:MAX_WORDS]
+        if isinstance(error, StaleEpoch):
+            return Failure(kind="StaleEpoch", words=words, epochs=(error.epoch, error.current))
+        if (kind := type(error).__name__) in _ERRORS:
+            return Failure(kind=kind, words=words)
+        return Failure(kind=RayCallFailed.__name__, words=f"{type(error).__name__}: {words}"[:MAX_WORDS])
+
+    def error(self) -> Exception:
+        if self.epochs is not None:
+            return StaleEpoch(*self.epochs)
+        return _ERRORS.get(self.kind, RayCallFailed)(self.words)
+
+
+class RequestHeader(Frozen):
+    number: int
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class CancelHeader(Frozen):
+    """Nobody waits for the answer any more."""
+
+    cancelled: int
+
+
+class AnswerHeader(Frozen):
+    number: Count
+    failure: Failure | None = None
