@@ -112,7 +112,7 @@ class RemoteCluster:
     def snapshot(self) -> ClusterSnapshot:
         if not self.connected:
             raise ConnectionStale("the last attempt to connect failed")
-        found: ClusterSnapshot = self._living().send(calls.TakeSnapshot())[1].result()
+        found: ClusterSnapshot = self._running().send(calls.TakeSnapshot())[1].result()
         return found
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
@@ -168,7 +168,7 @@ class RemoteCluster:
 
     async def ask(self, request: Frozen) -> Any:
         """For the handles. The Ray process is told when the answer is not waited for any more."""
-        process = self._living()
+        process = self._running()
         number, answer = process.send(request)
         try:
             return await asyncio.wrap_future(answer)
@@ -179,11 +179,11 @@ class RemoteCluster:
     def _block(self, request: Frozen, body: bytes = b"", timeout_s: float | None = None) -> Any:
         """Only a snapshot raises ConnectionStale, after which the control loop connects anew."""
         try:
-            return self._living().send(request, body)[1].result(timeout_s)
+            return self._running().send(request, body)[1].result(timeout_s)
         except ConnectionStale as error:
             raise ClusterUnreachable(str(error)) from error
 
-    def _living(self) -> RayProcess:
+    def _running(self) -> RayProcess:
         if self._process is None or self._process.has_ended:
             raise ConnectionStale("the process with the connection to Ray has ended")
         return self._process

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.programs.fake_ray_process import NODE
+from kit.ray_process.fake_ray_process import NODE
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale, RayCallFailed, SupervisorUnavailable
 from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot
@@ -25,7 +25,7 @@ from shoal_service.supervisor.config import Directive, StaleEpoch, SupervisorCon
 from shoal_workers.contract.checks.spec_errors import parse_spec
 from shoal_workers.contract.log_settings import LogLevel, LogSettings
 
-PROGRAM = Path(__file__).parents[4] / "kit" / "programs" / "fake_ray_process.py"
+PROGRAM = Path(__file__).parents[4] / "kit" / "ray_process" / "fake_ray_process.py"
 SPEC = parse_spec({"name": "x", "data": {"corpus": "python-stdlib"}, "stop": {"steps": 1}})
 CONFIG = SupervisorConfig(job_id="j", attempt=1, spec=SPEC, checkpoint_root="/c/j", granted=2, epoch=3, spec_version=1)
 DIRECTIVE = Directive(
