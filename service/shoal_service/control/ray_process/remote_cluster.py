@@ -167,7 +167,7 @@ class RemoteCluster:
         return str(self._block(calls.UploadCode(job_id=job_id, attempt=attempt), archive))
 
     async def ask(self, request: Frozen) -> Any:
-        """For the handles. The Ray process is told when the answer is not waited for any more."""
+        """For the handles. A call whose answer is not awaited any more is cancelled in the Ray process, too."""
         process = self._running()
         number, answer = process.send(request)
         try:
