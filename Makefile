@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-gpu docs picture screenshots clean
+.PHONY: help setup demo test test-all soak lint types bench bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-planner bench-recovery bench-layouts bench-schedule bench-gpu docs site picture screenshots clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -95,6 +95,9 @@ docs: setup      ## regenerate the generated pages
 	@$(BIN)/python tools/openapi.py
 	@$(BIN)/python tools/control_plane_requirements.py
 	@$(BIN)/python tools/dashboards.py
+
+site: setup      ## the documentation as a site with search: build/site/index.html, also without a network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "built: build/site/index.html"
 
 picture: setup   ## the README's picture, from a real run of the demo
 	@COLUMNS=104 $(BIN)/shoal demo | tee build-demo.txt && $(BIN)/python tools/picture.py build-demo.txt docs/images/demo.svg
