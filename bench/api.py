@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 # Started as a script from any directory: the shared modules are found beside this folder.
@@ -57,12 +58,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measure_posts(server: ShoalServer, arguments: argparse.Namespace) -> dict[str, float]:
-    _submit(server.port, 50)  # warm up
+    _submit(server, 50)  # warm up
     latencies: list[list[float]] = [[] for _ in range(arguments.clients)]
     end_mono = time.monotonic() + arguments.seconds
 
     def post(mine: list[float]) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = _connect(server)
         while (begun_mono := time.monotonic()) < end_mono:
             _request(connection, "POST", "/v1/jobs", SPEC)
             mine.append(time.monotonic() - begun_mono)
@@ -82,8 +83,8 @@ def _measure_posts(server: ShoalServer, arguments: argparse.Namespace) -> dict[s
 
 
 def _measure_lists(server: ShoalServer) -> dict[str, float]:
-    _submit(server.port, 10_000)
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    _submit(server, 10_000)
+    connection = _connect(server)
     times_s = []
     for _ in range(50):
         begun_mono = time.monotonic()
@@ -97,8 +98,8 @@ def _measure_lists(server: ShoalServer) -> dict[str, float]:
 
 
 def _measure_memory(server: ShoalServer) -> dict[str, float | bool]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    for job_id in _submit(server.port, 1000):
+    connection = _connect(server)
+    for job_id in _submit(server, 1000):
         _request(connection, "POST", f"/v1/jobs/{job_id}/cancel")
     _request(connection, "GET", "/v1/jobs?state=CANCELLED&limit=1000")
     status = Path(f"/proc/{server.pid}/status").read_text()
@@ -109,13 +110,25 @@ def _measure_memory(server: ShoalServer) -> dict[str, float | bool]:
     }
 
 
-def _submit(port: int, num_jobs: int) -> list[str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+def _submit(server: ShoalServer, num_jobs: int) -> list[str]:
+    connection = _connect(server)
     return [json.loads(_request(connection, "POST", "/v1/jobs", SPEC))["id"] for _ in range(num_jobs)]
 
 
-def _request(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> bytes:
-    connection.request(method, path, body, JSON_HEADERS if body else {})
+@dataclass(frozen=True)
+class _Connection:
+    http: http.client.HTTPConnection
+    headers: dict[str, str]
+
+
+def _connect(server: ShoalServer) -> _Connection:
+    headers = {"Authorization": f"Bearer {server.token}"}
+    return _Connection(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60), headers)
+
+
+def _request(to: _Connection, method: str, path: str, body: bytes | None = None) -> bytes:
+    connection = to.http
+    connection.request(method, path, body, to.headers | (JSON_HEADERS if body else {}))
     response = connection.getresponse()
     answer = response.read()
     if response.status >= 300:

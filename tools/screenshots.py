@@ -61,7 +61,7 @@ def _take(home: str, client: Client, tab: Browser) -> None:
     until(lambda: client.job(hit.id).status.step >= STEPS * 0.9, "most of the job", 600)
 
     tab.look(width=WIDTH, height=760)
-    tab.open(home)
+    tab.log_in(f"{home}{client.session_link().path}")
     tab.until(lambda: tab.count("#jobs tr") == 3, "three jobs")
     tab.driver.save_screenshot(str(IMAGES / "fleet.png"))
 

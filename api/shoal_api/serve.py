@@ -26,6 +26,7 @@ from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
 from shoal_service.cluster.embedded_cluster import EmbeddedCluster
 from shoal_service.cluster.ray_environment import CLUSTER_ENVIRONMENT, inherited
+from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.control.config import ControlConfig
 from shoal_service.control.control_loop import ControlLoop
 from shoal_service.control.ownership import own_name
@@ -71,6 +72,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     secrets = Secrets(take_webhook_secrets(), settings.webhook_secrets_dir)  # before processes inherit the environment
     embedded = None if settings.ray_address else _embedded(settings)
     store = await asyncio.to_thread(Store.open, settings.database_url)
+    ensure_admin_token(store, settings.state_dir, now=time.time())
     cluster = RemoteCluster(_ray_environment(embedded), settings.logs)
     profiles = load_profiles(settings.state_dir)
     config = ControlConfig(

@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     database_url: str = Field(default_factory=lambda given: f"sqlite:///{_below_state(given, 'shoal.db')}")
     """sqlite:////absolute/path or postgresql://user@host/database. Default: shoal.db in state_dir."""
     host: str = "127.0.0.1"
-    """Address to listen on. The API has no authentication: any address but loopback needs a proxy that has."""
+    """Address to listen on."""
     port: int = Field(8470, ge=0, le=65535)
     """0: a free port."""
     allowed_hosts: str = ""

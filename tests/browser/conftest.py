@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kit.processes.chromium import Browser, chromium
+from kit.processes.server import Server
 from kit.requirements import require
 
 
@@ -19,7 +20,10 @@ def _browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def browser(_browser: Browser) -> Browser:
+def browser(_browser: Browser, shoal_server: Server) -> Browser:
+    """Logged in at the session's server."""
+    with shoal_server.client as client:
+        _browser.log_in(f"http://127.0.0.1:{shoal_server.port}{client.session_link().path}")
     _browser.look()
     _browser.complaints()
     return _browser

@@ -34,6 +34,7 @@ def test_a_page_follows_a_job_through_an_incident_a_scale_and_a_broken_stream(
     kill = {"at": "step", "rank": 1, "n": 6, "do": "kill"}
     run = submit(workers=2, min_workers=2, steps=MANY_STEPS, strikes=[*holds, kill])
     run.wait_at("step-4-0")
+    browser.log_in(f"http://127.0.0.1:{proxy.port}{client.session_link().path}")
     browser.open(f"http://127.0.0.1:{proxy.port}/jobs/{run.id}")
     browser.sees("#title", "RUNNING")
     browser.until(lambda: browser.count("#grid .cell.training") == 2, "two ranks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -16,10 +17,12 @@ import pytest
 
 from doubles.fake_cluster_source import FakeClusterSource
 from shoal_api.client import Client
+from shoal_api.client.credentials import find_token
 from shoal_api.http.app import create_app
 from shoal_api.http.changes import Changes
 from shoal_api.http.serving import make_server
 from shoal_api.http.streams import Pace
+from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.control.profile_store import planning_profile
 from shoal_service.core.events.service import SupervisorRestarted
 from shoal_service.reports import SupervisorReports
@@ -61,10 +64,27 @@ class Service:
         self.store.record_event(job_id, event, epoch=self.epoch, now=time.time())
 
 
+def own_headers() -> dict[str, str]:
+    """What shows the owner's token, for requests without `Client`."""
+    return {"Authorization": f"Bearer {find_token('http://127.0.0.1:1')}"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Every service of these tests takes the owner's token from here, and every client finds it here."""
+    directory = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_STATE_DIR", str(directory))
+        patch.setenv("XDG_CONFIG_HOME", str(directory / "config"))
+        patch.delenv("SHOAL_TOKEN", raising=False)
+        yield directory
+
+
 @contextmanager
 def running(
     store: Store, port: int = 0, heartbeat_s: float = 0.2, grace_s: int = 5, checkpoint_url: str = ""
 ) -> Iterator[Service]:
+    ensure_admin_token(store, Path(os.environ["SHOAL_STATE_DIR"]), now=time.time())
     lease = store.acquire_lease("tests", ttl_s=600, now=time.time())
     assert lease is not None
     epoch = lease.epoch
@@ -99,7 +119,8 @@ def running(
     thread.start()
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, timeout=30, trust_env=False) as http, Client(url) as client:
+        http = httpx.Client(base_url=url, timeout=30, trust_env=False, headers=own_headers())
+        with http, Client(url) as client:
             client.health()
             yield Service(
                 url, store, cluster, http, client, requests, epoch, app.state.changes, warnings, checkpoint_url

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from shoal_api.client import Client
@@ -32,12 +31,12 @@ def test_a_relative_checkpoint_url_is_one_directory_for_every_process(
 
 @pytest.mark.parametrize("url", ["runs/one", "file://runs/one", "~/runs", "file:runs"])
 def test_the_server_refuses_a_relative_checkpoint_url_and_names_the_way_out(service: Any, url: str) -> None:
-    answer = httpx.post(f"{service.url}/v1/jobs", json=_spec(url))
+    answer = service.http.post("/v1/jobs", json=_spec(url))
     assert answer.status_code == 422
     [problem] = answer.json()["errors"]
     assert problem["path"] == "checkpoint.url"
     assert repr(url) in problem["message"] and "absolute" in problem["message"]
-    assert httpx.post(f"{service.url}/v1/specs/validate", json=_spec(url)).json()["valid"] is False
+    assert service.http.post("/v1/specs/validate", json=_spec(url)).json()["valid"] is False
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,15 @@ def test_no_generated_request_breaks_the_service_or_its_own_description(service:
         REQUESTS_TRANSPORT.get_first_matching_media_type("application/octet-stream")[1]
     )
     job_id = service.client.submit(spec).id
+    headers = {"Authorization": service.http.headers["Authorization"]}
     for found in schema.get_all_operations():
         operation = found.ok()
-        _fire(operation, schemathesis.GenerationMode.POSITIVE, job_id)
+        _fire(operation, schemathesis.GenerationMode.POSITIVE, job_id, headers)
         if operation.body or any(True for _ in operation.iter_parameters()):
-            _fire(operation, schemathesis.GenerationMode.NEGATIVE, None)
+            _fire(operation, schemathesis.GenerationMode.NEGATIVE, None, headers)
 
 
-def _fire(operation: Any, mode: Any, job_id: str | None) -> None:
+def _fire(operation: Any, mode: Any, job_id: str | None, headers: dict[str, str]) -> None:
     @settings(
         max_examples=MAX_EXAMPLES,
         deadline=None,
@@ -132,7 +133,7 @@ def _fire(operation: Any, mode: Any, job_id: str | None) -> None:
             case.query["wait"] = 0
         if "follow" in (case.query or {}):
             return  # it would not end
-        case.call_and_validate(checks=CHECKS, timeout=30)
+        case.call_and_validate(checks=CHECKS, timeout=30, headers=headers)
 
     attack()
 

@@ -66,7 +66,7 @@ def test_many_streams_of_one_job_get_the_same_parts(service: Any, supervise: Cal
     found: list[Any] = []
 
     def watch() -> None:
-        with httpx.Client(base_url=service.url, timeout=30, trust_env=False) as http:
+        with httpx.Client(base_url=service.url, timeout=30, trust_env=False, headers=service.http.headers) as http:
             with http.stream("GET", f"/v1/jobs/{job_id}/overview", headers=EVENTS) as answer:
                 stream = parse(lines_of(answer.iter_bytes()))
                 until(stream, "events")

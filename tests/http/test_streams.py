@@ -133,6 +133,7 @@ def test_open_streams_do_not_delay_the_stop_of_the_server(run_service: Any, stor
     polled: list[int] = []
     with httpx.Client(timeout=90, trust_env=False) as reader:
         with run_service(store, grace_s=60) as service:
+            reader.headers.update(service.http.headers)
             events = f"{service.url}/v1/jobs/{service.client.submit(spec).id}/events"
             polling = threading.Thread(
                 target=lambda: polled.append(reader.get(f"{events}?after=1&wait=60").status_code)

@@ -24,6 +24,7 @@ from kit.processes.server import until
 from kit.requirements import missing
 from shoal_api.demo.prometheus import start_prometheus
 from shoal_api.demo.spec import MIN_STEPS, TOLERANCE
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 
 _MAIN = "from shoal_api.cli.main import main; main()"
 _SHORT = ("--steps", str(MIN_STEPS + 10))
@@ -83,7 +84,8 @@ def short_demo(wheel_python: Path) -> Iterator[Demo]:
             return re.search(r"serving on (http://[\d.:]+)", (folder / "stderr").read_text())
 
         target = until(url, "the demo names its server")[1]
-        watcher = start_prometheus(target, folder / "prometheus")
+        [state_dir] = folder.glob("shoal-demo-*")
+        watcher = start_prometheus(target, folder / "prometheus", state_dir / "state" / ADMIN_TOKEN_FILE)
         if watcher is not None:
             stack.enter_context(watcher)
         output, _ = demo.communicate(timeout=300)

@@ -8,6 +8,7 @@ CliError
     StateDirectoryInUse, BackupError                          -> 2
     client.ApiError        a problem document of the server   -> 4 (404), 2 (other 4xx), 1 (5xx)
     client.Disconnected    no server answers                  -> 3
+    client.UntrustedServer the port is another user's         -> 2
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class CliError(Exception):
 
 def explain(error: Exception, url: str) -> CliError | None:
     """The error for people; None if the error is unexpected, which is a bug in Shoal."""
-    from shoal_api.client import ApiError, Disconnected
+    from shoal_api.client import ApiError, Disconnected, UntrustedServer
     from shoal_service.control.code_archive import CodeArchiveError
     from shoal_service.settings import SettingsError
     from shoal_service.state_lock import StateDirectoryInUse
@@ -72,6 +73,8 @@ def explain(error: Exception, url: str) -> CliError | None:
             return CliError(str(error))
         case CodeArchiveError():
             return CliError(f"code.working_dir cannot be packed: {error}", hint="correct code.working_dir in the spec")
+        case UntrustedServer():
+            return CliError(str(error), hint="another program may have taken the port of your server")
         case Disconnected():
             return unreachable(url, error.cause)
         case _:
@@ -82,6 +85,8 @@ def _from_problem(error: ApiError) -> CliError:
     problem = error.problem
     if problem.status == 404:
         exit_code, hint = ExitCode.NOT_FOUND, "`shoal jobs` lists the jobs"
+    elif problem.status == 401:
+        exit_code, hint = ExitCode.USAGE, "`shoal login` keeps a token for this address"
     elif problem.status < 500:
         exit_code, hint = ExitCode.USAGE, ""
     else:

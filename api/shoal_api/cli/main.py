@@ -27,6 +27,7 @@ from shoal_api.cli.commands import (
     submit,
     users,
 )
+from shoal_api.cli.commands.access import login, tokens
 from shoal_api.cli.commands.upkeep import backup, delete
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
@@ -92,13 +93,20 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "quota list-users": users.list_users,
         "quota set-user": users.set_user,
         "quota delete-user": users.delete_user,
+        "open": login.open_page,
+        "login": login.login,
+        "logout": login.logout,
+        "whoami": login.whoami,
+        "token create": tokens.create,
+        "token list": tokens.list_tokens,
+        "token revoke": tokens.revoke,
         "demo": check.demo,
         "doctor": check.doctor,
         "version": check.version,
     },
 }
 """The commands, in the order in which the help lists them. A name of two words is a command of a group."""
-_GROUPS = {"data": specs.data, "quota": queue.quota, "maintenance": nodes.maintenance}
+_GROUPS = {"data": specs.data, "quota": queue.quota, "maintenance": nodes.maintenance, "token": tokens.token}
 
 
 def main() -> None:

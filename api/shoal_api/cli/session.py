@@ -42,14 +42,18 @@ class Session:
     output: Output
 
     def open_client(self) -> Client:
-        from shoal_api.cli.errors import CliError
         from shoal_api.client import Client
         from shoal_api.client.transport import RetryPolicy
 
+        self.check_url()
+        return Client(self.url, retry=RetryPolicy(num_retries=_NUM_RETRIES))
+
+    def check_url(self) -> None:
+        """Raises CliError: `--url` is not the address of a server."""
+        from shoal_api.cli.errors import CliError
+
         if not self.url.startswith(("http://", "https://")):
             raise CliError(f"--url {self.url!r} is not a valid URL", hint=f"for example: --url {DEFAULT_URL}")
-
-        return Client(self.url, retry=RetryPolicy(num_retries=_NUM_RETRIES))
 
     def job_id(self, client: Client, reference: str) -> str:
         """The id of the job that `reference` names. An id is looked up directly; a name needs the list of jobs."""

@@ -10,10 +10,14 @@ from shoal_api.client.errors import (
     BadRequest,
     Conflict,
     Disconnected,
+    Forbidden,
     InvalidSpec,
     NotFound,
     PreconditionFailed,
     ServerError,
+    TooManyRequests,
+    Unauthenticated,
+    UntrustedServer,
     WaitTimeout,
 )
 
@@ -23,9 +27,13 @@ __all__ = [
     "Client",
     "Conflict",
     "Disconnected",
+    "Forbidden",
     "InvalidSpec",
     "NotFound",
     "PreconditionFailed",
     "ServerError",
+    "TooManyRequests",
+    "Unauthenticated",
+    "UntrustedServer",
     "WaitTimeout",
 ]

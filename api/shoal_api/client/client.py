@@ -20,7 +20,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from shoal_api.answers import SpecCheck
+from shoal_api.client.access import Access
 from shoal_api.client.checkpoint_url import with_absolute_checkpoint
+from shoal_api.client.credentials import find_token
 from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.histories import Histories
@@ -48,13 +50,19 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
 
 
-class Client(Histories, Operations, Scheduling, Profiles):
+class Client(Histories, Operations, Scheduling, Profiles, Access):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(
-        self, base_url: str = DEFAULT_URL, *, timeout_s: float = 30.0, retry: RetryPolicy = DEFAULT_RETRY
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_s: float = 30.0,
+        retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
-        super().__init__(Transport(base_url, timeout_s, retry))
+        """`token`: None: the one that `credentials.find_token` finds for this address."""
+        super().__init__(Transport(base_url, timeout_s, retry, token or find_token(base_url)))
 
     @property
     def base_url(self) -> str:

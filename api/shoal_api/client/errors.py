@@ -3,12 +3,16 @@
 ClientError
 |-- Disconnected            the service cannot be reached, after retries
 |-- WaitTimeout             `wait` reached its timeout; has the last known state of the job
+|-- UntrustedServer         the port is another user's, so the owner's token was not sent there
 `-- ApiError                the service returned a problem document
-    |-- BadRequest              400, 403, 413, 415, 422
-    |   `-- InvalidSpec         `problem.errors` lists everything that is wrong
+    |-- BadRequest              400, 413, 415, 421, 422
+    |   |-- InvalidSpec         `problem.errors` lists everything that is wrong
+    |   |-- Unauthenticated     401: no token, or one that is not valid
+    |   `-- Forbidden           403: the token may not do this
     |-- NotFound                404
     |-- Conflict                409
     |-- PreconditionFailed      412
+    |-- TooManyRequests         429, after retries; `retry_after_s` says when to come back
     `-- ServerError             5xx
 """
 
@@ -44,6 +48,20 @@ class WaitTimeout(ClientError):
         return f"Job {self.job.id} is still {self.job.status.state} after {self.timeout_s:g} s."
 
 
+class UntrustedServer(ClientError):
+    def __init__(self, url: str, uid: int, path: str) -> None:
+        super().__init__(url, uid, path)
+        self.url = url
+        self.uid = uid
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"The program at {self.url} belongs to the user with the id {self.uid}, so the token in {self.path} was "
+            "not sent to it. Set SHOAL_TOKEN, or log in with `shoal login`, if that server is yours."
+        )
+
+
 class ApiError(ClientError):
     """`problem` is the whole document; programs compare `code`, which is stable."""
 
@@ -69,6 +87,14 @@ class InvalidSpec(BadRequest):
     pass
 
 
+class Unauthenticated(BadRequest):
+    pass
+
+
+class Forbidden(BadRequest):
+    pass
+
+
 class NotFound(ApiError):
     pass
 
@@ -79,6 +105,12 @@ class Conflict(ApiError):
 
 class PreconditionFailed(ApiError):
     pass
+
+
+class TooManyRequests(ApiError):
+    def __init__(self, problem: Problem, retry_after_s: float = 1.0) -> None:
+        super().__init__(problem)
+        self.retry_after_s = retry_after_s
 
 
 class ServerError(ApiError):
@@ -92,7 +124,24 @@ def error_of(response: httpx.Response) -> ApiError:
         return InvalidSpec(problem)
     if problem.status >= 500:
         return ServerError(problem)
-    return {404: NotFound, 409: Conflict, 412: PreconditionFailed}.get(problem.status, BadRequest)(problem)
+    if problem.status == 429:
+        return TooManyRequests(problem, retry_after_s(response))
+    return _OF_STATUS.get(problem.status, BadRequest)(problem)
+
+
+def retry_after_s(response: httpx.Response) -> float:
+    """The header Retry-After in seconds; without one that can be read, a second."""
+    text = response.headers.get("Retry-After", "")
+    return min(60.0, float(text)) if text.isascii() and text.isdigit() else 1.0
+
+
+_OF_STATUS: dict[int, type[ApiError]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    412: PreconditionFailed,
+}
 
 
 def _problem_of(response: httpx.Response) -> Problem:

@@ -1,7 +1,8 @@
 """Sends requests over a pool of HTTP connections and retries the idempotent ones.
 
-A request is repeated if the connection fails or the service returns 503, with exponential back-off and jitter. It is
-not repeated if the caller passes `idempotent=False`. Thread-safe, as httpx.Client is.
+A request is repeated if the connection fails or the service returns 503, with exponential back-off and jitter, and
+after 429, which says when. It is not repeated after a failure if the caller passes `idempotent=False`. It shows the
+token to the base URL alone: redirects are not followed. Thread-safe, as httpx.Client is.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 
 import httpx
 
-from shoal_api.client.errors import Disconnected, error_of
+from shoal_api.client.errors import Disconnected, error_of, retry_after_s
 
 _UNAVAILABLE = 503
+_TOO_MANY = 429
 _LONG_POLL_MARGIN_S = 10.0
 _STREAM_SILENCE_S = 45.0
 """The service sends a heartbeat every 15 s; a stream without data for this long is broken."""
@@ -40,11 +42,12 @@ DEFAULT_RETRY = RetryPolicy()
 
 
 class Transport:
-    def __init__(self, base_url: str, timeout_s: float, retry: RetryPolicy) -> None:
+    def __init__(self, base_url: str, timeout_s: float, retry: RetryPolicy, token: str | None) -> None:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
         self._retry = retry
-        self._http = httpx.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers)
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -81,8 +84,11 @@ class Transport:
             else:
                 if response.status_code < 400:
                     return response
-                if not (idempotent and response.status_code == _UNAVAILABLE and failures < self._retry.num_retries):
+                again = response.status_code == _TOO_MANY or (idempotent and response.status_code == _UNAVAILABLE)
+                if not again or failures >= self._retry.num_retries:
                     raise error_of(response)
+                if response.status_code == _TOO_MANY:  # nothing was done
+                    self._closed.wait(retry_after_s(response))
             self.back_off(failures)
             failures += 1
 

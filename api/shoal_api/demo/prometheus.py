@@ -43,8 +43,9 @@ class PrometheusProcess:
         self.stop()
 
 
-def start_prometheus(target: str, folder: Path) -> PrometheusProcess | None:
+def start_prometheus(target: str, folder: Path, token_file: Path) -> PrometheusProcess | None:
     """One that scrapes the service at the URL `target` every two seconds, once it answers; None: it is not installed.
+    `token_file` need not exist yet.
 
     Raises:
         OSError: it ended at once, or does not answer; the message has the end of its log.
@@ -55,7 +56,13 @@ def start_prometheus(target: str, folder: Path) -> PrometheusProcess | None:
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "global": {"scrape_interval": f"{_SCRAPE_S}s", "scrape_timeout": f"{_SCRAPE_S}s"},
-        "scrape_configs": [{"job_name": "shoal", "static_configs": [{"targets": [urlsplit(target).netloc]}]}],
+        "scrape_configs": [
+            {
+                "job_name": "shoal",
+                "authorization": {"credentials_file": str(token_file)},
+                "static_configs": [{"targets": [urlsplit(target).netloc]}],
+            }
+        ],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
     port = _free_port()

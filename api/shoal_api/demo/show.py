@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from shoal_api.cli.follow import follow_job
 from shoal_api.cli.output import Output
 from shoal_api.cli.render.progress import LiveScreen, PlainScreen, Screen
 from shoal_api.client import Client
+from shoal_api.client.credentials import read_token_file
 from shoal_api.demo.outcome import (
     DemoOutcome,
     compare_losses,
@@ -37,6 +39,7 @@ from shoal_api.demo.prometheus import PrometheusProcess, start_prometheus
 from shoal_api.demo.ready import await_ready
 from shoal_api.demo.report import Run, report
 from shoal_api.demo.spec import DEMO_SPEC, KILL_AT_STEP, KILL_RANK, TOLERANCE, WORKERS, Scenario, Script, script_of
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 from shoal_service.views import CheckpointState, JobView
 
 if TYPE_CHECKING:
@@ -58,12 +61,14 @@ def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: boo
             await_ready(server, url, output)
             if prometheus:
                 watcher = _start_prometheus(output, url, folder)
-            passed = _show(output, server, url, script_of(scenario, os.cpu_count() or 1, steps))
+            at = _Address(url, folder / "state")
+            passed = _show(output, server, at, script_of(scenario, os.cpu_count() or 1, steps))
             kept = keep
             if keep:
                 _print(
                     output,
-                    f"the server keeps running at {url} (API: {url}/docs). List its jobs: shoal jobs --url {url}",
+                    f"the server keeps running at {url} (API: {url}/docs). List its jobs: "
+                    f"SHOAL_STATE_DIR={folder / 'state'} shoal jobs --url {url}",
                 )
                 if watcher is not None:
                     _print(output, f"Prometheus: {watcher.url}/graph?g0.expr=shoal_job_loss&g0.tab=0")
@@ -85,7 +90,7 @@ def run_demo(output: Output, scenario: Scenario, *, steps: int | None, keep: boo
 
 def _start_prometheus(output: Output, url: str, folder: Path) -> PrometheusProcess | None:
     try:
-        started = start_prometheus(url, folder / "prometheus")
+        started = start_prometheus(url, folder / "prometheus", folder / "state" / ADMIN_TOKEN_FILE)
     except OSError as error:
         _print(output, f"no Prometheus: {error}", "warn")
         return None
@@ -98,12 +103,24 @@ def _start_prometheus(output: Output, url: str, folder: Path) -> PrometheusProce
     return started
 
 
-def _show(output: Output, server: ServerProcess, url: str, script: Script) -> bool:
-    killer = _WorkerKiller(server, url)
+@dataclass(frozen=True)
+class _Address:
+    """Of the demo's server."""
+
+    url: str
+    state_dir: Path
+
+    def client(self) -> Client:
+        """With the token of this server's owner, whatever else is in the environment."""
+        return Client(self.url, token=read_token_file(self.state_dir / ADMIN_TOKEN_FILE))
+
+
+def _show(output: Output, server: ServerProcess, at: _Address, script: Script) -> bool:
+    killer = _WorkerKiller(server, at)
     spec = script.spec
-    disturbed = _train(output, url, spec, on_tick=killer.on_tick)
-    undisturbed = _train(output, url, {**spec, "name": f"{spec['name']}-undisturbed"})
-    with Client(url) as client:
+    disturbed = _train(output, at, spec, on_tick=killer.on_tick)
+    undisturbed = _train(output, at, {**spec, "name": f"{spec['name']}-undisturbed"})
+    with at.client() as client:
         runs = [collect(client, job) for job in (disturbed, undisturbed)]
         outcome = DemoOutcome(
             state=disturbed.status.state,
@@ -122,28 +139,31 @@ def _show(output: Output, server: ServerProcess, url: str, script: Script) -> bo
             output.say(line, "bad")
         output.line(outcome.document(), "")
     else:
-        output.document(None, lambda: report(outcome, runs[0], runs[1], broken, url=url, tolerance=TOLERANCE))
+        output.document(None, lambda: report(outcome, runs[0], runs[1], broken, url=at.url, tolerance=TOLERANCE))
     return not broken
 
 
 def _train(
-    output: Output, url: str, spec: dict[str, Any], on_tick: Callable[[Screen], Callable[[JobView], None]] | None = None
+    output: Output,
+    at: _Address,
+    spec: dict[str, Any],
+    on_tick: Callable[[Screen], Callable[[JobView], None]] | None = None,
 ) -> JobView:
-    with Client(url) as client:
+    with at.client() as client:
         job = client.submit(spec)
     _print(output, f"\njob {job.id}: {spec['name']}, {WORKERS} workers, {spec['stop']['steps']} steps")
     screen: Screen = (
         LiveScreen(output.stdout) if output.live else PlainScreen(lambda text, style: _print(output, text, style))
     )
-    return follow_job(lambda: Client(url), job.id, screen, on_tick=on_tick(screen) if on_tick else None)
+    return follow_job(at.client, job.id, screen, on_tick=on_tick(screen) if on_tick else None)
 
 
 class _WorkerKiller:
     """Kills one worker, once, when the job has reported KILL_AT_STEP."""
 
-    def __init__(self, server: ServerProcess, url: str) -> None:
+    def __init__(self, server: ServerProcess, at: _Address) -> None:
         self._server = server
-        self._url = url
+        self._at = at
         self.killed_at: float | None = None
         self._before: frozenset[int] = frozenset()
         self._generation = 0
@@ -159,7 +179,7 @@ class _WorkerKiller:
             return
         if job.status.step < KILL_AT_STEP or job.status.state.ended:
             return
-        with Client(self._url) as client:
+        with self._at.client() as client:
             group = [worker for worker in client.workers(job.id) if worker.rank is not None]
         victims = [worker for worker in group if worker.rank == KILL_RANK]
         if not victims or not self._server.owns(victims[0].pid):
@@ -175,7 +195,7 @@ class _WorkerKiller:
     def _find_survivors(self, job: JobView) -> None:
         if self.survivors or job.status.generation == self._generation or job.status.state.ended:
             return
-        with Client(self._url) as client:
+        with self._at.client() as client:
             now = {worker.pid for worker in client.workers(job.id) if worker.rank is not None}
         self.survivors = tuple(sorted(self._before & now))
 

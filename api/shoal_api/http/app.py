@@ -1,4 +1,5 @@
-"""Builds the application: routes, error handlers, the middleware `Edge`. Importing this module has no effect.
+"""Builds the application: routes, error handlers, the middlewares `Edge` and `Authentication`. Importing this module
+has no effect.
 
 The composition root (`shoal serve`), tests and benchmarks call `create_app`; each call makes a new application. Serve
 it with `serving.make_server`, so that open streams end when the server stops.
@@ -14,6 +15,8 @@ from functools import partial
 from fastapi import Depends, FastAPI
 
 from shoal_api.http import problems
+from shoal_api.http.access.authentication import Authentication, Authenticator
+from shoal_api.http.access.needs import LoginNeeded, declarations, to_login
 from shoal_api.http.context import ClusterSource, Context
 from shoal_api.http.documents import refuse_unknown_query
 from shoal_api.http.edge import Edge
@@ -35,6 +38,7 @@ from shoal_api.http.routes import (
     series,
     users,
 )
+from shoal_api.http.routes.access import sessions, tokens
 from shoal_api.http.routes.profiles import routes as job_profiles
 from shoal_api.http.routes.retention import routes as retention_routes
 from shoal_api.http.streams import DEFAULT_PACE, Pace
@@ -82,7 +86,9 @@ def create_app(
     """
     storage = JobStorage(checkpoint_url)
     retention = retention or RetentionCollector(store, storage, SystemClock(), RetentionConfig(), RemovalTallies())
+    authenticator = Authenticator(store)
     context = Context(
+        authenticator=authenticator,
         store=store,
         cluster=cluster,
         scrape=scrape,
@@ -103,6 +109,7 @@ def create_app(
         context.changes.close()
         context.storage.close()
         others.cancel()
+        await authenticator.write_uses()
 
     app = FastAPI(
         title="Shoal",
@@ -114,9 +121,11 @@ def create_app(
         separate_input_output_schemas=False,
     )
     app.state.changes = context.changes
+    app.state.store = store
     app.openapi = partial(build_openapi, app)  # type: ignore[method-assign]
     problems.install(app)
-    for router in (
+    app.add_exception_handler(LoginNeeded, to_login)
+    routers = (
         jobs.routes(context),
         histories.routes(context),
         series.routes(context),
@@ -132,8 +141,14 @@ def create_app(
         nodes.routes(context),
         operations.routes(context),
         retention_routes.routes(context),
-    ):
+        sessions.routes(context),
+        tokens.routes(context),
+    )
+    shell = pages.routes(context)
+    app.state.declarations = declarations((*routers, shell))
+    for router in routers:
         app.include_router(router, dependencies=[Depends(refuse_unknown_query)])
-    app.include_router(pages.routes(context))
+    app.include_router(shell)
+    app.add_middleware(Authentication, authenticator=authenticator)
     app.add_middleware(Edge, requests=requests or RequestMetrics(), allowed_hosts=allowed_hosts)
     return app

@@ -9,6 +9,7 @@ from typing import Annotated, Protocol
 
 from fastapi import Path, Request
 
+from shoal_api.http.access.authentication import Authenticator
 from shoal_api.http.changes import Changes
 from shoal_api.http.streams import DEFAULT_PACE, EVENT_STREAM, Pace
 from shoal_service.control.retention.collector import RetentionCollector
@@ -51,6 +52,9 @@ class Context:
     storage: JobStorage
     """Of the jobs, for their profiles and checkpoints."""
     retention: RetentionCollector
+    authenticator: Authenticator
+    session_s: float = 12 * 3600.0
+    """Of the page's sessions."""
     pace: Pace = DEFAULT_PACE
     profiles: Mapping[str, HardwareProfile] = field(default_factory=lambda: PROFILES)
     """The hardware that the planner knows, by name."""

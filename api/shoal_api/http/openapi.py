@@ -12,7 +12,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from shoal_api.answers import Problem
+from shoal_api.http.access.needs import Declarations
 from shoal_api.http.problem_types import Kind
+from shoal_service.access_views import SessionRequest, TokenRequest
 from shoal_service.control.planning_request import PlanRequest
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
 from shoal_service.profile_views import ProfileBody
@@ -29,12 +31,13 @@ _TAGS = [
     {"name": "inspection", "description": "What the workers of a running job do."},
     {"name": "specs", "description": "Job specs, their code, and predicted layouts."},
     {"name": "scheduling", "description": "The queue, and projects with their quotas."},
+    {"name": "access", "description": "Who one is, sessions of the page, API tokens, and the audit."},
     {"name": "operations", "description": "Cluster, nodes, health, metrics and problem types, for operators."},
 ]
 
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
-    *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody),
+    *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
 )
 """Of the bodies that routes decode themselves, and of problems."""
 
@@ -50,6 +53,8 @@ EXAMPLES: dict[str, Any] = {
         "workers": 8,
     },
     "ProfileBody": {"steps": 3, "rank": 0},
+    "TokenRequest": {"name": "ada", "role": "operator", "projects": ["vision"], "expires_in_s": 2592000},
+    "SessionRequest": {"token": "shoal_3k9d2m7q_..."},
     "ProjectRules": {"weight": 2.0},
     "UserRules": {"max_queued": 20},
     "WindowRequest": {
@@ -63,8 +68,9 @@ EXAMPLES: dict[str, Any] = {
 
 _OF_BODIES = (Kind.BAD_DOCUMENT, Kind.BODY_TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)
 _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
-    (r"\w+ ", (Kind.INVALID_REQUEST, Kind.UNKNOWN_HOST)),
-    (r"(POST|PUT|PATCH|DELETE) ", (Kind.CROSS_ORIGIN,)),
+    (r"\w+ ", (Kind.INVALID_REQUEST, Kind.UNKNOWN_HOST, Kind.UNAUTHENTICATED)),
+    (r"(POST|PUT|PATCH|DELETE) ", (Kind.CROSS_ORIGIN, Kind.CSRF)),
+    (r"\w+ (/v1/(?!whoami|session)|/metrics)", (Kind.FORBIDDEN,)),
     (r"\w+ /v1/", (Kind.STORE_UNAVAILABLE,)),
     (r"GET /v1/jobs$", (Kind.INVALID_CURSOR,)),
     (r"POST /v1/jobs$", (Kind.INVALID_SPEC, Kind.CODE_UNKNOWN, Kind.IDEMPOTENCY_CONFLICT, Kind.QUEUE_FULL)),
@@ -85,6 +91,7 @@ _PROBLEMS: tuple[tuple[str, tuple[Kind, ...]], ...] = (
     (r"(PUT|DELETE) /v1/projects/{", (Kind.PROJECT_CONFLICT,)),
     (r"\w+ /v1/users/{", (Kind.USER_NOT_FOUND,)),
     (r"POST /v1/maintenance-windows", (Kind.REQUEST_CONFLICT,)),
+    (r"DELETE /v1/tokens/{", (Kind.TOKEN_NOT_FOUND,)),
     (r"DELETE /v1/maintenance-windows/", (Kind.WINDOW_NOT_FOUND,)),
     (r"GET /v1/webhooks", (Kind.JOB_NOT_FOUND,)),
     (r"PUT /v1/code/", (Kind.CODE_MISMATCH, Kind.BODY_TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)),
@@ -120,10 +127,15 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
             "content": {"application/problem+json": {"schema": {"$ref": _REF.format(model="Problem")}}},
         }
         document["components"]["responses"] = {"Problem": problem}
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        permissions: Declarations = app.state.declarations
         document["components"]["examples"] = {kind.code: _example(kind) for kind in Kind}
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
                 operation["responses"].pop("422", None)
+                permission = permissions[method.upper(), path]
+                operation["security"] = [] if permission is None else [{"token": []}]
+                operation["x-permission"] = permission
                 kinds = _problems_of(f"{method.upper()} {path}", operation)
                 for status in sorted({kind.status for kind in kinds}):
                     same = [kind for kind in kinds if kind.status == status]

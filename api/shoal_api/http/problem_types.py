@@ -12,6 +12,24 @@ class Kind(Enum):
 
     NOT_FOUND = ("not-found", 404, "No such resource", "No route has this path, or there is no such resource.")
     JOB_NOT_FOUND = ("job-not-found", 404, "No such job", "No job has this id.")
+    UNAUTHENTICATED = (
+        "unauthenticated",
+        401,
+        "No valid token",
+        "The request shows no token, or one that is unknown, expired or revoked. The detail names the way out.",
+    )
+    FORBIDDEN = (
+        "forbidden",
+        403,
+        "The token may not do this",
+        "The role of the token, or its projects, do not allow it. The detail says what is needed.",
+    )
+    CSRF = (
+        "csrf",
+        403,
+        "The request does not come from the page",
+        "A change with a session's cookie needs the header X-CSRF-Token, which GET /v1/whoami tells.",
+    )
     METHOD_NOT_ALLOWED = ("method-not-allowed", 405, "Method not allowed", "See the Allow header.")
     NOT_ACCEPTABLE = ("not-acceptable", 406, "No such form here", "The server cannot answer in this form; see detail.")
     BAD_DOCUMENT = (
@@ -74,6 +92,7 @@ class Kind(Enum):
         "No such user",
         "The user has neither limits nor jobs. GET /v1/users lists the users.",
     )
+    TOKEN_NOT_FOUND = ("token-not-found", 404, "No such token", "GET /v1/tokens lists the tokens.")
     WINDOW_NOT_FOUND = (
         "window-not-found",
         404,

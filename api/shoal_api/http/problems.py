@@ -39,6 +39,7 @@ from shoal_service.store.errors import (
     QueueFull,
     RequestConflict,
     StoreUnavailable,
+    TokenNotFound,
     UserNotFound,
     WindowNotFound,
 )
@@ -52,6 +53,7 @@ _OF_SERVICE: dict[type[Exception], Kind] = {
     ProjectNotFound: Kind.PROJECT_NOT_FOUND,
     UserNotFound: Kind.USER_NOT_FOUND,
     WindowNotFound: Kind.WINDOW_NOT_FOUND,
+    TokenNotFound: Kind.TOKEN_NOT_FOUND,
     CheckpointNotFound: Kind.CHECKPOINT_NOT_FOUND,
     CheckpointConflict: Kind.CHECKPOINT_CONFLICT,
     CheckpointKept: Kind.CHECKPOINT_KEPT,
@@ -76,11 +78,18 @@ _OF_SERVICE: dict[type[Exception], Kind] = {
 class ProblemError(Exception):
     """Raised by routes, answered as a problem document of `kind`."""
 
-    def __init__(self, kind: Kind, detail: str, errors: tuple[SpecProblem, ...] = ()) -> None:
-        super().__init__(kind, detail, errors)
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        errors: tuple[SpecProblem, ...] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(kind, detail, errors, headers)
         self.kind = kind
         self.detail = detail
         self.errors = errors
+        self.headers = headers
 
 
 def install(app: FastAPI) -> None:
@@ -117,7 +126,9 @@ def problem_response(
 
 async def _problem_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemError)
-    return problem_response(error.kind, detail=error.detail, instance=request.url.path, errors=error.errors)
+    return problem_response(
+        error.kind, detail=error.detail, instance=request.url.path, errors=error.errors, headers=error.headers
+    )
 
 
 async def _service_error(request: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ from shoal_service.store.errors import (
     RequestConflict,
     StoreError,
     StoreUnavailable,
+    TokenNotFound,
     UserNotFound,
     WindowNotFound,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "Subscription",
+    "TokenNotFound",
     "UserNotFound",
     "WindowNotFound",
 ]

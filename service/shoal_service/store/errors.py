@@ -7,6 +7,7 @@
     |   |-- ProjectNotFound
     |   |-- UserNotFound
     |   |-- WindowNotFound
+    |   |-- TokenNotFound
     |   |-- CheckpointNotFound
     |   `-- ProfileNotFound
     |-- InvalidCursor         a page cursor that this service did not create
@@ -81,6 +82,17 @@ class UserNotFound(NotFound):
 
     def __str__(self) -> str:
         return f"There is no user {self.name!r} with limits or jobs. `shoal quota list-users` lists the users."
+
+
+class TokenNotFound(NotFound):
+    code: ClassVar[str] = "token_not_found"
+
+    def __init__(self, token_id: str) -> None:
+        super().__init__(token_id)
+        self.token_id = token_id
+
+    def __str__(self) -> str:
+        return f"There is no token with the id {self.token_id!r}. `shoal token list` lists the tokens."
 
 
 class WindowNotFound(NotFound):

@@ -22,6 +22,7 @@ from shoal_service.reports import SupervisorReports
 from shoal_service.store import archives, driving, nodes, submissions
 from shoal_service.store import lease as leases
 from shoal_service.store import reports as report_items
+from shoal_service.store.access.methods import AccessMethods
 from shoal_service.store.checkpoints.methods import CheckpointMethods
 from shoal_service.store.database import Database, DatabaseTallies
 from shoal_service.store.driving import DriveRow, MoveKind, RowCache, SpecCache
@@ -66,6 +67,7 @@ class Store(
     ProfileMethods,
     CheckpointMethods,
     RetentionMethods,
+    AccessMethods,
 ):
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -31,7 +31,7 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-_Serial = BigInteger().with_variant(Integer(), "sqlite")
+Serial = BigInteger().with_variant(Integer(), "sqlite")
 
 
 def _job_num() -> Column[int]:
@@ -41,7 +41,7 @@ def _job_num() -> Column[int]:
 jobs = Table(
     "jobs",
     metadata,
-    Column("num", _Serial, primary_key=True, autoincrement=True),
+    Column("num", Serial, primary_key=True, autoincrement=True),
     Column("id", String(32), nullable=False, unique=True),
     Column("name", String(63), nullable=False),
     Column("state", String(16), nullable=False),
@@ -284,7 +284,7 @@ maintenance_windows = Table(
 drain_times = Table(
     "drain_times",
     metadata,
-    Column("num", _Serial, primary_key=True, autoincrement=True),
+    Column("num", Serial, primary_key=True, autoincrement=True),
     Column("node_id", String(64), nullable=False),
     Column("ended_at", Double, nullable=False),
     Column("drain_s", Double, nullable=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from doubles.fake_cluster_source import FakeClusterSource
 from shoal_api.cli.main import build_app
 from shoal_api.http.app import create_app
 from shoal_api.http.serving import make_server
+from shoal_service.control.access.admin_token import ensure_admin_token
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.events.checkpoints import CheckpointCommitted
 from shoal_service.core.events.generations import GenerationFormed
@@ -216,6 +218,7 @@ class Shoal:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     store = Store.open(f"sqlite:///{tmp_path}/shoal.db")
+    ensure_admin_token(store, Path(os.environ["SHOAL_STATE_DIR"]), now=AT)
     lease = store.acquire_lease("test", ttl_s=1e9, now=AT)
     assert lease is not None
     cluster = FakeClusterSource(NODE, owner="test")

@@ -37,6 +37,11 @@ class Browser:
     def open(self, url: str) -> None:
         self.driver.get(url)
 
+    def log_in(self, link: str) -> None:
+        """`link`: the address of a server with the path of `Client.session_link`."""
+        self.open(link)
+        self.until(lambda: self.run("location.pathname") == "/", "the login")
+
     def look(self, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         """The size of the window, and whether the user prefers light or dark."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal_api.client import Client
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
 
 NUM_CPUS = 8
 """Of the session's cluster."""
@@ -102,7 +103,16 @@ class Server:
 
     @property
     def client(self) -> Client:
-        return Client(f"http://127.0.0.1:{self.port}")
+        return Client(f"http://127.0.0.1:{self.port}", token=self.token)
+
+    @property
+    def token_file(self) -> Path:
+        """The token of the server's owner."""
+        return self.state_dir / ADMIN_TOKEN_FILE
+
+    @property
+    def token(self) -> str:
+        return self.token_file.read_text().strip()
 
     def wait_for_cluster(self) -> None:
         with self.client as client:

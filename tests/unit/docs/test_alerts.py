@@ -28,7 +28,11 @@ ALERTS = [rule for rule in _rules() if "alert" in rule]
 
 @pytest.mark.parametrize(
     "arguments",
-    [("check", "config", "prometheus.yml"), ("check", "rules", "rules.yml"), ("test", "rules", "tests.yml")],
+    [
+        ("check", "config", "--syntax-only", "prometheus.yml"),
+        ("check", "rules", "rules.yml"),
+        ("test", "rules", "tests.yml"),
+    ],
 )
 def test_promtool_accepts(arguments: tuple[str, ...]) -> None:
     promtool = require("prometheus", "promtool")

@@ -10,8 +10,10 @@ from fastapi import APIRouter, Path, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
 from shoal_service.checkpoint_views import VerificationState, VerificationView
+from shoal_service.core.access.roles import Permission
 from shoal_service.store.errors import CheckpointConflict, CheckpointNotFound
 from shoal_service.views import CheckpointState, CheckpointView
 from shoal_workers.contract.marker import CheckpointName
@@ -36,18 +38,30 @@ def routes(context: Context) -> APIRouter:
         )
         return Response(view.model_dump_json(), media_type="application/json")
 
-    @router.put("/pin", response_model=CheckpointView, summary="Pin a checkpoint")
+    @router.put(
+        "/pin", dependencies=[needs(Permission.JOBS_CHANGE)], response_model=CheckpointView, summary="Pin a checkpoint"
+    )
     async def pin_checkpoint(job_id: JobId, name: Name) -> Response:
         """Retention does not delete it from now on; `checkpoint.keep` counts as before. A running attempt learns of it
         within a second, and may have deleted the checkpoint until then. Idempotent."""
         return await change(job_id, name, True)
 
-    @router.delete("/pin", response_model=CheckpointView, summary="Take the pin of a checkpoint away")
+    @router.delete(
+        "/pin",
+        dependencies=[needs(Permission.JOBS_CHANGE)],
+        response_model=CheckpointView,
+        summary="Take the pin of a checkpoint away",
+    )
     async def unpin_checkpoint(job_id: JobId, name: Name) -> Response:
         """Retention deletes it after the next commit, if enough others are newer. Idempotent."""
         return await change(job_id, name, False)
 
-    @router.post("/verify", response_model=VerificationView, summary="Verify a checkpoint")
+    @router.post(
+        "/verify",
+        dependencies=[needs(Permission.JOBS_CHANGE)],
+        response_model=VerificationView,
+        summary="Verify a checkpoint",
+    )
     async def verify_checkpoint(
         job_id: JobId,
         name: Name,
@@ -65,7 +79,9 @@ def routes(context: Context) -> APIRouter:
             await run_in_threadpool(store.note_damage, job_id, parsed, message=found.message, now=context.clock())
         return Response(found.model_dump_json(), media_type="application/json")
 
-    @router.delete("", response_model=CheckpointView, summary="Delete a checkpoint")
+    @router.delete(
+        "", dependencies=[needs(Permission.JOBS_CHANGE)], response_model=CheckpointView, summary="Delete a checkpoint"
+    )
     async def delete_checkpoint(job_id: JobId, name: Name) -> Response:
         """From the storage, at once; this cannot be undone. Refused for a pinned one, and for the newest good one of a
         job that has not ended. The list keeps its row, with state `deleted`."""

@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import CodeStored, SpecCheck
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, YAML_TYPES, read_body, read_spec, require_media_type
 from shoal_api.http.openapi import body_of
@@ -16,6 +17,7 @@ from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.control.code_archive import MAX_ARCHIVE_BYTES, CodeArchiveError, check
 from shoal_service.control.webhooks.check import check_webhooks
+from shoal_service.core.access.roles import Permission
 from shoal_workers.contract.checks.checkpoint_url import check_checkpoint_url
 from shoal_workers.contract.checks.spec_errors import SpecError
 from shoal_workers.contract.checks.spec_schema import job_spec_schema
@@ -31,6 +33,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.put(
         "/code/{sha256}",
+        dependencies=[needs(Permission.JOBS_SUBMIT)],
         status_code=201,
         response_model=CodeStored,
         summary="Upload a code archive",
@@ -50,6 +53,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.post(
         "/specs/validate",
+        dependencies=[needs(Permission.SPECS_CHECK)],
         response_model=SpecCheck,
         summary="Check a job spec without submitting it",
         openapi_extra=body_of("JobSpec", (*JSON_TYPES, *YAML_TYPES[:1])),
@@ -65,7 +69,12 @@ def routes(context: Context) -> APIRouter:
             found = SpecCheck(valid=False, errors=error.problems)
         return Response(found.model_dump_json(), media_type="application/json")
 
-    @router.get("/spec-schema", response_model=dict[str, Any], summary="JSON Schema of a job spec")
+    @router.get(
+        "/spec-schema",
+        dependencies=[needs(Permission.SPECS_CHECK)],
+        response_model=dict[str, Any],
+        summary="JSON Schema of a job spec",
+    )
     async def spec_schema() -> dict[str, Any]:
         """For editors and generators. It has the keys of `model` and `data` for each of the built-in tasks."""
         return job_spec_schema()

@@ -12,10 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import EventPage, LogPage
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import MAX_SEQ, Context, JobId, wants_events
 from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_lines
 from shoal_api.http.long_poll import EventQuery, poll_events
 from shoal_api.http.streams import STREAMED, sse_response, text_response
+from shoal_service.core.access.roles import Permission
 from shoal_service.core.parity import DEFAULT_TOLERANCE
 from shoal_service.views import CheckpointView, IncidentView, Page, ParityView, WorkerView
 
@@ -35,7 +37,13 @@ def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["histories"])
     store = context.store
 
-    @router.get("/events", response_model=EventPage, summary="A job's events", responses=STREAMED)
+    @router.get(
+        "/events",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=EventPage,
+        summary="A job's events",
+        responses=STREAMED,
+    )
     async def events(
         request: Request,
         job_id: JobId,
@@ -57,7 +65,13 @@ def routes(context: Context) -> APIRouter:
         page = await poll_events(context, request, EventQuery(job_id, after, limit, wait))
         return Response(page.model_dump_json(), media_type="application/json")
 
-    @router.get("/logs", response_model=LogPage, summary="A job's log", responses={200: _SSE_OR_TEXT})
+    @router.get(
+        "/logs",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=LogPage,
+        summary="A job's log",
+        responses={200: _SSE_OR_TEXT},
+    )
     async def logs(
         request: Request,
         job_id: JobId,
@@ -89,22 +103,42 @@ def routes(context: Context) -> APIRouter:
         page = LogPage(items=tuple(found), next_after=next_after)
         return Response(page.model_dump_json(), media_type="application/json")
 
-    @router.get("/workers", response_model=Page[WorkerView], summary="A job's workers")
+    @router.get(
+        "/workers",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=Page[WorkerView],
+        summary="A job's workers",
+    )
     async def workers(job_id: JobId) -> Response:
         """Rank, node, pid, generation and state of each worker."""
         return await _page(Page[WorkerView], store.workers, job_id)
 
-    @router.get("/incidents", response_model=Page[IncidentView], summary="A job's incidents")
+    @router.get(
+        "/incidents",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=Page[IncidentView],
+        summary="A job's incidents",
+    )
     async def incidents(job_id: JobId) -> Response:
         """Failures and what they cost, oldest first."""
         return await _page(Page[IncidentView], store.incidents, job_id)
 
-    @router.get("/checkpoints", response_model=Page[CheckpointView], summary="A job's durable checkpoints")
+    @router.get(
+        "/checkpoints",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=Page[CheckpointView],
+        summary="A job's durable checkpoints",
+    )
     async def checkpoints(job_id: JobId) -> Response:
         """Oldest first; damaged and deleted ones are listed too."""
         return await _page(Page[CheckpointView], store.checkpoints, job_id)
 
-    @router.get("/parity", response_model=ParityView, summary="Whether two jobs have the same losses")
+    @router.get(
+        "/parity",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=ParityView,
+        summary="Whether two jobs have the same losses",
+    )
     async def parity(
         job_id: JobId,
         against: Annotated[

@@ -8,10 +8,12 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.cluster.errors import SupervisorGone, SupervisorUnavailable
+from shoal_service.core.access.roles import Permission
 from shoal_service.store.errors import RequestConflict
 from shoal_workers.contract.messages import Stacks
 
@@ -19,7 +21,12 @@ from shoal_workers.contract.messages import Stacks
 def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["inspection"])
 
-    @router.get("/stacks", response_model=Stacks, summary="What all workers of a job do now")
+    @router.get(
+        "/stacks",
+        dependencies=[needs(Permission.JOBS_INSPECT)],
+        response_model=Stacks,
+        summary="What all workers of a job do now",
+    )
     async def stacks(
         job_id: JobId,
         rank: Annotated[int | None, Query(ge=0, le=10_000_000, description="Only this rank.")] = None,

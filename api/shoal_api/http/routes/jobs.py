@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.conditional import entity_tag, is_unchanged, spec_tags
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_model, read_spec
@@ -19,6 +20,7 @@ from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.routes.users import USER_NAME
 from shoal_api.http.streams import STREAMED, sse_response
 from shoal_service.control.submission import Surroundings, submit
+from shoal_service.core.access.roles import Permission
 from shoal_service.core.desired import Desired
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
 from shoal_workers.contract.job import JobState
@@ -55,6 +57,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.post(
         "",
+        dependencies=[needs(Permission.JOBS_SUBMIT)],
         status_code=201,
         response_model=JobView,
         summary="Submit a job",
@@ -69,7 +72,13 @@ def routes(context: Context) -> APIRouter:
         job, created = await run_in_threadpool(_submit, context, spec, idempotency_key)
         return _job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
 
-    @router.get("", response_model=Page[JobSummary], summary="List jobs", responses=STREAMED)
+    @router.get(
+        "",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=Page[JobSummary],
+        summary="List jobs",
+        responses=STREAMED,
+    )
     async def list_jobs(
         request: Request,
         state: Annotated[list[JobState], Query(max_length=20, description="Only jobs in one of these states.")] = [],  # noqa: B006
@@ -90,6 +99,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get(
         "/{job_id}",
+        dependencies=[needs(Permission.JOBS_READ)],
         response_model=JobView,
         summary="Show a job",
         responses={**STREAMED, 304: {"description": "If-None-Match names its present ETag."}},
@@ -107,6 +117,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.patch(
         "/{job_id}",
+        dependencies=[needs(Permission.JOBS_CHANGE)],
         response_model=JobView,
         summary="Change a job's elasticity, parallelism, priority or deadline",
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
@@ -128,6 +139,7 @@ def routes(context: Context) -> APIRouter:
             f"/{{job_id}}/{verb}",
             request_job,
             methods=["POST"],
+            dependencies=[needs(Permission.JOBS_CHANGE)],
             status_code=202,
             response_model=JobView,
             name=f"{verb}_job",

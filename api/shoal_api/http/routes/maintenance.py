@@ -8,12 +8,14 @@ from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.control.market.maintenance import lead_s
+from shoal_service.core.access.roles import Permission
 from shoal_service.node_views import MaintenanceWindow, WindowRequest, WindowView
 from shoal_service.views import Page
 
@@ -30,7 +32,12 @@ def routes(context: Context) -> APIRouter:
     def views() -> tuple[WindowView, ...]:
         return tuple(view(window) for window in store.windows())
 
-    @router.get("", response_model=Page[WindowView], summary="List the maintenance windows")
+    @router.get(
+        "",
+        dependencies=[needs(Permission.CLUSTER_READ)],
+        response_model=Page[WindowView],
+        summary="List the maintenance windows",
+    )
     async def list_windows() -> Response:
         """The earliest first; those that have ended are listed for a day."""
         page = Page[WindowView](items=await run_in_threadpool(views))
@@ -38,6 +45,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.post(
         "",
+        dependencies=[needs(Permission.CLUSTER_CHANGE)],
         status_code=201,
         response_model=WindowView,
         summary="Plan a maintenance window",
@@ -61,7 +69,12 @@ def routes(context: Context) -> APIRouter:
         document = (await run_in_threadpool(view, window)).model_dump_json()
         return Response(document, 201, media_type="application/json")
 
-    @router.delete("/{window_id}", status_code=204, summary="Cancel a maintenance window")
+    @router.delete(
+        "/{window_id}",
+        dependencies=[needs(Permission.CLUSTER_CHANGE)],
+        status_code=204,
+        summary="Cancel a maintenance window",
+    )
     async def cancel_window(window_id: WindowId) -> Response:
         """Its nodes are used again, also if the window has begun."""
         await run_in_threadpool(store.cancel_window, window_id)

@@ -13,11 +13,13 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_body, read_model
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
+from shoal_service.core.access.roles import Permission
 from shoal_service.core.nodes import DrainSource, with_drains
 from shoal_service.node_views import CordonRequest, NoticeRequest
 from shoal_service.views import DrainRequest, NodeView, Page
@@ -36,19 +38,27 @@ def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/v1/nodes", tags=["operations"])
     store = context.store
 
-    @router.get("", response_model=Page[NodeView], summary="List the nodes of the cluster")
+    @router.get(
+        "",
+        dependencies=[needs(Permission.CLUSTER_READ)],
+        response_model=Page[NodeView],
+        summary="List the nodes of the cluster",
+    )
     async def list_nodes() -> Response:
         """All nodes, also dead ones, with their resources, drains and probations."""
         page = Page[NodeView](items=await run_in_threadpool(nodes_of, context))
         return Response(page.model_dump_json(), media_type="application/json")
 
-    @router.get("/{node_id}", response_model=NodeView, summary="Show a node")
+    @router.get(
+        "/{node_id}", dependencies=[needs(Permission.CLUSTER_READ)], response_model=NodeView, summary="Show a node"
+    )
     async def show_node(node_id: NodeId) -> Response:
         """One node of the cluster."""
         return _node_response(await run_in_threadpool(_node, context, node_id))
 
     @router.post(
         "/{node_id}/drain",
+        dependencies=[needs(Permission.CLUSTER_CHANGE)],
         status_code=202,
         response_model=NodeView,
         summary="Drain a node",
@@ -66,7 +76,12 @@ def routes(context: Context) -> APIRouter:
         await run_in_threadpool(store.drain_node, node_id, reason=drain.reason, deadline=deadline, now=now)
         return _node_response(await run_in_threadpool(_node, context, node_id), 202)
 
-    @router.delete("/{node_id}/drain", response_model=NodeView, summary="Use a drained node again")
+    @router.delete(
+        "/{node_id}/drain",
+        dependencies=[needs(Permission.CLUSTER_CHANGE)],
+        response_model=NodeView,
+        summary="Use a drained node again",
+    )
     async def undo_drain(node_id: NodeId) -> Response:
         """Does nothing to a node that is not drained. A drain that Ray announced cannot be undone."""
         node = await run_in_threadpool(_node, context, node_id)
@@ -82,6 +97,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.post(
         "/{node_id}/cordon",
+        dependencies=[needs(Permission.CLUSTER_CHANGE)],
         status_code=202,
         response_model=NodeView,
         summary="Cordon a node",
@@ -96,7 +112,12 @@ def routes(context: Context) -> APIRouter:
         await run_in_threadpool(store.cordon_node, node_id, reason=cordon.reason, now=context.clock())
         return _node_response(await run_in_threadpool(_node, context, node_id), 202)
 
-    @router.delete("/{node_id}/cordon", response_model=NodeView, summary="Place workers on a cordoned node again")
+    @router.delete(
+        "/{node_id}/cordon",
+        dependencies=[needs(Permission.CLUSTER_CHANGE)],
+        response_model=NodeView,
+        summary="Place workers on a cordoned node again",
+    )
     async def undo_cordon(node_id: NodeId) -> Response:
         """Does nothing to a node that is not cordoned."""
         await run_in_threadpool(_node, context, node_id)
@@ -105,6 +126,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.post(
         "/{node}/preemption-notice",
+        dependencies=[needs(Permission.CLUSTER_CHANGE)],
         status_code=202,
         response_model=Page[NodeView],
         summary="Announce that a node will be taken away",

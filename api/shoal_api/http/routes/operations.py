@@ -9,9 +9,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import Health, ProblemType, Readiness
+from shoal_api.http.access.needs import PUBLIC, needs
 from shoal_api.http.context import Context
 from shoal_api.http.problem_types import BY_CODE, Kind
 from shoal_api.http.problems import ProblemError
+from shoal_service.core.access.roles import Permission
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.views import ClusterView, Page
 from shoal_service.webhook_views import WebhookView
@@ -21,13 +23,23 @@ from shoal_workers.contract.checks.spec_errors import SpecProblem
 def routes(context: Context) -> APIRouter:
     router = APIRouter(tags=["operations"])
 
-    @router.get("/v1/cluster", response_model=ClusterView, summary="The cluster as the scheduler sees it")
+    @router.get(
+        "/v1/cluster",
+        dependencies=[needs(Permission.CLUSTER_READ)],
+        response_model=ClusterView,
+        summary="The cluster as the scheduler sees it",
+    )
     async def cluster() -> Response:
         """Nodes, free capacity, and which control plane owns the jobs."""
         view = await run_in_threadpool(context.cluster.snapshot)
         return Response(view.model_dump_json(), media_type="application/json")
 
-    @router.get("/v1/webhooks", response_model=Page[WebhookView], summary="What webhooks have delivered")
+    @router.get(
+        "/v1/webhooks",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=Page[WebhookView],
+        summary="What webhooks have delivered",
+    )
     async def webhooks(
         job: Annotated[
             str | None,
@@ -41,12 +53,14 @@ def routes(context: Context) -> APIRouter:
         page = Page[WebhookView](items=tuple(await run_in_threadpool(context.store.webhooks, job, limit=limit)))
         return Response(page.model_dump_json(), media_type="application/json")
 
-    @router.get("/healthz", summary="The process is alive")
+    @router.get("/healthz", dependencies=[PUBLIC], summary="The process is alive")
     async def healthz() -> Health:
         """Checks nothing else. Restart the process if this does not answer."""
         return Health(version=context.version)
 
-    @router.get("/readyz", response_model=Readiness, summary="The service can accept and run jobs")
+    @router.get(
+        "/readyz", dependencies=[PUBLIC], response_model=Readiness, summary="The service can accept and run jobs"
+    )
     async def readyz() -> Readiness:
         """The store answers and the cluster is connected. Shows the owner of the lease, and warnings such as nodes that
         are away."""
@@ -54,6 +68,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get(
         "/metrics",
+        dependencies=[needs(Permission.METRICS_READ)],
         summary="Metrics for Prometheus",
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
@@ -64,12 +79,12 @@ def routes(context: Context) -> APIRouter:
         body, media_type = await run_in_threadpool(context.scrape, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": media_type})
 
-    @router.get("/problems", summary="Every problem type of this API")
+    @router.get("/problems", dependencies=[PUBLIC], summary="Every problem type of this API")
     async def problems() -> list[ProblemType]:
         """The `type` of every problem document is one of these."""
         return [kind.described() for kind in Kind]
 
-    @router.get("/problems/{code}", summary="One problem type")
+    @router.get("/problems/{code}", dependencies=[PUBLIC], summary="One problem type")
     async def problem(
         code: Annotated[str, Path(max_length=64, description="The last part of a `type`.")],
     ) -> ProblemType:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.followers import FleetFollower
 from shoal_api.http.overview_stream import POSITION, OverviewCache, OverviewFollower, Position
@@ -17,6 +18,7 @@ from shoal_api.http.problems import ProblemError
 from shoal_api.http.routes.nodes import nodes_of
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_api.http.streams import STREAMED, sse_response
+from shoal_service.core.access.roles import Permission
 from shoal_service.overview_views import FleetNode, FleetOverview, JobOverview, SpecVersion
 from shoal_service.store.overview.fleet import FleetQuery, JobOrder
 from shoal_service.views import Page
@@ -31,7 +33,13 @@ def routes(context: Context) -> APIRouter:
     store = context.store
     cache = OverviewCache(store)
 
-    @router.get("/overview", response_model=FleetOverview, summary="Everything about all jobs", responses=STREAMED)
+    @router.get(
+        "/overview",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=FleetOverview,
+        summary="Everything about all jobs",
+        responses=STREAMED,
+    )
     async def fleet_overview(
         request: Request,
         search: Annotated[
@@ -69,7 +77,11 @@ def routes(context: Context) -> APIRouter:
         return Response(found.model_dump_json(), media_type="application/json")
 
     @router.get(
-        "/jobs/{job_id}/overview", response_model=JobOverview, summary="Everything about a job", responses=STREAMED
+        "/jobs/{job_id}/overview",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=JobOverview,
+        summary="Everything about a job",
+        responses=STREAMED,
     )
     async def job_overview(
         request: Request,
@@ -91,7 +103,12 @@ def routes(context: Context) -> APIRouter:
         found = await run_in_threadpool(store.overview, job_id)
         return Response(found.model_dump_json(), media_type="application/json")
 
-    @router.get("/jobs/{job_id}/specs", response_model=Page[SpecVersion], summary="The versions of a job's spec")
+    @router.get(
+        "/jobs/{job_id}/specs",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=Page[SpecVersion],
+        summary="The versions of a job's spec",
+    )
     async def spec_versions(job_id: JobId) -> Response:
         """Oldest first, with the time of acceptance."""
         found = await run_in_threadpool(store.spec_versions, job_id)

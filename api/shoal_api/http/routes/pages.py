@@ -19,6 +19,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import LOGGED_IN, PUBLIC, require_visible
 from shoal_api.http.context import Context, JobId
 from shoal_service.store.errors import JobNotFound
 
@@ -29,7 +30,7 @@ _STYLES_OF_PLOTLY = (
 """It adds two style elements, an empty one and one for its map controls. tests/browser fails if it adds another."""
 _POLICY = (
     f"default-src 'none'; script-src 'self'; style-src 'self' {' '.join(_STYLES_OF_PLOTLY)}; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 _OWN = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 _KEPT = {"Cache-Control": "public, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
@@ -68,16 +69,20 @@ def routes(context: Context) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     for part in files("shoal_api.http").joinpath("static").iterdir():
         if not part.name.endswith(".html"):
-            router.add_api_route(f"/static/{part.name}", _own(part.name), methods=["GET"], name=part.name)
+            router.add_api_route(
+                f"/static/{part.name}", _own(part.name), methods=["GET"], name=part.name, dependencies=[PUBLIC]
+            )
     for path, name in _PAGES.items():
-        router.add_api_route(path, _own(name), methods=["GET"], name=name)
+        router.add_api_route(path, _own(name), methods=["GET"], name=name, dependencies=[LOGGED_IN])
+    router.add_api_route("/login", _own("login.html"), methods=["GET"], name="login.html", dependencies=[PUBLIC])
     for library in LIBRARIES:
-        router.add_api_route(library.url, _library(library), methods=["GET"], name=library.url)
+        router.add_api_route(library.url, _library(library), methods=["GET"], name=library.url, dependencies=[PUBLIC])
 
-    @router.get("/jobs/{job_id}")
+    @router.get("/jobs/{job_id}", dependencies=[LOGGED_IN])
     async def job_page(request: Request, job_id: JobId) -> Response:
         """The same page for every job. If there is no such job, the page says so and the status is 404."""
         try:
+            await require_visible(request, job_id)
             await run_in_threadpool(context.store.job_version, job_id)
             status = 200
         except JobNotFound:

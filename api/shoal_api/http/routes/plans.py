@@ -6,10 +6,12 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.control.planning_request import PlanAnswer, PlanRequest, answer
+from shoal_service.core.access.roles import Permission
 
 
 def routes(context: Context) -> APIRouter:
@@ -17,6 +19,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.post(
         "",
+        dependencies=[needs(Permission.SPECS_CHECK)],
         response_model=PlanAnswer,
         summary="Predict the layouts of a job",
         openapi_extra=body_of("PlanRequest", JSON_TYPES),

@@ -10,9 +10,11 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
+from shoal_service.core.access.roles import Permission
 from shoal_service.queue_views import ProjectRules, ProjectView, QueueView
 from shoal_service.views import Page
 
@@ -26,7 +28,9 @@ def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["scheduling"])
     store = context.store
 
-    @router.get("/queue", response_model=QueueView, summary="Show the queue")
+    @router.get(
+        "/queue", dependencies=[needs(Permission.JOBS_READ)], response_model=QueueView, summary="Show the queue"
+    )
     async def show_queue(
         limit: Annotated[int, Query(ge=1, le=10_000, description="Largest number of jobs.")] = 1000,
     ) -> Response:
@@ -36,19 +40,30 @@ def routes(context: Context) -> APIRouter:
         queue = await run_in_threadpool(store.queue, limit=limit)
         return Response(queue.model_dump_json(), media_type="application/json")
 
-    @router.get("/projects", response_model=Page[ProjectView], summary="List the projects")
+    @router.get(
+        "/projects",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=Page[ProjectView],
+        summary="List the projects",
+    )
     async def list_projects() -> Response:
         """Those that are defined, and those that have queued jobs or workers, with their quotas and what they use."""
         page = Page[ProjectView](items=tuple(await run_in_threadpool(store.list_projects)))
         return Response(page.model_dump_json(), media_type="application/json")
 
-    @router.get("/projects/{name}", response_model=ProjectView, summary="Show a project")
+    @router.get(
+        "/projects/{name}",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=ProjectView,
+        summary="Show a project",
+    )
     async def show_project(name: ProjectName) -> Response:
         """Its quotas, and what its jobs use."""
         return _project_response(await run_in_threadpool(store.get_project, name))
 
     @router.put(
         "/projects/{name}",
+        dependencies=[needs(Permission.QUOTAS_CHANGE)],
         response_model=ProjectView,
         summary="Set the quotas of a project",
         openapi_extra=body_of("ProjectRules", JSON_TYPES),
@@ -61,7 +76,12 @@ def routes(context: Context) -> APIRouter:
         project, is_new = await run_in_threadpool(store.put_project, name, rules)
         return _project_response(project, 201 if is_new else 200)
 
-    @router.delete("/projects/{name}", status_code=204, summary="Delete the quotas of a project")
+    @router.delete(
+        "/projects/{name}",
+        dependencies=[needs(Permission.QUOTAS_CHANGE)],
+        status_code=204,
+        summary="Delete the quotas of a project",
+    )
     async def delete_project(name: ProjectName) -> Response:
         """The rules of the project `default` then apply to its jobs. A project that is a parent cannot be deleted."""
         await run_in_threadpool(store.delete_project, name)

@@ -9,10 +9,12 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import MAX_SEQ, Context, JobId
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_api.http.routes.series_files import MEDIA_TYPES, SeriesFormat, can_write, columns_of, pieces
+from shoal_service.core.access.roles import Permission
 from shoal_service.store import Store
 from shoal_service.views import Page, SeriesPoint
 
@@ -28,6 +30,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get(
         "/series",
+        dependencies=[needs(Permission.JOBS_READ)],
         response_model=Page[SeriesPoint],
         summary="Loss, speed, world size and the task's own metrics over the steps",
         responses={200: _FILES},

@@ -11,9 +11,11 @@ from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
+from shoal_service.core.access.roles import Permission
 from shoal_service.queue_views import UserRules, UserView
 from shoal_service.views import Page
 
@@ -31,20 +33,23 @@ def routes(context: Context) -> APIRouter:
     router = APIRouter(prefix="/v1/users", tags=["scheduling"])
     store = context.store
 
-    @router.get("", response_model=Page[UserView], summary="List the users")
+    @router.get(
+        "", dependencies=[needs(Permission.USERS_READ)], response_model=Page[UserView], summary="List the users"
+    )
     async def list_users() -> Response:
         """Those with limits of their own, and those with queued jobs or workers. The limits of the user `default`
         apply to each user without own limits."""
         page = Page[UserView](items=tuple(await run_in_threadpool(store.list_users)))
         return Response(page.model_dump_json(), media_type="application/json")
 
-    @router.get("/{name}", response_model=UserView, summary="Show a user")
+    @router.get("/{name}", dependencies=[needs(Permission.USERS_READ)], response_model=UserView, summary="Show a user")
     async def show_user(name: UserName) -> Response:
         """The limits that apply to the user, and what the user has."""
         return _user_response(await run_in_threadpool(store.get_user, name))
 
     @router.put(
         "/{name}",
+        dependencies=[needs(Permission.QUOTAS_CHANGE)],
         response_model=UserView,
         summary="Set the limits of a user",
         openapi_extra=body_of("UserRules", JSON_TYPES),
@@ -56,7 +61,12 @@ def routes(context: Context) -> APIRouter:
         user, is_new = await run_in_threadpool(store.put_user, name, rules)
         return _user_response(user, 201 if is_new else 200)
 
-    @router.delete("/{name}", status_code=204, summary="Delete the limits of a user")
+    @router.delete(
+        "/{name}",
+        dependencies=[needs(Permission.QUOTAS_CHANGE)],
+        status_code=204,
+        summary="Delete the limits of a user",
+    )
     async def delete_user(name: UserName) -> Response:
         """The limits of the user `default` then apply."""
         await run_in_threadpool(store.delete_user, name)

@@ -1,15 +1,27 @@
-// Requests to the service. A problem document becomes an Error with its words.
-export async function request(path, { method = "GET", body, type = "application/json" } = {}) {
+// Requests to the service. A problem document becomes an Error with its words. A change carries the token that shows that
+// it comes from this page; who is not logged in any more is sent to the login page.
+let csrf = null;
+
+export async function request(path, { method = "GET", body, type = "application/json", anonymous = false } = {}) {
   const headers = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = type;
+  if (method !== "GET" && path !== "/v1/session") headers["X-CSRF-Token"] = await csrfToken();
   const text = body === undefined || typeof body === "string" ? body : JSON.stringify(body);
   const answer = await fetch(path, { method, headers, body: text });
   const document = (answer.headers.get("content-type") || "").includes("json") ? await answer.json() : null;
   if (!answer.ok) {
+    if (answer.status === 401 && !anonymous && location.pathname !== "/login") toLogin();
     const errors = (document?.errors || []).map((one) => `${one.path || "spec"}: ${one.message}`);
     throw Object.assign(new Error([document?.detail || `status ${answer.status}`, ...errors].join("\n")), { status: answer.status });
   }
   return document;
 }
+
+export function csrfToken() {
+  csrf ??= request("/v1/whoami").then((me) => me.csrf_token, (error) => { csrf = null; throw error; });
+  return csrf;
+}
+
+export function toLogin() { location.href = `/login#next=${encodeURIComponent(location.pathname + location.search)}`; }
 export const jobPath = (id) => `/v1/jobs/${encodeURIComponent(id)}`;
 export const jobPage = (id) => `/jobs/${encodeURIComponent(id)}`;

@@ -63,12 +63,20 @@ METHODS = {
     "GET /v1/users/{name}": "user",
     "PUT /v1/users/{name}": "set_user",
     "DELETE /v1/users/{name}": "delete_user",
+    "GET /v1/whoami": "whoami",
+    "POST /v1/session/link": "session_link",
+    "POST /v1/tokens": "create_token",
+    "GET /v1/tokens": "tokens",
+    "DELETE /v1/tokens/{token_id}": "revoke_token",
     "GET /healthz": "health",
     "GET /readyz": "ready",
     "GET /metrics": "metrics",
 }
-WITHOUT_METHOD = {"GET /problems", "GET /problems/{code}", "GET /v1/spec-schema"}
-"""Documentation."""
+WITHOUT_METHOD = {
+    *("GET /problems", "GET /problems/{code}", "GET /v1/spec-schema"),
+    *("POST /v1/session", "DELETE /v1/session"),
+}
+"""Documentation, and what only browsers need."""
 COMBINED = {"jobs", "save_series", "events", "wait", "scale", "close", "base_url"}
 """Methods that call other methods, or send no request."""
 

@@ -8,11 +8,13 @@ from fastapi import APIRouter, Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
 from shoal_api.http.documents import JSON_TYPES, read_body, read_model
 from shoal_api.http.openapi import body_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
+from shoal_service.core.access.roles import Permission
 from shoal_service.profile_views import ProfileBody, ProfileView
 from shoal_service.views import Page
 from shoal_workers.contract.profiling.messages import TRACE_FILE
@@ -29,6 +31,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.post(
         "",
+        dependencies=[needs(Permission.JOBS_INSPECT)],
         response_model=ProfileView,
         status_code=201,
         summary="Profile a rank of a running job",
@@ -44,14 +47,18 @@ def routes(context: Context) -> APIRouter:
         view = await run_in_threadpool(store.request_profile, job_id, body, now=context.clock())
         return Response(view.model_dump_json(), status_code=201, media_type="application/json")
 
-    @router.get("", response_model=Page[ProfileView], summary="Profiles of a job")
+    @router.get(
+        "", dependencies=[needs(Permission.JOBS_READ)], response_model=Page[ProfileView], summary="Profiles of a job"
+    )
     async def list_profiles(job_id: JobId) -> Response:
         """Oldest first, each with the table of where the time of its steps went. The newest 8 are kept."""
         views = await run_in_threadpool(store.profiles, job_id)
         page = Page[ProfileView].model_construct(items=tuple(views))
         return Response(page.model_dump_json(), media_type="application/json")
 
-    @router.get("/{number}", response_model=ProfileView, summary="One profile")
+    @router.get(
+        "/{number}", dependencies=[needs(Permission.JOBS_READ)], response_model=ProfileView, summary="One profile"
+    )
     async def get_profile(job_id: JobId, number: Number) -> Response:
         """Its state, the table of where the time of its steps went, and its files."""
         view = await run_in_threadpool(store.profile, job_id, number)
@@ -59,6 +66,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.get(
         "/{number}/files/{name}",
+        dependencies=[needs(Permission.JOBS_READ)],
         response_class=Response,
         summary="A file of a profile",
         responses={200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},

@@ -9,8 +9,10 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from shoal_api.http.access.needs import needs
 from shoal_api.http.context import Context, JobId
 from shoal_api.http.routes.projects import PROJECT_NAME
+from shoal_service.core.access.roles import Permission
 from shoal_service.retention_views import DeletionView, GcView
 from shoal_service.store.retention.deletions import DeletionRequest
 from shoal_service.views import Page
@@ -26,6 +28,7 @@ def routes(context: Context) -> APIRouter:
 
     @router.delete(
         "/jobs/{job_id}",
+        dependencies=[needs(Permission.JOBS_CHANGE)],
         response_model=DeletionView,
         tags=["jobs"],
         summary="Delete a job",
@@ -49,7 +52,12 @@ def routes(context: Context) -> APIRouter:
         status = 200 if done.finished_at is not None else 202
         return Response(done.model_dump_json(), status, media_type="application/json")
 
-    @router.get("/deletions", response_model=Page[DeletionView], summary="List the deletions of jobs")
+    @router.get(
+        "/deletions",
+        dependencies=[needs(Permission.JOBS_READ)],
+        response_model=Page[DeletionView],
+        summary="List the deletions of jobs",
+    )
     async def list_deletions(
         project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="The newest ones.")] = 100,
@@ -58,7 +66,12 @@ def routes(context: Context) -> APIRouter:
         items = await run_in_threadpool(partial(store.deletions, project=project, limit=limit))
         return Response(Page[DeletionView](items=tuple(items)).model_dump_json(), media_type="application/json")
 
-    @router.post("/gc", response_model=GcView, summary="Delete what ended jobs leave behind")
+    @router.post(
+        "/gc",
+        dependencies=[needs(Permission.RETENTION_RUN)],
+        response_model=GcView,
+        summary="Delete what ended jobs leave behind",
+    )
     async def collect_garbage(
         dry_run: Annotated[bool, Query(description="Only say what would be deleted.")] = False,
     ) -> Response:

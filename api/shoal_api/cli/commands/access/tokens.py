@@ -1,0 +1,119 @@
+"""Commands about API tokens: token create, token list, token revoke."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal_api.cli.session import DEFAULT_URL, JsonFlag, UrlOption, command
+from shoal_service.core.access.roles import Role
+
+if TYPE_CHECKING:
+    from shoal_api.client import Client
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def token() -> None:
+    """API tokens: who may use the server."""
+
+
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Who or what will use it.")],
+    role: Annotated[Role, typer.Option("--role", help="What it may do; see docs/security.md.")] = Role.VIEWER,
+    project: Annotated[
+        list[str] | None, typer.Option("--project", metavar="PROJECT", help="Only jobs of this project; repeatable.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", metavar="USER", help="User of the jobs that it submits; default: NAME.")
+    ] = None,
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="How long it is valid, such as 12h or 30d; never.")
+    ] = "90d",
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Write it there, readable by you alone.")
+    ] = None,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a token and print it. It is shown only now: the server keeps its SHA-256."""
+    with command(url, as_json) as session:
+        from pydantic import ValidationError
+
+        from shoal_api.cli.errors import CliError
+        from shoal_service.access_views import TokenRequest
+
+        lasts_s, projects = _seconds(expires), tuple(project) if project else None
+        try:
+            request = TokenRequest(name=name, role=role, projects=projects, user=user, expires_in_s=lasts_s)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise CliError(f"{where or 'token'}: {str(first['msg']).removeprefix('Value error, ')}") from None
+        with session.open_client() as client:
+            made = client.create_token(request)
+        if output is not None:
+            with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(f"{made.token}\n")
+            session.output.document(made.model_copy(update={"token": ""}), lambda: f"token {made.id} is in {output}")
+        else:
+            session.output.document(made, lambda: made.token)
+
+
+def list_tokens(
+    ended: Annotated[bool, typer.Option("--all", help="Also those that are expired or revoked.")] = False,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the tokens: whose they are, what they may do, when they end and were used last."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.access_page import is_valid, tokens_table
+
+        now = time.time()
+        with session.open_client() as client:
+            found = [one for one in client.tokens() if ended or is_valid(one, now)]
+        session.output.document(found, lambda: tokens_table(found, now))
+
+
+def revoke(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id, or the name of only one.")],
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Revoke a token at once. This cannot be undone."""
+    with command(url, as_json) as session:
+        with session.open_client() as client:
+            view = client.revoke_token(_id_of(client, token))
+        session.output.document(view, lambda: f"token {view.id} ({view.name}) is revoked")
+
+
+def _id_of(client: Client, reference: str) -> str:
+    from shoal_api.cli.errors import CliError
+    from shoal_api.cli.exit_codes import ExitCode
+    from shoal_api.cli.render.access_page import is_valid
+
+    known = client.tokens()
+    given = reference.removeprefix("shoal_").partition("_")[0]
+    if any(one.id == given for one in known):
+        return given
+    named = [one for one in known if one.name == reference and is_valid(one, time.time())]
+    if len(named) == 1:
+        return named[0].id
+    if named:
+        raise CliError(f"several tokens are called {reference}", hint=f"one of {', '.join(one.id for one in named)}")
+    raise CliError(f"no token {reference!r}", hint="`shoal token list` lists the tokens", exit_code=ExitCode.NOT_FOUND)
+
+
+def _seconds(text: str) -> float | None:
+    from shoal_api.cli.errors import CliError
+
+    if text == "never":
+        return None
+    number, unit = text[:-1], text[-1:]
+    if unit in _UNITS and number.isascii() and number.isdigit() and int(number) > 0:
+        return int(number) * _UNITS[unit]
+    raise CliError(f"--expires {text!r} is not a time", hint="use 45m, 12h, 30d, or never")

@@ -1,0 +1,43 @@
+"""The tables of `shoal token list` and `shoal audit`. Called by cli/commands/access."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from shoal_api.cli.render.tables import new_table
+from shoal_service.access_views import TokenView
+
+
+def is_valid(token: TokenView, now: float) -> bool:
+    return token.revoked_at is None and (token.expires_at is None or now < token.expires_at)
+
+
+def tokens_table(tokens: Sequence[TokenView], now: float) -> Table:
+    """One row per token, as they are given."""
+    made = new_table("id", "name", "role", "projects", "ends", "last use", "made by")
+    for one in tokens:
+        made.add_row(
+            one.id,
+            one.name,
+            one.role,
+            "all" if one.projects is None else ", ".join(one.projects),
+            _end(one, now),
+            "never" if one.last_used_at is None else _time(one.last_used_at),
+            one.created_by,
+        )
+    return made
+
+
+def _end(token: TokenView, now: float) -> str:
+    if token.revoked_at is not None:
+        return "revoked"
+    if token.expires_at is None:
+        return "never"
+    return "expired" if token.expires_at <= now else _time(token.expires_at)
+
+
+def _time(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")

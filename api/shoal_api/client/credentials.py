@@ -1,0 +1,97 @@
+"""Which token a client shows to a server: the first of these that there is.
+
+    SHOAL_TOKEN in the environment
+    the one that `shoal login` has stored for this address
+    on the server's own machine: the owner's, which `shoal serve` wrote into its state directory (SHOAL_STATE_DIR, else
+    the default one)
+
+A token of the state directory is sent only to a loopback address, and only if the port is not another user's: whoever
+listens there in the server's place would have it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shoal_api.client.errors import UntrustedServer
+from shoal_api.client.listeners import owner_of_port
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PORTS = {"http": 80, "https": 443}
+
+
+def find_token(url: str) -> str | None:
+    """The token for the server at this URL; None: there is none. Raises UntrustedServer."""
+    try:
+        return os.environ.get("SHOAL_TOKEN") or stored_tokens().get(origin_of(url)) or _of_owner(url)
+    except ValueError:  # not a URL: the first request says so
+        return None
+
+
+def read_token_file(path: Path) -> str | None:
+    """None: there is no such file, or it may not be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def state_dir() -> Path:
+    given = os.environ.get("SHOAL_STATE_DIR")
+    return Path(given).expanduser() if given else Path.home() / ".local" / "state" / "shoal"
+
+
+def logins_path() -> Path:
+    """Where `shoal login` stores tokens."""
+    given = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(given) if given else Path.home() / ".config") / "shoal" / "tokens.json"
+
+
+def stored_tokens() -> dict[str, str]:
+    """By the origin of the server."""
+    try:
+        found = json.loads(logins_path().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def store_token(url: str, token: str | None) -> Path:
+    """Keep a token for a server, readable by this user alone; None: forget it."""
+    path = logins_path()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tokens = stored_tokens()
+    tokens.pop(origin_of(url), None)
+    if token is not None:
+        tokens[origin_of(url)] = token
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(tokens, file, indent=1)
+    beside.replace(path)
+    return path
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port of a URL."""
+    parts = urlsplit(url)
+    port = parts.port or _PORTS.get(parts.scheme, 0)
+    return f"{parts.scheme}://{parts.hostname or ''}:{port}"
+
+
+def _of_owner(url: str) -> str | None:
+    parts = urlsplit(url)
+    if parts.hostname not in LOOPBACK:
+        return None
+    path = state_dir() / ADMIN_TOKEN_FILE
+    token = read_token_file(path)
+    if token is None:
+        return None
+    port = parts.port or _PORTS.get(parts.scheme, 0)
+    owner = owner_of_port(port)
+    if owner is not None and owner not in (0, os.getuid(), path.stat().st_uid):
+        raise UntrustedServer(url, owner, str(path))
+    return token

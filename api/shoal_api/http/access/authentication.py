@@ -1,0 +1,174 @@
+"""Who makes a request: the middleware between the edge and the routes. It puts a `Principal` into the scope, or None.
+
+A token that is shown and is not valid is refused at once, also for a route that needs none; a cookie that is not
+valid is ignored. Principals are kept in memory for a few seconds, so that a request costs no query. A token that is
+revoked through this process ends at once, through another one after these seconds. When a token was used last is
+written once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from shoal_api.http.access.cookies import csrf_token_of, session_of
+from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import ProblemError, problem_response
+from shoal_service.core.access.roles import Principal
+from shoal_service.core.access.tokens import hash_of, id_of
+from shoal_service.store import Store
+from shoal_service.store.errors import StoreUnavailable
+
+PRINCIPAL = "shoal.principal"
+CSRF_TOKEN = "shoal.csrf_token"
+"""Keys of the scope. The second one is there if the principal comes from a cookie."""
+SESSION_PATH = "/v1/session"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_CACHE_S = 5.0
+_MAX_CACHED = 10_000
+_USE_S = 60.0
+_log = logging.getLogger(__name__)
+HOW_TO_LOG_IN = (
+    "Show a token in the header Authorization: Bearer TOKEN. On the server's machine `shoal` reads it from the state "
+    "directory (SHOAL_STATE_DIR, else the default one); elsewhere set SHOAL_TOKEN, or use `shoal login`."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    principal: Principal | None
+    read_mono: float
+
+
+class Authenticator:
+    """Finds the principal of a token. Its methods are called on the event loop."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._used: dict[str, float] = {}
+        self._written_mono = time.monotonic()
+
+    async def of_cookie(self, secret: str) -> Principal | None:
+        """None: the session has ended."""
+        return self._unless_expired(await self._find(secret, self._store.principal_of_session))
+
+    async def of_bearer(self, token: str) -> Principal | None:
+        """None: it is not a valid token."""
+        if id_of(token) is None:
+            return None
+        return self._unless_expired(await self._find(token, self._store.principal_of_token))
+
+    def forget(self) -> None:
+        """A token has changed: read all again."""
+        self._known.clear()
+
+    async def write_uses(self) -> None:
+        """At most once a minute, and when the server stops. Never raises."""
+        used, self._used = self._used, {}
+        self._written_mono = time.monotonic()
+        if used:
+            try:
+                await run_in_threadpool(self._store.note_use_of_tokens, used)
+            except StoreUnavailable:
+                _log.warning("access.uses_not_written", extra={"tokens": len(used)})
+
+    async def _find(self, secret: str, read: Callable[..., Principal | None]) -> Principal | None:
+        digest = hash_of(secret)
+        now_mono = time.monotonic()
+        known = self._known.get(digest)
+        if known is None or now_mono - known.read_mono > _CACHE_S:
+            found = await run_in_threadpool(read, secret, now=self._clock())
+            known = self._known[digest] = _Known(found, now_mono)
+            self._known.move_to_end(digest)
+            if len(self._known) > _MAX_CACHED:
+                self._known.popitem(last=False)
+        if known.principal is not None and known.principal.token_id:
+            self._used[known.principal.token_id] = self._clock()
+            if now_mono - self._written_mono > _USE_S:
+                self._written_mono = now_mono
+                task = asyncio.create_task(self.write_uses())
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return known.principal
+
+    def _unless_expired(self, principal: Principal | None) -> Principal | None:
+        if principal is None or (principal.expires_at is not None and principal.expires_at <= self._clock()):
+            return None
+        return principal
+
+
+class Authentication:
+    """The middleware."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                scope[PRINCIPAL] = await self._principal(scope)
+            except ProblemError as error:
+                refusal = problem_response(
+                    error.kind, detail=error.detail, instance=scope["path"], headers=error.headers
+                )
+                await refusal(scope, receive, send)
+                return
+            except StoreUnavailable as error:
+                refusal = problem_response(Kind.STORE_UNAVAILABLE, detail=str(error), instance=scope["path"])
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    async def _principal(self, scope: Scope) -> Principal | None:
+        headers = dict(scope["headers"])
+        header = headers.get(b"authorization")
+        if header is None:
+            return await self._of_cookie(scope, headers)
+        scheme, _, token = header.decode("latin-1").partition(" ")
+        if scheme.lower() == "bearer" and (found := await self._authenticator.of_bearer(token.strip())) is not None:
+            return found
+        raise unauthenticated(
+            "The token is unknown, expired or revoked."
+            if scheme.lower() == "bearer"
+            else f"Authorization has the scheme {scheme[:20]!r}, not Bearer."
+        )
+
+    async def _of_cookie(self, scope: Scope, headers: dict[bytes, bytes]) -> Principal | None:
+        secret = session_of(headers)
+        if secret is None:
+            return None
+        principal = await self._authenticator.of_cookie(secret)
+        if principal is None or (scope["path"] == SESSION_PATH and scope["method"] == "POST"):
+            return None  # who logs in shows a token
+        scope[CSRF_TOKEN] = expected = csrf_token_of(secret)
+        if scope["method"] not in SAFE_METHODS:
+            given = headers.get(b"x-csrf-token", b"")
+            if not hmac.compare_digest(given, expected.encode()):
+                detail = "The header X-CSRF-Token is missing or wrong. Load the page again."
+                raise ProblemError(Kind.CSRF, detail)
+        return principal
+
+
+def unauthenticated(reason: str) -> ProblemError:
+    return ProblemError(
+        Kind.UNAUTHENTICATED, f"{reason} {HOW_TO_LOG_IN}", headers={"WWW-Authenticate": 'Bearer realm="shoal"'}
+    )
+
+
+def principal_of(request: Request) -> Principal:
+    """Of a request whose route needs one."""
+    found: Principal | None = request.scope.get(PRINCIPAL)
+    if found is None:
+        raise unauthenticated("This needs a token.")
+    return found

@@ -1,0 +1,104 @@
+"""What each route needs: a permission, or nothing. Every route declares it, else `create_app` fails.
+
+    @router.get("/{job_id}", dependencies=[needs(Permission.JOBS_READ)])
+
+A route about a job (its path has `job_id`) is about a job of the principal's projects: for the principal there is no
+other. What lists jobs takes `visible_projects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from shoal_api.http.access.authentication import PRINCIPAL, principal_of
+from shoal_api.http.problem_types import Kind
+from shoal_api.http.problems import ProblemError
+from shoal_service.core.access.roles import Permission, refusal_of
+from shoal_service.store.errors import JobNotFound
+
+
+class Needs:
+    """A dependency of a route. `permission` None: anyone may ask."""
+
+    def __init__(self, permission: Permission | None) -> None:
+        self.permission = permission
+
+    async def __call__(self, request: Request) -> None:
+        if self.permission is None:
+            return
+        principal = principal_of(request)
+        refusal = refusal_of(principal, self.permission)
+        if refusal is not None:
+            raise ProblemError(Kind.FORBIDDEN, refusal.reason)
+        job_id = request.path_params.get("job_id")
+        if job_id is not None and principal.projects is not None:
+            await require_visible(request, job_id)
+
+
+PUBLIC = Depends(Needs(None))
+"""Of a route that anyone may ask."""
+
+
+class LoggedIn(Needs):
+    """A dependency of a page: who is not logged in is sent to the login page, which comes back."""
+
+    async def __call__(self, request: Request) -> None:
+        if request.scope.get(PRINCIPAL) is None:
+            raise LoginNeeded
+        await super().__call__(request)
+
+
+class LoginNeeded(Exception):
+    """Answered with a redirect, see `to_login`."""
+
+
+LOGGED_IN = Depends(LoggedIn(Permission.WHOAMI))
+"""Of a page. It has no data; what it reads has needs of its own."""
+
+
+async def to_login(request: Request, error: Exception) -> Response:
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    return RedirectResponse(f"/login#next={quote(path, safe='')}", status_code=303)
+
+
+def needs(permission: Permission) -> Any:
+    """The dependency of a route that needs this permission."""
+    return Depends(Needs(permission))
+
+
+async def require_visible(request: Request, job_id: str) -> None:
+    """Raises JobNotFound: there is no such job, or the principal does not see its project."""
+    principal = principal_of(request)
+    if principal.projects is None:
+        return
+    project = await run_in_threadpool(request.app.state.store.project_of, job_id)
+    if not principal.sees(project):
+        raise JobNotFound(job_id)
+
+
+def visible_projects(request: Request) -> frozenset[str] | None:
+    """The projects whose jobs the principal sees; None: all."""
+    return principal_of(request).projects
+
+
+Declarations = Mapping[tuple[str, str], Permission | None]
+"""By method and path; None: anyone may ask."""
+
+
+def declarations(routers: Iterable[APIRouter]) -> Declarations:
+    """What the routes need. Raises AssertionError: a route declares nothing, and would be open to anyone."""
+    found: dict[tuple[str, str], Permission | None] = {}
+    for router in routers:
+        for route in router.routes:
+            assert isinstance(route, APIRoute), route
+            declared = [one.dependency for one in route.dependencies if isinstance(one.dependency, Needs)]
+            assert declared, f"the route {route.path} declares no needs(...)"
+            found |= {(method, route.path): declared[0].permission for method in route.methods or ()}
+    return found

@@ -1,0 +1,112 @@
+"""The resources of the REST API about tokens, sessions and the audit. Pure data, as those in `views`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from shoal_service.core.access.roles import Permission, Role
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.placing import is_label, is_user
+
+DEFAULT_TOKEN_S = 90 * 86400.0
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._@-]{0,61}[A-Za-z0-9])?$")]
+
+
+class TokenRequest(Frozen):
+    """A token to be made."""
+
+    name: _Name
+    """Who or what will use it; shown in the audit."""
+    role: Role = Role.VIEWER
+    projects: tuple[str, ...] | None = Field(None, min_length=1, max_length=100)
+    """It sees and touches only jobs of these projects. Null: of all. Not for admins."""
+    user: str | None = None
+    """The user of the jobs that it submits. Null: `name`; an admin's jobs have the user that their spec names."""
+    expires_in_s: float | None = Field(DEFAULT_TOKEN_S, gt=0, le=10 * 366 * 86400, allow_inf_nan=False)
+    """Seconds until it ends. Null: never. Default: 90 days."""
+
+    @field_validator("projects")
+    @classmethod
+    def _are_projects(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
+            if not is_label(name):
+                raise ValueError(f"{name!r} is not the name of a project.")
+        return names
+
+    @field_validator("user")
+    @classmethod
+    def _is_user(cls, name: str | None) -> str | None:
+        if name is not None and not is_user(name):
+            raise ValueError(f"{name!r} is not the name of a user.")
+        return name
+
+    @model_validator(mode="after")
+    def _admins_have_no_projects(self) -> Self:
+        if self.role is Role.ADMIN and self.projects is not None:
+            raise ValueError("role admin is about the whole service and has no projects; use operator.")
+        return self
+
+
+class TokenView(Frozen):
+    """A token, without its secret."""
+
+    id: str
+    name: str
+    role: Role
+    projects: tuple[str, ...] | None
+    user: str
+    """Empty: the user that a spec names."""
+    created_at: float
+    created_by: str
+    """Name of the principal that made it."""
+    expires_at: float | None
+    """Null: never."""
+    revoked_at: float | None
+    last_used_at: float | None
+    """With a precision of a minute. Null: never."""
+
+
+class NewToken(TokenView):
+    """A token that has just been made."""
+
+    token: str
+    """The token itself. It is shown only here: the service keeps its SHA-256."""
+
+
+class Whoami(Frozen):
+    """Who makes this request."""
+
+    name: str
+    role: Role
+    projects: tuple[str, ...] | None
+    user: str
+    token_id: str
+    """Empty: the token is one of the OIDC issuer."""
+    expires_at: float | None
+    permissions: tuple[Permission, ...]
+    csrf_token: str = ""
+    """Only with a session's cookie: the header X-CSRF-Token of every change."""
+
+
+class SessionRequest(Frozen):
+    """How a session of the page begins: with a token, or with the code of a link."""
+
+    token: str = Field("", max_length=16_384)
+    code: str = Field("", max_length=200)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if bool(self.token) == bool(self.code):
+            raise ValueError("give either token or code.")
+        return self
+
+
+class SessionLink(Frozen):
+    """A link that logs a browser in, once."""
+
+    path: str
+    """Below the address of the server. The code is behind the #, so that it is neither sent nor logged."""
+    code: str
+    expires_at: float

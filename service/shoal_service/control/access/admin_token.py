@@ -1,0 +1,74 @@
+"""The token of the server's owner: a file in the state directory that nobody else can read.
+
+The command line and the Python client on the same machine read it, so that loopback is protected without a further
+step. A file that is there already is adopted, so that it can be provided (a mounted secret), and so that a new
+database keeps the token. It is replaced if it was revoked, or if others could read it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from shoal_service.access_views import TokenRequest
+from shoal_service.core.access.roles import BOOTSTRAP, Role
+from shoal_service.core.access.tokens import ADMIN_TOKEN_FILE, id_of, new_token
+from shoal_service.store.errors import TokenNotFound
+from shoal_service.store.store import Store
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def ensure_admin_token(store: Store, state_dir: Path, *, now: float) -> Path:
+    """The file with a token of role admin that the store knows. Raises OSError: the file cannot be written."""
+    path = state_dir / ADMIN_TOKEN_FILE
+    found = _read(path)
+    if found is not None:
+        if store.principal_of_token(found, now=now) is not None:
+            return path
+        if not _is_known(store, found):
+            _register(store, found, now)
+            return path
+    token = new_token()
+    _register(store, token, now)
+    _write(path, token)
+    return path
+
+
+def _read(path: Path) -> str | None:
+    """The token in the file; None: there is none that can be used. One that others could read is deleted."""
+    try:
+        if path.stat().st_mode & _OTHERS and os.access(path.parent, os.W_OK):
+            path.unlink()
+            return None
+        text = path.read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    return text if id_of(text) is not None else None
+
+
+def _is_known(store: Store, token: str) -> bool:
+    """Whether the store has it, although it is not valid any more."""
+    token_id = id_of(token)
+    assert token_id is not None
+    try:
+        store.get_token(token_id)
+    except TokenNotFound:
+        return False
+    return True
+
+
+def _register(store: Store, token: str, now: float) -> None:
+    request = TokenRequest(name=BOOTSTRAP, role=Role.ADMIN, expires_in_s=None)
+    store.create_token(request, by=BOOTSTRAP, now=now, token=token)
+
+
+def _write(path: Path, token: str) -> None:
+    """In one step, and never readable by others, not for a moment."""
+    beside = path.with_name(f"{path.name}-{secrets.token_hex(4)}.writing")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(f"{token}\n")
+    beside.replace(path)

@@ -1,0 +1,109 @@
+"""API tokens: made, found by what a request shows, listed, revoked. Functions of an open transaction, called by
+`Store`.
+
+A token that has expired or is revoked stays in the table, so that the audit's ids keep their names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, insert, or_, select, update
+
+from shoal_service.access_views import TokenRequest, TokenView
+from shoal_service.core.access.roles import Principal, Role
+from shoal_service.core.access.tokens import hash_of, id_of
+from shoal_service.store.access.tables import tokens
+from shoal_service.store.errors import TokenNotFound
+
+
+def create(connection: Connection, token: str, request: TokenRequest, *, by: str, now: float) -> TokenView:
+    """`token` is one of `new_token`; `by`: name of the principal that makes it."""
+    token_id = id_of(token)
+    assert token_id is not None, "not a token"
+    is_admin = request.role is Role.ADMIN
+    row = {
+        "id": token_id,
+        "hash": hash_of(token),
+        "name": request.name,
+        "role": request.role.value,
+        "projects": None if request.projects is None else json.dumps(sorted(set(request.projects))),
+        "user": request.user or ("" if is_admin else request.name),
+        "created_at": now,
+        "created_by": by,
+        "expires_at": None if request.expires_in_s is None else now + request.expires_in_s,
+    }
+    connection.execute(insert(tokens), row)
+    return view(connection, token_id)
+
+
+def find(connection: Connection, digest: str, *, now: float) -> Principal | None:
+    """Who has shown the token with this hash; None: no valid token has it."""
+    row = connection.execute(select(tokens).where(tokens.c.hash == digest)).one_or_none()
+    return None if row is None or not _is_valid(row, now) else principal_of(row)
+
+
+def of_id(connection: Connection, token_id: str, *, now: float) -> Principal | None:
+    """Whose the token is, if it is valid."""
+    row = connection.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
+    return None if row is None or not _is_valid(row, now) else principal_of(row)
+
+
+def listed(connection: Connection) -> list[TokenView]:
+    """Newest first, with those that have ended."""
+    query = select(tokens).order_by(tokens.c.created_at.desc(), tokens.c.id)
+    return [_view(row) for row in connection.execute(query)]
+
+
+def view(connection: Connection, token_id: str) -> TokenView:
+    """Raises TokenNotFound."""
+    row = connection.execute(select(tokens).where(tokens.c.id == token_id)).one_or_none()
+    if row is None:
+        raise TokenNotFound(token_id)
+    return _view(row)
+
+
+def revoke(connection: Connection, token_id: str, *, now: float) -> TokenView:
+    """Idempotent. Raises TokenNotFound."""
+    still = (tokens.c.id == token_id, tokens.c.revoked_at.is_(None))
+    connection.execute(update(tokens).where(*still).values(revoked_at=now))
+    return view(connection, token_id)
+
+
+def note_use(connection: Connection, used: Mapping[str, float]) -> None:
+    """When tokens were used last, by id."""
+    newer = or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < bindparam("at"))
+    statement = update(tokens).where(tokens.c.id == bindparam("token"), newer).values(last_used_at=bindparam("at"))
+    connection.execute(statement, [{"token": token_id, "at": at} for token_id, at in used.items()])
+
+
+def principal_of(row: Row[Any]) -> Principal:
+    return Principal(
+        name=row.name,
+        role=Role(row.role),
+        projects=None if row.projects is None else frozenset(json.loads(row.projects)),
+        user=row.user,
+        token_id=row.id,
+        expires_at=row.expires_at,
+    )
+
+
+def _is_valid(row: Row[Any], now: float) -> bool:
+    return row.revoked_at is None and (row.expires_at is None or now < row.expires_at)
+
+
+def _view(row: Row[Any]) -> TokenView:
+    return TokenView(
+        id=row.id,
+        name=row.name,
+        role=Role(row.role),
+        projects=None if row.projects is None else tuple(json.loads(row.projects)),
+        user=row.user,
+        created_at=row.created_at,
+        created_by=row.created_by,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+    )
