@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kit.worlds import plain_reference
+from shoal_workers.contract.layout import Layout, ShardLevel
 from shoal_workers.contract.messages import ExitKind
 from shoal_workers.contract.worker_reports import GroupFormed, StepReport, ValidationReport
 
@@ -89,3 +90,16 @@ def test_epochs_and_tokens_are_rounded_up_to_steps(make_job: Any) -> None:
         (end,) = job.run(workers)
         assert (end.kind, end.step) == (ExitKind.FINISHED, steps)
         assert job.reported(workers, GroupFormed)[0].total_steps == steps
+
+
+@pytest.mark.parametrize("level", [ShardLevel.OPTIMIZER, ShardLevel.GRADIENTS])
+def test_a_validation_and_a_checkpoint_after_the_same_step_leave_all_ranks_alike(
+    make_job: Any, level: ShardLevel
+) -> None:
+    """Parameters that stay whole after the last forward pass of a validation must not do so on some ranks only."""
+    both = {"validation": {"every_steps": 2, "samples": 10}, "checkpoint": {"every_steps": 2}}
+    job = make_job(memory=True, **{**SPEC, **both})
+    workers = job.workers(3)
+    layout = Layout(dp_shard=3, shard=level)
+    assert [e.kind for e in job.run(workers, layout=layout)] == [ExitKind.FINISHED] * 3
+    assert [r.step for r in job.reported(workers, ValidationReport)] == [2, 4, 6, 8, 10, 12]

@@ -102,6 +102,15 @@ class Assembly:
             yield from part.parameters()
             yield from part.buffers()
 
+    def reshard(self) -> None:
+        """After forward passes without a backward pass, on all ranks: parameters that stay whole after them are sharded
+        again. Otherwise whatever reads the state would do it, and not on all ranks: the next step of those that have
+        sharded parameters gathers them, and waits for ever for the others."""
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
     def param_groups(self) -> Iterator[Any]:
         """FSDP's own records of the parameters that it shards."""
         for part in self.parts:

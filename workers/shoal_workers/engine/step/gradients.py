@@ -111,7 +111,7 @@ class GradientPass:
     def forward_only(self, step: int, index: int) -> Tensor:
         """This rank's share of the loss of any micro-batch of a step, as training computes it, without a gradient.
 
-        Called by all ranks together."""
+        Called by all ranks together; after the last call, `reshard`."""
         generation = self._generation
         generation.check()
         generation.position.enter(Phase.FORWARD)
@@ -119,6 +119,10 @@ class GradientPass:
         with generation.user_code:
             batch = self._batches.training(generation.spec, step, index)
         return self.passes.forward_only(batch).loss
+
+    def reshard(self) -> None:
+        """See `Assembly.reshard`."""
+        self._assembly.reshard()
 
     def balance(self) -> None:
         """Called right before the optimizer's step: what a step changes in the model beside its parameters."""

@@ -55,6 +55,7 @@ class Replay:
         if not is_due(step + 1, self._every_steps):
             return
         losses = [self._gradients.forward_only(step, index) for index in self._tried]
+        self._gradients.reshard()
         own = torch.stack(losses).double().nan_to_num(nan=-1.0).view(torch.int64)
         all_bits = [torch.zeros_like(own) for _ in range(self._generation.layout.world_size)]
         dist.all_gather(all_bits, own)

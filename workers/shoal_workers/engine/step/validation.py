@@ -64,6 +64,7 @@ class Validation:
             if weight:
                 sums.append(share.loss.double() * weight)
                 shares.append(_weighted(share, weight))
+        self._assembly.reshard()
         for part in self._assembly.parts:
             part.train()
         loss_value = self._over_ranks(torch.stack(sums)) / self._num_samples
