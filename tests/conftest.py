@@ -57,13 +57,14 @@ def points() -> Callable[[dict[int, float]], tuple[SeriesPoint, ...]]:
 
 @pytest.fixture(scope="session")
 def wheel_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python of a virtual environment with the built wheel in it; the dependencies are those of this one.
+    """Python of a virtual environment with the wheel in it that is built from the sdist; the dependencies are those of
+    this one. Both files are two folders above.
 
     A test that runs pytest itself passes its own (SHOALTEST_WHEEL_PYTHON)."""
     if given := os.environ.get("SHOALTEST_WHEEL_PYTHON"):
         return Path(given)
     place = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(place), str(ROOT)]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(ROOT)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place / "venv")], check=True)
     [site_packages] = (place / "venv").glob("lib/python*/site-packages")
