@@ -12,4 +12,7 @@ keep postgres_password "$(random)"
 keep shoal_database_url "postgresql://shoal:$(cat "$folder/postgres_password")@postgres/shoal"
 keep ray_auth_token "$(random)"
 keep grafana_admin_password "$(random)"
+# Replaced by a token of the server once that runs (docs/install.md); Prometheus reads the file at each scrape.
+keep prometheus_token none-yet
+chmod 0644 "$folder/prometheus_token"
 echo "The secrets are in $folder. Grafana's user is admin."

@@ -121,6 +121,7 @@ def test_prometheus_and_grafana_differ_from_the_bare_ones_in_the_addresses_only(
     ):
         text = (DEPLOY / "compose" / own).read_text("utf-8")
         renamed = text.replace("shoal:8470", "127.0.0.1:8470").replace("http://prometheus:", "http://127.0.0.1:")
+        renamed = renamed.replace("/run/secrets/prometheus_token", "/etc/prometheus/shoal-token")
         assert yaml.safe_load(renamed) == yaml.safe_load((DEPLOY / bare).read_text("utf-8"))
 
 
