@@ -5,10 +5,16 @@ client show them. Pure data: no method here reads or decides anything.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import Field
 
+from shoal_service.change_views import ElasticityPatch as ElasticityPatch
+from shoal_service.change_views import ExtendRequest as ExtendRequest
+from shoal_service.change_views import JobPatch as JobPatch
+from shoal_service.change_views import OptimizerPatch as OptimizerPatch
+from shoal_service.change_views import SchedulePatch as SchedulePatch
+from shoal_service.change_views import ValidationPatch as ValidationPatch
 from shoal_service.core.downsampling import SeriesPoint as SeriesPoint
 from shoal_service.core.events.base import Severity
 from shoal_service.core.goodput import Goodput as Goodput
@@ -24,8 +30,7 @@ from shoal_workers.contract.job import IncidentCause, JobState, StateSource, Use
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import LogStream, Phase
 from shoal_workers.contract.messages import Stacks as Stacks
-from shoal_workers.contract.placing import Moment
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.spec import JobSpec
 from shoal_workers.contract.worker_use import WorkerUse
 
 T = TypeVar("T")
@@ -363,27 +368,3 @@ class Page(Frozen, Generic[T]):
     items: tuple[T, ...]
     next_cursor: str | None = None
     """Opaque: pass it as `cursor` for the next page; null: this is the last."""
-
-
-class JobPatch(Frozen):
-    """Changes of a job's spec. Absent keys stay as they are."""
-
-    elasticity: ElasticityPatch | None = None
-    parallelism: Literal["auto"] | ParallelismSpec | None = None
-    """Replaces all of `parallelism`: keys that are left out get their defaults. A running group takes the new layout
-    at its next step boundary."""
-    priority: int | None = Field(None, ge=-1000, le=1000)
-    finish_by: Moment | None = None
-    """A new deadline."""
-
-
-class ElasticityPatch(Frozen):
-    """Changes of the key `elasticity`. Absent keys stay as they are."""
-
-    min_workers: int | None = Field(None, ge=1, le=100_000)
-    max_workers: int | None = Field(None, ge=1, le=100_000)
-    standby: int | None = Field(None, ge=0, le=1_000)
-    wait_s: float | None = Field(None, gt=0, le=30 * 86400, allow_inf_nan=False)
-
-
-JobPatch.model_rebuild()

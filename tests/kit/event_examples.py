@@ -19,6 +19,7 @@ from shoal_service.core.events.checkpoints import (
 from shoal_service.core.events.generations import (
     GenerationFormed,
     GenerationForming,
+    GenerationSettings,
     GenerationSwitching,
     NonFiniteStepRolledBack,
     NonFiniteStepSkipped,
@@ -28,6 +29,7 @@ from shoal_service.core.events.generations import (
 from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened, SnapshotsLacking, SnapshotsRecovering
 from shoal_service.core.events.job import (
     JobCreated,
+    JobExtended,
     JobGranted,
     JobHeldBack,
     JobPatched,
@@ -35,6 +37,7 @@ from shoal_service.core.events.job import (
     JobPruned,
     JobQuarantined,
     JobRequested,
+    JobRetried,
     JobStateChanged,
     JobWaiting,
 )
@@ -79,6 +82,18 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         JobQuarantined(message="stop.steps is -1"),
         "job quarantined: stop.steps is -1",
+    ),
+    (
+        JobExtended(spec_version=2, steps=200, done=120, reopened=True),
+        "extended to 200 steps, 120 are done, goes on in place",
+    ),
+    (
+        JobRetried(done=40, reason="user_error"),
+        "tried again after user_error at step 40",
+    ),
+    (
+        GenerationSettings(generation=2, step=60, changes=("stop.steps 120 -> 200", "optimizer.lr 0.1 -> 0.01")),
+        "from step 61 on: stop.steps 120 -> 200, optimizer.lr 0.1 -> 0.01",
     ),
     (
         JobPatched(spec_version=2, elasticity={"max_workers": 3}, priority=4),

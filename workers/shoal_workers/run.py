@@ -35,7 +35,7 @@ from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.layout import Layout, fully_sharded
 from shoal_workers.contract.messages import Assignment, ExitKind, WorkerExit
 from shoal_workers.contract.model.plan_of import plan_of
-from shoal_workers.contract.spec import JobSpec, ParallelismSpec
+from shoal_workers.contract.spec import ContinueFrom, JobSpec, ParallelismSpec
 from shoal_workers.contract.worker_reports import (
     GroupFormed,
     PreemptionNotice,
@@ -204,6 +204,8 @@ def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
     newest = newest_committed(root) or ""
     try:
         note_spec(root, spec, may_differ=may_differ or not newest)
+        if not newest and spec.continue_from is not None:
+            newest = _origin_of(spec.continue_from)
     except SpecChanged as error:
         raise SystemExit(
             f"{error} To continue from {newest} all the same, add --changed-spec; to begin anew, name another "
@@ -211,6 +213,13 @@ def _newest_of(spec: JobSpec, root: str, *, may_differ: bool) -> str:
         ) from None
     _print(f"continues from {newest}" if newest else f"begins; its checkpoints are in {root}")
     return newest
+
+
+def _origin_of(origin: ContinueFrom) -> str:
+    """Without a service nobody looks up the other job's checkpoint."""
+    if origin.url is None:
+        raise SystemExit(f"continue_from.job {origin.job}: only the service knows its jobs; set continue_from.url too.")
+    return origin.url
 
 
 def _next_attempt(root: str) -> int:

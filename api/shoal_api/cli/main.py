@@ -28,6 +28,7 @@ from shoal_api.cli.commands import (
     users,
 )
 from shoal_api.cli.commands.access import login, tokens
+from shoal_api.cli.commands.lifecycle import reopen
 from shoal_api.cli.commands.upkeep import backup, delete
 
 _HELP = """Elastic training on Ray: a job survives dead workers and produces the same model as an undisturbed run.
@@ -52,6 +53,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "resume": control.resume,
         "cancel": control.cancel,
         "delete": delete.delete,
+        "extend": reopen.extend,
+        "retry": reopen.retry,
         "workers": inspect.workers,
         "incidents": accounts.incidents,
         "stacks": live.stacks,

@@ -26,6 +26,7 @@ from shoal_api.client.credentials import find_token
 from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.histories import Histories
+from shoal_api.client.lifecycle import Lifecycle
 from shoal_api.client.login import with_user
 from shoal_api.client.operations import Operations
 from shoal_api.client.profiles import Profiles
@@ -50,7 +51,7 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
 
 
-class Client(Histories, Operations, Scheduling, Profiles, Access):
+class Client(Histories, Operations, Scheduling, Profiles, Access, Lifecycle):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(
@@ -171,7 +172,7 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
             PreconditionFailed: the job was changed in the meantime.
         """
         headers = JSON_CONTENT | ({"If-Match": f'"{if_match}"'} if if_match is not None else {})
-        body = patch.model_dump_json(exclude_none=True).encode()
+        body = patch.model_dump_json(exclude_unset=True).encode()
         response = self._transport.send(
             "PATCH", job_path(job_id), headers=headers, content=body, idempotent=if_match is None
         )

@@ -39,6 +39,7 @@ from shoal_api.http.routes import (
     users,
 )
 from shoal_api.http.routes.access import sessions, tokens
+from shoal_api.http.routes.lifecycle import routes as lifecycle
 from shoal_api.http.routes.profiles import routes as job_profiles
 from shoal_api.http.routes.retention import routes as retention_routes
 from shoal_api.http.streams import DEFAULT_PACE, Pace
@@ -127,6 +128,7 @@ def create_app(
     app.add_exception_handler(LoginNeeded, to_login)
     routers = (
         jobs.routes(context),
+        lifecycle.routes(context),
         histories.routes(context),
         series.routes(context),
         checkpoints.routes(context),

@@ -10,6 +10,10 @@ from __future__ import annotations
 import re
 import zlib
 
+from starlette.responses import Response
+
+from shoal_service.views import JobView
+
 _TAG = re.compile(r'(W/)?"([^"]*)"')
 _CHECKSUM = re.compile(r"\.[0-9a-f]{8}$")
 
@@ -35,3 +39,10 @@ def spec_tags(if_match: str | None) -> str | None:
 def _tags(header: str) -> list[tuple[str, str]]:
     """Of each tag: `W/` if it is weak, and its text."""
     return _TAG.findall(header) or [("", part.strip()) for part in header.split(",")]
+
+
+def job_response(job: JobView, status: int, headers: dict[str, str] | None = None) -> Response:
+    """The job, with its ETag."""
+    body = job.model_dump_json().encode()
+    always = {"ETag": entity_tag(job.etag, body), "Cache-Control": "no-cache"}
+    return Response(body, status_code=status, media_type="application/json", headers=always | (headers or {}))

@@ -19,7 +19,7 @@ from shoal_service.control.planning_request import PlanRequest
 from shoal_service.node_views import CordonRequest, NoticeRequest, WindowRequest
 from shoal_service.profile_views import ProfileBody
 from shoal_service.queue_views import ProjectRules, UserRules
-from shoal_service.views import DrainRequest, JobPatch
+from shoal_service.views import DrainRequest, ExtendRequest, JobPatch
 from shoal_workers.contract.spec import JobSpec
 
 JSON = "application/json"
@@ -38,6 +38,7 @@ _TAGS = [
 _MODELS = (
     *(Problem, JobSpec, JobPatch, DrainRequest, PlanRequest, ProjectRules, UserRules),
     *(CordonRequest, NoticeRequest, WindowRequest, ProfileBody, TokenRequest, SessionRequest),
+    ExtendRequest,
 )
 """Of the bodies that routes decode themselves, and of problems."""
 
@@ -52,6 +53,7 @@ EXAMPLES: dict[str, Any] = {
         "spec": {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 100}, "elasticity": {"max_workers": 8}},
         "workers": 8,
     },
+    "ExtendRequest": {"steps": 2000},
     "ProfileBody": {"steps": 3, "rank": 0},
     "TokenRequest": {"name": "ada", "role": "operator", "projects": ["vision"], "expires_in_s": 2592000},
     "SessionRequest": {"token": "shoal_3k9d2m7q_..."},

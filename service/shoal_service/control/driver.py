@@ -26,6 +26,7 @@ from shoal_service.store.driving import DriveRow
 from shoal_service.store.store import Store
 from shoal_service.supervisor.config import Directive, SupervisorConfig, checkpoint_root
 from shoal_workers.contract.base import WIRE_VERSION
+from shoal_workers.contract.course.settings import settings_of
 from shoal_workers.contract.job import EndReason
 from shoal_workers.contract.messages import Stacks
 
@@ -263,6 +264,7 @@ class Driver:
             avoid=self._avoid,
             server_stops=self._server_stops,
             pinned=row.pins,
+            settings=settings_of(row.spec),
             profile=row.profile,
         )
 

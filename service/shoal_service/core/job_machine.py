@@ -4,7 +4,8 @@
        ^  ^                                    | pause            | cancel
        |  '----- retry, requeue ---------- PAUSING          CANCELLING
        |                                       | ended            | ended
-       '-- resume -- PAUSED <------------------'                  '--> CANCELLED | SUCCEEDED | FAILED
+       |-- resume -- PAUSED <------------------'                  '--> CANCELLED | SUCCEEDED | FAILED
+       '-- extend, retry ---------------------------------------------------------------'
 
 A job has the state that the system has reached, and the state that the user desires (`JobStanding`). A request changes
 the first one directly only if no supervisor is involved. Otherwise the job goes to PAUSING or CANCELLING, and the end
@@ -66,7 +67,12 @@ class Requeued:
     """The attempt is lost, and its supervisor reported no end."""
 
 
-JobInput: TypeAlias = Requested | AttemptBegun | Reported | AttemptEnded | Requeued
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """An ended job goes on: to more steps, or after a failure. `lifecycle.reopening` has decided that it may."""
+
+
+JobInput: TypeAlias = Requested | AttemptBegun | Reported | AttemptEnded | Requeued | Reopened
 
 
 def step(standing: JobStanding, event: JobInput) -> JobStanding | None:
@@ -84,6 +90,8 @@ def step(standing: JobStanding, event: JobInput) -> JobStanding | None:
             return _settled(standing, JobState.QUEUED if again else ENDINGS[reason].state)
         case Requeued():
             return _settled(standing, JobState.QUEUED) if standing.state in ATTEMPT_STATES else None
+        case Reopened():
+            return JobStanding(JobState.QUEUED, Desired.RUN) if standing.state.ended else None
         case _:
             assert_never(event)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from threading import Lock
 from typing import Any
@@ -20,6 +20,7 @@ from shoal_service.core.events.job import JobGranted, JobPreempted, JobQuarantin
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptBegun, Requeued, step
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import JobEnded, RequestConflict
+from shoal_service.store.lifecycle import continuing
 from shoal_service.store.profiles import requests
 from shoal_service.store.reads.documents import Readable
 from shoal_service.store.records import (
@@ -56,7 +57,7 @@ class DriveRow:
     priority: int
     status: JobStatus
     pins: tuple[str, ...] = ()
-    """Names of the checkpoints that retention does not delete."""
+    """Names of the checkpoints that retention does not delete: users have pinned them, or jobs go on from them."""
     profile: ProfileRequest | None = None
     """The open request for a profile."""
 
@@ -128,12 +129,16 @@ def to_drive(
         .limit(max_queued)
     )
     kept: dict[int, tuple[tuple[Any, ...], DriveRow]] = {}
+    needed = continuing.held(connection)
     for row in (row for query in (held, queued) for row in connection.execute(query)):
         drive = rows.get(row) or _drive_row(connection, specs, row, unreadable)
         if drive is not None:
             kept[row.num] = tuple(row), drive
     rows.keep(kept)
-    return [drive for _, drive in kept.values()]
+    return [
+        replace(drive, pins=tuple(sorted({*drive.pins, *needed[drive.id]}))) if drive.id in needed else drive
+        for _, drive in kept.values()
+    ]
 
 
 def _drive_row(

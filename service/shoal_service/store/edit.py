@@ -25,6 +25,7 @@ from shoal_service.core.lost_attempt import LostAttempt, after_end
 from shoal_service.reports import PendingEvent, PendingLog
 from shoal_service.store import ledgers
 from shoal_service.store.errors import RequestConflict
+from shoal_service.store.lifecycle import continuing
 from shoal_service.store.overview import samples
 from shoal_service.store.records import JobRecord, document_of, plain_text, status_document
 from shoal_service.store.tables import events, jobs, logs, queue_places
@@ -127,7 +128,7 @@ class JobEdit:
             self.set(queued_at=self.now)
         if to.state.ended:
             self.describe(lost=None)
-            self.set(ended_at=self.now)
+            self.set(ended_at=self.now, **continuing.RELEASED)
         if to.state is JobState.SUCCEEDED:
             self.set(failure=None)
         known = {"attempt": attempt, "step": step, "workers": workers}

@@ -16,7 +16,8 @@
     |   |-- IdempotencyConflict   the key was used with another spec
     |   |-- RequestConflict       the request is impossible in the job's state
     |   |   |-- JobEnded          ... because the job has ended
-    |   |   `-- JobNotEnded       ... because it has not
+    |   |   |-- JobNotEnded       ... because it has not
+    |   |   `-- LifecycleConflict     the job cannot go on in this way; the message names the way out
     |   |-- QueueFull             the project or the user has as many queued jobs as allowed
     |   |-- CheckpointConflict    the checkpoint is damaged, deleted or was never committed
     |   |-- CheckpointKept        the checkpoint is pinned, or the job would resume from it
@@ -184,6 +185,13 @@ class JobNotEnded(RequestConflict):
             f"Job {self.job_id} is {self.state.value}: it cannot {self.action} before it has ended. Cancel it first: "
             f"`shoal cancel {self.job_id}`."
         )
+
+
+class LifecycleConflict(RequestConflict):
+    code: ClassVar[str] = "lifecycle_conflict"
+
+    def __str__(self) -> str:
+        return f"Job {self.job_id} is {self.state.value} and cannot {self.action}."
 
 
 class QueueFull(Conflict):

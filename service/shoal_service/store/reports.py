@@ -12,14 +12,16 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from shoal_service.core.endings import AttemptEnd, FailureRecord, decide_retry
+from shoal_service.core.endings import AttemptEnd, FailureRecord, RetryDecision, decide_retry
 from shoal_service.core.job_machine import ATTEMPT_STATES, AttemptEnded, Reported, step
+from shoal_service.core.lifecycle.reopening import is_outdated_end
 from shoal_service.core.nodes import FIRST_TEST_S
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import nodes
 from shoal_service.store.database import upsert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.ledgers import newest
+from shoal_service.store.lifecycle import continuing
 from shoal_service.store.nodes import Suspicion
 from shoal_service.store.overview import rollups
 from shoal_service.store.profiles import requests
@@ -29,7 +31,7 @@ from shoal_service.store.tables import checkpoints, incidents, series
 from shoal_service.telemetry.metric import Exemplar
 from shoal_service.telemetry.step_times import StepTimes
 from shoal_service.views import CheckpointState, CheckpointView, IncidentView, SeriesPoint
-from shoal_workers.contract.job import IncidentCause
+from shoal_workers.contract.job import EndReason, IncidentCause
 
 MAX_TRACEBACK_CHARS = 65_536
 
@@ -82,6 +84,8 @@ def _store_items(edit: JobEdit, reports: SupervisorReports) -> None:
     upsert(connection, incidents, [_incident_row(job.num, incident) for incident in of_attempt])
     saved = [_with_history(connection, job.num, checkpoint) for checkpoint in reports.checkpoints]
     upsert(connection, checkpoints, [_checkpoint_row(job.num, checkpoint) for checkpoint in saved])
+    if any(one.state is CheckpointState.COMMITTED for one in saved):
+        edit.set(**continuing.RELEASED)
     upsert(connection, series, [_series_row(job.num, point) for point in reports.series])
     if reports.series:
         steps = [point.step for point in reports.series]
@@ -163,6 +167,11 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     spec = load_spec(edit.connection, job.num, job.spec_version)
     done = max(end.step, edit.status.step)
     decision = decide_retry(end.reason, done, FailureRecord(job.failures, job.failure_step, spec.retry.max_failures))
+    if end.reason is EndReason.FINISHED and edit.status.observed_generation < job.spec_version:
+        known = load_spec(edit.connection, job.num, max(1, edit.status.observed_generation))
+        if is_outdated_end(done, known.stop, spec.stop):
+            why = f"It had ended before it knew of version {job.spec_version} of its spec, and goes on."
+            decision = RetryDecision(again=True, charged=False, reason=why)
     standing = step(edit.standing, AttemptEnded(end.reason, decision.again))
     assert standing is not None, "an attempt in ATTEMPT_STATES can always end"
     if decision.charged:

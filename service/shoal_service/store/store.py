@@ -28,6 +28,7 @@ from shoal_service.store.database import Database, DatabaseTallies
 from shoal_service.store.driving import DriveRow, MoveKind, RowCache, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
 from shoal_service.store.lease import Lease
+from shoal_service.store.lifecycle.methods import LifecycleMethods
 from shoal_service.store.migrate import migrate
 from shoal_service.store.nodes import Suspicion
 from shoal_service.store.overview.methods import OverviewMethods
@@ -68,6 +69,7 @@ class Store(
     CheckpointMethods,
     RetentionMethods,
     AccessMethods,
+    LifecycleMethods,
 ):
     def __init__(self, database: Database) -> None:
         self._database = database

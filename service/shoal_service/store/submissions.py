@@ -23,6 +23,7 @@ from shoal_service.store.errors import (
     PreconditionFailed,
     RequestConflict,
 )
+from shoal_service.store.lifecycle import continuing
 from shoal_service.store.reads import cursor as page_cursors
 from shoal_service.store.records import (
     SUMMARY_COLUMNS,
@@ -58,12 +59,18 @@ _INSERT_EVENT = plain_insert(events)
 def create(
     connection: Connection, spec: JobSpec, *, idempotency_key: str | None, now: float, note: str = ""
 ) -> tuple[JobView, bool]:
-    """Returns the job, and whether it is new. Raises IdempotencyConflict, QueueFull."""
-    document = spec.model_dump_json()
-    spec_hash = hashlib.sha256(document.encode()).hexdigest()
+    """Returns the job, and whether it is new. Raises IdempotencyConflict, QueueFull; SpecError: there is no checkpoint
+    as `continue_from` asks for."""
+    spec_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
     key_hash = None if idempotency_key is None else hashlib.sha256(idempotency_key.encode()).hexdigest()
     job_id = "job-" + "".join(secrets.choice(_ALPHABET) for _ in range(12))
-    status = JobStatus(message="Waiting for the scheduler.", note=note, goodput=Goodput(at=now))
+    known = _known(connection, idempotency_key, key_hash, spec_hash)
+    if known is not None:
+        return known, False
+    spec = continuing.resolved(connection, spec)
+    document, origin = spec.model_dump_json(), spec.continue_from
+    done = (origin.step or 0) if origin is not None else 0
+    status = JobStatus(message="Waiting for the scheduler.", note=note, goodput=Goodput(at=now), step=done)
     row = {
         "id": job_id,
         "name": spec.name,
@@ -81,17 +88,19 @@ def create(
         "event_seq": 1,
         "log_seq": 0,
         "failures": 0,
-        "failure_step": 0,
+        "failure_step": done,
         "created_at": now,
         "updated_at": now,
         "status": status_document(status),
         "workers": "[]",
         "queued_at": now,
+        **continuing.columns(spec),
     }
     num = connection.execute(_insert_job(connection), row).scalar_one_or_none()
     if num is None:
-        assert idempotency_key is not None and key_hash is not None
-        return _known(connection, idempotency_key, key_hash, spec_hash), False
+        created_meanwhile = _known(connection, idempotency_key, key_hash, spec_hash)
+        assert created_meanwhile is not None
+        return created_meanwhile, False
     projects.require_room_in_queue(connection, spec.project)
     users.require_room_in_queue(connection, spec.user)
     connection.execute(_INSERT_SPEC, {"job_num": num, "version": 1, "accepted_at": now, "document": document})
@@ -99,7 +108,12 @@ def create(
         labels = [{"job_num": num, "key": key, "value": value} for key, value in spec.labels.items()]
         connection.execute(plain_insert(job_labels), labels)
     cursors.begin(connection, num, len(spec.webhooks))
-    event = JobCreated(name=spec.name, spec_version=1)
+    event = JobCreated(
+        name=spec.name,
+        spec_version=1,
+        from_job=origin.job if origin is not None else None,
+        from_step=origin.step if origin is not None else None,
+    )
     row = {"job_num": num, "seq": 1, "at": now, "type": event.type, "data": document_of(event.data())}
     connection.execute(_INSERT_EVENT, row)
     view = JobView(
@@ -164,7 +178,7 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         if job.state is JobState.QUEUED:
             edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, priority=after.priority)
-        edit.event(JobPatched(spec_version=version, **changes.model_dump(exclude_none=True)))
+        edit.event(JobPatched(spec_version=version, **_changed(changes)))
         edit.save()
     return load_view(connection, job_id)
 
@@ -190,12 +204,27 @@ def _insert_job(connection: Connection) -> Executable:
     return statement.returning(jobs.c.num)
 
 
-def _known(connection: Connection, key: str, key_hash: str, spec_hash: str) -> JobView:
+def _known(connection: Connection, key: str | None, key_hash: str | None, spec_hash: str) -> JobView | None:
+    """The job of an earlier request with this key. Raises IdempotencyConflict."""
+    if key is None:
+        return None
     query = select(jobs.c.id, jobs.c.spec_hash).where(jobs.c.idempotency_key_hash == key_hash)
-    known = connection.execute(query).one()
+    known = connection.execute(query).one_or_none()
+    if known is None:
+        return None
     if known.spec_hash != spec_hash:
         raise IdempotencyConflict(key, known.id)
     return load_view(connection, known.id)
+
+
+def _changed(changes: JobPatch) -> dict[str, Any]:
+    """For the event: only what the request names. In these sections a null is a value."""
+    data = changes.model_dump(exclude_none=True)
+    for key in ("schedule", "validation", "optimizer"):
+        section = getattr(changes, key)
+        if section is not None:
+            data[key] = section.model_dump(mode="json", exclude_unset=True)
+    return data
 
 
 def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
@@ -208,6 +237,12 @@ def _patched(spec: JobSpec, changes: JobPatch) -> JobSpec:
         data["priority"] = changes.priority
     if changes.finish_by is not None:
         data["finish_by"] = changes.finish_by
+    if changes.stop is not None:
+        data["stop"] = changes.stop.model_dump(mode="json")
+    for key in ("schedule", "validation", "optimizer"):
+        section = getattr(changes, key)
+        if section is not None:
+            data[key] |= section.model_dump(mode="json", exclude_unset=True)
     return parse_spec(data)
 
 

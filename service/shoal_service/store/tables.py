@@ -60,7 +60,7 @@ jobs = Table(
     Column("failures", Integer, nullable=False),
     Column("failure_step", BigInteger, nullable=False),
     Column("created_at", Double, nullable=False),
-    Column("updated_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False, index=True),
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
     Column("sampled_at", Double, nullable=False, server_default="0"),  # the newest of job_samples ...
@@ -74,12 +74,12 @@ jobs = Table(
     Column("pins", Text, nullable=False, server_default="[]"),  # JSON: names of checkpoints
     Column("profile", Text, nullable=False, server_default=""),  # the open ProfileRequest; empty: there is none
     Column("deleting", Boolean, nullable=False, server_default=false()),  # there is a row of `deletions`
+    Column("held", String(160), nullable=True, index=True),  # job/name: a checkpoint of another job that it needs
     Index(None, "state", "num"),
     Index(None, "state", "priority", "num"),
     Index(None, "project", "num"),
     Index(None, "state", "project"),
     Index(None, "state", "user"),
-    Index(None, "updated_at"),
     Index(None, "state", "project", "queued_at"),
     Index(None, "ended_at"),
 )

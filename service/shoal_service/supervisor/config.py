@@ -11,6 +11,7 @@ from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.planner import HardwareProfile
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.profiling.messages import ProfileRequest
 from shoal_workers.contract.snapshots import SnapshotScope
@@ -76,6 +77,8 @@ class Directive(Frozen):
     """Another job gets the workers: the attempt saves, and ends. The job then returns to the queue."""
     pinned: tuple[str, ...] = ()
     """Names of the checkpoints that retention does not delete."""
+    settings: TrainingSettings | None = None
+    """Of the newest spec; null: a release before this one has sent it."""
     profile: ProfileRequest | None = None
     """The open request for a profile; null: there is none."""
 

@@ -15,6 +15,7 @@ from shoal_service.core.attempt.events import (
     PinsChanged,
     Preempted,
     ServerStopping,
+    SettingsChanged,
 )
 from shoal_service.core.attempt.state.attempt import Attempt
 from shoal_service.core.attempt.state.worker import AvoidedNode
@@ -31,6 +32,8 @@ def changes(state: Attempt, directive: Directive) -> Iterator[Event]:
         yield ElasticityChanged(directive.elasticity)
     if directive.parallelism != state.target.spec.parallelism:
         yield ParallelismChanged(directive.parallelism)
+    if directive.settings is not None and directive.settings != state.target.settings:
+        yield SettingsChanged(directive.settings)
     if directive.granted != state.target.granted:
         yield GrantChanged(directive.granted)
     if directive.desired is not state.target.desired:

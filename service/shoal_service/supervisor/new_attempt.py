@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal_service.core import goodput
 from shoal_service.core.attempt.faults.cluster_loss import incident_of
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
 from shoal_service.core.attempt.state.history import History
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
@@ -13,6 +14,7 @@ from shoal_service.supervisor.config import SupervisorConfig
 
 def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
     incident = incident_of(config.lost, now) if config.lost is not None else None
+    origin = config.spec.continue_from
     return Attempt(
         config=AttemptConfig(
             job_id=config.job_id,
@@ -23,6 +25,7 @@ def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
         ),
         target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid, pinned=config.pinned),
         current=Opening(since=now),
+        checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
         history=History(num_incidents=0 if incident is None else incident.id),
         incident=incident,
         ledger=goodput.resume(config.goodput, at=now),

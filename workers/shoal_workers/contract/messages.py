@@ -17,6 +17,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
@@ -85,6 +86,8 @@ class Assignment(Frozen):
     """This rank's shard has a replica on another machine, or a lower rank sends it to a buddy."""
     is_recovery: bool = False
     """The previous group was lost, so the validation or checkpoint due after the starting step may be missing."""
+    settings: TrainingSettings | None = None
+    """Replace those of the spec that the worker was started with; None: they are the same."""
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are skipped."""
     store_timeout_s: float = 60.0

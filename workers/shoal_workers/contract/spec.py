@@ -13,6 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.course.continuing import ContinueFrom as ContinueFrom
+from shoal_workers.contract.course.training import ScheduleSpec as ScheduleSpec
+from shoal_workers.contract.course.training import StopSpec as StopSpec
+from shoal_workers.contract.course.training import ValidationSpec as ValidationSpec
 from shoal_workers.contract.layout import ContextMethod, Recompute, Schedule, ShardLevel
 from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
@@ -92,37 +96,6 @@ class OptimizerSpec(Frozen):
     fused: bool | Literal["auto"] = "auto"
     """One kernel for the whole update; "auto": only if the parameters are on a GPU. The fused kernel rounds differently
     from the plain update, so with `deterministic: true` it is refused, and "auto" means false."""
-
-
-class ScheduleSpec(Frozen):
-    """Learning rate over the steps: linear warm-up, then the named decay until the last step."""
-
-    name: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the decay after the warm-up; constant: no decay."""
-    warmup_steps: int = Field(10, ge=0, le=2**53)
-    """Optimizer steps over which the learning rate rises to its peak."""
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """The decay ends at this fraction of the peak learning rate."""
-
-
-class StopSpec(Frozen):
-    """When training ends. Set exactly one of the three."""
-
-    steps: PositiveInt | None = None
-    """Optimizer steps."""
-    tokens: PositiveInt | None = None
-    """Tokens trained on (samples, if the task has no tokens); rounded up to whole steps."""
-    epochs: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
-    """Passes over the training split; rounded up to whole steps."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> StopSpec:
-        given = [k for k in ("steps", "tokens", "epochs") if getattr(self, k) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"stop must contain exactly one of steps, tokens and epochs; it has {' and '.join(given) or 'none'}."
-            )
-        return self
 
 
 class ParallelismSpec(Frozen):
@@ -283,15 +256,6 @@ class TimeoutsSpec(Frozen):
     """For a commit marker. The wait for the storage to list its checkpoints is `checkpoint.wait_s`."""
 
 
-class ValidationSpec(Frozen):
-    """Loss on the validation split, if the task has one."""
-
-    every_steps: PositiveInt | None = None
-    """Steps between two validations. There is always one after the last step."""
-    samples: int = Field(256, ge=0, le=2**53)
-    """Maximum number of samples, from the start of the split; 0: never validate."""
-
-
 class RetrySpec(Frozen):
     """Failures of the user's code or of the whole job. A lost worker is not a failure: the group re-forms."""
 
@@ -328,6 +292,9 @@ class JobSpec(Frozen):
     longer."""
     stop: StopSpec = Field(examples=[{"steps": 1000}])
     """When training ends."""
+    continue_from: ContinueFrom | None = None
+    """Go on from a checkpoint of another job; null: begin at step 0. The steps count on from there, so `stop` names the
+    last step of both. `shoal submit --from JOB@STEP` sets it."""
     parallelism: Literal["auto"] | ParallelismSpec = "auto"
     """"auto": the planner chooses the layout for every world size. Or fixed degrees."""
     plan: ParallelPlan | None = None

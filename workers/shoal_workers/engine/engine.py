@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from shoal_workers.contract.course.settings import with_settings
 from shoal_workers.contract.messages import Assignment, ExitKind, Phase, Progress, WorkerExit
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.model.plan_of import plan_of
@@ -91,6 +92,8 @@ class Engine:
         self._scope: GenerationScope | None = None
         self._task: LoadedTask | None = None
         self._runtime: ModelRuntime | None = None
+        self._built_lr = 0.0
+        """`optimizer.lr` for which the runtime was built."""
         self._memory_toucher: MemoryToucher | None = None
 
     @property
@@ -244,13 +247,14 @@ class Engine:
         start = time.perf_counter()
         if self._memory_toucher is not None:
             self._memory_toucher.stop()
-        runtime = self._take_reusable_runtime(assignment)
+        spec = self._spec if assignment.settings is None else with_settings(self._spec, assignment.settings)
+        runtime = self._take_reusable_runtime(assignment, spec)
         self._position.enter(Phase.FORMING)
         meshes = group.form()
         formed = time.perf_counter()
         self._position.enter(Phase.BUILDING)
         generation = Generation(
-            spec=self._spec,
+            spec=spec,
             assignment=assignment,
             task=self._task,
             meshes=meshes,
@@ -262,7 +266,7 @@ class Engine:
         )
         if runtime is None or not runtime.revive(meshes):
             runtime = build_runtime(generation)
-        self._runtime = runtime
+        self._runtime, self._built_lr = runtime, spec.optimizer.lr
         trainer = Trainer(generation, runtime, self._saver, self._snapshot_store, self._profiling)
         generation.check()
         built = time.perf_counter()
@@ -287,10 +291,11 @@ class Engine:
             )
         return trainer
 
-    def _take_reusable_runtime(self, assignment: Assignment) -> ModelRuntime | None:
+    def _take_reusable_runtime(self, assignment: Assignment, spec: JobSpec) -> ModelRuntime | None:
         """The model of the last generation if it fits this one. Otherwise it is freed before another one is built."""
         runtime, self._runtime = self._runtime, None
         fits = runtime is not None and is_restoring(assignment) and runtime.fits(assignment)
+        fits = fits and self._built_lr == spec.optimizer.lr
         return runtime if fits else None
 
     def _until_durable(self, assignment: Assignment, end: GenerationEnd) -> GenerationEnd:

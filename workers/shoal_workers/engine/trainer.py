@@ -97,6 +97,7 @@ class Trainer:
             self._runtime.state.view.tensors()
         restored = restore(generation, self._runtime.state, self._store)
         generation.position.reach(restored.step)
+        self.total_steps = max(self.total_steps, restored.step)  # `stop` may have been shortened
         for report in restored.past:
             self._recent.add(report)
         self._scaling.restore(restored.loss_scale)
@@ -176,7 +177,7 @@ class Trainer:
         must not cost the model."""
         assignment, pending = self._generation.assignment, None
         self._replicas.run(step)
-        if not _is_committed(assignment.restore_from, step):
+        if not self._saver.owns(assignment.restore_from) or not _is_committed(assignment.restore_from, step):
             pending = self._save(step)
             self._generation.position.enter(Phase.COMMITTING)
             self._saver.wait_for_commit(pending, assignment.commit_timeout_s, self._generation.check)

@@ -20,6 +20,7 @@ from shoal_api.cli.session import (
 )
 
 if TYPE_CHECKING:
+    from shoal_api.client import Client
     from shoal_service.views import JobView
 
 
@@ -38,6 +39,12 @@ def submit(
     user: Annotated[
         str | None, typer.Option("--user", help="Whose job it is; without it the spec's, or your login name.")
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="JOB[@STEP]", help="Go on from a checkpoint of this job, the newest one without a step."
+        ),
+    ] = None,
     url: UrlOption = DEFAULT_URL,
     as_json: JsonFlag = False,
 ) -> None:
@@ -50,6 +57,8 @@ def submit(
         document = load_spec(spec, assignments or (), options)
         parse_spec(document)
         with session.open_client() as client:
+            if from_ is not None:
+                document["continue_from"] = _origin(session, client, from_)
             job = client.submit(document)
         output = session.output
         if not follow and not wait:
@@ -112,3 +121,15 @@ def _finish(session: Session, job: JobView, *, one_line: bool) -> None:
     code = exit_code_of(job.status.state)
     if code is not ExitCode.OK:
         raise typer.Exit(code)
+
+
+def _origin(session: Session, client: Client, text: str) -> dict[str, object]:
+    """`continue_from` of a spec, from JOB or JOB@STEP. The names of jobs have no @."""
+    from shoal_api.cli.errors import CliError
+
+    reference, at, step = text.partition("@")
+    if at and not (step.isascii() and step.isdigit() and int(step) > 0):
+        hint = "for example: --from my-job@120; without @ the newest checkpoint is taken"
+        raise CliError(f"--from {text!r}: {step!r} is not a step", hint=hint)
+    job_id = session.job_id(client, reference)
+    return {"job": job_id, **({"step": int(step)} if at else {})}

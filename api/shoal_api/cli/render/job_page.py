@@ -29,6 +29,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
         ("project", f"{job.spec.project}, user {job.spec.user}, priority {job.spec.priority}"),
         ("state", state),
         ("message", status.message),
+        ("goes on from", _origin(job)),
         ("queue", place_text(job.queue, now) if job.queue is not None else ""),
         ("finish by", clock(job.spec.finish_by) if job.spec.finish_by is not None else ""),
         ("note", status.note),
@@ -88,6 +89,11 @@ def held_back_text(job: JobView) -> str:
 def metrics_text(metrics: Mapping[str, float]) -> str:
     """`accuracy 0.9312, f1 0.8`."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def _origin(job: JobView) -> str:
+    origin = job.spec.continue_from
+    return "" if origin is None else f"job {origin.job} after step {origin.step}"
 
 
 def _checkpoint(job: JobView) -> str:

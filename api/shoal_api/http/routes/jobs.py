@@ -9,8 +9,8 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import needs
-from shoal_api.http.conditional import entity_tag, is_unchanged, spec_tags
+from shoal_api.http.access.needs import needs, require_visible
+from shoal_api.http.conditional import is_unchanged, job_response, spec_tags
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_model, read_spec
 from shoal_api.http.followers import JobFollower, JobListFollower
@@ -69,8 +69,10 @@ def routes(context: Context) -> APIRouter:
     async def submit_job(request: Request, idempotency_key: IdempotencyKey = None) -> Response:
         """The body is a job spec. The answer is the job, with its address in `Location` and its `ETag`."""
         spec = await read_spec(request)
+        if spec.continue_from is not None:
+            await require_visible(request, spec.continue_from.job)
         job, created = await run_in_threadpool(_submit, context, spec, idempotency_key)
-        return _job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
+        return job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
 
     @router.get(
         "",
@@ -110,7 +112,7 @@ def routes(context: Context) -> APIRouter:
         if wants_events(request):
             follower = JobFollower(store, job_id)
             return sse_response(context.changes, job_id, follower, context.pace, min_gap_s=context.pace.refresh_s)
-        response = _job_response(job, 200)
+        response = job_response(job, 200)
         if if_none_match is not None and is_unchanged(if_none_match, response.headers["ETag"]):
             return Response(status_code=304, headers={"ETag": response.headers["ETag"], "Cache-Control": "no-cache"})
         return response
@@ -119,21 +121,22 @@ def routes(context: Context) -> APIRouter:
         "/{job_id}",
         dependencies=[needs(Permission.JOBS_CHANGE)],
         response_model=JobView,
-        summary="Change a job's elasticity, parallelism, priority or deadline",
+        summary="Change the spec of a job that has not ended",
         openapi_extra=body_of("JobPatch", PATCH_TYPES),
     )
     async def patch_job(request: Request, job_id: JobId, if_match: IfMatch = None) -> Response:
-        """Absent keys stay as they are; `parallelism` is replaced as a whole. With `If-Match`, only if the ETag is
-        still this one."""
+        """Elasticity, parallelism, priority, deadline, the end, the learning rate and validation. Absent keys stay as
+        they are; `parallelism` and `stop` are replaced as a whole. A running job follows at a step boundary. With
+        `If-Match`, only if the ETag is still this one."""
         patch = await read_model(request, JobPatch, PATCH_TYPES, invalid=Kind.INVALID_PATCH)
         tags = spec_tags(if_match)
         job = await run_in_threadpool(store.patch_job, job_id, patch, if_match=tags, now=context.clock())
-        return _job_response(job, 200)
+        return job_response(job, 200)
 
     def add_request(verb: str, desired: Desired, summary: str, description: str) -> None:
         async def request_job(job_id: JobId) -> Response:
             job = await run_in_threadpool(store.request, job_id, desired, now=context.clock())
-            return _job_response(job, 202)
+            return job_response(job, 202)
 
         router.add_api_route(
             f"/{{job_id}}/{verb}",
@@ -158,9 +161,3 @@ def routes(context: Context) -> APIRouter:
 def _submit(context: Context, spec: JobSpec, idempotency_key: str | None) -> tuple[JobView, bool]:
     known = Surroundings(profiles=tuple(context.profiles.values()), nodes=context.cluster.snapshot().nodes)
     return submit(context.store, spec, idempotency_key, context.clock(), known)
-
-
-def _job_response(job: JobView, status: int, headers: dict[str, str] | None = None) -> Response:
-    body = job.model_dump_json().encode()
-    always = {"ETag": entity_tag(job.etag, body), "Cache-Control": "no-cache"}
-    return Response(body, status_code=status, media_type="application/json", headers=always | (headers or {}))

@@ -7,6 +7,7 @@ from typing import Literal
 
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
+from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.job import IncidentCause
 from shoal_workers.contract.messages import ErrorReport, Progress, WorkerExit, WorkerInfo
 from shoal_workers.contract.snapshots import SnapshotPart
@@ -122,6 +123,13 @@ class ParallelismChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChanged:
+    """The group follows at the next step boundary."""
+
+    settings: TrainingSettings
+
+
+@dataclass(frozen=True, slots=True)
 class DesiredChanged:
     desired: Desired
 
@@ -220,6 +228,7 @@ Event = (
     | GrantChanged
     | ElasticityChanged
     | ParallelismChanged
+    | SettingsChanged
     | DesiredChanged
     | ServerStopping
     | Preempted

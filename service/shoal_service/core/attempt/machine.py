@@ -40,6 +40,7 @@ from shoal_service.core.attempt.events import (
     ReportArrived,
     RunReturned,
     ServerStopping,
+    SettingsChanged,
     SnapshotPartsReported,
     StorageAway,
     StorageUnusable,
@@ -137,6 +138,8 @@ def _happen(turn: Turn, event: Event) -> None:
             turn.target = turn.target.with_elasticity(elasticity)
         case ParallelismChanged(parallelism):
             turn.target = turn.target.with_parallelism(parallelism)
+        case SettingsChanged(settings):
+            turn.target = turn.target.with_settings(settings)
         case DesiredChanged(desired):
             _desired(turn, desired)
         case ServerStopping(stops):

@@ -14,7 +14,7 @@ from shoal_service.core.attempt.group import follow_up, saved_parts, snapshot_re
 from shoal_service.core.attempt.state.stages import Running, Stage
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.checkpoints import CheckpointCommitted, CheckpointFailed
-from shoal_service.core.events.generations import GenerationFormed
+from shoal_service.core.events.generations import GenerationFormed, GenerationSettings
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.profiling.messages import Profiled
 from shoal_workers.contract.worker_reports import (
@@ -139,6 +139,9 @@ def _formed(turn: Turn, item: GroupFormed) -> None:
     step = max([item.start_step, *(e.step for e in turn.group.exits.values())])
     turn.progress = replace(turn.progress, step=step, advanced_at=turn.now)
     layout = turn.group.layout
+    if turn.group.changes:
+        turn.emit(GenerationSettings(generation=item.generation, step=item.start_step, changes=turn.group.changes))
+        turn.group = replace(turn.group, changes=())
     turn.emit(
         GenerationFormed(
             generation=item.generation,

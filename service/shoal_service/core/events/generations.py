@@ -38,6 +38,22 @@ class GenerationForming(JobEvent):
                 return f"{start}, from the initial state"
 
 
+class GenerationSettings(JobEvent):
+    """The group trains with changed settings from its first step on."""
+
+    type: ClassVar[str] = "generation.settings"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    generation: int
+    step: int
+    """Completed steps: the next one is the first with the new settings."""
+    changes: tuple[str, ...]
+    """One text for each value: `stop.steps 120 -> 200`."""
+
+    def words(self) -> str:
+        return f"from step {self.step + 1} on: {', '.join(self.changes)}"
+
+
 class GenerationFormed(JobEvent):
     """The group is up and has restored its state."""
 

@@ -28,9 +28,14 @@ class JobCreated(JobEvent):
 
     name: str
     spec_version: int
+    from_job: str | None = None
+    """The job whose checkpoint it goes on from."""
+    from_step: int | None = None
+    """Completed steps of that checkpoint."""
 
     def words(self) -> str:
-        return f"job created as {self.name}" if self.name else "job created"
+        origin = f", goes on from {self.from_job} after step {self.from_step}" if self.from_job else ""
+        return (f"job created as {self.name}" if self.name else "job created") + origin
 
 
 class JobQuarantined(JobEvent):
@@ -82,8 +87,41 @@ class JobRequested(JobEvent):
         return f"a user asked to {_REQUESTS[self.desired]} the job"
 
 
+class JobExtended(JobEvent):
+    """A user let the job go on to more steps."""
+
+    type: ClassVar[str] = "job.extended"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    spec_version: int
+    steps: int
+    """That it is to complete in all."""
+    done: int
+    """Completed so far."""
+    reopened: bool
+    """It had ended, and returned to the queue."""
+
+    def words(self) -> str:
+        return f"extended to {self.steps} steps, {self.done} are done" + (", goes on in place" if self.reopened else "")
+
+
+class JobRetried(JobEvent):
+    """A user let the failed job try again, from its newest checkpoint."""
+
+    type: ClassVar[str] = "job.retried"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    done: int
+    """Completed steps when it failed."""
+    reason: str
+    """Why it had failed."""
+
+    def words(self) -> str:
+        return f"tried again after {self.reason} at step {self.done}"
+
+
 class JobPatched(JobEvent):
-    """A user changed elasticity, parallelism, priority or finish_by."""
+    """A user changed the spec while the job had not ended. `generation.settings` says when training follows."""
 
     type: ClassVar[str] = "job.patched"
     severity: ClassVar[Severity] = Severity.INFO
@@ -94,9 +132,14 @@ class JobPatched(JobEvent):
     parallelism: Literal["auto"] | ParallelismSpec | None = None
     priority: int | None = None
     finish_by: float | None = None
+    stop: dict[str, int | float | None] | None = None
+    schedule: dict[str, str | int | float | None] | None = None
+    """Only the keys that were changed; `validation` and `optimizer` too."""
+    validation: dict[str, str | int | float | None] | None = None
+    optimizer: dict[str, float] | None = None
 
     def words(self) -> str:
-        keys = ("elasticity", "parallelism", "priority", "finish_by")
+        keys = ("elasticity", "parallelism", "priority", "finish_by", "stop", "schedule", "validation", "optimizer")
         changed = [name for name in keys if getattr(self, name) is not None]
         return f"spec changed to version {self.spec_version}" + (f": {', '.join(changed)}" if changed else "")
 

@@ -16,6 +16,7 @@ from shoal_service.core.events.checkpoints import (
 from shoal_service.core.retention.checkpoints import why_kept
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import CheckpointConflict, CheckpointKept, CheckpointNotFound, RequestConflict
+from shoal_service.store.lifecycle import continuing
 from shoal_service.store.reads.history import read_checkpoints
 from shoal_service.store.records import JobRecord, load
 from shoal_service.store.tables import checkpoints
@@ -89,6 +90,12 @@ def _deletable(connection: Connection, job: JobRecord, name: CheckpointName) -> 
         raise CheckpointConflict(job.id, str(name), view.state, "only one that is in the storage can be deleted")
     pinned = [parsed for pin in job.pins if (parsed := CheckpointName.parse(pin)) is not None]
     reason = why_kept(name, _committed(connection, job.id), pinned=pinned, is_over=job.state.ended)
+    needed_by = continuing.holders(connection, job.id).get(str(name), [])
+    if needed_by and not reason:
+        reason = (
+            f"job {needed_by[0]} goes on from it, and has no checkpoint of its own yet. Wait for that, or cancel that "
+            "job"
+        )
     if reason:
         raise CheckpointKept(job.id, str(name), reason)
     return view

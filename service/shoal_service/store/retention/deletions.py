@@ -18,6 +18,7 @@ from shoal_service.core.retention.ended_jobs import Kind
 from shoal_service.retention_views import DeletionView
 from shoal_service.store.database import upsert
 from shoal_service.store.errors import JobNotEnded, JobNotFound
+from shoal_service.store.lifecycle import continuing
 from shoal_service.store.records import load
 from shoal_service.store.retention import rows
 from shoal_service.store.tables import deletions, jobs
@@ -44,6 +45,7 @@ def begin(connection: Connection, job_id: str, request: DeletionRequest, *, now:
     job = load(connection, job_id, lock=True)
     if not job.state.ended:
         raise JobNotEnded(job_id, job.state, "be deleted")
+    kept = sorted({*job.pins, *continuing.holders(connection, job_id)})
     row = connection.execute(select(jobs.c.project, jobs.c.user).where(jobs.c.num == job.num)).one()
     view = DeletionView(
         job_id=job_id,
@@ -55,7 +57,7 @@ def begin(connection: Connection, job_id: str, request: DeletionRequest, *, now:
         reason=request.reason,
         with_checkpoints=request.with_checkpoints,
         root=request.root,
-        kept=tuple(f"{request.root}/{name}" for name in sorted(job.pins)) if request.with_checkpoints else (),
+        kept=tuple(f"{request.root}/{name}" for name in kept) if request.with_checkpoints else (),
     )
     connection.execute(update(jobs).where(jobs.c.num == job.num).values(deleting=True, updated_at=now))
     _save(connection, view)

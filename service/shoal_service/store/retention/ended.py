@@ -22,6 +22,7 @@ from sqlalchemy import (
 from shoal_service.core.events.job import JobPruned
 from shoal_service.core.retention.ended_jobs import EndedJob, Kind
 from shoal_service.store.database import json_text
+from shoal_service.store.lifecycle import continuing
 from shoal_service.store.overview import rollups
 from shoal_service.store.records import document_of, load, pins_of
 from shoal_service.store.retention import rows
@@ -55,7 +56,8 @@ def page(connection: Connection, *, before: float, after: Place, limit: int) -> 
     )
     found = connection.execute(query).all()
     stored = _checkpoints(connection, [row.num for row in found])
-    ended = [_ended(row, stored.get(row.num, [])) for row in found]
+    needed = continuing.held(connection)
+    ended = [_ended(row, stored.get(row.num, []), needed.get(row.id, ())) for row in found]
     return ended, ((found[-1].ended_at, found[-1].num) if len(found) == limit else None)
 
 
@@ -112,8 +114,11 @@ def _checkpoints(connection: Connection, nums: Sequence[int]) -> dict[int, list[
     return found
 
 
-def _ended(row: Row[*tuple[object, ...]], stored: Sequence[tuple[CheckpointName, str]]) -> EndedJob:
-    pinned = (CheckpointName.parse(name) for name in pins_of(row.pins))
+def _ended(
+    row: Row[*tuple[object, ...]], stored: Sequence[tuple[CheckpointName, str]], needed: Sequence[str]
+) -> EndedJob:
+    """`needed`: the checkpoints that other jobs go on from."""
+    pinned = (CheckpointName.parse(name) for name in (*pins_of(row.pins), *needed))
     return EndedJob(
         id=row.id,
         name=row.name,

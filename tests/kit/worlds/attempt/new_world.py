@@ -13,6 +13,7 @@ from kit.worlds.attempt.world import World
 from shoal_service.core.attempt import machine
 from shoal_service.core.attempt.faults.cluster_loss import incident_of
 from shoal_service.core.attempt.state.attempt import Attempt
+from shoal_service.core.attempt.state.checkpoints import CheckpointIndex
 from shoal_service.core.attempt.state.history import History
 from shoal_service.core.attempt.state.stages import Opening
 from shoal_service.core.attempt.state.target import AttemptConfig, Target
@@ -35,11 +36,14 @@ def make_world(
     document = {"stop": {"steps": TOTAL_STEPS}, "batch": {"global_size": 8, "micro_size": 1}, **spec}
     document.setdefault("health", {"hang_floor_s": 3600.0})  # tests of other things may let time pass
     document["snapshot"] = {"enabled": memory}
+    job_spec = JobSpec.model_validate(document)
+    origin = job_spec.continue_from
     world = World(
         Attempt(
             config=AttemptConfig(job_id="j1", attempt=1, checkpoint_root=ROOT, timeouts=TIMEOUTS),
-            target=Target(spec=JobSpec.model_validate(document), granted=workers).with_elasticity(elasticity),
+            target=Target(spec=job_spec, granted=workers).with_elasticity(elasticity),
             current=Opening(since=1000.0),
+            checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
             incident=incident_of(lost, 1000.0) if lost is not None else None,
             history=History(num_incidents=0 if lost is None else 1),
         ),

@@ -48,13 +48,14 @@ class Watch:
         assert {c.assignment.world_size for c in runs} == {len(runs)}
         assert len({(c.assignment.store_host, c.assignment.store_port, c.assignment.layout) for c in runs}) == 1
         newest = max((name_of(name) for name in world.known), default=None)
-        expected = None if newest is None else f"{ROOT}/{newest}"
+        origin = state.target.spec.continue_from
+        expected = f"{ROOT}/{newest}" if newest is not None else origin.url if origin is not None else None
         assert {c.assignment.restore_from for c in runs} == {expected}, "not the newest good checkpoint"
         source = runs[0].assignment.restore_snapshot
         assert all(c.assignment.restore_snapshot == source for c in runs)
         if source is not None:
             self._source(source, newest)
-        self._nothing_better(source.step if source is not None else newest.step if newest is not None else 0)
+        self._nothing_better(source.step if source is not None else state.checkpoints.durable_step)
         self._buddies(runs)
         for worker in world.workers.values():
             known = state.pool.worker(worker.index)

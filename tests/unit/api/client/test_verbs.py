@@ -20,6 +20,8 @@ METHODS = {
     "POST /v1/jobs/{job_id}/cancel": "cancel",
     "POST /v1/jobs/{job_id}/pause": "pause",
     "POST /v1/jobs/{job_id}/resume": "resume",
+    "POST /v1/jobs/{job_id}/extend": "extend",
+    "POST /v1/jobs/{job_id}/retry": "retry",
     "GET /v1/jobs/{job_id}/events": "events_page",
     "GET /v1/jobs/{job_id}/logs": "logs",
     "GET /v1/jobs/{job_id}/series": "series",

@@ -16,6 +16,7 @@ from shoal_service.core.job_machine import (
     AttemptEnded,
     JobInput,
     JobStanding,
+    Reopened,
     Reported,
     Requested,
     Requeued,
@@ -29,6 +30,7 @@ INPUTS: list[JobInput] = [
     *(Reported(state) for state in JobState),
     *(AttemptEnded(reason, again) for reason in EndReason for again in (False, True)),
     Requeued(),
+    Reopened(),
 ]
 STANDINGS = [JobStanding(state, desired) for state, desired in product(JobState, Desired)]
 
@@ -61,9 +63,11 @@ def test_every_state_can_be_reached_and_every_job_can_still_end() -> None:
         assert any(after.state.ended for after in _reachable(standing)), standing
 
 
-def test_an_ended_job_never_changes_again() -> None:
+def test_an_ended_job_changes_only_if_it_is_reopened() -> None:
     for standing, event in product(STANDINGS, INPUTS):
-        if standing.state.ended:
+        if standing.state.ended and isinstance(event, Reopened):
+            assert step(standing, event) == NEW_JOB
+        elif standing.state.ended:
             after = step(standing, event)
             assert after is None or after.state is standing.state
 
@@ -127,7 +131,7 @@ def test_a_cancel_is_never_forgotten(inputs: list[JobInput]) -> None:
     if cancelled is None:
         assert standing.state.ended
         return
-    after = _run(inputs, cancelled)
+    after = _run([event for event in inputs if not isinstance(event, Reopened)], cancelled)
     assert after.desired is Desired.CANCEL
     assert after.state is JobState.CANCELLING or after.state.ended
 

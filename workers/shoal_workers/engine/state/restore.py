@@ -72,12 +72,18 @@ def restore(generation: Generation, state: DoubleBufferedState, store: SnapshotS
         num_bytes, remote_bytes = sum(local_tensor(tensor).nbytes for tensor in tensors.values()), 0
     state.update.fill_tied_copies()
     return Restored(
-        step=apply_extra(extra, state.update),
+        step=apply_extra(extra, state.update, with_groups=not _is_of_another_job(generation)),
         num_bytes=num_bytes,
         remote_bytes=remote_bytes,
         past=Recent.parse(extra.get("reports", ())),
         loss_scale=extra.get("loss_scale"),
     )
+
+
+def _is_of_another_job(generation: Generation) -> bool:
+    """Then the optimizer's settings are those of this job's spec, which may differ."""
+    assignment, origin = generation.assignment, generation.spec.continue_from
+    return origin is not None and assignment.restore_snapshot is None and assignment.restore_from == origin.url
 
 
 def _noted(generation: Generation) -> Callable[[int], None]:

@@ -73,6 +73,10 @@ class Saver:
         self._committed = (0, 0, "")
         """Generation, step and error of the last commit that was noted."""
 
+    def owns(self, url: str | None) -> bool:
+        """Whether a checkpoint is one of this job, and not of the one that it goes on from."""
+        return url is not None and url.rstrip("/").rpartition("/")[0] == self._root
+
     def save(
         self,
         assignment: Assignment,

@@ -72,9 +72,12 @@ class Extra:
         return extra if scale is None else {**extra, "loss_scale": scale}
 
 
-def apply_extra(extra: dict[str, Any], update: Update) -> int:
-    """Restore the plain values after the tensors have been read. Returns the step."""
+def apply_extra(extra: dict[str, Any], update: Update, *, with_groups: bool = True) -> int:
+    """Restore the plain values after the tensors have been read. Returns the step. `with_groups`: also the optimizer's
+    settings, such as its betas."""
     update.restore_plain_values(extra.get("optimizer_values", {}))
+    if not with_groups:
+        return int(extra["step"])
     for group, saved in zip(update.optimizer.param_groups, extra.get("param_groups", ()), strict=False):
         group.update(saved)
     return int(extra["step"])

@@ -14,8 +14,10 @@ from shoal_workers.contract.spec import ScheduleSpec
 def lr_factor(schedule: ScheduleSpec, step: int, total_steps: int) -> float:
     """The factor on the peak learning rate in the update from `step` completed steps to `step` + 1.
 
-    Warm-up reaches 1.0 in update number `warmup_steps`; the decay reaches `min_lr_ratio` in the last update.
+    Warm-up reaches 1.0 in update number `warmup_steps`; the decay reaches `min_lr_ratio` in the last update, or in
+    update number `schedule.steps`, and stays there.
     """
+    total_steps = schedule.steps if schedule.steps is not None else total_steps
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
     decay_steps = total_steps - schedule.warmup_steps

@@ -57,8 +57,11 @@ def follow_when_all_left(turn: Turn) -> None:
             assert first is not None
             _not_finite(turn, first)
         case Outcome.DAMAGED_CHECKPOINT:
-            assert first is not None and turn.group.restored is not None
-            _fall_back(turn, turn.group.restored, first)
+            assert first is not None
+            if turn.group.restored is None:
+                turn.end(EndReason.DAMAGED_CHECKPOINT, _origin_is_damaged(turn, first))
+            else:
+                _fall_back(turn, turn.group.restored, first)
         case Outcome.AS_PLANNED:
             _left_as_planned(turn, decision.exits)
         case Outcome.RESULT_NOT_SAVED:
@@ -207,11 +210,18 @@ def _replace_worker_that_hangs_again(turn: Turn) -> None:
 
 
 def _go_on(turn: Turn, kind: ExitKind) -> None:
-    if kind is ExitKind.FINISHED:
+    if kind is ExitKind.FINISHED and _has_another_end(turn):
+        forming.plan_next(turn)
+    elif kind is ExitKind.FINISHED:
         close_at_the_end(turn)
         turn.end(EndReason.FINISHED, f"finished after {turn.progress.step} steps")
     else:
         forming.plan_next(turn)
+
+
+def _has_another_end(turn: Turn) -> bool:
+    """`stop` was changed while the group did its last step."""
+    return turn.group.settings is not None and turn.group.settings.stop != turn.target.spec.stop
 
 
 def _re_form(turn: Turn) -> None:
@@ -271,6 +281,16 @@ def _fall_back(turn: Turn, bad: str, worker_exit: WorkerExit) -> None:
         return
     turn.enter(FallingBack(since=turn.now))
     turn.do(ForgetDamaged(bad, message), FindCheckpoint(excluding=damaged))
+
+
+def _origin_is_damaged(turn: Turn, worker_exit: WorkerExit) -> str:
+    origin = turn.target.spec.continue_from
+    assert origin is not None
+    message = worker_exit.error.message if worker_exit.error else "verification failed"
+    return (
+        f"the checkpoint of job {origin.job} that this job goes on from cannot be used: {message} Submit the job again "
+        f"from another one; `shoal checkpoints {origin.job}` lists them"
+    )
 
 
 def _most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:

@@ -21,6 +21,7 @@ from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.events.generations import GenerationForming
 from shoal_service.core.events.job import JobWaiting
+from shoal_workers.contract.course.settings import changes
 from shoal_workers.contract.ids import next_generation
 from shoal_workers.contract.job import StateSource
 from shoal_workers.contract.messages import Assignment
@@ -90,6 +91,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
     infos = [worker.info for worker in chosen if worker.info is not None]
     memory = best_source(state, chosen) if state.target.keeps_snapshots else None
     machines = tuple(machine_of(info) for info in infos)
+    settings = state.target.settings
     by_rank = buddies(infos, layout) if state.target.keeps_snapshots else (None,) * len(infos)
     for rank, (worker, buddy) in enumerate(zip(chosen, by_rank, strict=True)):
         turn.pool = turn.pool.with_worker(replace(worker, in_run=True))
@@ -107,14 +109,13 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             buddy=buddy,
             is_covered=buddy is None and is_covered(layout, machines, rank),
             is_recovery=state.incident is not None,
+            settings=settings,
             skip_steps=state.history.skip_steps,
             commit_timeout_s=state.config.timeouts.commit_s,
             collective_timeout_s=hangs.collective_timeout_s(state),
         )
         turn.do(Run(worker.index, assignment))
-    source = (
-        StateSource.MEMORY if memory else StateSource.CHECKPOINT if state.checkpoints.newest else StateSource.INITIAL
-    )
+    source = StateSource.MEMORY if memory else StateSource.CHECKPOINT if _newest_url(state) else StateSource.INITIAL
     before = state.group.workers
     if state.incident is not None:
         turn.incident = replace(
@@ -137,6 +138,11 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
         machines=machines,
         layout=layout,
         planned_by=state.target.spec.parallelism,
+        settings=settings,
+        changes=(
+            *state.group.changes,  # of a group that was lost before it formed
+            *(() if state.group.settings is None else changes(state.group.settings, settings)),
+        ),
         source=memory,
         restored=state.checkpoints.newest,
         has_trained=has_trained and is_same,
@@ -151,15 +157,18 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             layout=layout.describe(),
             reason=planned.reason,
             source=source,
-            restore=state.checkpoints.newest,
+            restore=state.checkpoints.newest or _newest_url(state),
             step=memory.step if memory else state.checkpoints.durable_step,
         )
     )
 
 
 def _newest_url(state: Attempt) -> str | None:
-    newest = state.checkpoints.newest
-    return None if newest is None else f"{state.config.checkpoint_root.rstrip('/')}/{newest}"
+    """Of the job's own newest checkpoint; if it has none, of the one that it goes on from."""
+    newest, origin = state.checkpoints.newest, state.target.spec.continue_from
+    if newest is None:
+        return origin.url if origin is not None else None
+    return f"{state.config.checkpoint_root.rstrip('/')}/{newest}"
 
 
 def _forget_the_last_group(turn: Turn) -> None:

@@ -63,8 +63,9 @@ def decide(state: Attempt, now: float) -> OutcomeDecision | None:
         return OutcomeDecision(_OUTCOMES[raised.culprit], raised.reason, raised.exits)
     if bad := by_kind[ExitKind.NON_FINITE]:
         return OutcomeDecision(Outcome.NON_FINITE, f"step {bad[0].step + 1} is not finite", bad)
-    if (damaged := by_kind[ExitKind.DAMAGED_CHECKPOINT]) and state.group.restored is not None:
-        return OutcomeDecision(Outcome.DAMAGED_CHECKPOINT, f"{state.group.restored} is damaged", damaged)
+    restored = state.group.restored or state.checkpoints.origin
+    if (damaged := by_kind[ExitKind.DAMAGED_CHECKPOINT]) and restored is not None:
+        return OutcomeDecision(Outcome.DAMAGED_CHECKPOINT, f"{restored} is damaged", damaged)
     if len(exits) == len(state.group.workers) and len({(e.kind, e.step) for e in exits}) == 1 and is_planned(exits[0]):
         return OutcomeDecision(Outcome.AS_PLANNED, f"all ranks have {exits[0].kind} at step {exits[0].step}", exits)
     if storage and storage[0].step == state.history.total_steps:

@@ -19,6 +19,7 @@ from shoal_service.core.attempt.state.worker import Worker
 from shoal_service.core.attempt.turn import Turn
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.generations import GenerationSwitching
+from shoal_workers.contract.course.settings import changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ def decide(state: Attempt, running: Running, now: float, plan: PlanLayout) -> Sw
         return SwitchDecision(True, _why_it_ends(state))
     if state.target.granted < num_workers:
         return SwitchDecision(True, f"shrink {num_workers} -> {state.target.granted}")
+    if state.group.settings is not None and (changed := changes(state.group.settings, state.target.settings)):
+        return SwitchDecision(True, ", ".join(changed))
     drain = drain_decision(state, running, now)
     if drain:
         return SwitchDecision(True, drain.reason)

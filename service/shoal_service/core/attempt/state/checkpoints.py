@@ -12,6 +12,8 @@ from shoal_workers.contract.worker_reports import SavedPart
 class CheckpointIndex:
     newest: str | None = None
     """The newest committed one."""
+    origin: str | None = None
+    """The one of another job that the job goes on from while it has none of its own."""
     damaged: tuple[str, ...] = ()
     parts: dict[str, dict[int, SavedPart]] = field(default_factory=dict)
     """By name, then rank: parts that wait for the others, then for their commit."""
@@ -44,6 +46,6 @@ class CheckpointIndex:
 
     @property
     def durable_step(self) -> int:
-        """Step of the newest committed checkpoint; 0: there is none."""
-        newest = CheckpointName.parse(self.newest) if self.newest else None
+        """Step of the checkpoint that would be restored; 0: there is none."""
+        newest = CheckpointName.parse(self.newest or self.origin or "")
         return newest.step if newest else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.messages import WorkerExit
 from shoal_workers.contract.snapshots import SnapshotSource
@@ -24,6 +25,10 @@ class Group:
     layout: Layout | None = None
     planned_by: Literal["auto"] | ParallelismSpec = "auto"
     """`parallelism` of the spec that the layout was planned for."""
+    settings: TrainingSettings | None = None
+    """That it trains with."""
+    changes: tuple[str, ...] = ()
+    """In these settings, against those of the group before."""
     source: SnapshotSource | None = None
     """The snapshot in memory that the group started from; None: from storage, or from the seed."""
     restored: str | None = None

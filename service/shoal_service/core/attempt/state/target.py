@@ -9,6 +9,7 @@ from shoal_service.core.attempt.state.timeouts import Timeouts
 from shoal_service.core.attempt.state.worker import AvoidedNode
 from shoal_service.core.desired import Desired
 from shoal_service.core.hardware_profile import HardwareProfile
+from shoal_workers.contract.course.settings import TrainingSettings, settings_of, with_settings
 from shoal_workers.contract.spec import ElasticitySpec, JobSpec, ParallelismSpec
 
 
@@ -58,6 +59,13 @@ class Target:
     @property
     def keeps_snapshots(self) -> bool:
         return self.spec.snapshot.enabled
+
+    @property
+    def settings(self) -> TrainingSettings:
+        return settings_of(self.spec)
+
+    def with_settings(self, settings: TrainingSettings) -> Target:
+        return replace(self, spec=with_settings(self.spec, settings))
 
     def with_elasticity(self, elasticity: ElasticitySpec) -> Target:
         return replace(self, spec=self.spec.model_copy(update={"elasticity": elasticity}))

@@ -1,0 +1,5 @@
+"""Commands that let a job go on in place: to more steps, or after a failure.
+
+`shoal submit --from`, which makes a new job, is in `commands/submit.py`. The main module registers them; they decide
+nothing.
+"""

@@ -1,0 +1,69 @@
+"""The bodies of requests that change a job. Pure data, as `views`, which imports them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.placing import Moment
+from shoal_workers.contract.spec import ParallelismSpec, StopSpec
+
+
+class ElasticityPatch(Frozen):
+    """Changes of the key `elasticity`. Absent keys stay as they are."""
+
+    min_workers: int | None = Field(None, ge=1, le=100_000)
+    max_workers: int | None = Field(None, ge=1, le=100_000)
+    standby: int | None = Field(None, ge=0, le=1_000)
+    wait_s: float | None = Field(None, gt=0, le=30 * 86400, allow_inf_nan=False)
+
+
+class SchedulePatch(Frozen):
+    """Changes of the key `schedule`. Absent keys stay as they are."""
+
+    name: Literal["cosine", "linear", "constant"] | None = None
+    warmup_steps: int | None = Field(None, ge=0, le=2**53)
+    min_lr_ratio: float | None = Field(None, ge=0, le=1)
+    steps: int | None = Field(None, ge=1, le=2**53)
+    """null: the decay ends with the last step."""
+
+
+class ValidationPatch(Frozen):
+    """Changes of the key `validation`. Absent keys stay as they are."""
+
+    every_steps: int | None = Field(None, ge=1, le=2**53)
+    """null: only after the last step."""
+    samples: int | None = Field(None, ge=0, le=2**53)
+
+
+class OptimizerPatch(Frozen):
+    """Changes of the key `optimizer`."""
+
+    lr: float | None = Field(None, gt=0, le=1e3, allow_inf_nan=False)
+
+
+class JobPatch(Frozen):
+    """Changes of a job's spec. Absent keys stay as they are."""
+
+    elasticity: ElasticityPatch | None = None
+    parallelism: Literal["auto"] | ParallelismSpec | None = None
+    """Replaces all of `parallelism`: keys that are left out get their defaults. A running group takes the new layout
+    at its next step boundary."""
+    priority: int | None = Field(None, ge=-1000, le=1000)
+    finish_by: Moment | None = None
+    """A new deadline."""
+    stop: StopSpec | None = None
+    """Replaces all of `stop`. This key and the next three take effect at the next step boundary, and no step is lost.
+    With fewer steps than are done, the job ends there."""
+    schedule: SchedulePatch | None = None
+    validation: ValidationPatch | None = None
+    optimizer: OptimizerPatch | None = None
+
+
+class ExtendRequest(Frozen):
+    """The request to let a job go on to more steps."""
+
+    steps: int = Field(ge=1, le=2**53)
+    """Optimizer steps that it is to complete in all."""

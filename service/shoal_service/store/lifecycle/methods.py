@@ -1,0 +1,36 @@
+"""LifecycleMethods: the methods of `Store` for jobs that go on. See `Store` for what they share."""
+
+from __future__ import annotations
+
+from shoal_service.store.database import Database
+from shoal_service.store.hub import Hub
+from shoal_service.store.lifecycle import continuing, reopening
+from shoal_service.views import JobView
+
+
+class LifecycleMethods:
+    """A part of `Store`."""
+
+    _database: Database
+    _hub: Hub
+
+    def extend_job(self, job_id: str, *, steps: int, now: float) -> JobView:
+        """The job goes on to `steps` steps in all, in place; an ended one returns to the queue. Raises JobNotFound,
+        LifecycleConflict, RequestConflict, QueueFull."""
+        with self._database.write() as tx:
+            view = reopening.extend(tx, job_id, steps=steps, now=now)
+        self._hub.publish(job_id, is_request=True)
+        return view
+
+    def retry_job(self, job_id: str, *, now: float) -> JobView:
+        """A failed job returns to the queue, and goes on from its newest checkpoint. Raises JobNotFound,
+        LifecycleConflict, RequestConflict, QueueFull."""
+        with self._database.write() as tx:
+            view = reopening.retry(tx, job_id, now=now)
+        self._hub.publish(job_id, is_request=True)
+        return view
+
+    def needed_checkpoints(self, job_id: str) -> dict[str, list[str]]:
+        """Names of this job's checkpoints that other jobs go on from and still need, with the ids of those jobs."""
+        with self._database.read() as tx:
+            return continuing.holders(tx, job_id)

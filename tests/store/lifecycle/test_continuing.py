@@ -1,0 +1,137 @@
+"""Jobs that go on from another job's checkpoint, on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.desired import Desired
+from shoal_service.core.endings import AttemptEnd
+from shoal_service.store import IdempotencyConflict, Store
+from shoal_service.store.errors import CheckpointKept
+from shoal_service.store.retention.deletions import DeletionRequest
+from shoal_service.store.retention.ended import BEGINNING
+from shoal_service.views import CheckpointState, CheckpointView
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
+from shoal_workers.contract.job import EndReason
+from shoal_workers.contract.marker import CheckpointName
+
+Submit = Callable[..., str]
+Begin = Callable[..., Any]
+FAILED = AttemptEnd(reason=EndReason.STORAGE_FAILED, message="gone", step=30)
+
+
+def _checkpoint(step: int, root: str = "/c/job", state: CheckpointState = CheckpointState.COMMITTED) -> CheckpointView:
+    return CheckpointView(
+        step=step, url=f"{root}/{CheckpointName(step, 1, 1)}", state=state, attempt=1, generation=1, committed_at=1.0
+    )
+
+
+def _source(submit: Submit, begin: Begin, *steps: int, end: AttemptEnd | None = None) -> str:
+    job_id = submit()
+    begin(job_id).report(checkpoints=tuple(_checkpoint(step) for step in steps), end=end)
+    return job_id
+
+
+@pytest.mark.parametrize("end", [None, FAILED])
+def test_a_new_job_goes_on_from_the_newest_checkpoint_or_from_the_one_asked_for(
+    store: Store, submit: Submit, begin: Begin, end: AttemptEnd | None
+) -> None:
+    source = _source(submit, begin, 10, 20, 30, end=end)
+    newest = store.get_job(submit(continue_from={"job": source}))
+    older = store.get_job(submit(continue_from={"job": source, "step": 20}, optimizer={"lr": 1e-5}))
+
+    assert newest.spec.continue_from is not None and older.spec.continue_from is not None
+    assert (newest.spec.continue_from.step, older.spec.continue_from.step) == (30, 20)
+    assert older.spec.continue_from.checkpoint == "step-000000000020-a1-g1"
+    assert older.spec.continue_from.url == "/c/job/step-000000000020-a1-g1"
+    assert (newest.status.step, older.status.step) == (30, 20)
+    created = store.events(older.id)[0]
+    assert (created.data["from_job"], created.data["from_step"]) == (source, 20)
+    assert created.message == f"job created as fish, goes on from {source} after step 20"
+
+
+def test_what_the_service_sets_is_not_taken_from_the_user(store: Store, submit: Submit, begin: Begin) -> None:
+    source = _source(submit, begin, 10)
+    forged = {"job": source, "checkpoint": "step-000000000099-a1-g1", "url": "/etc"}
+    origin = store.get_job(submit(continue_from=forged)).spec.continue_from
+    assert origin is not None and origin.url == "/c/job/step-000000000010-a1-g1"
+
+
+def test_it_is_refused_in_words_if_there_is_nothing_to_go_on_from(store: Store, submit: Submit, begin: Begin) -> None:
+    source, empty = _source(submit, begin, 10, 20), submit()
+    with pytest.raises(SpecError, match="There is no job 'job-x'"):
+        submit(continue_from={"job": "job-x"})
+    with pytest.raises(SpecError, match=f"job {empty} has no checkpoint"):
+        submit(continue_from={"job": empty})
+    with pytest.raises(SpecError, match=r"no checkpoint of this step\. It has those of steps 10, 20"):
+        submit(continue_from={"job": source, "step": 15})
+    with pytest.raises(SpecError, match=r"20 completed steps, and stop\.steps is 20"):
+        submit(continue_from={"job": source}, stop={"steps": 20})
+
+
+def test_a_repeated_request_finds_its_job_although_the_newest_checkpoint_is_another_one(
+    store: Store, submit: Submit, begin: Begin
+) -> None:
+    source = submit()
+    attempt = begin(source)
+    attempt.report(checkpoints=(_checkpoint(10),))
+    spec = parse_spec({"task": "a:B", "stop": {"steps": 99}, "continue_from": {"job": source}})
+    first, _ = store.create_job(spec, idempotency_key="k", now=1.0)
+    attempt.report(checkpoints=(_checkpoint(20),))
+    again, created = store.create_job(spec, idempotency_key="k", now=2.0)
+    assert (again.id, created) == (first.id, False)
+    with pytest.raises(IdempotencyConflict):
+        store.create_job(spec.model_copy(update={"name": "other"}), idempotency_key="k", now=3.0)
+
+
+def test_a_checkpoint_is_kept_until_the_new_job_has_one_of_its_own(store: Store, submit: Submit, begin: Begin) -> None:
+    source = submit()
+    writer = begin(source)
+    writer.report(checkpoints=(_checkpoint(10), _checkpoint(20)))
+    new = submit(continue_from={"job": source, "step": 10})
+    ten = CheckpointName(10, 1, 1)
+
+    def pins() -> tuple[str, ...]:
+        return next(row.pins for row in store.jobs_to_drive() if row.id == source)
+
+    assert pins() == (str(ten),), "retention of the running source keeps it"
+    assert store.needed_checkpoints(source) == {str(ten): [new]}
+    with pytest.raises(CheckpointKept, match=f"job {new} goes on from it"):
+        store.check_deletion(source, ten)
+    attempt = begin(new)
+    attempt.report(checkpoints=(_checkpoint(15, "/c/new", CheckpointState.FAILED),))
+    assert pins() == (str(ten),), "a save that failed is no checkpoint"
+    attempt.report(checkpoints=(_checkpoint(15, "/c/new"),))
+    assert pins() == ()
+    assert store.check_deletion(source, ten).step == 10
+
+
+def test_a_job_that_ends_needs_nothing_any_more_and_again_when_it_is_retried(
+    store: Store, submit: Submit, begin: Begin
+) -> None:
+    source = _source(submit, begin, 10)
+    new = submit(continue_from={"job": source})
+    store.request(new, Desired.CANCEL, now=5.0)
+    assert store.needed_checkpoints(source) == {}
+    other = submit(continue_from={"job": source})
+    begin(other).report(end=FAILED)
+    assert store.needed_checkpoints(source) == {}
+    store.retry_job(other, now=6.0)
+    assert list(store.needed_checkpoints(source).values()) == [[other]]
+
+
+def test_neither_the_deletion_of_a_job_nor_the_retention_of_ended_ones_takes_what_another_needs(
+    store: Store, submit: Submit, begin: Begin
+) -> None:
+    source = _source(submit, begin, 10, 20, end=FAILED)
+    new = submit(continue_from={"job": source, "step": 10})
+    (ended,), _ = store.ended_jobs(before=1e9, after=BEGINNING, limit=10)
+    assert ended.kept == {CheckpointName(10, 1, 1)}
+    deletion = store.begin_deletion(source, DeletionRequest(root="/c/job"), now=50.0)
+    assert deletion.kept == ("/c/job/step-000000000010-a1-g1",)
+    assert store.get_job(new).status.step == 10
+    with pytest.raises(SpecError, match="is being deleted"):
+        submit(continue_from={"job": source, "step": 10})

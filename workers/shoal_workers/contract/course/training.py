@@ -1,0 +1,57 @@
+"""The keys `schedule`, `stop` and `validation` of a spec: learning rate and validation over the steps, and the end.
+
+A running job may change them at a step boundary.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from shoal_workers.contract.base import Frozen
+
+PositiveInt = Annotated[int, Field(ge=1, le=2**53)]
+
+
+class ScheduleSpec(Frozen):
+    """Learning rate over the steps: linear warm-up, then the named decay until the last step."""
+
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the decay after the warm-up; constant: no decay."""
+    warmup_steps: int = Field(10, ge=0, le=2**53)
+    """Optimizer steps over which the learning rate rises to its peak."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """The decay ends at this fraction of the peak learning rate."""
+    steps: PositiveInt | None = None
+    """Optimizer steps until the end of the decay, warm-up included; null: those of `stop`. A job that is extended keeps
+    its learning rates up to then only with a value here, or with the constant schedule."""
+
+
+class StopSpec(Frozen):
+    """When training ends. Set exactly one of the three."""
+
+    steps: PositiveInt | None = None
+    """Optimizer steps."""
+    tokens: PositiveInt | None = None
+    """Tokens trained on (samples, if the task has no tokens); rounded up to whole steps."""
+    epochs: float | None = Field(None, gt=0, le=1e9, allow_inf_nan=False)
+    """Passes over the training split; rounded up to whole steps."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> StopSpec:
+        given = [k for k in ("steps", "tokens", "epochs") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"stop must contain exactly one of steps, tokens and epochs; it has {' and '.join(given) or 'none'}."
+            )
+        return self
+
+
+class ValidationSpec(Frozen):
+    """Loss on the validation split, if the task has one."""
+
+    every_steps: PositiveInt | None = None
+    """Steps between two validations. There is always one after the last step."""
+    samples: int = Field(256, ge=0, le=2**53)
+    """Maximum number of samples, from the start of the split; 0: never validate."""
