@@ -26,7 +26,6 @@ from shoal_api.client.credentials import find_token
 from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.histories import Histories
-from shoal_api.client.lifecycle import Lifecycle
 from shoal_api.client.login import with_user
 from shoal_api.client.operations import Operations
 from shoal_api.client.profiles import Profiles
@@ -36,6 +35,7 @@ from shoal_service.control.code_archive import pack
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.views import (
     ElasticityPatch,
+    ExtendRequest,
     JobPatch,
     JobSummary,
     JobView,
@@ -51,7 +51,7 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 _LONG_POLL_S = 30.0
 
 
-class Client(Histories, Operations, Scheduling, Profiles, Access, Lifecycle):
+class Client(Histories, Operations, Scheduling, Profiles, Access):
     """Every method raises `ApiError` if the service refuses a request, and `Disconnected` if it does not answer."""
 
     def __init__(
@@ -198,6 +198,18 @@ class Client(Histories, Operations, Scheduling, Profiles, Access, Lifecycle):
 
     def cancel(self, job_id: str) -> JobView:
         return self._post(job_id, "cancel")
+
+    def extend(self, job_id: str, steps: int) -> JobView:
+        """Let a job go on to `steps` steps in all; an ended one returns to the queue."""
+        body = ExtendRequest(steps=steps).model_dump_json().encode()
+        path = f"{job_path(job_id)}/extend"
+        response = self._transport.send("POST", path, headers=JSON_CONTENT, content=body, idempotent=False)
+        return JobView.model_validate_json(response.content)
+
+    def retry(self, job_id: str) -> JobView:
+        """Let a failed job try again, from its newest checkpoint."""
+        response = self._transport.send("POST", f"{job_path(job_id)}/retry", idempotent=False)
+        return JobView.model_validate_json(response.content)
 
     def wait(
         self,
