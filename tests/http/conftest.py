@@ -52,6 +52,8 @@ class Service:
     """The warnings of the ready service."""
     checkpoint_url: str = ""
     """Directory of the jobs' storage."""
+    declarations: Any = None
+    """What each route of the application needs."""
 
     @property
     def num_watches(self) -> int:
@@ -123,7 +125,17 @@ def running(
         with http, Client(url) as client:
             client.health()
             yield Service(
-                url, store, cluster, http, client, requests, epoch, app.state.changes, warnings, checkpoint_url
+                url,
+                store,
+                cluster,
+                http,
+                client,
+                requests,
+                epoch,
+                app.state.changes,
+                warnings,
+                checkpoint_url,
+                app.state.declarations,
             )
     finally:
         server.should_exit = True

@@ -68,7 +68,7 @@ def test_every_problem_type_is_described_where_its_type_points(service: Any) -> 
     assert service.http.get("/problems/other").json()["code"] == "not-found"
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/healthz"), ("DELETE", "/v1/jobs/x"), ("POST", "/")])
+@pytest.mark.parametrize(("method", "path"), [("POST", "/healthz"), ("PUT", "/v1/jobs/x"), ("POST", "/")])
 def test_a_wrong_method_names_the_right_ones(service: Any, method: str, path: str) -> None:
     response = service.http.request(method, path)
     assert (response.status_code, response.json()["code"]) == (405, "method-not-allowed")
@@ -89,7 +89,7 @@ def test_an_unforeseen_error_is_a_500_with_an_id_that_is_in_the_log(own_service:
 
 def test_the_allow_header_names_the_methods_of_all_routes_of_a_path(service: Any) -> None:
     assert service.http.put("/v1/jobs").headers["allow"] == "GET, POST"
-    assert service.http.put("/v1/jobs/job-1").headers["allow"] == "GET, PATCH"
+    assert service.http.put("/v1/jobs/job-1").headers["allow"] == "DELETE, GET, PATCH"
 
 
 @pytest.mark.parametrize(

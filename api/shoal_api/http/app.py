@@ -62,7 +62,7 @@ def create_app(
     *,
     store: Store,
     cluster: ClusterSource,
-    scrape: Callable[[str], tuple[bytes, str]],
+    scrape: Callable[..., tuple[bytes, str]],
     version: str,
     checkpoint_url: str = "",
     requests: RequestMetrics | None = None,
@@ -78,7 +78,7 @@ def create_app(
 
     Args:
         checkpoint_url: directory of the checkpoints and profiles of jobs that have no `checkpoint.url`; empty: none.
-        scrape: makes the metrics: the header `Accept` -> body and media type.
+        scrape: makes the metrics: the header `Accept`, and the projects if not all -> body and media type.
         requests: counts and times every request.
         retention: deletes jobs, and what is old when a user asks; None: one with the default settings.
         profiles: the hardware that the planner knows, by name.

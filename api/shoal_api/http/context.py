@@ -46,8 +46,8 @@ class Context:
 
     store: Store
     cluster: ClusterSource
-    scrape: Callable[[str], tuple[bytes, str]]
-    """The metrics: the header `Accept` -> body and media type. Called on worker threads."""
+    scrape: Callable[..., tuple[bytes, str]]
+    """The metrics: the header `Accept`, and the projects if not all -> body and media type. On worker threads."""
     version: str
     storage: JobStorage
     """Of the jobs, for their profiles and checkpoints."""

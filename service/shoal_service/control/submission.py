@@ -41,6 +41,8 @@ class Surroundings:
     profiles: tuple[HardwareProfile, ...] = ()
     """Of which a measured one predicts whether the job can make `finish_by`."""
     nodes: tuple[Node, ...] = ()
+    note: str = ""
+    """Begins the note of the job's status."""
 
 
 NOTHING_KNOWN = Surroundings()
@@ -72,7 +74,8 @@ def submit(
         raise SpecError((SpecProblem(path="model", message=too_large),))
     deadline = check_deadline(spec, surroundings.profiles, now)
     room = [(node.cpus, node.gpus) for node in surroundings.nodes if node.alive]
-    note = " ".join(filter(None, (deadline, capacity_remark(spec, room) if room else "", *remarks(spec))))
+    notes = (surroundings.note, deadline, capacity_remark(spec, room) if room else "", *remarks(spec))
+    note = " ".join(filter(None, notes))
     code = spec.code
     if code.archive is not None:
         if not store.has_code(code.archive):

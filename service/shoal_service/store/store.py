@@ -140,10 +140,13 @@ class Store(
         user: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
+        visible: Collection[str] | None = None,
     ) -> Page[JobSummary]:
-        """Newest first; no `states`: all of them; no `project`, no `user`: of all of them. Raises InvalidCursor."""
+        """Newest first; no `states`: all of them; no `project`, no `user`: of all of them; `visible`: only jobs of
+        these projects, None: of all. Raises InvalidCursor."""
         with self._database.read() as tx:
-            return submissions.page(tx, states, project, user, limit, cursor)
+            which = submissions.Which(states, project, user, visible)
+            return submissions.page(tx, which, limit, cursor)
 
     def patch_job(self, job_id: str, patch: JobPatch, *, if_match: str | None, now: float) -> JobView:
         """Raises JobNotFound, PreconditionFailed, JobEnded, SpecError."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Executable, select, union_all
@@ -129,25 +130,30 @@ def create(
     return view, True
 
 
-def page(
-    connection: Connection,
-    states: Collection[JobState],
-    project: str | None,
-    user: str | None,
-    limit: int,
-    cursor: str | None,
-) -> Page[JobSummary]:
-    """Newest first; `project` and `user` None: of all. Raises InvalidCursor."""
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Of all jobs; None: of all projects, of all users."""
+
+    states: Collection[JobState]
+    project: str | None
+    user: str | None
+    visible: Collection[str] | None
+
+
+def page(connection: Connection, which: Which, limit: int, cursor: str | None) -> Page[JobSummary]:
+    """Newest first. Raises InvalidCursor."""
     after = None if cursor is None else page_cursors.decode(cursor)
     query = select(*SUMMARY_COLUMNS).order_by(jobs.c.num.desc()).limit(limit + 1)
     if after is not None:
         query = query.where(jobs.c.num < after)
-    if project is not None:
-        query = query.where(jobs.c.project == project)
-    if user is not None:
-        query = query.where(jobs.c.user == user)
-    if states:  # one index range per state, merged: a rare state among many jobs is found without a scan
-        ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(states))]
+    if which.project is not None:
+        query = query.where(jobs.c.project == which.project)
+    if which.user is not None:
+        query = query.where(jobs.c.user == which.user)
+    if which.visible is not None:
+        query = query.where(jobs.c.project.in_(sorted(which.visible)))
+    if which.states:  # one index range per state, merged: a rare state among many jobs is found without a scan
+        ranges = [query.where(jobs.c.state == state.value).subquery() for state in sorted(set(which.states))]
         merged = union_all(*(select(part) for part in ranges)).subquery()
         query = select(merged).order_by(merged.c.num.desc()).limit(limit + 1)
     rows = connection.execute(query).all()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from prometheus_client.exposition import choose_encoder
 
 from shoal_service.store import Store
 from shoal_service.store.reads.metrics_snapshot import Snapshot
-from shoal_service.telemetry.families import Family, Scene, families
+from shoal_service.telemetry.families import Family, Scene, families, project_families
 from shoal_service.telemetry.job_series import JobSeries
 from shoal_service.telemetry.metric import Labels, Value
 from shoal_service.telemetry.pass_times import PassTimes
@@ -72,8 +72,9 @@ class Exposition:
         self._cached_mono = 0.0
         self._rendered: dict[tuple[str, bool], tuple[Mapping[Labels, Value], Exemplars, str]] = {}
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The body and its media type: OpenMetrics if the scraper's `Accept` prefers that.
+    def render(self, accept: str, projects: Collection[str] | None = None) -> tuple[bytes, str]:
+        """The body and its media type: OpenMetrics if the scraper's `Accept` prefers that. `projects`: only what is
+        about their jobs, and about them; None: everything.
 
         Raises:
             StoreUnavailable
@@ -81,6 +82,9 @@ class Exposition:
         encode, media_type = choose_encoder(accept)
         openmetrics = media_type.startswith("application/openmetrics-text")
         snapshot = self._snapshot()
+        if projects is not None:
+            body = self._of_projects(snapshot, frozenset(projects), openmetrics=openmetrics)
+            return (body + _END if openmetrics else body), media_type
         scene = Scene(
             snapshot=snapshot,
             owner=self._sources.owner,
@@ -101,6 +105,15 @@ class Exposition:
         of_process: bytes = encode(self._process)
         body = "".join(parts).encode() + of_process.removesuffix(_END)
         return (body + _END if openmetrics else body), media_type
+
+    def _of_projects(self, snapshot: Snapshot, projects: frozenset[str], *, openmetrics: bool) -> bytes:
+        """Rendered anew: what is kept is for those who see everything."""
+        live = [job for job in snapshot.live if job.spec.project in projects]
+        parts = [JobSeries(Utilisation(self._sources.profile_of)).text(live, openmetrics=openmetrics)]
+        for one in project_families(snapshot, self._clock()):
+            rows = {labels: value for labels, value in one.rows.items() if labels[0] in projects}
+            parts.append(family(one.metric, rows, openmetrics=openmetrics, exemplars={}))
+        return "".join(parts).encode()
 
     def _text(self, one: Family, openmetrics: bool) -> str:
         """Most families do not change between two scrapes."""

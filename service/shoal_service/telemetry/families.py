@@ -75,14 +75,19 @@ def families(scene: Scene) -> Iterator[Family]:
 def _scheduling(scene: Scene) -> Iterator[Family]:
     snapshot, passes = scene.snapshot, scene.passes
     yield _one(names.QUEUE_WAIT_SECONDS, snapshot.queue_wait)
-    waits: dict[Labels, Value] = {
-        (one.name,): max(0.0, scene.now - snapshot.queued_since.get(one.name, scene.now)) for one in snapshot.projects
-    }
-    yield Family(names.QUEUE_LONGEST_SECONDS, waits)
     yield Family(names.SCHEDULER_MOVES, {(kind.value,): scene.moves.get(kind, 0) for kind in MoveKind})
     yield _one(names.SCHEDULER_PASS_SECONDS, passes.passes.value())
     yield _one(names.SCHEDULER_DECIDE_SECONDS, passes.decisions.value())
     yield _one(names.SCHEDULER_FAILED_PASSES, passes.failures.value())
+    yield from project_families(snapshot, scene.now)
+
+
+def project_families(snapshot: Snapshot, now: float) -> Iterator[Family]:
+    """Those whose only label is `project`."""
+    waits: dict[Labels, Value] = {
+        (one.name,): max(0.0, now - snapshot.queued_since.get(one.name, now)) for one in snapshot.projects
+    }
+    yield Family(names.QUEUE_LONGEST_SECONDS, waits)
     yield Family(names.PROJECT_WORKERS, {(one.name,): one.workers for one in snapshot.projects})
     yield Family(names.PROJECT_SHARE, {(one.name,): one.share for one in snapshot.projects})
     yield Family(names.PROJECT_QUEUED_JOBS, {(one.name,): one.queued for one in snapshot.projects})

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import EventPage, LogPage
-from shoal_api.http.access.needs import needs
+from shoal_api.http.access.needs import needs, require_visible
 from shoal_api.http.context import MAX_SEQ, Context, JobId, wants_events
 from shoal_api.http.followers import EventFollower, LogFollower, LogSelection, plain_line, read_lines
 from shoal_api.http.long_poll import EventQuery, poll_events
@@ -140,6 +140,7 @@ def routes(context: Context) -> APIRouter:
         summary="Whether two jobs have the same losses",
     )
     async def parity(
+        request: Request,
         job_id: JobId,
         against: Annotated[
             str, Query(min_length=1, max_length=64, description="The other job, usually one without incidents.")
@@ -155,6 +156,7 @@ def routes(context: Context) -> APIRouter:
         """Compares the losses of all steps that both jobs have, as exact doubles: the largest difference, the first
         step that differs, and the keys of the specs that may explain it.
         """
+        await require_visible(request, against)
         found = await run_in_threadpool(store.parity, job_id, against, tolerance=tolerance, max_points=max_points)
         return Response(found.model_dump_json(), media_type="application/json")
 

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import needs, require_visible
+from shoal_api.http.access.authentication import principal_of
+from shoal_api.http.access.needs import needs, require_visible, visible_projects
+from shoal_api.http.access.owned_spec import OwnedSpec, of_principal
 from shoal_api.http.conditional import is_unchanged, job_response, spec_tags
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.documents import JSON_TYPES, PATCH_TYPES, YAML_TYPES, read_model, read_spec
@@ -24,7 +26,6 @@ from shoal_service.core.access.roles import Permission
 from shoal_service.core.desired import Desired
 from shoal_service.views import JobPatch, JobSummary, JobView, Page
 from shoal_workers.contract.job import JobState
-from shoal_workers.contract.spec import JobSpec
 
 IdempotencyKey = Annotated[
     str | None,
@@ -71,7 +72,8 @@ def routes(context: Context) -> APIRouter:
         spec = await read_spec(request)
         if spec.continue_from is not None:
             await require_visible(request, spec.continue_from.job)
-        job, created = await run_in_threadpool(_submit, context, spec, idempotency_key)
+        owned = of_principal(spec, principal_of(request))
+        job, created = await run_in_threadpool(_submit, context, owned, idempotency_key)
         return job_response(job, 201 if created else 200, {"Location": f"/v1/jobs/{job.id}"})
 
     @router.get(
@@ -92,7 +94,15 @@ def routes(context: Context) -> APIRouter:
         cursor: Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")] = None,
     ) -> Response:
         """Newest first. With `Accept: text/event-stream`: this page, now and after every change."""
-        page_of = partial(store.list_jobs, states=tuple(state), project=project, user=user, limit=limit, cursor=cursor)
+        page_of = partial(
+            store.list_jobs,
+            states=tuple(state),
+            project=project,
+            user=user,
+            limit=limit,
+            cursor=cursor,
+            visible=visible_projects(request),
+        )
         page = await run_in_threadpool(page_of)  # for a stream too: a bad cursor is refused before it begins
         if wants_events(request):
             follower = JobListFollower(page_of)
@@ -158,6 +168,7 @@ def routes(context: Context) -> APIRouter:
     return router
 
 
-def _submit(context: Context, spec: JobSpec, idempotency_key: str | None) -> tuple[JobView, bool]:
-    known = Surroundings(profiles=tuple(context.profiles.values()), nodes=context.cluster.snapshot().nodes)
-    return submit(context.store, spec, idempotency_key, context.clock(), known)
+def _submit(context: Context, owned: OwnedSpec, idempotency_key: str | None) -> tuple[JobView, bool]:
+    nodes = context.cluster.snapshot().nodes
+    known = Surroundings(profiles=tuple(context.profiles.values()), nodes=nodes, note=owned.note)
+    return submit(context.store, owned.spec, idempotency_key, context.clock(), known)

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from shoal_api.answers import Health, ProblemType, Readiness
-from shoal_api.http.access.needs import PUBLIC, needs
+from shoal_api.http.access.needs import PUBLIC, needs, require_visible, visible_projects
 from shoal_api.http.context import Context
 from shoal_api.http.problem_types import BY_CODE, Kind
 from shoal_api.http.problems import ProblemError
@@ -41,6 +41,7 @@ def routes(context: Context) -> APIRouter:
         summary="What webhooks have delivered",
     )
     async def webhooks(
+        request: Request,
         job: Annotated[
             str | None,
             Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$", description="Only the hooks that concern this job."),
@@ -50,7 +51,10 @@ def routes(context: Context) -> APIRouter:
         """With `job`: the hooks of the settings and of the job's spec, for this job. Without: the hooks of the settings
         over all jobs, then the hooks of specs whose events wait after a failed attempt, those that wait longest first.
         """
-        page = Page[WebhookView](items=tuple(await run_in_threadpool(context.store.webhooks, job, limit=limit)))
+        if job is not None:
+            await require_visible(request, job)
+        found = await run_in_threadpool(context.store.webhooks, job, limit=limit, visible=visible_projects(request))
+        page = Page[WebhookView](items=tuple(found))
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get("/healthz", dependencies=[PUBLIC], summary="The process is alive")
@@ -75,8 +79,10 @@ def routes(context: Context) -> APIRouter:
     )
     async def metrics(request: Request) -> Response:
         """OpenMetrics, with exemplars, for a scraper that accepts it; otherwise the text format. Read from the store at
-        the time of the scrape."""
-        body, media_type = await run_in_threadpool(context.scrape, request.headers.get("accept", ""))
+        the time of the scrape. A token that is bound to projects gets what is about their jobs and about them."""
+        visible = visible_projects(request)
+        of_whom = () if visible is None else (visible,)
+        body, media_type = await run_in_threadpool(context.scrape, request.headers.get("accept", ""), *of_whom)
         return Response(body, headers={"Content-Type": media_type})
 
     @router.get("/problems", dependencies=[PUBLIC], summary="Every problem type of this API")

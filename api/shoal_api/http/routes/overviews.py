@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import needs
+from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId, wants_events
 from shoal_api.http.followers import FleetFollower
 from shoal_api.http.overview_stream import POSITION, OverviewCache, OverviewFollower, Position
@@ -62,6 +62,7 @@ def routes(context: Context) -> APIRouter:
             search=search,
             states=frozenset(state),
             project=project,
+            visible=visible_projects(request),
             labels=tuple(_label(one) for one in label),
             ids=frozenset(job),
             order=order,
@@ -120,8 +121,8 @@ def routes(context: Context) -> APIRouter:
 
 def _fleet(context: Context, query: FleetQuery) -> FleetOverview:
     items, total = context.store.fleet(query)
-    num_by_state, goodput, goodput_now = context.store.fleet_accounts()
-    on_node = context.store.jobs_by_node()
+    num_by_state, goodput, goodput_now = context.store.fleet_accounts(query.visible)
+    on_node = context.store.jobs_by_node(query.visible)
     nodes = tuple(
         FleetNode.model_construct(**dict(node), jobs=on_node.get(node.node_id, ())) for node in nodes_of(context)
     )

@@ -10,12 +10,14 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import needs
+from shoal_api.http.access.authentication import principal_of
+from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context
 from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.core.access.roles import Permission
 from shoal_service.queue_views import ProjectRules, ProjectView, QueueView
+from shoal_service.store.errors import ProjectNotFound
 from shoal_service.views import Page
 
 PROJECT_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -32,12 +34,13 @@ def routes(context: Context) -> APIRouter:
         "/queue", dependencies=[needs(Permission.JOBS_READ)], response_model=QueueView, summary="Show the queue"
     )
     async def show_queue(
+        request: Request,
         limit: Annotated[int, Query(ge=1, le=10_000, description="Largest number of jobs.")] = 1000,
     ) -> Response:
         """The queued jobs in the order in which they would start, each with the reason why it waits, the jobs that hold
         what it waits for, and its expected start; running jobs with fewer workers than they may have, and why; and what
         each project uses."""
-        queue = await run_in_threadpool(store.queue, limit=limit)
+        queue = await run_in_threadpool(store.queue, limit=limit, visible=visible_projects(request))
         return Response(queue.model_dump_json(), media_type="application/json")
 
     @router.get(
@@ -46,9 +49,9 @@ def routes(context: Context) -> APIRouter:
         response_model=Page[ProjectView],
         summary="List the projects",
     )
-    async def list_projects() -> Response:
+    async def list_projects(request: Request) -> Response:
         """Those that are defined, and those that have queued jobs or workers, with their quotas and what they use."""
-        page = Page[ProjectView](items=tuple(await run_in_threadpool(store.list_projects)))
+        page = Page[ProjectView](items=tuple(await run_in_threadpool(store.list_projects, visible_projects(request))))
         return Response(page.model_dump_json(), media_type="application/json")
 
     @router.get(
@@ -57,8 +60,10 @@ def routes(context: Context) -> APIRouter:
         response_model=ProjectView,
         summary="Show a project",
     )
-    async def show_project(name: ProjectName) -> Response:
+    async def show_project(request: Request, name: ProjectName) -> Response:
         """Its quotas, and what its jobs use."""
+        if not principal_of(request).sees(name):
+            raise ProjectNotFound(name)
         return _project_response(await run_in_threadpool(store.get_project, name))
 
     @router.put(

@@ -12,7 +12,7 @@ from shoal_service.core.access.tokens import hash_of, new_token
 from shoal_service.store.access import sessions, tokens
 from shoal_service.store.database import Database
 from shoal_service.store.errors import JobNotFound
-from shoal_service.store.tables import jobs
+from shoal_service.store.tables import deletions, jobs
 
 
 class AccessMethods:
@@ -75,9 +75,12 @@ class AccessMethods:
             sessions.end(tx, secret)
 
     def project_of(self, job_id: str) -> str:
-        """Raises JobNotFound."""
+        """Also of a job that is deleted, while its deletion is listed. Raises JobNotFound."""
         with self._database.read() as tx:
             project = tx.execute(select(jobs.c.project).where(jobs.c.id == job_id)).scalar_one_or_none()
+            if project is None:
+                gone = select(deletions.c.project).where(deletions.c.job_id == job_id)
+                project = tx.execute(gone).scalar_one_or_none()
         if project is None:
             raise JobNotFound(job_id)
         return str(project)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -76,6 +76,8 @@ class FleetQuery:
     states: frozenset[JobState] = frozenset()
     """Empty: all."""
     project: str | None = None
+    visible: frozenset[str] | None = None
+    """Only jobs of these projects; None: of all."""
     labels: tuple[tuple[str, str | None], ...] = ()
     """Names with values; None: any value."""
     ids: frozenset[str] = frozenset()
@@ -91,8 +93,9 @@ def count(connection: Connection, query: FleetQuery) -> int:
     return int(found)
 
 
-def num_by_state(connection: Connection) -> dict[JobState, int]:
-    rows = connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))
+def num_by_state(connection: Connection, visible: Collection[str] | None = None) -> dict[JobState, int]:
+    query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+    rows = connection.execute(_visible(query, visible))
     return {JobState(state): number for state, number in rows}
 
 
@@ -108,10 +111,10 @@ def page(connection: Connection, query: FleetQuery) -> tuple[FleetJob, ...]:
     return tuple(_job(connection, row, labels[row.num]) for row in rows)
 
 
-def accounts(connection: Connection) -> Goodput | None:
+def accounts(connection: Connection, visible: Collection[str] | None = None) -> Goodput | None:
     """The sum over all jobs that are queued or hold workers; None: there is none."""
     holding = [state.value for state in JobState if state.holds_workers or state is JobState.QUEUED]
-    documents = connection.execute(select(jobs.c.status).where(jobs.c.state.in_(holding))).scalars()
+    documents = connection.execute(_visible(select(jobs.c.status).where(jobs.c.state.in_(holding)), visible)).scalars()
     seconds: dict[Category, float] = defaultdict(float)
     total, found = 0.0, False
     for document in documents:
@@ -127,12 +130,12 @@ def accounts(connection: Connection) -> Goodput | None:
     return Goodput(seconds={name: amount for name, amount in seconds.items() if amount}, total=total, ratio=ratio)
 
 
-def jobs_by_node(connection: Connection) -> dict[str, tuple[NodeJob, ...]]:
+def jobs_by_node(connection: Connection, visible: Collection[str] | None = None) -> dict[str, tuple[NodeJob, ...]]:
     """What runs on each node, by node id."""
     holding = [state.value for state in JobState if state.holds_workers]
     found: dict[str, list[NodeJob]] = defaultdict(list)
     query = select(jobs.c.id, jobs.c.name, jobs.c.workers).where(jobs.c.state.in_(holding)).order_by(jobs.c.num)
-    for row in connection.execute(query):
+    for row in connection.execute(_visible(query, visible)):
         by_node = defaultdict(list)
         for worker in workers_of(row.workers):
             by_node[worker.node_id].append(worker.rank)
@@ -140,6 +143,10 @@ def jobs_by_node(connection: Connection) -> dict[str, tuple[NodeJob, ...]]:
             known = tuple(sorted(rank for rank in ranks if rank is not None))
             found[node_id].append(NodeJob(job_id=row.id, name=row.name, ranks=known, num_workers=len(ranks)))
     return {node_id: tuple(on_node) for node_id, on_node in found.items()}
+
+
+def _visible(query: Select[Any], visible: Collection[str] | None) -> Select[Any]:
+    return query if visible is None else query.where(jobs.c.project.in_(sorted(visible)))
 
 
 def _filtered(select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
@@ -156,6 +163,8 @@ def _filtered(select_jobs: Select[Any], query: FleetQuery) -> Select[Any]:
         select_jobs = select_jobs.where(jobs.c.id.in_(sorted(query.ids)))
     if query.project is not None:
         select_jobs = select_jobs.where(jobs.c.project == query.project)
+    if query.visible is not None:
+        select_jobs = select_jobs.where(jobs.c.project.in_(sorted(query.visible)))
     for key, value in query.labels:
         labelled = select(job_labels.c.job_num).where(job_labels.c.key == key)
         if value is not None:

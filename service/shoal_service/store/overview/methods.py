@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy import Connection, func, select
 
 from shoal_service.overview_views import (
@@ -105,15 +107,19 @@ class OverviewMethods:
         with self._database.read() as tx:
             return fleet.page(tx, query), fleet.count(tx, query)
 
-    def fleet_accounts(self) -> tuple[dict[JobState, int], tuple[ClusterGoodput, ...], Goodput | None]:
-        """Jobs by state, the cluster's goodput of the last day, and the sum of the accounts of today's jobs."""
+    def fleet_accounts(
+        self, visible: Collection[str] | None = None
+    ) -> tuple[dict[JobState, int], tuple[ClusterGoodput, ...], Goodput | None]:
+        """Jobs by state, the cluster's goodput of the last day, and the sum of the accounts of today's jobs. `visible`:
+        only jobs of these projects, and nothing about the whole cluster."""
         with self._database.read() as tx:
-            return fleet.num_by_state(tx), samples.cluster_goodput(tx), fleet.accounts(tx)
+            of_cluster = samples.cluster_goodput(tx) if visible is None else ()
+            return fleet.num_by_state(tx, visible), of_cluster, fleet.accounts(tx, visible)
 
-    def jobs_by_node(self) -> dict[str, tuple[NodeJob, ...]]:
+    def jobs_by_node(self, visible: Collection[str] | None = None) -> dict[str, tuple[NodeJob, ...]]:
         """What runs on each node, by node id."""
         with self._database.read() as tx:
-            return fleet.jobs_by_node(tx)
+            return fleet.jobs_by_node(tx, visible)
 
     def changed_jobs(self, since: float) -> dict[str, tuple[float, int, int]]:
         """What identifies the present content of each job that was changed at `since` or later, by id."""

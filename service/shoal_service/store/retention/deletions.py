@@ -10,6 +10,7 @@ Every step can be repeated, by any process, so a crash between two of them costs
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, select, update
@@ -70,10 +71,14 @@ def find(connection: Connection, job_id: str) -> DeletionView | None:
     return None if document is None else DeletionView.model_validate_json(document)
 
 
-def newest(connection: Connection, *, project: str | None, limit: int) -> list[DeletionView]:
+def newest(
+    connection: Connection, *, project: str | None, limit: int, visible: Collection[str] | None = None
+) -> list[DeletionView]:
     query = select(deletions.c.document).order_by(deletions.c.requested_at.desc()).limit(limit)
     if project is not None:
         query = query.where(deletions.c.project == project)
+    if visible is not None:
+        query = query.where(deletions.c.project.in_(sorted(visible)))
     return [DeletionView.model_validate_json(document) for document in connection.execute(query).scalars()]
 
 

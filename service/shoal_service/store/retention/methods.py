@@ -5,6 +5,8 @@ Every method can be repeated, by any process, so none needs the lease.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from shoal_service.core.retention.ended_jobs import EndedJob, Kind
 from shoal_service.retention_views import DeletionView
 from shoal_service.store.database import Database
@@ -32,10 +34,12 @@ class RetentionMethods:
         with self._database.read() as tx:
             return deletions.find(tx, job_id)
 
-    def deletions(self, *, project: str | None = None, limit: int = 100) -> list[DeletionView]:
-        """Newest first."""
+    def deletions(
+        self, *, project: str | None = None, limit: int = 100, visible: Collection[str] | None = None
+    ) -> list[DeletionView]:
+        """Newest first; `visible`: of jobs of these projects alone."""
         with self._database.read() as tx:
-            return deletions.newest(tx, project=project, limit=limit)
+            return deletions.newest(tx, project=project, limit=limit, visible=visible)
 
     def unfinished_deletions(self, *, limit: int = 100) -> list[DeletionView]:
         """Oldest first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from shoal_service.core.scheduling.explaining.held_back import HeldBack
 from shoal_service.core.scheduling.market import Project, User, Wait
@@ -21,15 +21,15 @@ class SchedulingMethods:
 
     # --- REST
 
-    def queue(self, *, limit: int = 1000) -> QueueView:
-        """The queue in its order, and the projects."""
+    def queue(self, *, limit: int = 1000, visible: Collection[str] | None = None) -> QueueView:
+        """The queue in its order, and the projects; `visible`: of these projects alone."""
         with self._database.read() as tx:
-            return queue.read(tx, limit=limit)
+            return queue.read(tx, limit=limit, visible=visible)
 
-    def list_projects(self) -> list[ProjectView]:
-        """The defined projects and those that have jobs, by name."""
+    def list_projects(self, visible: Collection[str] | None = None) -> list[ProjectView]:
+        """The defined projects and those that have jobs, by name; `visible`: of these alone."""
         with self._database.read() as tx:
-            return projects.views(tx)
+            return [one for one in projects.views(tx) if visible is None or one.name in visible]
 
     def get_project(self, name: str) -> ProjectView:
         """Raises ProjectNotFound."""

@@ -7,7 +7,7 @@ The rows of a job are deleted when it leaves the queue (`JobEdit.move`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, select
@@ -40,8 +40,9 @@ def save(connection: Connection, waits: Sequence[Wait], *, now: float) -> int:
     return len(gone) + len(changed)
 
 
-def read(connection: Connection, *, limit: int) -> QueueView:
-    """The queue in its order; jobs that no pass has considered yet come last."""
+def read(connection: Connection, *, limit: int, visible: Collection[str] | None = None) -> QueueView:
+    """The queue in its order; jobs that no pass has considered yet come last. `visible`: only jobs of these projects,
+    and no ids of others."""
     query = (
         select(jobs.c.id, jobs.c.name, jobs.c.project, jobs.c.user, jobs.c.priority, jobs.c.created_at, *PLACE_COLUMNS)
         .outerjoin(queue_places, queue_places.c.job_num == jobs.c.num)
@@ -50,12 +51,34 @@ def read(connection: Connection, *, limit: int) -> QueueView:
         .limit(limit)
     )
     count = select(func.count()).where(jobs.c.state == JobState.QUEUED.value)
+    if visible is not None:
+        query = query.where(jobs.c.project.in_(sorted(visible)))
+        count = count.where(jobs.c.project.in_(sorted(visible)))
+    items = tuple(_queued_job(row) for row in connection.execute(query))
     return QueueView(
-        items=tuple(_queued_job(row) for row in connection.execute(query)),
+        items=items if visible is None else _without_others(connection, items, visible),
         num_queued=connection.execute(count).scalar_one(),
-        projects=tuple(projects.views(connection)),
-        held_back=growth.read(connection, limit=limit),
+        projects=tuple(one for one in projects.views(connection) if visible is None or one.name in visible),
+        held_back=tuple(
+            one for one in growth.read(connection, limit=limit) if visible is None or one.project in visible
+        ),
     )
+
+
+def _without_others(
+    connection: Connection, items: tuple[QueuedJob, ...], visible: Collection[str]
+) -> tuple[QueuedJob, ...]:
+    """Without the ids of holders that are jobs of other projects."""
+    named = {holder for item in items if item.place is not None for holder in item.place.holders}
+    known = select(jobs.c.id).where(jobs.c.id.in_(sorted(named)), jobs.c.project.in_(sorted(visible)))
+    own = set(connection.execute(known).scalars())
+    found = []
+    for item in items:
+        if item.place is not None:
+            holders = tuple(holder for holder in item.place.holders if holder in own)
+            item = item.model_copy(update={"place": item.place.model_copy(update={"holders": holders})})
+        found.append(item)
+    return tuple(found)
 
 
 def _queued_job(row: Row[*tuple[Any, ...]]) -> QueuedJob:

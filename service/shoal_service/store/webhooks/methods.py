@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shoal_service.core.events.service import WebhookGaveUp
 from shoal_service.core.webhooks.selection import ServiceWebhook
@@ -23,11 +23,13 @@ class WebhookMethods:
 
     # --- REST
 
-    def webhooks(self, job_id: str | None = None, *, limit: int = 100) -> list[WebhookView]:
+    def webhooks(
+        self, job_id: str | None = None, *, limit: int = 100, visible: Collection[str] | None = None
+    ) -> list[WebhookView]:
         """The hooks that concern a job; None: those of the settings, over all jobs, and at most `limit` hooks of specs
-        that fail. Raises JobNotFound."""
+        that fail. `visible`: without a job only hooks of specs of these projects. Raises JobNotFound."""
         with self._database.read() as tx:
-            return reads.of_all(tx, limit=limit) if job_id is None else reads.of_job(tx, job_id)
+            return reads.of_all(tx, limit=limit, visible=visible) if job_id is None else reads.of_job(tx, job_id)
 
     # --- delivery
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ def lags(connection: Connection) -> dict[str, WebhookLag]:
     return found
 
 
-def of_all(connection: Connection, *, limit: int) -> list[WebhookView]:
+def of_all(connection: Connection, *, limit: int, visible: Collection[str] | None = None) -> list[WebhookView]:
     """Each hook of the settings, over all jobs; then the hooks of specs whose events wait after a failed attempt, those
     that wait longest first, at most `limit`."""
     cursor = webhook_cursors.c
@@ -56,7 +57,8 @@ def of_all(connection: Connection, *, limit: int) -> list[WebhookView]:
         func.coalesce(func.max(case((cursor.waiting_since.is_not(None), cursor.error), else_="")), ""),
     )
     views = []
-    for hook in connection.execute(select(webhooks).order_by(webhooks.c.name)).all():
+    of_settings = connection.execute(select(webhooks).order_by(webhooks.c.name)).all() if visible is None else []
+    for hook in of_settings:
         values = connection.execute(select(*sums).where(cursor.hook == SERVICE + hook.name)).one()
         views.append(_view(SERVICE + hook.name, None, hook.receiver, json.loads(hook.events), values))
     query = (
@@ -66,6 +68,8 @@ def of_all(connection: Connection, *, limit: int) -> list[WebhookView]:
         .order_by(cursor.waiting_since)
         .limit(limit)
     )
+    if visible is not None:
+        query = query.where(jobs.c.project.in_(sorted(visible)))
     return [*views, *(_of_job(connection, row, row.id) for row in connection.execute(query).all())]
 
 

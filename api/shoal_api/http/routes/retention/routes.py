@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from shoal_api.http.access.needs import needs
+from shoal_api.http.access.needs import needs, visible_projects
 from shoal_api.http.context import Context, JobId
 from shoal_api.http.routes.projects import PROJECT_NAME
 from shoal_service.core.access.roles import Permission
@@ -59,11 +59,14 @@ def routes(context: Context) -> APIRouter:
         summary="List the deletions of jobs",
     )
     async def list_deletions(
+        request: Request,
         project: Annotated[str | None, Query(pattern=PROJECT_NAME, description="Only jobs of this project.")] = None,
         limit: Annotated[int, Query(ge=1, le=1000, description="The newest ones.")] = 100,
     ) -> Response:
         """Newest first; also those that are not complete yet."""
-        items = await run_in_threadpool(partial(store.deletions, project=project, limit=limit))
+        items = await run_in_threadpool(
+            partial(store.deletions, project=project, limit=limit, visible=visible_projects(request))
+        )
         return Response(Page[DeletionView](items=tuple(items)).model_dump_json(), media_type="application/json")
 
     @router.post(

@@ -1,0 +1,133 @@
+"""The authorisation matrix: every operation of the API, as each role, with and without projects, and without a token.
+
+The rows come from the application's own routes, the expected answers from the table of permissions: a route that
+forgets what it needs, or needs something else than it says, fails here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from shoal_service.access_views import TokenRequest
+from shoal_service.core.access.roles import PERMISSIONS, Permission, Role
+from shoal_workers.contract.checks.spec_errors import parse_spec
+
+DOCUMENT = "openapi.json"
+SAMPLES = {"number": "1", "sha256": "0" * 64, "window_id": "999999", "token_id": "00000000", "code": "forbidden"}
+
+
+@dataclass(frozen=True)
+class Asker:
+    name: str
+    role: Role | None
+    bound: bool
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class World:
+    """A job of the project `own`, a job of the project `other`, and who asks for them."""
+
+    service: Any
+    own: str
+    other: str
+    askers: tuple[Asker, ...]
+    operations: dict[tuple[str, str], Permission | None]
+
+
+@pytest.fixture(scope="module")
+def world(service: Any) -> Iterator[World]:
+    store, now = service.store, time.time()
+    spec = {"data": {"corpus": "python-stdlib"}, "stop": {"steps": 10}}
+    own, other = (
+        store.create_job(parse_spec({**spec, "name": name, "project": name}), idempotency_key=None, now=now)[0].id
+        for name in ("own", "other")
+    )
+    askers = [Asker("nobody", None, False, {})]
+    for role in Role:
+        for projects in (None, ("own",)):
+            if projects is not None and role is Role.ADMIN:
+                continue
+            made = store.create_token(TokenRequest(name=f"{role}", role=role, projects=projects), by="test", now=now)
+            name = f"{role} of own" if projects else str(role)
+            askers.append(Asker(name, role, projects is not None, {"Authorization": f"Bearer {made.token}"}))
+    document = service.http.get(f"/{DOCUMENT}").json()
+    operations = {
+        (method.upper(), path): None if known["x-permission"] is None else Permission(known["x-permission"])
+        for path, methods in document["paths"].items()
+        for method, known in methods.items()
+    }
+    yield World(service, own, other, tuple(askers), operations)
+    for job_id in (own, other):
+        service.client.cancel(job_id)
+
+
+def ask(world: World, asker: Asker, method: str, path: str, job_id: str) -> int:
+    """Without a body that means anything, so that nothing is changed by those who may."""
+    filled = re.sub(r"{(\w+)}", lambda found: SAMPLES.get(found[1], "unknown"), path.replace("{job_id}", job_id))
+    if path.endswith("/{name}") and "checkpoints" not in path and "files" not in path:
+        filled = path.replace("{name}", "own" if "projects" in path else "ada")
+    headers = dict(asker.headers)
+    if method in ("POST", "PUT", "PATCH"):
+        headers["Content-Type"] = "text/nonsense"
+    with httpx.Client(base_url=world.service.url, timeout=60, trust_env=False, headers=headers) as http:
+        return http.request(method, filled, params={"dry_run": "true"} if path == "/v1/gc" else {}).status_code
+
+
+def expected(world: World, asker: Asker, permission: Permission | None) -> str:
+    if permission is None:
+        return "allowed"
+    if asker.role is None:
+        return "401"
+    row = PERMISSIONS[permission]
+    return "allowed" if asker.role in row.roles and (row.of_projects or not asker.bound) else "403"
+
+
+def outcome(status: int) -> str:
+    return str(status) if status in (401, 403) else "allowed"
+
+
+CHANGES_JOBS = re.compile(r"/v1/jobs/{job_id}/(cancel|pause|resume)$|DELETE /v1/jobs/{job_id}$")
+
+
+def test_every_operation_answers_each_role_as_the_table_says(world: World) -> None:
+    """Whoever may ask gets past the check: to the document, or to a refusal of what was sent."""
+    wrong = []
+    for (method, path), permission in world.operations.items():
+        for asker in world.askers:
+            wanted = expected(world, asker, permission)
+            if path == "/v1/session" and method == "POST":
+                wanted = "allowed"
+            would_change = wanted == "allowed" and CHANGES_JOBS.search(f"{method} {path}")
+            job_id = "job-unknown" if would_change else world.own
+            found = outcome(ask(world, asker, method, path, job_id))
+            if found != wanted:
+                wrong.append(f"{method} {path} as {asker.name}: {found}, not {wanted}")
+    assert wrong == []
+    assert len(world.operations) > 60 and len(world.askers) == 8
+
+
+def test_a_job_of_another_project_does_not_exist(world: World) -> None:
+    bound = [asker for asker in world.askers if asker.bound and asker.role is not Role.SCRAPER]
+    of_jobs = [(method, path) for method, path in world.operations if "{job_id}" in path]
+    assert len(of_jobs) > 20
+    for method, path in of_jobs:
+        for asker in bound:
+            may = expected(world, asker, world.operations[method, path]) == "allowed"
+            assert ask(world, asker, method, path, world.other) == (404 if may else 403), (method, path, asker.name)
+
+
+def test_every_route_of_the_application_is_in_the_matrix(world: World) -> None:
+    """Those of the pages have no data, and are not part of the API's document."""
+    declared = world.service.declarations
+    shells = {"/", "/compare", "/sweeps", "/docs", "/jobs/{job_id}", "/login"}
+    api = {key for key in declared if key[1] not in shells and not key[1].startswith("/static/")}
+    assert api == set(world.operations)
+    assert {declared["GET", path] for path in shells - {"/login"}} == {Permission.WHOAMI}
