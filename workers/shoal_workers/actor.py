@@ -78,6 +78,7 @@ class WorkerActor:
         self._meter = UseMeter(config.checkpoint_root, has_gpu=spec.worker.gpus > 0)
         self._meter.start()
         exit_with_raylet()
+        self._crash_file = exit_status.record_crashes(exit_status.raylet_socket())
         signal.signal(signal.SIGTERM, lambda *_: self._give_notice())
         sys.stdout = Tee(sys.stdout, LogStream.STDOUT, self._outbox)
         sys.stderr = Tee(sys.stderr, LogStream.STDERR, self._outbox)

@@ -1,6 +1,7 @@
 """How a forked worker ended: written by its fork server, which reaps it, and read by the other processes of the node.
 
     SOCKET.shoal-exits/PID        {"code": 3} or {"signal": 9, "out_of_memory": true}; SOCKET is the raylet's
+    SOCKET.shoal-exits/PID.stack  what the worker's threads did when it crashed, written by faulthandler in the worker
 
 Ray reports no exit status of an actor's process. Only the process that reaps it learns it. Workers that were not forked
 (those with GPUs) leave no such file.
@@ -8,14 +9,18 @@ Ray reports no exit status of an actor's process. Only the process that reaps it
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import IO
+
+from shoal_workers.crash_place import place_of_crash
 
 _KEPT = 256
 _OPTION = "--raylet-name="
@@ -30,6 +35,8 @@ class ExitStatus:
     signal: int | None = None
     out_of_memory: bool = False
     """The kernel has killed it: the memory of its cgroup or of the host was exhausted."""
+    place: str = ""
+    """Of a crash: ` in validation, at digits.py:41 in loss()`; empty: not known."""
 
     def words(self) -> str:
         """Without a subject: `was killed by signal 9 (SIGKILL)`."""
@@ -41,7 +48,7 @@ class ExitStatus:
             name = f" ({signal.Signals(self.signal).name})"
         except ValueError:  # a real-time signal
             name = ""
-        return f"was killed by signal {self.signal}{name}"
+        return f"was killed by signal {self.signal}{name}{self.place}"
 
 
 class Recorder:
@@ -78,9 +85,27 @@ class Recorder:
 def read(raylet_socket: str, pid: int) -> ExitStatus | None:
     """None: the process lives, or nothing is known of its end."""
     try:
-        return ExitStatus(**json.loads((_folder(raylet_socket) / str(pid)).read_text(encoding="ascii")))
+        status = ExitStatus(**json.loads((_folder(raylet_socket) / str(pid)).read_text(encoding="ascii")))
     except (OSError, ValueError, TypeError):
         return None
+    if status.signal is None or status.out_of_memory:
+        return status
+    with suppress(OSError):
+        return replace(status, place=place_of_crash(_stack_file(raylet_socket, pid).read_text(errors="replace")))
+    return status
+
+
+def record_crashes(raylet_socket: str) -> IO[str] | None:
+    """In a worker: if it crashes, its stacks are written beside its exit status. The file must stay open."""
+    if not raylet_socket:
+        return None
+    try:
+        _folder(raylet_socket).mkdir(mode=0o700, exist_ok=True)
+        file = _stack_file(raylet_socket, os.getpid()).open("w")
+    except OSError:
+        return None
+    faulthandler.enable(file, all_threads=True)
+    return file
 
 
 def raylet_socket(argv: Sequence[str] | None = None) -> str:
@@ -91,6 +116,10 @@ def raylet_socket(argv: Sequence[str] | None = None) -> str:
 
 def _folder(raylet_socket: str) -> Path:
     return Path(f"{raylet_socket}.shoal-exits")
+
+
+def _stack_file(raylet_socket: str, pid: int) -> Path:
+    return _folder(raylet_socket) / f"{pid}.stack"
 
 
 def _oom_counter(cgroups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:

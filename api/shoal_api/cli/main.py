@@ -71,6 +71,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Specs and data": {
         "validate": specs.validate,
+        "check": specs.check,
         "plan": plan.plan,
         "profile": plan.profile,
         "simulate": simulate.simulate,

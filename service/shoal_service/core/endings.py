@@ -77,6 +77,10 @@ ENDINGS: dict[EndReason, Ending] = {
 }
 
 
+_MISTAKEN = "The task cannot be trained as it is."
+"""Instead of the words of USER_ERROR if the message is a sentence about a mistake, or of a refusal of Shoal's own."""
+
+
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
     """What a job has used of its retry budget."""
@@ -98,13 +102,15 @@ class RetryDecision:
     """With the numbers."""
 
 
-def decide_retry(reason: EndReason, step: int, record: FailureRecord) -> RetryDecision:
+def decide_retry(reason: EndReason, step: int, record: FailureRecord, *, mistake: str = "") -> RetryDecision:
     """Whether another attempt follows one that ended after `step` steps.
 
     A failure without a completed step since the last one is final, whatever the budget is. Without this rule an error
     in building the model would be repeated until the budget is used up, and the user would read about it much later.
+    `mistake`: of the failure (`UserFailure`); the message then says what is wrong, and nothing was raised by the task.
     """
     ending = ENDINGS[reason]
+    words = _MISTAKEN if mistake and reason is EndReason.USER_ERROR else ending.words
     if ending.retry is Retry.FREE:
         return RetryDecision(True, False, f"{ending.words} Back to the queue with {step} steps kept.")
     if ending.retry is Retry.NEVER:
@@ -113,16 +119,16 @@ def decide_retry(reason: EndReason, step: int, record: FailureRecord) -> RetryDe
         return RetryDecision(
             False,
             True,
-            f"{ending.words} No other attempt: no step was completed since "
+            f"{words} No other attempt: no step was completed since "
             + (f"the last failure (step {record.last_step})." if record.failures else "the start."),
         )
     if record.failures >= record.max_failures:
         return RetryDecision(
-            False, True, f"{ending.words} No other attempt: retry.max_failures {record.max_failures} is used up."
+            False, True, f"{words} No other attempt: retry.max_failures {record.max_failures} is used up."
         )
     return RetryDecision(
         True,
         True,
-        f"{ending.words} Another attempt follows, from the newest checkpoint: this was failure {record.failures + 1} "
+        f"{words} Another attempt follows, from the newest checkpoint: this was failure {record.failures + 1} "
         f"of at most {record.max_failures}, and {step - record.last_step} steps were completed since the last.",
     )

@@ -166,7 +166,9 @@ def _end_attempt(edit: JobEdit, end: AttemptEnd) -> None:
     job = edit.job
     spec = load_spec(edit.connection, job.num, job.spec_version)
     done = max(end.step, edit.status.step)
-    decision = decide_retry(end.reason, done, FailureRecord(job.failures, job.failure_step, spec.retry.max_failures))
+    record = FailureRecord(job.failures, job.failure_step, spec.retry.max_failures)
+    mistake = end.failure.mistake if end.failure is not None else ""
+    decision = decide_retry(end.reason, done, record, mistake=mistake)
     if end.reason is EndReason.FINISHED and edit.status.observed_generation < job.spec_version:
         known = load_spec(edit.connection, job.num, max(1, edit.status.observed_generation))
         if is_outdated_end(done, known.stop, spec.stop):

@@ -24,6 +24,14 @@ print(os.getpid(), os.getppid(), flush=True)
 end = sys.argv[2]
 if end == "exit":
     os._exit(3)
+if end == "crash":
+    sys.path.insert(0, PACKAGES)
+    from shoal_workers import exit_status
+    kept = exit_status.record_crashes(sys.argv[1].partition("=")[2])
+    def run():
+        os.kill(os.getpid(), signal.SIGSEGV)
+    exec(compile("def train(call):\\n    call()", "/shoal_workers/engine/engine.py", "exec"))
+    train(run)
 if end == "allocate":
     held = []
     while True:
@@ -38,7 +46,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a forked process that ends in the given way; returns what the node's other processes can read of it."""
     folder = tmp_path_factory.mktemp("e")
     script = folder / "script.py"
-    script.write_text(_SCRIPT)
+    packages = str(Path(exit_status.__file__).parents[1])
+    script.write_text(_SCRIPT.replace("PACKAGES", repr(packages)))
     servers: set[int] = set()
 
     def run(end: str, raylet: str = "raylet", cgroup: Path | None = None) -> str:
@@ -69,6 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         ("SIGSEGV", "was killed by signal 11 (SIGSEGV)"),
         ("SIGTERM", "was killed by signal 15 (SIGTERM)"),
         ("exit", "exited with 3"),
+        ("crash", "was killed by signal 11 (SIGSEGV) while preparing, at script.py:12 in run()"),
     ],
 )
 def test_the_end_of_a_process_is_written_down_as_it_was(run: Run, end: str, words: str) -> None:

@@ -111,3 +111,20 @@ class UserFailure(Frozen):
     phase: str
     ranks: tuple[int, ...]
     step: int
+    mistake: str = ""
+    """Name of a common mistake, "refused" if Shoal itself refuses something of the task, else empty; see
+    docs/tasks.md."""
+    line: str = ""
+    """The innermost line of the task's code, unless the message names it."""
+
+    @property
+    def sentence(self) -> str:
+        """What a user reads in one line."""
+        return sentence_of(self.type, self.message, self.mistake, self.line)
+
+
+def sentence_of(type_name: str, message: str, mistake: str, line: str) -> str:
+    """An error in one line: with its type and the task's line, unless the message is a sentence of its own."""
+    if mistake:
+        return message
+    return f"{type_name}: {message}" + (f" ({line})" if line else "")

@@ -19,6 +19,7 @@ from enum import StrEnum
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
+from shoal_workers.contract.job import sentence_of
 from shoal_workers.contract.layout import Layout
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.snapshots import SnapshotPart, SnapshotScope, SnapshotServer, SnapshotSource
@@ -229,6 +230,16 @@ class ErrorReport(Frozen):
     phase: Phase
     error_class: ErrorClass = ErrorClass.PLAIN
     origin: Origin = Origin.TASK
+    mistake: str = ""
+    """Name of a common mistake (`contract/errors/mistakes.py`), or "refused": Shoal itself refuses something of the
+    task. Either way the message is a whole sentence for the user."""
+    line: str = ""
+    """The innermost line of the task's code, `digits.py:41 in loss()`, unless the message names it."""
+
+    @property
+    def sentence(self) -> str:
+        """What a user reads in one line."""
+        return sentence_of(self.type, self.message, self.mistake, self.line)
 
 
 class WorkerExit(Frozen):

@@ -129,8 +129,9 @@ class Engine:
             return
         self._position.enter(Phase.PREPARING)
         keep_freed_memory()
-        with UserCode(lambda: self._position.phase):
+        with UserCode(lambda: self._position.phase) as user_code:
             task = load_task(self._spec)
+            user_code.place = task.line_of
             if self._node_directory is None or not task.has_preparation:
                 task.prepare(self._position.note)
             else:

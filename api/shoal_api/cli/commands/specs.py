@@ -1,4 +1,4 @@
-"""Commands about specs and data that need no server: validate, schema, data prepare."""
+"""Commands about specs and data that need no server: validate, check, schema, data prepare."""
 
 from __future__ import annotations
 
@@ -34,6 +34,27 @@ def validate(spec: SpecArgument, assignments: SetOption = None, as_json: JsonFla
             session.output.document({"valid": False, "errors": list(error.problems)}, str)
             raise typer.Exit(ExitCode.USAGE) from None
         session.output.document({"valid": True, "errors": [], "spec": parsed}, lambda: describe_spec(parsed))
+
+
+def check(
+    task: Annotated[
+        str,
+        typer.Argument(metavar="SPEC_OR_TASK", help='A spec, or "module:Class" of a module in the current directory.'),
+    ],
+    assignments: SetOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Try a task here: build the model, train three steps, save, load, validate. No server is needed.
+
+    One process, one micro-batch a step, files only in a temporary directory. Says what is wrong, with file and line; or
+    the number of parameters, the time of a micro-batch and the memory.
+    """
+    with command(DEFAULT_URL, as_json) as session:
+        from shoal_api.cli.task_trial import describe, read_task, try_task
+
+        document, directory = read_task(task, assignments or ())
+        found = try_task(document, directory)
+        session.output.document(found, lambda: describe(document["task"], found))
 
 
 def schema(as_json: JsonFlag = False) -> None:

@@ -72,7 +72,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
             page.add_row(label, value if isinstance(value, Text) else Text(str(value)))
     if status.failure is not None:
         ranks = ", ".join(str(rank) for rank in status.failure.ranks)
-        page.add_row("failure", Text(f"{status.failure.type}: {status.failure.message}", style="red"))
+        page.add_row("failure", Text(status.failure.sentence, style="red"))
         page.add_row("", Text(f"in {status.failure.phase}, step {status.failure.step}, rank {ranks}", style="dim"))
         page.add_row("", Text(status.failure.traceback.rstrip()))
     return page

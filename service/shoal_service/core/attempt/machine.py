@@ -50,7 +50,7 @@ from shoal_service.core.attempt.events import (
     WorkerUnreachable,
     WorkerWarm,
 )
-from shoal_service.core.attempt.faults import blame, hangs, out_of_memory
+from shoal_service.core.attempt.faults import blame, crashes, hangs, out_of_memory
 from shoal_service.core.attempt.group import exits, follow_up, forming, silent_nodes, snapshot_reports, switching
 from shoal_service.core.attempt.plan_layout import PlanLayout
 from shoal_service.core.attempt.state.attempt import Attempt
@@ -110,6 +110,7 @@ def _happen(turn: Turn, event: Event) -> None:
         case DeathExplained(worker_id, message):
             out_of_memory.death_explained(turn, worker_id, message)
             blame.explain_death(turn, worker_id, message)
+            crashes.death_explained(turn, worker_id, message)
         case WorkerUnreachable(index):
             worker_pool.unreachable(turn, index)
         case RunReturned(index, worker_exit):

@@ -62,12 +62,19 @@ def failed_to_start(turn: Turn, index: int, error: ErrorReport) -> None:
         start_died(turn, worker, message)
     elif not turn.history.has_formed:
         failure = UserFailure(
-            type=error.type, message=error.message, traceback=error.traceback, phase=error.phase, ranks=(), step=0
+            type=error.type,
+            message=error.message,
+            traceback=error.traceback,
+            phase=error.phase,
+            ranks=(),
+            step=0,
+            mistake=error.mistake,
+            line=error.line,
         )
         reason = EndReason.USER_ERROR if error.origin is Origin.TASK else EndReason.INTERNAL
-        turn.end(reason, f"{error.type}: {error.message}", failure)
+        turn.end(reason, failure.sentence, failure)
     else:
-        turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=f"{error.type}: {error.message}"))
+        turn.emit(WorkerStartFailed(worker_id=worker.worker_id, error=error.sentence))
         turn.kill(index, "the task could not be loaded in it")
         failed = turn.budgets.failed_starts + 1
         turn.budgets = replace(turn.budgets, failed_starts=failed, grow_not_before=turn.now + 30.0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch, StorageUnusable
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
+from shoal_workers.contract.errors.mistakes import REFUSED
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ErrorReport, ExitKind, Phase
 from shoal_workers.contract.worker_reports import SavedPart
@@ -47,6 +48,8 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
     if not isinstance(error, Exception):
         return None  # KeyboardInterrupt, SystemExit: not an error of training
     report = error.report if isinstance(error, TaskFailed) else report_of(error, phase)
+    if isinstance(error, StateMismatch):
+        report = report.model_copy(update={"mistake": REFUSED})
     return GenerationEnd(_kind(error, report, phase, is_formed=is_formed), report)
 
 

@@ -58,7 +58,7 @@ class Generation:
     @property
     def user_code(self) -> UserCode:
         """Context manager around calls into the task."""
-        return UserCode(lambda: self.position.phase)
+        return UserCode(lambda: self.position.phase, self.task.line_of)
 
     @property
     def loss_share(self) -> float:

@@ -33,6 +33,9 @@ from shoal_workers.engine.task.model_calls import ModelCalls
 from shoal_workers.engine.task.randomness import seed_everything
 from shoal_workers.tasks.balance import forget_load, move_biases, sum_load
 
+_SHOWN = 8
+"""Names of parameters in a remark."""
+
 
 class GradientPass:
     """Computes the gradients of one generation on one rank. Training thread only.
@@ -69,6 +72,8 @@ class GradientPass:
             forget_load(part)
         if self._exact is None:
             shares = self.passes.shares(step, self._batches, scale)
+            if step == 0:
+                self._remark_unused()
             self._partial_gradients.add_up()
             self._sum_load()
             self._agree(shares)
@@ -133,6 +138,21 @@ class GradientPass:
         with self._generation.user_code:
             self._metrics.agree(shares)
         self._generation.check()
+
+    def _remark_unused(self) -> None:
+        """After the first step's passes: name the parameters without a gradient in the log, from one rank. Such a
+        parameter is a mistake more often than not, and keeps its initial value. An expert may have got no token."""
+        generation = self._generation
+        if generation.rank != 0 or generation.layout.pp > 1 or generation.plan.experts:
+            return
+        unused = [name for name, one in self._assembly.named_parameters() if one.requires_grad and one.grad is None]
+        if unused:
+            more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+            generation.outbox.log_text(
+                f"{len(unused)} parameters got no gradient in the first step and are not trained: "
+                f"{', '.join(unused[:_SHOWN])}{more}. Use them in forward(), leave them out of the model, or set "
+                "requires_grad_(False) if this is meant."
+            )
 
     def _sum_load(self) -> None:
         """Sum the experts' loads over the ranks that have the same blocks and other samples or tokens."""

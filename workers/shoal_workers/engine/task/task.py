@@ -8,7 +8,9 @@ frames (user_code.py). Called by the engine and the passes.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,7 +22,9 @@ from shoal_workers.contract.spec import JobSpec, OptimizerSpec
 from shoal_workers.engine.parallel.fsdp_units import default_shard_units
 from shoal_workers.engine.task.metrics import Metrics
 from shoal_workers.engine.task.randomness import seed_everything
-from shoal_workers.engine.task.returned import Returned, read_returned
+from shoal_workers.engine.task.returned import Returned, place_of, read_returned
+
+_SHOWN_CLASSES = 12
 
 
 @runtime_checkable
@@ -89,6 +93,11 @@ class LoadedTask:
         """The task's loss of a micro-batch, and its metrics. Raises also for what is neither."""
         return read_returned(self._task.loss(model, batch), self._task.loss)
 
+    def line_of(self, member: str) -> str:
+        """Where a member of the task is defined: `digits.py:38 in loss()`; empty: nowhere that can be named."""
+        function: Any = getattr(self._task, member, None)
+        return f"{place_of(function)} in {member}()" if hasattr(function, "__code__") else ""
+
     def metrics(self, device: torch.device, *, writes_log: bool) -> Metrics:
         """For the metrics of one generation's training, or of its validation."""
         return Metrics(self._task.loss, device, writes_log=writes_log)
@@ -127,7 +136,15 @@ class LoadedTask:
         if data is None and split != "train":
             return None
         if data is None or len(data) == 0:
-            raise ValueError(f"build_dataset({split!r}) returned {'None' if data is None else 'no samples'}.")
+            way_out = (
+                "Check what it reads: the training split needs at least one sample."
+                if split == "train"
+                else "Return None if there are none, or set validation.samples: 0."
+            )
+            raise ValueError(
+                f"{self.line_of('build_dataset')}: build_dataset({split!r}) returned "
+                f"{'None' if data is None else 'no samples'}. {way_out}"
+            )
         return data  # type: ignore[no-any-return]
 
     def build_model(self) -> nn.Module:
@@ -135,7 +152,10 @@ class LoadedTask:
         seed_everything(self._spec.seed)
         model = self._task.build_model()
         if not isinstance(model, nn.Module):
-            raise TypeError(f"build_model() returned {type(model).__name__}, not a torch.nn.Module.")
+            raise TypeError(
+                f"{self.line_of('build_model')}: build_model() returned {_kind(model)}, not a torch.nn.Module. Does it "
+                "end with `return model`?"
+            )
         if describe := getattr(self._task, "export_config", None):
             self.export = dict(describe(model))
         return model
@@ -147,7 +167,10 @@ class LoadedTask:
             return None
         optimizer = build(model, settings.model_dump())
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"build_optimizer() returned {type(optimizer).__name__}, not a torch.optim.Optimizer.")
+            raise TypeError(
+                f"{self.line_of('build_optimizer')}: build_optimizer() returned {_kind(optimizer)}, not a "
+                "torch.optim.Optimizer."
+            )
         return optimizer
 
     @property
@@ -162,16 +185,62 @@ class LoadedTask:
 def load_task(spec: JobSpec) -> LoadedTask:
     """Import the class that `spec.task` names and construct it. Raises whatever the import or the class raises."""
     module_name, _, class_name = spec.task.partition(":")
-    module = importlib.import_module(module_name)
+    module = _imported(module_name, spec)
     try:
         task_class = getattr(module, class_name)
     except AttributeError:
-        known = ", ".join(name for name, value in vars(module).items() if isinstance(value, type)) or "none"
+        classes = [name for name, value in vars(module).items() if isinstance(value, type)]
+        known = ", ".join(classes[:_SHOWN_CLASSES]) + (", ..." if len(classes) > _SHOWN_CLASSES else "") or "none"
         raise AttributeError(
             f"task {spec.task!r}: {module_name} has no {class_name!r}. Classes there: {known}."
         ) from None
+    if not isinstance(task_class, type):
+        raise TypeError(
+            f"task {spec.task!r}: {class_name} ({place_of(task_class)}) is {_kind(task_class)}, not a class. Name a "
+            "class with build_model(), build_dataset() and loss()."
+        )
+    _refuse_signature(task_class)
     task = task_class(model=spec.model, data=spec.data, seed=spec.seed)
     missing = [name for name in ("build_model", "build_dataset", "loss") if not callable(getattr(task, name, None))]
     if missing:
-        raise TypeError(f"task {spec.task!r} lacks {' and '.join(f'{name}()' for name in missing)}.")
+        raise TypeError(
+            f"task {spec.task!r} lacks {' and '.join(f'{name}()' for name in missing)}. A task is a class that builds "
+            "its model and its data and computes a loss; Shoal runs the training loop."
+        )
     return LoadedTask(task, spec)
+
+
+def _imported(name: str, spec: JobSpec) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # something that the module imports
+        where = f"in {spec.code.working_dir}" if spec.code.working_dir else "and code.working_dir is not set"
+        where = "in the uploaded code" if spec.code.archive else where
+        raise ModuleNotFoundError(
+            f"task {spec.task!r}: there is no module {error.name!r} {where}. Set code.working_dir to the directory "
+            "that contains it.",
+            name=error.name,
+        ) from None
+
+
+def _refuse_signature(task_class: type) -> None:
+    try:
+        signature = inspect.signature(task_class)
+        signature.bind(model={}, data={}, seed=0)
+    except ValueError:
+        return  # nothing is known of it
+    except TypeError as error:
+        constructor: Any = vars(task_class).get("__init__")
+        where = f" ({place_of(constructor)})" if hasattr(constructor, "__code__") else ""
+        name = task_class.__name__
+        raise TypeError(
+            f"{name}{where} cannot be constructed as {name}(model=..., data=..., seed=...): {error}. "
+            "Write def __init__(self, model, data, seed)."
+        ) from None
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

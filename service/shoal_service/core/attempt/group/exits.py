@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shoal_service.core.attempt import nodes, worker_pool
 from shoal_service.core.attempt.commands import Interrupt, KillWorker
-from shoal_service.core.attempt.faults import hangs, out_of_memory, silences, suspicion
+from shoal_service.core.attempt.faults import crashes, hangs, out_of_memory, silences, suspicion
 from shoal_service.core.attempt.faults.blame import blame, distrust_memory
 from shoal_service.core.attempt.faults.table import CAUSE_OF_EXIT, FAULTS
 from shoal_service.core.attempt.group import follow_up, orphaned_snapshots, outcome, saved_parts, snapshot_reports
@@ -32,6 +32,7 @@ def worker_lost(turn: Turn, index: int, cause: IncidentCause, witness: str, mess
     if turn.pool.worker(index) is None:
         return
     worker = turn.drop_worker(index)
+    crashes.worker_died(turn, worker, cause)
     silences.lost(turn, worker, cause, message)
     if FAULTS[cause].is_preemption_after_notice and nodes.leave_of(turn.state, worker) is not None:
         cause = IncidentCause.PREEMPTED

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from shoal_service.core.attempt.commands import FindCheckpoint, ForgetDamaged, KillWorker
-from shoal_service.core.attempt.faults import raised_errors, suspicion
+from shoal_service.core.attempt.faults import crashes, raised_errors, suspicion
 from shoal_service.core.attempt.faults.blame import blame, close
 from shoal_service.core.attempt.faults.table import FAULTS, Budget
 from shoal_service.core.attempt.group import forming, orphaned_snapshots, outcome, source
@@ -44,7 +44,7 @@ def follow_when_all_left(turn: Turn) -> None:
     match decision.outcome:
         case Outcome.USER_ERROR:
             failure = _most_frequent(decision.exits)
-            turn.end(EndReason.USER_ERROR, f"{failure.type}: {failure.message}", failure)
+            turn.end(EndReason.USER_ERROR, failure.sentence, failure)
         case Outcome.ENGINE_ERROR | Outcome.EVERY_WORKER_FAILED:
             is_engine = decision.outcome is Outcome.ENGINE_ERROR
             message = f"{raised_errors.message_of(decision.exits[0])} ({decision.reason})"
@@ -240,7 +240,7 @@ def _re_form(turn: Turn) -> None:
         if bound is not None:
             bound = with_more_steps(bound, before.step - state.incident.before.step)
         turn.incident = replace(state.incident, quiesced_at=turn.now, before=before, node_loss=bound)
-    last = state.incident.message if state.incident else "unknown"
+    last = crashes.last_words(state)
     limit = state.target.spec.retry.max_recoveries
     if fruitless >= _LAST_VALIDATIONS and state.is_finishing and outcome.is_durable(state, state.progress.step):
         turn.end(
@@ -309,4 +309,6 @@ def _most_frequent(exits: tuple[WorkerExit, ...]) -> UserFailure:
         phase=error.phase,
         ranks=tuple(sorted(e.rank for e in largest)),
         step=largest[0].step,
+        mistake=error.mistake,
+        line=error.line,
     )

@@ -45,6 +45,31 @@ class RaisedFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A worker's process died, and its exit status is not known yet."""
+
+    worker_id: str
+    rank: int
+    generation: int
+    step: int
+    """Completed steps at the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """The last crash of a worker: it was killed by a signal that its own code caused."""
+
+    words: str
+    """The signal and the place; equal words are the same place."""
+    step: int
+    """Completed steps at the first of them."""
+    generation: int
+    """Of the last of them."""
+    times: int = 1
+    """Groups in a row that crashed there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedIncident:
     """It may still change: a silent node is declared dead, or the exit status of a worker becomes known."""
 
@@ -56,6 +81,8 @@ class ClosedIncident:
 class Health:
     hang: Hang | None = None
     raised: RaisedFault | None = None
+    deaths: tuple[Death, ...] = ()
+    crash: Crash | None = None
     losses: tuple[NodeLoss, ...] = ()
     """Recent ones."""
     suspected: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,124 @@
+"""Tries a task on this machine, in one process and within seconds, before it is submitted. For `shoal check`.
+
+Starts `shoal_workers.check`, because the command line never loads torch, and because the task may crash its process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal_api.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from shoal_api.cli.errors import CliError
+
+_MAX_STACK_CHARS = 100_000
+"""Of what the program printed, from its end."""
+
+
+def describe(task: str, found: dict[str, Any]) -> str:
+    """What was found, for people."""
+    from shoal_api.cli.render.tables import number
+    from shoal_service.core.quantities import size_text
+
+    validation = "" if found["val_loss"] is None else f"; validation loss {found['val_loss']:.4g}"
+    lines = [
+        f"{task} trains: build, three steps, save, load{'' if found['val_loss'] is None else ' and validation'} work",
+        f"  {found['parameters']:,} parameters, checkpoint {size_text(found['checkpoint_bytes'])}",
+        f"  {found['micro_batch_s']:.3g} s per micro-batch of {found['micro_size']} samples on this machine's "
+        f"{found['device'].upper()}, one process",
+        f"  {size_text(found['memory_bytes'])} of memory at most, Python and libraries included"
+        if found["device"] == "cpu"
+        else f"  {size_text(found['memory_bytes'])} of GPU memory at most",
+        f"  loss {number(found['loss'])} in the first step, {number(found['last_loss'])} in the third{validation}",
+    ]
+    return "\n".join([*lines, *(f"  note: {remark}" for remark in found["remarks"])])
+
+
+def read_task(task: str, assignments: Sequence[str]) -> tuple[dict[str, Any], Path]:
+    """The validated spec as a document, and the directory of its code."""
+    from shoal_api.cli.overrides import apply_overrides
+    from shoal_api.cli.spec_file import load_spec
+    from shoal_workers.contract.checks.spec_errors import parse_spec
+
+    module, colon, name = task.partition(":")
+    if colon and name.isidentifier() and not Path(task).exists() and "/" not in module:
+        document = apply_overrides({"task": task, "stop": {"steps": 3}, "code": {"working_dir": "."}}, assignments)
+    else:
+        document = load_spec(task, assignments)
+    spec = parse_spec(document)
+    return spec.model_dump(mode="json"), Path(spec.code.working_dir or ".").expanduser()
+
+
+def try_task(document: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Run the program, in a separate process because the command line never loads torch, and because the task may crash
+    it."""
+    from shoal_api.cli.errors import CliError
+
+    if not directory.is_dir():
+        raise CliError(
+            f"code.working_dir {directory} is not a directory", hint="name the directory of the task's module"
+        )
+    program = [sys.executable, "-m", "shoal_workers.check"]
+    document = {**document, "code": {**document["code"], "working_dir": "."}}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    answer: dict[str, Any] = {}
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
+        process = subprocess.Popen(
+            program,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=printed,
+            text=True,
+            cwd=directory,
+            env=environment,
+        )
+        with process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(document))
+            process.stdin.close()
+            for line in process.stdout:
+                answer = json.loads(line)
+        printed.seek(0)
+        text = printed.read()[-_MAX_STACK_CHARS:]
+    if "found" in answer:
+        return dict(answer["found"])
+    if "failed" in answer:
+        raise _refused(document["task"], answer["failed"])
+    raise _crashed(document["task"], process.returncode, answer, text)
+
+
+def _refused(task: str, failed: dict[str, Any]) -> CliError:
+    from shoal_api.cli.errors import CliError
+
+    if not failed["is_the_tasks"]:
+        words = f"{task} was not tried to the end: {failed['sentence']}"
+        return CliError(words, details=tuple(failed["traceback"].splitlines()), exit_code=ExitCode.FAILED)
+    return CliError(
+        f"{task} does not train ({failed['phase']}): {failed['sentence']}",
+        details=() if failed["mistake"] else tuple(failed["traceback"].splitlines()),
+        exit_code=ExitCode.FAILED,
+    )
+
+
+def _crashed(task: str, code: int, last: dict[str, Any], printed: str) -> CliError:
+    """The process ended without an answer: by a signal, or because it could not begin."""
+    from shoal_api.cli.errors import CliError
+    from shoal_workers.crash_place import place_of_crash
+    from shoal_workers.exit_status import ExitStatus
+
+    status = ExitStatus(signal=-code, place=place_of_crash(printed)) if code < 0 else ExitStatus(code=code)
+    when = f", {last['phase']} {last['note']}".rstrip() if last and not status.place else ""
+    return CliError(
+        f"{task} does not train: its process {status.words()}{when}",
+        details=() if status.place else tuple(printed.strip().splitlines()[-12:]),
+        hint="the fault is in native code that the task runs" if code < 0 and code != -9 else "",
+        exit_code=ExitCode.FAILED,
+    )

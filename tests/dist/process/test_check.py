@@ -1,0 +1,67 @@
+"""`shoal check` as a user runs it, with a task that crashes its process; and the words for what it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from shoal_api.cli.task_trial import describe
+from shoal_workers.crash_place import place_of_crash
+
+TASKS = Path(__file__).parents[2] / "kit" / "tasks"
+
+
+def test_a_crash_is_reported_with_signal_phase_and_line() -> None:
+    command = [sys.executable, "-m", "shoal_api.cli.main", "check", "mistaken_tasks:Crash", "--json"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+    }
+    command += ["--set", "validation.samples=4"]
+    done = subprocess.run(command, cwd=TASKS, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert re.fullmatch(
+        r"mistaken_tasks:Crash does not train: its process was killed by signal 11 \(SIGSEGV\) in validation, at "
+        r"mistaken_tasks\.py:\d+ in loss\(\)",
+        error["message"],
+    ), error
+    assert error["details"] == []
+
+
+def test_the_place_of_a_crash_is_that_of_the_training_thread() -> None:
+    stacks = (
+        "Fatal Python error: Segmentation fault\n\nThread 0x01 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 320 in wait\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/v/site-packages/torch/nn/functional.py", line 9 in linear\n'
+        '  File "/home/me/digits.py", line 41 in loss\n'
+        '  File "/v/site-packages/shoal_workers/engine/step/passes.py", line 80 in _forward_backward\n'
+        '  File "/v/site-packages/shoal_workers/engine/engine.py", line 231 in _train\n'
+    )
+    assert place_of_crash(stacks) == " in a training step, at digits.py:41 in loss()"
+    assert place_of_crash(stacks.replace("engine/engine.py", "other.py")) == ""
+    assert place_of_crash("") == ""
+
+
+def test_what_was_found_is_said_in_words() -> None:
+    found = {
+        "parameters": 1234,
+        "micro_batch_s": 0.0123,
+        "micro_size": 4,
+        "memory_bytes": 350 << 20,
+        "device": "cpu",
+        "checkpoint_bytes": 20 << 10,
+        "loss": 2.5,
+        "last_loss": 2.25,
+        "val_loss": None,
+        "remarks": ["compile is not tried."],
+    }
+    text = describe("digits:Classifier", found)
+    assert "1,234 parameters" in text and "0.0123 s per micro-batch of 4 samples" in text
+    assert "loss 2.5 in the first step, 2.25 in the third\n  note: compile is not tried." in text

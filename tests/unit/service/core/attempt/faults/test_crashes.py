@@ -1,0 +1,71 @@
+"""Workers that are killed by a signal of their own code at the same place, three groups in a row, end the attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal_service.core.attempt.events import DeathExplained
+from shoal_service.core.attempt.state.stages import Stage
+from shoal_workers.contract.job import EndReason
+
+PLACE = "in validation, at digits.py:41 in loss()"
+SEGMENTATION = f"process 12 on 10.0.0.1 was killed by signal 11 (SIGSEGV) {PLACE}"
+
+
+NewWorld = Callable[..., Any]
+
+
+def running(new_world: NewWorld) -> Any:
+    world: Any = new_world(workers=6, min_workers=1, retry={"max_recoveries": 50}).open(then=3)
+    return world
+
+
+def crash(world: Any, words: str, *, steps: int = 0, ranks: int = 1) -> None:
+    """Workers of the group die, the next group forms, and then their exit status becomes known."""
+    dead = [world.state.pool.worker(index).worker_id for index in [*world.state.group.workers][:ranks]]
+    for index in [*world.state.group.workers][:ranks]:
+        world.die(index)
+        world.deliver_all()
+    world.until(Stage.RUNNING)
+    for worker_id in dead:
+        world.feed(DeathExplained(worker_id, words))
+    if steps:
+        world.run(steps)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_third_crash_in_a_row_at_one_place_ends_the_attempt_in_words(new_world: NewWorld, ranks: int) -> None:
+    world = running(new_world)
+    for _ in range(3):
+        assert world.end is None
+        crash(world, SEGMENTATION, ranks=ranks)
+    assert world.end is not None and world.end.reason is EndReason.USER_ERROR
+    assert world.end.message.startswith(
+        "killed by signal 11 (SIGSEGV) in validation after step 3, at digits.py:41 in loss(), 3 times in a row at the "
+        "same place; run `shoal check`"
+    ), world.end.message
+    assert world.end.failure is not None and world.end.failure.mistake == "crash"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["process 12 on 10.0.0.1 was killed by signal 9 (SIGKILL)", "process 12 on 10.0.0.1 exited with 3"],
+)
+def test_a_signal_from_outside_is_no_crash(new_world: NewWorld, words: str) -> None:
+    world = running(new_world)
+    for _ in range(4):
+        crash(world, words)
+    assert world.end is None
+
+
+def test_crashes_at_different_places_or_steps_do_not_add_up(new_world: NewWorld) -> None:
+    world = running(new_world)
+    other = SEGMENTATION.replace("41", "52")
+    for words in (SEGMENTATION, SEGMENTATION, other, SEGMENTATION):
+        crash(world, words)
+    crash(world, SEGMENTATION, steps=5)
+    crash(world, SEGMENTATION, steps=5)
+    assert world.end is None

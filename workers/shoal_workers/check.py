@@ -1,0 +1,262 @@
+"""`python -m shoal_workers.check`: tries a task in one process: build, three steps, save, load, validate.
+
+    prepare    the class is imported and constructed, the data are opened
+    2 steps    one micro-batch each: batch, forward, backward, update
+    save       a checkpoint in a temporary directory, committed
+    load       the state is read back from it, and one more step and a validation follow
+
+It runs the engine that trains, as a group of one rank on the data axes. Standard input is the spec as JSON; each line
+of standard output is a JSON object: {"phase": ...} when a phase begins, and at last {"found": ...} or {"failed": ...}.
+If the process crashes, the last phase and the stack on standard error tell where. Called by `shoal check`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import resource
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal_workers.checkpoint.commit import marker_of, newest_committed, write_marker
+from shoal_workers.contract.checks.spec_errors import parse_spec
+from shoal_workers.contract.layout import fully_sharded
+from shoal_workers.contract.messages import Assignment, ErrorReport, ExitKind, LogStream, Phase
+from shoal_workers.contract.model.hf import HF_TASK
+from shoal_workers.contract.model.lm import LM_TASK
+from shoal_workers.contract.spec import JobSpec
+from shoal_workers.contract.worker_reports import (
+    GroupFormed,
+    SavedPart,
+    StepReport,
+    StepSkipped,
+    ValidationReport,
+    WorkerReport,
+)
+from shoal_workers.engine.engine import Engine
+from shoal_workers.engine.group.store.server import StoreServer
+from shoal_workers.engine.process.outbox import Outbox
+
+_STEPS = 3
+_SAVED_AFTER = 2
+_TEXT_BYTES = 4 << 20
+"""Of the text of a built-in task: enough for a few samples, tokenised within a second."""
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a task is, and what a micro-batch takes on this machine."""
+
+    parameters: int
+    micro_batch_s: float
+    """Batch, forward, backward and update of the second step."""
+    micro_size: int
+    memory_bytes: int
+    """Peak of this process; on a GPU, of the tensors there."""
+    device: str
+    checkpoint_bytes: int
+    loss: float | None
+    """Of the first step; None: fp16 has overflowed in it."""
+    last_loss: float | None
+    val_loss: float | None
+    """None: the spec asks for no validation, or the task has no such data."""
+    remarks: tuple[str, ...] = ()
+    """What is probably not meant, and what was not tried."""
+
+
+class TaskRefused(Exception):
+    """The task cannot train. `report` tells why."""
+
+    def __init__(self, kind: ExitKind, report: ErrorReport) -> None:
+        super().__init__(report.message)
+        self.kind = kind
+        self.report = report
+
+
+def main() -> int:
+    """Exit status 1 if the task cannot train."""
+    faulthandler.enable()
+    spec = parse_spec(json.load(sys.stdin))
+    sys.path.insert(0, str(Path(spec.code.working_dir or ".").expanduser()))
+    lines, sys.stdout = sys.stdout, sys.stderr  # what the task prints does not belong to the answer
+
+    def say(document: dict[str, Any]) -> None:
+        lines.write(json.dumps(document) + "\n")
+        lines.flush()
+
+    with tempfile.TemporaryDirectory(prefix="shoal-check-") as directory:
+        try:
+            found = check(spec, Path(directory), lambda phase, note: say({"phase": phase, "note": note}))
+        except TaskRefused as error:
+            failed = {**error.report.model_dump(mode="json"), "sentence": error.report.sentence}
+            say({"failed": {**failed, "is_the_tasks": error.kind is ExitKind.USER_ERROR}})
+            return 1
+    say({"found": asdict(found)})
+    return 0
+
+
+def check(spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> Checked:
+    """Train three steps of `spec`; Shoal's own files are only in `directory`.
+
+    Args:
+        on_phase: called on the training thread with each phase and the number of completed steps in words.
+
+    Raises:
+        TaskRefused: the task, or its data, or its model does not train.
+    """
+    found = _Check(reduced(spec, directory), directory, on_phase).run()
+    return replace(found, remarks=(*found.remarks, *_not_tried(spec)))
+
+
+def _not_tried(spec: JobSpec) -> Iterator[str]:
+    if spec.worker.gpus and not torch.cuda.is_available():
+        yield "worker.gpus is set, and this machine has no GPU: it was tried on the CPU."
+    if spec.parallelism != "auto":
+        yield "parallelism is not tried: one process uses the data axes only."
+    if spec.compile:
+        yield "compile is not tried."
+
+
+def reduced(spec: JobSpec, directory: Path) -> JobSpec:
+    """The same task, with one micro-batch in a step and three steps, on one rank."""
+    has_gpu = bool(spec.worker.gpus) and torch.cuda.is_available()
+    micro_size = spec.batch.micro_size
+    data = spec.data
+    if spec.task in (LM_TASK, HF_TASK):
+        most = min(_TEXT_BYTES, data.get("max_bytes") or _TEXT_BYTES)
+        data = {**data, "max_bytes": most, "cache_dir": str(directory / "text")}
+    return spec.model_copy(
+        update={
+            "data": data,
+            "batch": spec.batch.model_copy(update={"global_size": micro_size}),
+            "stop": spec.stop.model_copy(update={"steps": _STEPS, "epochs": None, "tokens": None}),
+            "parallelism": "auto",
+            "compile": False,
+            "worker": spec.worker if has_gpu else spec.worker.model_copy(update={"gpus": 0}),
+            "checkpoint": spec.checkpoint.model_copy(update={"every_steps": None, "every_s": None}),
+            "validation": spec.validation.model_copy(
+                update={"every_steps": None, "samples": min(spec.validation.samples, micro_size)}
+            ),
+            "snapshot": spec.snapshot.model_copy(update={"enabled": False}),
+        }
+    )
+
+
+class _Check:
+    """One try. `run` is called on the training thread; a second thread reads the engine's reports."""
+
+    def __init__(self, spec: JobSpec, directory: Path, on_phase: Callable[[Phase, str], None]) -> None:
+        self._spec = spec
+        self._root = str(directory / "checkpoints")
+        self._say = on_phase
+        self._outbox = Outbox("check")
+        self._store = StoreServer("127.0.0.1", secrets.token_hex(16))
+        self._engine = Engine(
+            spec, checkpoint_root=self._root, outbox=self._outbox, store=self._store, on_phase=self._on_phase
+        )
+        self._generation = 1
+        self._reports: list[WorkerReport] = []
+        self._remarks: list[str] = []
+        self._second_step = [0.0, 0.0]
+        """When it began and ended."""
+
+    def run(self) -> Checked:
+        reader = threading.Thread(target=self._read_reports, name="shoal-reports")
+        reader.start()
+        try:
+            self._prepare()
+            self._train(None)
+            self._generation = 2
+            self._train(newest_committed(self._root))
+        finally:
+            self._engine.close()
+            self._outbox.close()
+            reader.join()
+        return self._found()
+
+    def _prepare(self) -> None:
+        try:
+            self._engine.prepare()
+        except Exception as error:
+            report = getattr(error, "report", None)
+            if not isinstance(report, ErrorReport):
+                raise
+            raise TaskRefused(ExitKind.USER_ERROR, report) from None
+
+    def _train(self, restore_from: str | None) -> None:
+        """One generation: until the checkpoint after the second step, or to the end."""
+        ended = self._engine.run(
+            Assignment(
+                job_id="check",
+                attempt=1,
+                generation=self._generation,
+                rank=0,
+                layout=fully_sharded(1),
+                store_host=self._store.host,
+                store_port=self._store.port,
+                restore_from=restore_from,
+            )
+        )
+        if ended.error is not None:
+            raise TaskRefused(ended.kind, ended.error)
+        if ended.saved_part is not None:
+            marker = marker_of([ended.saved_part], job_id="check", attempt=1, now=time.time())
+            write_marker(ended.saved_part.directory, marker)
+
+    def _on_phase(self, phase: Phase, step: int) -> None:
+        if self._generation == 1 and phase is Phase.FORWARD and step == _SAVED_AFTER - 1:
+            self._engine.request_yield(1)
+            self._second_step[0] = time.perf_counter()
+        elif self._generation == 1 and phase is Phase.SAVING:
+            self._second_step[1] = time.perf_counter()
+        self._say(phase, f"after step {step}" if step else "")
+
+    def _read_reports(self) -> None:
+        after = 0
+        while True:
+            poll = self._outbox.poll(after, _POLL_S, lambda: self._engine.progress)
+            after = poll.seq
+            self._reports += poll.reports
+            self._remarks += [line.text for line in poll.logs if line.stream is LogStream.SHOAL]
+            for item in poll.reports:
+                if isinstance(item, SavedPart):
+                    self._engine.note_commit(self._generation, item.step)
+            if self._outbox.is_closed and not poll.reports:
+                return
+
+    def _found(self) -> Checked:
+        losses = [item.loss for item in self._reports if isinstance(item, StepReport | StepSkipped)]
+        formed = next(item for item in self._reports if isinstance(item, GroupFormed))
+        saved = next(item for item in self._reports if isinstance(item, SavedPart))
+        validated = [item.loss for item in self._reports if isinstance(item, ValidationReport)]
+        return Checked(
+            parameters=formed.num_parameters,
+            micro_batch_s=self._second_step[1] - self._second_step[0],
+            micro_size=self._spec.batch.micro_size,
+            memory_bytes=self._memory_bytes(),
+            device=self._engine.device,
+            checkpoint_bytes=sum(file.bytes for file in saved.files),
+            loss=losses[0],
+            last_loss=losses[-1],
+            val_loss=validated[-1] if validated else None,
+            remarks=tuple(self._remarks),
+        )
+
+    def _memory_bytes(self) -> int:
+        if self._engine.device == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())
