@@ -39,6 +39,7 @@ types: setup     ## mypy strict
 
 bench: bench-overhead bench-api bench-start bench-forming bench-busy-host bench-data bench-determinism bench-snapshots bench-gradient-log bench-schedule bench-gpu ## every benchmark; recovery and layouts in a short form
 	@$(BIN)/python bench/recovery/main.py --systems shoal --events worker_kill --kills 1
+	@$(BIN)/python bench/recovery/takeover.py --trials 1 --databases sqlite
 	@$(BIN)/python bench/layouts/main.py --parts relayout,moving,planner
 
 bench-overhead: setup ## Shoal against the same training loop under plain torchrun

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import socket
-import subprocess
-import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
+from kit.postgres import MISSING, PostgresServer, is_installed, running_postgres
 from shoal_service.reports import SupervisorReports
 from shoal_service.store import Lease, Store
 from shoal_service.views import JobStatus
@@ -25,52 +18,12 @@ from shoal_workers.contract.job import JobState
 from shoal_workers.contract.spec import JobSpec
 
 
-@dataclass(frozen=True)
-class PostgresServer:
-    """A cluster of its own in a temporary directory, on a free port of loopback."""
-
-    programs: Path
-    user: str | None
-    port: int
-
-    def run(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [str(self.programs / program), *arguments], check=True, user=self.user, cwd="/", capture_output=True
-        )
-
-    def connect(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(f"postgresql://shoal@127.0.0.1:{self.port}/postgres", autocommit=True)
-
-    def schema_url(self, name: str) -> str:
-        """A schema looks like a database of its own, and costs a hundredth of one to make."""
-        return f"postgresql://shoal@127.0.0.1:{self.port}/postgres?options=-csearch_path%3D{name}"
-
-
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    programs = _postgres_programs()
-    if programs is None:
-        pytest.skip("PostgreSQL's server programs (initdb, pg_ctl) are not installed")
-    user = _unprivileged_user()
-    # Not pytest's tmp_path: other users may not read it, and its path may be too long for a Unix socket.
-    home = Path(tempfile.mkdtemp(prefix="shoal-pg-"))
-    try:
-        home.chmod(0o700)
-        if user is not None:
-            account = pwd.getpwnam(user)
-            os.chown(home, account.pw_uid, account.pw_gid)
-        server = PostgresServer(programs, user, _free_port())
-        data = str(home / "data")
-        server.run("initdb", "-D", data, "-U", "shoal", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-        settings = f"-c listen_addresses=127.0.0.1 -c port={server.port} -c unix_socket_directories={home} "
-        settings += "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c max_connections=100"
-        server.run("pg_ctl", "-D", data, "-w", "-l", str(home / "log"), "-o", settings, "start")
-        try:
-            yield server
-        finally:
-            server.run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    if not is_installed():
+        pytest.skip(MISSING)
+    with running_postgres() as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
@@ -80,11 +33,8 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'shoal.db'}"
         return
     server: PostgresServer = request.getfixturevalue("postgres")
-    name = f"shoal_{uuid.uuid4().hex[:12]}"
-    with server.connect() as connection:
-        connection.execute(f"CREATE SCHEMA {name}".encode())
-        yield server.schema_url(name)
-        connection.execute(f"DROP SCHEMA {name} CASCADE".encode())
+    with server.schema() as url:
+        yield url
 
 
 @pytest.fixture
@@ -151,26 +101,3 @@ def begin(store: Store, lease: Lease) -> Callable[..., Attempt]:
         return Attempt(store, job_id, number, lease.epoch)
 
     return _begin
-
-
-def _postgres_programs() -> Path | None:
-    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
-    on_path = shutil.which("initdb")
-    candidates = [*installed, *([Path(on_path).resolve().parent] if on_path else [])]
-    desired = ("initdb", "pg_ctl")
-    return next((path for path in candidates if all((path / name).exists() for name in desired)), None)
-
-
-def _unprivileged_user() -> str | None:
-    """initdb refuses to run as root."""
-    if os.geteuid() != 0:
-        return None
-    names = {account.pw_name for account in pwd.getpwall()}
-    return "postgres" if "postgres" in names else "nobody"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -235,9 +235,13 @@ class ControlLoop:
         """None while another control plane, which may be alive, holds it."""
         ttl_s = self._config.lease_ttl_s
         lease = self._store.acquire_lease(self._config.owner, ttl_s=ttl_s, now=now)
-        if lease is None and (other := self._store.current_lease()) is not None and is_gone(other.owner):
+        other = self._store.current_lease() if lease is None else None
+        if other is not None and (is_gone(other.owner) or self._store.has_left(other.owner)):
             self._store.release_lease(other.owner)
             lease = self._store.acquire_lease(self._config.owner, ttl_s=ttl_s, now=now)
+        if lease is not None and self._lease is None:
+            fields = {"epoch": lease.epoch, "before": other.owner if other is not None else ""}
+            _log.info("lease.taken", extra=fields)
         return lease
 
     async def _read_cluster(self, rows: Sequence[DriveRow]) -> bool:

@@ -7,6 +7,7 @@ wait in a queue before the database. SQLite's own busy handler is unfair: it pol
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Column, ColumnElement, Connection, Engine, Table, cast, create_engine, event, func
+from sqlalchemy import JSON, Column, ColumnElement, Connection, Engine, Table, cast, create_engine, event, func, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError
@@ -53,6 +54,8 @@ class Database:
         self._writing = self._engine.execution_options(**{_WRITES: True})
         self.tallies = DatabaseTallies()
         event.listen(self._engine, "after_cursor_execute", self._executed)
+        self._announced: Connection | None = None
+        self._announcing = threading.Lock()
         self._queue: AbstractContextManager[Any] = threading.Lock() if self.is_sqlite else nullcontext()
 
     @contextmanager
@@ -67,8 +70,42 @@ class Database:
         with self._timed("write"), self._queue, self._writing.begin() as connection:
             yield connection
 
+    def announce(self, name: str) -> bool:
+        """Lets other processes see that this one lives, by a lock that PostgreSQL keeps as long as the connection does.
+        Repeat it: the connection may have broken. False: the database cannot do that (SQLite), or does not now."""
+        if self.is_sqlite:
+            return False
+        with self._announcing:
+            try:
+                if self._announced is None:
+                    self._announced = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                    return bool(self._announced.execute(_TRY_LOCK, {"key": _key_of(name)}).scalar_one())
+                return bool(self._announced.execute(_HOLDS_LOCK, _parts_of(name)).scalar_one())
+            except (OperationalError, InterfaceError, SqlTimeoutError):
+                self._withdraw()
+                return False
+
+    def is_announced(self, name: str) -> bool:
+        """Whether a process of that name lives; always True on SQLite, which cannot know."""
+        if self.is_sqlite:
+            return True
+        with self.read() as tx:
+            return bool(tx.execute(_IS_LOCKED, _parts_of(name)).scalar_one())
+
+    def withdraw(self) -> None:
+        """Undoes `announce`."""
+        with self._announcing:
+            self._withdraw()
+
     def close(self) -> None:
+        self.withdraw()
         self._engine.dispose()
+
+    def _withdraw(self) -> None:
+        if self._announced is not None:
+            self._announced.invalidate()  # not back into the pool: the lock is the connection's
+            self._announced.close()
+            self._announced = None
 
     @contextmanager
     def _timed(self, kind: str) -> Iterator[None]:
@@ -98,6 +135,27 @@ def _reachable() -> Iterator[None]:
     except (OperationalError, InterfaceError, SqlTimeoutError) as error:
         reason = error.orig if isinstance(error, OperationalError | InterfaceError) else error
         raise StoreUnavailable(f"The database does not answer: {reason}") from error
+
+
+_LOCKED = (
+    "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND classid = CAST(CAST(:high AS bigint) AS oid) AND objid = CAST(CAST(:low AS bigint) AS oid) "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()){more})"
+)
+_IS_LOCKED = text(_LOCKED.format(more=""))
+_HOLDS_LOCK = text(_LOCKED.format(more=" AND pid = pg_backend_pid()"))
+_TRY_LOCK = text("SELECT pg_try_advisory_lock(:key)")
+
+
+def _key_of(name: str) -> int:
+    """A signed number of 64 bits."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], signed=True)
+
+
+def _parts_of(name: str) -> dict[str, int]:
+    """The two halves of the key, as PostgreSQL shows them."""
+    high, low = divmod(_key_of(name) % (1 << 64), 1 << 32)
+    return {"high": high, "low": low}
 
 
 def insert(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:

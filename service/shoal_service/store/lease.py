@@ -2,7 +2,8 @@
 
 The epoch is a fencing token (Kleppmann 2016): every write of the control loop locks the lease's row until it commits,
 so an owner that was suspended and resumes after it was replaced cannot write one more row. `now` comes from the
-control planes: their clocks must differ by much less than the time to live.
+control planes: their clocks must differ by much less than the time to live. With PostgreSQL the owner also holds a lock
+as long as its connection lasts, so that the end of its process is noticed before the lease expires.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, case, or_, select, update
 
+from shoal_service.store.database import Database
 from shoal_service.store.errors import LeaseLost
 from shoal_service.store.tables import lease
 
@@ -40,6 +42,19 @@ def acquire(connection: Connection, owner: str, *, ttl_s: float, now: float) -> 
     return None if epoch is None else Lease(owner, epoch, expires_at)
 
 
+def announced(connection: Connection, owner: str) -> None:
+    """The owner is announced (`Database.announce`), so others may take its silence for its end."""
+    differs = lease.c.session_owner != owner
+    statement = update(lease).where(lease.c.num == 1, lease.c.owner == owner, differs)
+    connection.execute(statement.values(session_owner=owner))
+
+
+def announced_owner(connection: Connection) -> str:
+    """The owner of the lease, if it has been announced; else empty."""
+    row = connection.execute(select(lease.c.owner, lease.c.session_owner)).one()
+    return row.owner if row.owner == row.session_owner else ""
+
+
 def release(connection: Connection, owner: str) -> None:
     """The next owner can acquire the lease without waiting; does nothing if `owner` does not hold it."""
     connection.execute(update(lease).where(lease.c.num == 1, lease.c.owner == owner).values(owner="", expires_at=0.0))
@@ -56,3 +71,32 @@ def hold(connection: Connection, epoch: int) -> None:
     row = connection.execute(select(lease.c.epoch, lease.c.owner).with_for_update(read=True)).one()
     if row.epoch != epoch:
         raise LeaseLost(epoch, row.epoch, row.owner)
+
+
+class LeaseMethods:
+    """A part of `Store`."""
+
+    _database: Database
+
+    def acquire_lease(self, owner: str, *, ttl_s: float, now: float) -> Lease | None:
+        """The lease, new or renewed; None while another owner holds it."""
+        with self._database.write() as tx:
+            lease = acquire(tx, owner, ttl_s=ttl_s, now=now)
+        if lease is not None and self._database.announce(owner):
+            with self._database.write() as tx:
+                announced(tx, owner)
+        return lease
+
+    def has_left(self, owner: str) -> bool:
+        """The owner of the lease was announced in the database, and its connection has ended. False: not known."""
+        with self._database.read() as tx:
+            is_known = announced_owner(tx) == owner
+        return is_known and not self._database.is_announced(owner)
+
+    def release_lease(self, owner: str) -> None:
+        with self._database.write() as tx:
+            release(tx, owner)
+
+    def current_lease(self) -> Lease | None:
+        with self._database.read() as tx:
+            return current(tx)

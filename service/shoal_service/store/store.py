@@ -27,7 +27,7 @@ from shoal_service.store.checkpoints.methods import CheckpointMethods
 from shoal_service.store.database import Database, DatabaseTallies
 from shoal_service.store.driving import DriveRow, MoveKind, RowCache, SpecCache
 from shoal_service.store.hub import Hub, Listener, Subscription
-from shoal_service.store.lease import Lease
+from shoal_service.store.lease import LeaseMethods
 from shoal_service.store.lifecycle.methods import LifecycleMethods
 from shoal_service.store.migrate import migrate
 from shoal_service.store.nodes import Suspicion
@@ -61,6 +61,7 @@ from shoal_workers.contract.spec import JobSpec
 
 
 class Store(
+    LeaseMethods,
     SchedulingMethods,
     NodeMethods,
     OverviewMethods,
@@ -255,19 +256,6 @@ class Store(
             return nodes.suspicions(tx)
 
     # --- control loop
-
-    def acquire_lease(self, owner: str, *, ttl_s: float, now: float) -> Lease | None:
-        """The lease, new or renewed; None while another owner holds it."""
-        with self._database.write() as tx:
-            return leases.acquire(tx, owner, ttl_s=ttl_s, now=now)
-
-    def release_lease(self, owner: str) -> None:
-        with self._database.write() as tx:
-            leases.release(tx, owner)
-
-    def current_lease(self) -> Lease | None:
-        with self._database.read() as tx:
-            return leases.current(tx)
 
     def jobs_to_drive(self, *, max_queued: int = 1000, unreadable: dict[str, str] | None = None) -> list[DriveRow]:
         """Every job with an attempt, then the first jobs of the queue. Jobs whose stored spec cannot be read are left

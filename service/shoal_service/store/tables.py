@@ -387,7 +387,6 @@ deletions = Table(  # of jobs; no foreign key: they outlive their jobs
     Column("finished_at", Double, nullable=True),
     Column("document", Text, nullable=False),  # DeletionView
     Index(None, "finished_at"),
-    Index(None, "requested_at"),
 )
 
 lease = Table(
@@ -397,4 +396,5 @@ lease = Table(
     Column("owner", String(255), nullable=False),
     Column("epoch", BigInteger, nullable=False),
     Column("expires_at", Double, nullable=False),
+    Column("session_owner", String(255), nullable=False, server_default=""),  # the owner that Database.announce knows
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import threading
 import uuid
@@ -31,18 +32,8 @@ def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewUrl]:
         yield lambda: f"sqlite:///{tmp_path}/{uuid.uuid4().hex}.db"
         return
     server: Any = request.getfixturevalue("postgres")
-    made: list[str] = []
-
-    def create() -> str:
-        made.append(f"backup_{uuid.uuid4().hex[:12]}")
-        with server.connect() as connection:
-            connection.execute(f"CREATE DATABASE {made[-1]} TEMPLATE template0".encode())
-        return f"postgresql://shoal@127.0.0.1:{server.port}/{made[-1]}"
-
-    yield create
-    with server.connect() as connection:
-        for name in made:
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with contextlib.ExitStack() as databases:
+        yield lambda: databases.enter_context(server.database())
 
 
 def _fill(url: str, jobs: int = 3) -> list[str]:
@@ -130,19 +121,15 @@ def test_a_backup_of_an_older_schema_is_migrated(new_url: NewUrl, tmp_path: Path
 
 
 @pytest.mark.postgres
-def test_a_database_whose_lease_is_held_is_not_replaced(postgres: Any, tmp_path: Path, request: Any) -> None:
-    name = f"held_{uuid.uuid4().hex[:12]}"
-    with postgres.connect() as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0".encode())
-    url = f"postgresql://shoal@127.0.0.1:{postgres.port}/{name}"
-    _fill(url)
-    back_up(url, tmp_path / "held.backup")
-    with pytest.raises(BackupError, match=r"the control plane owner holds the lease\. Stop it first"):
-        restore(url, tmp_path / "held.backup", replace=True, now=105.0)
+def test_a_database_whose_lease_is_held_is_not_replaced(postgres: Any, tmp_path: Path) -> None:
+    file = tmp_path / "held.backup"
+    with postgres.database() as url:
+        _fill(url)
+        back_up(url, file)
+        with pytest.raises(BackupError, match=r"the control plane owner holds the lease\. Stop it first"):
+            restore(url, file, replace=True, now=105.0)
     with pytest.raises(BackupError, match=r"database_url names SQLite, but .*held\.backup is a backup of PostgreSQL"):
-        restore(f"sqlite:///{tmp_path}/x.db", tmp_path / "held.backup", replace=False, now=105.0)
-    with postgres.connect() as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        restore(f"sqlite:///{tmp_path}/x.db", file, replace=False, now=105.0)
 
 
 def test_a_damaged_backup_and_one_that_contradicts_itself_are_refused_and_nothing_is_replaced(tmp_path: Path) -> None:
