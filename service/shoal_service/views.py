@@ -26,6 +26,7 @@ from shoal_service.core.parity import ParityPoint as ParityPoint
 from shoal_service.core.parity import SpecDifference as SpecDifference
 from shoal_service.queue_views import GrowthAnswer, QueuePlace
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.course.best import Standing as Standing
 from shoal_workers.contract.job import IncidentCause, JobState, StateSource, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import LogStream, Phase
@@ -127,6 +128,8 @@ class JobStatus(Frozen):
     """The task's own metrics in the newest step, by name: means over the global batch, as the loss."""
     val_metrics: dict[str, float] = Field(default_factory=dict)
     """Those of the newest validation."""
+    best: Standing | None = None
+    """The best validations so far, and how many there were since; null: there was none."""
     tokens_per_s: float | None = None
     tokens: int = 0
     grad_norm: float | None = None
@@ -295,6 +298,10 @@ class CheckpointView(Frozen):
     message: str = ""
     pinned: bool = False
     """Retention does not delete it."""
+    score: float | None = None
+    """Its `validation.metric`, if it is one of the best checkpoints."""
+    best: int | None = None
+    """1: no validation was better; null: it is not one of the best that `checkpoint.keep_best` keeps."""
 
     @property
     def name(self) -> str:

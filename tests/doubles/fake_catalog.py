@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from doubles.event_loop import Hangs
-from shoal_service.core.retention.checkpoints import choose_deletions
+from shoal_service.core.retention.checkpoints import best_names, choose_deletions
 from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
 from shoal_workers.checkpoint.commit import marker_of
 from shoal_workers.checkpoint.errors import CommitConflict, DamagedCheckpoint, StorageUnusable
@@ -77,10 +77,12 @@ class FakeCatalog:
         damaged: Collection[CheckpointName],
         in_flight: Collection[CheckpointName],
         pinned: Collection[CheckpointName] = (),
+        best: Collection[int] = (),
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         self._require_storage()
         torn = [name for name in self.files if name not in self.markers]
+        pinned = {*pinned, *best_names(self.markers, damaged, best)}
         deletions = choose_deletions(
             list(self.markers), torn, keep=keep, damaged=damaged, in_flight=in_flight, pinned=pinned
         )

@@ -23,8 +23,10 @@ from shoal_service.core.events.generations import (
     GenerationSwitching,
     NonFiniteStepRolledBack,
     NonFiniteStepSkipped,
+    StoppedEarly,
     SwitchLossy,
     Validated,
+    ValidationNotJudged,
 )
 from shoal_service.core.events.incidents import IncidentClosed, IncidentOpened, SnapshotsLacking, SnapshotsRecovering
 from shoal_service.core.events.job import (
@@ -86,6 +88,15 @@ EXAMPLES: list[tuple[JobEvent, str]] = [
     (
         JobExtended(spec_version=2, steps=200, done=120, reopened=True),
         "extended to 200 steps, 120 are done, goes on in place",
+    ),
+    (
+        StoppedEarly(step=80, reason="validation loss did not improve"),
+        "stops early after step 80: validation loss did not improve",
+    ),
+    (
+        ValidationNotJudged(step=20, metric="f1", known=("accuracy",)),
+        "validation after step 20 has no finite f1 (validation.metric), so it counts neither for the best checkpoints "
+        "nor for patience; it has loss, accuracy",
     ),
     (
         JobRetried(done=40, reason="user_error"),

@@ -293,6 +293,7 @@ class Driver:
             code_uri=code_uri,
             goodput=row.status.goodput,
             lost=row.status.lost,
+            standing=row.status.best,
             snapshot_key=secrets.token_hex(16),
             profile=measured_profile(self._config.profiles, has_gpu=row.spec.worker.gpus > 0),
             fork_workers=self._config.fork_workers,

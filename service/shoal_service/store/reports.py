@@ -144,6 +144,7 @@ def _follow_status(edit: JobEdit, reports: SupervisorReports) -> bool:
             "incidents": max(num_incidents, reported.incidents, job.status.incidents),  # over all attempts
             "steps_lost": max(steps_lost, reported.steps_lost, job.status.steps_lost),
             "goodput": newest(job.status.goodput, reported.goodput),
+            "best": reported.best or job.status.best,
             "lost": None if reports.series else job.status.lost,
             "reason": job.status.reason,
             "message": job.status.message,

@@ -11,6 +11,7 @@ from shoal_service.core.lost_attempt import LostAttempt
 from shoal_service.planner import HardwareProfile
 from shoal_service.views import Goodput
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.course.best import Standing
 from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.log_settings import LogSettings
 from shoal_workers.contract.profiling.messages import ProfileRequest
@@ -54,6 +55,8 @@ class SupervisorConfig(Frozen):
     """How the supervisor and its workers write their logs."""
     goodput: Goodput | None = None
     """The job's ledger before this attempt, which continues it."""
+    standing: Standing | None = None
+    """What the validations of the attempts before have shown."""
     lost: LostAttempt | None = None
     """The attempt before, if it was lost with its cluster and no step was completed since."""
 

@@ -26,7 +26,7 @@ def new_attempt(config: SupervisorConfig, now: float) -> Attempt:
         target=Target(spec=config.spec, granted=config.granted, avoided=config.avoid, pinned=config.pinned),
         current=Opening(since=now),
         checkpoints=CheckpointIndex(origin=origin.checkpoint if origin is not None else None),
-        history=History(num_incidents=0 if incident is None else incident.id),
+        history=History(standing=config.standing, num_incidents=0 if incident is None else incident.id),
         incident=incident,
         ledger=goodput.resume(config.goodput, at=now),
     )

@@ -198,6 +198,7 @@ class Catalog(Protocol):
         damaged: Collection[CheckpointName],
         in_flight: Collection[CheckpointName],
         pinned: Collection[CheckpointName] = (),
+        best: Collection[int] = (),
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         """Deletes old checkpoints that `by` may delete; the names of those that are deleted."""

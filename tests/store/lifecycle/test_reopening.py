@@ -12,9 +12,12 @@ from shoal_service.core.endings import AttemptEnd
 from shoal_service.queue_views import ProjectRules
 from shoal_service.store import Store
 from shoal_service.store.errors import LifecycleConflict, QueueFull
+from shoal_service.store.retention.ended import BEGINNING
 from shoal_service.views import CheckpointState, CheckpointView, JobPatch, SchedulePatch, ValidationPatch
+from shoal_workers.contract.course.best import judge
 from shoal_workers.contract.job import EndReason, JobState, UserFailure
-from shoal_workers.contract.spec import StopSpec
+from shoal_workers.contract.marker import CheckpointName
+from shoal_workers.contract.spec import StopSpec, ValidationSpec
 
 Submit = Callable[..., str]
 Begin = Callable[..., Any]
@@ -117,3 +120,19 @@ def test_a_patch_changes_the_end_the_rate_and_validation(store: Store, submit: S
     assert (job.spec.stop, job.spec.schedule.steps) == (StopSpec(tokens=5000), None)
     assert (job.spec.schedule.name, job.spec.validation.every_steps) == ("cosine", 7)
     assert store.events(job_id)[-1].data["schedule"] == {"steps": None}
+
+
+def test_the_best_checkpoints_are_marked_and_kept_and_an_extended_job_has_its_patience_again(
+    store: Store, submit: Submit, begin: Begin
+) -> None:
+    rule, standing = ValidationSpec(patience=1), None
+    for step, loss in ((50, 2.0), (100, 3.0)):
+        standing = judge(standing, rule, 1, step=step, loss=loss, metrics={})
+    half = CheckpointView(step=50, url="/c/h", state=CheckpointState.COMMITTED, attempt=1, generation=1)
+    job_id = submit()
+    begin(job_id).report(checkpoints=(half, LAST), status_checkpoint_step=100, status_best=standing, end=DONE)
+    assert [(one.step, one.best, one.score) for one in store.checkpoints(job_id)] == [(50, 1, 2.0), (100, None, None)]
+    (ended,), _ = store.ended_jobs(before=1e9, after=BEGINNING, limit=10)
+    assert ended.kept == {CheckpointName(50, 1, 1)}
+    best = store.extend_job(job_id, steps=150, now=90.0).status.best
+    assert best is not None and (best.num_since, best.best[0].value) == (0, 2.0)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
+from shoal_workers.contract.course.best import Standing
 from shoal_workers.contract.course.settings import TrainingSettings
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.job import sentence_of
@@ -89,6 +90,8 @@ class Assignment(Frozen):
     """The previous group was lost, so the validation or checkpoint due after the starting step may be missing."""
     settings: TrainingSettings | None = None
     """Replace those of the spec that the worker was started with; None: they are the same."""
+    standing: Standing | None = None
+    """What the validations before have shown."""
     skip_steps: tuple[int, ...] = ()
     """Numbers of steps that are not trained; their samples are skipped."""
     store_timeout_s: float = 60.0

@@ -177,6 +177,9 @@ class CheckpointSpec(Frozen):
     """Seconds between two checkpoints; null: by steps only."""
     keep: int = Field(3, ge=1, le=10_000)
     """Number of committed checkpoints to keep, newest first; the newest undamaged one is never deleted."""
+    keep_best: int = Field(0, ge=0, le=1_000)
+    """Number of checkpoints to keep besides, those of the best validations by `validation.metric`. A validation that is
+    among them saves a checkpoint."""
     wait_s: float = Field(300.0, gt=0, le=86400, allow_inf_nan=False)
     """How long an attempt that looks for its newest checkpoint waits for a storage that does not answer, seconds. It
     asks again meanwhile; then the job fails."""

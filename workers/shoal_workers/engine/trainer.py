@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 
+from shoal_workers.contract.course.best import is_exhausted, judge
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, Phase
 from shoal_workers.contract.spec import NonFinitePolicy
@@ -75,6 +76,7 @@ class Trainer:
         self._snapshots = Snapshots(generation, store, runtime.state, self._extra)
         self._saved_mono = time.monotonic()
         self._num_skipped = 0
+        self._standing = generation.assignment.standing
         self._ended = 0.0
         """When the step before ended."""
         with generation.user_code:
@@ -98,6 +100,8 @@ class Trainer:
         restored = restore(generation, self._runtime.state, self._store)
         generation.position.reach(restored.step)
         self.total_steps = max(self.total_steps, restored.step)  # `stop` may have been shortened
+        if self._stops_early and self._standing is not None and restored.step >= self._standing.judged_step:
+            self.total_steps = restored.step
         for report in restored.past:
             self._recent.add(report)
         self._scaling.restore(restored.loss_scale)
@@ -163,16 +167,22 @@ class Trainer:
             return self._finish(step)
         if requests.yields:
             self._replicas.run(step)
-        if is_due(step, spec.validation.every_steps):
-            self._validate()
+        is_best = is_due(step, spec.validation.every_steps) and self._validate()
+        if self._stops_early:
+            self.total_steps = step
+            return self._finish(step, is_validated=True)
         pending = None
-        if requests.durably or requests.saves or is_due(step, spec.checkpoint.every_steps):
+        if requests.durably or requests.saves or is_best or is_due(step, spec.checkpoint.every_steps):
             pending = self._save(step)
         if requests.yields:
             return GenerationEnd(ExitKind.YIELDED, pending=pending if requests.durably else None)
         return None
 
-    def _finish(self, step: int) -> GenerationEnd:
+    @property
+    def _stops_early(self) -> bool:
+        return is_exhausted(self._standing, self._generation.spec.validation)
+
+    def _finish(self, step: int, *, is_validated: bool = False) -> GenerationEnd:
         """The last checkpoint is committed before the final validation: code of the task that kills its worker there
         must not cost the model."""
         assignment, pending = self._generation.assignment, None
@@ -181,7 +191,8 @@ class Trainer:
             pending = self._save(step)
             self._generation.position.enter(Phase.COMMITTING)
             self._saver.wait_for_commit(pending, assignment.commit_timeout_s, self._generation.check)
-        self._validate()
+        if not is_validated:
+            self._validate()
         return GenerationEnd(ExitKind.FINISHED, pending=pending)
 
     def _step(self) -> Verdict:
@@ -334,12 +345,18 @@ class Trainer:
             metrics=self._gradients.metrics(verdict.metrics),
         )
 
-    def _validate(self) -> None:
-        if self._validation is not None:
-            report = self._validation.run(self._generation.position.step)
-            self._generation.check()
-            if self._generation.rank == 0:
-                self._generation.outbox.report(report)
+    def _validate(self) -> bool:
+        """Whether the checkpoint of this step is one of those to keep for its validation. Equal on all ranks."""
+        if self._validation is None:
+            return False
+        generation, step = self._generation, self._generation.position.step
+        report = self._validation.run(step)
+        generation.check()
+        if generation.rank == 0:
+            generation.outbox.report(report)
+        rule, keep = generation.spec.validation, generation.spec.checkpoint.keep_best
+        self._standing = judge(self._standing, rule, keep, step=step, loss=report.loss, metrics=report.metrics)
+        return step in self._standing.kept_steps
 
     def _save(self, step: int) -> CheckpointName:
         generation = self._generation

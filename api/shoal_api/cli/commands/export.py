@@ -14,6 +14,8 @@ import typer
 from shoal_api.cli.exit_codes import ExitCode
 from shoal_api.cli.session import DEFAULT_URL, JsonFlag, Session, UrlOption, command
 
+BEST = "best"
+
 
 class Dtype(StrEnum):
     """Data type of the tensors that are written."""
@@ -30,8 +32,8 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write to. It must be empty or not exist.")],
     step: Annotated[
-        int | None,
-        typer.Option("--step", min=0, help="Step of the job's checkpoint. Default: the newest."),
+        str | None,
+        typer.Option("--step", help='Step of the job\'s checkpoint, or "best" by validation. Default: the newest.'),
     ] = None,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Data type of the tensors that are written.")] = Dtype.FP32,
     url: UrlOption = DEFAULT_URL,
@@ -59,7 +61,7 @@ def export(
         session.output.document(written, lambda: words)
 
 
-def find_checkpoint(session: Session, source: str, step: int | None) -> str:
+def find_checkpoint(session: Session, source: str, step: str | None) -> str:
     """The checkpoint that `source` names. A word without a slash names a job; only if no job has that name, a
     directory."""
     from shoal_api.cli.errors import CliError
@@ -80,19 +82,25 @@ def find_checkpoint(session: Session, source: str, step: int | None) -> str:
         raise
 
 
-def _checkpoint_of(session: Session, job: str, step: int | None) -> str:
-    """URL of the newest committed checkpoint of a job, or of its checkpoint of `step`."""
+def _checkpoint_of(session: Session, job: str, step: str | None) -> str:
+    """URL of the newest committed checkpoint of a job, of its checkpoint of `step`, or of the best one."""
     from shoal_api.cli.errors import CliError
     from shoal_service.views import CheckpointState
 
     with session.open_client() as client:
         job_id = session.job_id(client, job)
         committed = [one for one in client.checkpoints(job_id) if one.state is CheckpointState.COMMITTED]
-    fitting = [one for one in committed if step in (None, one.step)]
+    if step not in (None, BEST) and not (step.isascii() and step.isdigit()):
+        raise CliError(f"--step {step!r} is neither a step nor {BEST!r}", hint=f"for example: --step {BEST}")
+    if step == BEST:
+        fitting = [one for one in committed if one.best == 1]
+    else:
+        fitting = [one for one in committed if step is None or int(step) == one.step]
     if not fitting:
         steps = ", ".join(str(one.step) for one in sorted(committed, key=lambda one: one.step)) or "none"
         raise CliError(
-            f"job {job_id} has no committed checkpoint" + ("" if step is None else f" of step {step}"),
+            f"job {job_id} has no committed checkpoint"
+            + ("" if step is None else " of its best validation" if step == BEST else f" of step {step}"),
             hint=f"steps with a committed checkpoint: {steps}",
         )
     return max(fitting, key=lambda one: one.step).url

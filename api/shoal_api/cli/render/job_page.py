@@ -48,6 +48,7 @@ def job_page(job: JobView, series: Sequence[SeriesPoint], now: float) -> Table:
             else "",
         ),
         ("validation", _validation(job)),
+        ("best", _best(job)),
         ("metrics", metrics_text(status.metrics)),
         ("", f"validation: {metrics_text(status.val_metrics)}" if status.val_metrics else ""),
         ("tokens/s", number(status.tokens_per_s, 0) if status.tokens_per_s is not None else ""),
@@ -109,6 +110,15 @@ def _validation(job: JobView) -> str:
         return ""
     bits = job.status.val_bits_per_byte
     return f"loss {number(job.status.val_loss)}" + (f", {bits:.3f} bits per byte" if bits is not None else "")
+
+
+def _best(job: JobView) -> str:
+    standing = job.status.best
+    if standing is None or not standing.best:
+        return ""
+    first, patience = standing.best[0], job.spec.validation.patience
+    left = f", {standing.num_since} of {patience} validations without an improvement" if patience is not None else ""
+    return f"{standing.metric} {first.value:.4g} after step {first.step}{left}"
 
 
 def _snapshots(job: JobView) -> str:

@@ -87,7 +87,7 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
         style = _CHECKPOINT_STYLE[one.state]
         table.add_row(
             str(one.step),
-            Text(f"{one.state}, pinned" if one.pinned else one.state, style=style),
+            Text(f"{one.state}{', pinned' if one.pinned else ''}{_best(one)}", style=style),
             *(
                 (size_text(one.bytes), duration_text(one.seconds), duration_text(one.stall_s), str(one.world_size))
                 if one.world_size
@@ -97,6 +97,10 @@ def checkpoints_table(checkpoints: Sequence[CheckpointView]) -> Table | Text:
             f"{one.url}\n{one.message}" if one.message else one.url,
         )
     return table
+
+
+def _best(one: CheckpointView) -> str:
+    return "" if one.best is None else f", best ({one.score:.4g})" if one.best == 1 else f", {one.best}. best"
 
 
 def verification_line(found: VerificationView) -> str:

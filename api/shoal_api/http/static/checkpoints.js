@@ -13,7 +13,7 @@ export function showCheckpoints(state) {
   shown = state;
   const { checkpoints } = state;
   $("unsaved").hidden = checkpoints.length > 0;
-  fill("checkpoints", [...checkpoints].reverse().map((one) => row([whole(one.step), element("span", one.pinned ? `${one.state}, pinned` : one.state, { class: COLOURS[one.state] }), moment(one.committed_at), bytes(one.bytes), seconds(one.seconds),
+  fill("checkpoints", [...checkpoints].reverse().map((one) => row([whole(one.step), element("span", one.state + (one.pinned ? ", pinned" : "") + (one.best === 1 ? `, best (${Number(one.score.toPrecision(4))})` : one.best ? `, ${one.best}. best` : ""), { class: COLOURS[one.state] }), moment(one.committed_at), bytes(one.bytes), seconds(one.seconds),
     seconds(one.stall_s), one.world_size || "–", element("code", one.url), buttons(one)], { title: one.message })));
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from shoal_service.core.attempt import worker_pool
+from shoal_service.core.attempt import validations, worker_pool
 from shoal_service.core.attempt.faults import blame, hangs, stragglers, wrong_results
 from shoal_service.core.attempt.group import follow_up, saved_parts, snapshot_reports
 from shoal_service.core.attempt.state.stages import Running, Stage
@@ -63,6 +63,7 @@ def arrived(turn: Turn, index: int, item: WorkerReport) -> None:
         case SnapshotsStopped():
             snapshot_reports.stopped(turn, item)
         case ValidationReport():
+            validations.judged(turn, item)
             follow_up.close_at_the_end(turn)
         case Profiled():
             pass  # it is the ProfileTaker's

@@ -136,6 +136,38 @@ class NonFiniteStepRolledBack(JobEvent):
         return f"back to step {self.to}, and step {self.step} is left out: {self.message}"
 
 
+class StoppedEarly(JobEvent):
+    """Training ends after this step, because validation has not improved for long enough."""
+
+    type: ClassVar[str] = "validation.stopped_early"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    step: int
+    reason: str
+
+    def words(self) -> str:
+        return f"stops early after step {self.step}: {self.reason}"
+
+
+class ValidationNotJudged(JobEvent):
+    """The validation does not have the metric that `validation.metric` names, or it was not finite."""
+
+    type: ClassVar[str] = "validation.not_judged"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    step: int
+    metric: str
+    known: tuple[str, ...]
+    """The metrics that it has, besides the loss."""
+
+    def words(self) -> str:
+        has = f"it has loss, {', '.join(self.known)}" if self.known else "it has only the loss"
+        return (
+            f"validation after step {self.step} has no finite {self.metric} (validation.metric), so it counts neither "
+            f"for the best checkpoints nor for patience; {has}"
+        )
+
+
 class Validated(JobEvent):
     """The validation loss was computed."""
 

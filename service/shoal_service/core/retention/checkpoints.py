@@ -61,6 +61,15 @@ def choose_deletions(
     return tuple(sorted(deletions, key=lambda deletion: deletion.name))
 
 
+def best_names(
+    committed: Collection[CheckpointName], damaged: Collection[CheckpointName], steps: Collection[int]
+) -> frozenset[CheckpointName]:
+    """Of each of the best steps, the checkpoint to keep: the newest good one."""
+    good = set(committed) - set(damaged)
+    there = {name.step for name in good} & set(steps)
+    return frozenset(max(name for name in good if name.step == step) for step in there)
+
+
 def why_kept(
     name: CheckpointName, committed: Collection[CheckpointName], *, pinned: Collection[CheckpointName], is_over: bool
 ) -> str:

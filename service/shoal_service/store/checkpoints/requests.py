@@ -117,10 +117,10 @@ def _committed(connection: Connection, job_id: str) -> list[CheckpointName]:
 
 
 def _store(connection: Connection, job: JobRecord, view: CheckpointView) -> CheckpointView:
-    """`pinned` is not a part of the row."""
+    """Pins and scores are not a part of the row."""
     row: dict[str, Any] = {
         "state": view.state.value,
-        "document": view.model_copy(update={"pinned": False}).model_dump_json(),
+        "document": view.model_copy(update={"pinned": False, "best": None, "score": None}).model_dump_json(),
     }
     key = (
         checkpoints.c.job_num == job.num,

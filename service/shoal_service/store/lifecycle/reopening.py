@@ -58,6 +58,9 @@ def _reopen(edit: JobEdit, spec: JobSpec, event: JobEvent, message: str) -> None
     standing = step(job.standing, Reopened())
     assert standing is not None, "only an ended job is reopened"
     edit.event(event)
+    best = job.status.best
+    if best is not None:
+        edit.describe(best=best.model_copy(update={"num_since": 0}))  # it may have stopped early
     edit.move(standing, "requested", message)
     edit.set(ended_at=None, failures=0, failure_step=job.status.step, failure=None)
     if job.status.checkpoint_step is None:

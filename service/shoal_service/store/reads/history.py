@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, select
@@ -12,9 +12,17 @@ from sqlalchemy import ColumnElement, Connection, Row, select
 from shoal_service.core.events.catalogue import describe
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.overview.rollups import point_of
-from shoal_service.store.records import pins_of, workers_of
+from shoal_service.store.records import pins_of, read_status, workers_of
 from shoal_service.store.tables import checkpoints, events, incidents, jobs, logs, series
-from shoal_service.views import CheckpointView, EventView, IncidentView, LogView, SeriesPoint, WorkerView
+from shoal_service.views import (
+    CheckpointState,
+    CheckpointView,
+    EventView,
+    IncidentView,
+    LogView,
+    SeriesPoint,
+    WorkerView,
+)
 from shoal_workers.contract.job import JobState
 
 
@@ -109,9 +117,21 @@ def read_checkpoints(connection: Connection, job_id: str) -> list[CheckpointView
 def with_pins(
     connection: Connection, of_job: ColumnElement[bool], found: Sequence[CheckpointView]
 ) -> list[CheckpointView]:
-    """The checkpoints of a job, those that are pinned marked as such."""
-    pins = pins_of(connection.execute(select(jobs.c.pins).where(of_job)).scalar_one())
-    return [one.model_copy(update={"pinned": True}) if one.name in pins else one for one in found]
+    """The checkpoints of a job, with the marks that are not a part of their rows: pinned, and among the best."""
+    row = connection.execute(select(jobs.c.pins, jobs.c.status).where(of_job)).one()
+    pins, standing = pins_of(row.pins), read_status(row.status).best
+    ranked = {} if standing is None else {score.step: (n, score.value) for n, score in enumerate(standing.best, 1)}
+    return [one.model_copy(update=_marks(one, pins, ranked)) for one in found]
+
+
+def _marks(
+    one: CheckpointView, pins: Sequence[str], ranked: Mapping[int, tuple[int, float]]
+) -> dict[str, bool | int | float]:
+    marks: dict[str, bool | int | float] = {"pinned": True} if one.name in pins else {}
+    if one.state is CheckpointState.COMMITTED and one.step in ranked:
+        rank, value = ranked[one.step]
+        marks |= {"best": rank, "score": value}
+    return marks
 
 
 def _num(connection: Connection, job_id: str) -> int:

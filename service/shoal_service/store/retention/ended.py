@@ -20,16 +20,18 @@ from sqlalchemy import (
 )
 
 from shoal_service.core.events.job import JobPruned
+from shoal_service.core.retention.checkpoints import best_names
 from shoal_service.core.retention.ended_jobs import EndedJob, Kind
 from shoal_service.store.database import json_text
 from shoal_service.store.lifecycle import continuing
 from shoal_service.store.overview import rollups
-from shoal_service.store.records import document_of, load, pins_of
+from shoal_service.store.records import document_of, load, pins_of, read_status
 from shoal_service.store.retention import rows
 from shoal_service.store.tables import checkpoints, code_archives, events, job_specs, jobs, logs, series, series_rollups
 from shoal_service.views import CheckpointState
 from shoal_workers.contract.marker import CheckpointName
 
+_COMMITTED = CheckpointState.COMMITTED.value
 Place = tuple[float, int]
 """Where a page of ended jobs begins: the end and the number of the job before."""
 BEGINNING: Place = (0.0, 0)
@@ -43,6 +45,7 @@ def page(connection: Connection, *, before: float, after: Place, limit: int) -> 
         jobs.c.name,
         jobs.c.ended_at,
         jobs.c.pins,
+        jobs.c.status,
         _has(logs).label("logs"),
         _has_rolled_steps().label("series"),
         exists(select(1).where(events.c.job_num == jobs.c.num, events.c.type != JobPruned.type)).label("events"),
@@ -117,14 +120,16 @@ def _checkpoints(connection: Connection, nums: Sequence[int]) -> dict[int, list[
 def _ended(
     row: Row[*tuple[object, ...]], stored: Sequence[tuple[CheckpointName, str]], needed: Sequence[str]
 ) -> EndedJob:
-    """`needed`: the checkpoints that other jobs go on from."""
+    """`needed`: the checkpoints that other jobs go on from. Those of the best validations stay too."""
     pinned = (CheckpointName.parse(name) for name in (*pins_of(row.pins), *needed))
+    standing, committed = read_status(str(row.status)).best, [name for name, state in stored if state == _COMMITTED]
+    best = best_names(committed, (), standing.kept_steps) if standing is not None else frozenset()
     return EndedJob(
         id=row.id,
         name=row.name,
         ended_at=row.ended_at,
         has=frozenset(kind for kind in (Kind.LOGS, Kind.SERIES, Kind.EVENTS) if getattr(row, kind.value)),
-        committed=tuple(name for name, state in stored if state == CheckpointState.COMMITTED.value),
+        committed=tuple(committed),
         damaged=tuple(name for name, state in stored if state == CheckpointState.DAMAGED.value),
-        kept=frozenset(name for name in pinned if name is not None),
+        kept=best | {name for name in pinned if name is not None},
     )

@@ -14,7 +14,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Sequence
 
-from shoal_service.core.retention.checkpoints import choose_deletions
+from shoal_service.core.retention.checkpoints import best_names, choose_deletions
 from shoal_service.supervisor.protocols import ANYBODY, Deleter, Found
 from shoal_workers.checkpoint.commit import checkpoint_names, commit_in, marker_in, marker_of
 from shoal_workers.checkpoint.errors import DamagedCheckpoint, StorageUnusable
@@ -130,16 +130,18 @@ class CheckpointCatalog:
         damaged: Collection[CheckpointName],
         in_flight: Collection[CheckpointName],
         pinned: Collection[CheckpointName] = (),
+        best: Collection[int] = (),
         by: Deleter = ANYBODY,
     ) -> list[CheckpointName]:
         """Deletes what `choose_deletions` chooses; returns what was deleted. Failed deletions are tried again later.
-        `by` is asked before each one.
+        `best`: steps whose checkpoints stay. `by` is asked before each one.
 
         The marker is deleted first, so that an interrupted deletion does not leave a directory with a valid marker.
         """
         names = self._names()
         committed = [name for name, _ in self.markers()]
         uncommitted = [name for name in names if name not in committed]
+        pinned = {*pinned, *best_names(committed, damaged, best)}
         gone = []
         for deletion in choose_deletions(
             committed, uncommitted, keep=keep, damaged=damaged, in_flight=in_flight, pinned=pinned

@@ -150,6 +150,7 @@ class CheckpointCoordinator:
                     damaged=_names(state.checkpoints.damaged),
                     in_flight=_names(state.checkpoints.committing),
                     pinned=_names(state.target.pinned),
+                    best=state.history.standing.kept_steps if state.history.standing is not None else (),
                     by=self._deleter(state),
                 ),
                 state,

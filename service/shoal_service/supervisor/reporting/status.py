@@ -108,6 +108,7 @@ def status_of(state: Attempt, readings: Readings, *, spec_version: int, now: flo
         loss=report.loss if report else None,
         val_loss=validation.loss if validation else None,
         metrics=report.metrics if report else {},
+        best=state.history.standing,
         val_metrics=validation.metrics if validation else {},
         val_bits_per_byte=validation.bits_per_byte if validation else None,
         tokens_per_s=report.tokens / readings.step_s if report and readings.step_s else None,

@@ -55,3 +55,12 @@ class ValidationSpec(Frozen):
     """Steps between two validations. There is always one after the last step."""
     samples: int = Field(256, ge=0, le=2**53)
     """Maximum number of samples, from the start of the split; 0: never validate."""
+    metric: str = Field("loss", min_length=1, max_length=63)
+    """What makes a validation better: the loss, or a metric of the task's own by its name. For `patience` and
+    `checkpoint.keep_best`."""
+    mode: Literal["min", "max"] = "min"
+    """Whether smaller values of `metric` are better, or larger ones."""
+    patience: PositiveInt | None = None
+    """Stop early after this many validations in a row without an improvement; null: never."""
+    min_delta: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """An improvement by this much or less does not count for `patience`."""

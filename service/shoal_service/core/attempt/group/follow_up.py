@@ -22,6 +22,7 @@ from shoal_service.core.desired import Desired
 from shoal_service.core.events.checkpoints import CheckpointDamaged, CheckpointRetried
 from shoal_service.core.events.generations import NonFiniteStepRolledBack, SwitchLossy
 from shoal_service.core.events.workers import WorkerLost
+from shoal_workers.contract.course.best import is_exhausted, why_exhausted
 from shoal_workers.contract.job import EndReason, IncidentCause, UserFailure
 from shoal_workers.contract.marker import CheckpointName
 from shoal_workers.contract.messages import ExitKind, WorkerExit
@@ -214,9 +215,16 @@ def _go_on(turn: Turn, kind: ExitKind) -> None:
         forming.plan_next(turn)
     elif kind is ExitKind.FINISHED:
         close_at_the_end(turn)
-        turn.end(EndReason.FINISHED, f"finished after {turn.progress.step} steps")
+        turn.end(EndReason.FINISHED, _finished(turn))
     else:
         forming.plan_next(turn)
+
+
+def _finished(turn: Turn) -> str:
+    step, standing, rule = turn.progress.step, turn.history.standing, turn.target.spec.validation
+    if standing is not None and is_exhausted(standing, rule) and step == standing.judged_step:
+        return f"stopped early after {step} steps: {why_exhausted(standing, rule)}"
+    return f"finished after {step} steps"
 
 
 def _has_another_end(turn: Turn) -> bool:

@@ -110,6 +110,7 @@ def form(turn: Turn, chosen: Sequence[Worker]) -> None:
             is_covered=buddy is None and is_covered(layout, machines, rank),
             is_recovery=state.incident is not None,
             settings=settings,
+            standing=state.history.standing,
             skip_steps=state.history.skip_steps,
             commit_timeout_s=state.config.timeouts.commit_s,
             collective_timeout_s=hangs.collective_timeout_s(state),

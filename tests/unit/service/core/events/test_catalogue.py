@@ -75,6 +75,8 @@ NAMES = [
     "supervisor.restarted",
     "supervisor.start_failed",
     "validation",
+    "validation.not_judged",
+    "validation.stopped_early",
     "webhook.gave_up",
     "worker.exited",
     "worker.leaving",
