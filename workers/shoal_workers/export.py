@@ -1,6 +1,7 @@
 """`python -m shoal_workers.export CHECKPOINT OUT`: a durable checkpoint of any layout -> a directory of safetensors.
 
     OUT/config.json                            what transformers' AutoModelForCausalLM.from_pretrained(OUT) reads
+    OUT/tokenizer.json ...                     the tokenizer that the text was read with, if the model has one
     OUT/model.safetensors                      or several files, with model.safetensors.index.json
 
 One process, no group, no GPU. At most one file's tensors are in memory at a time. The checkpoint contains the names of
@@ -93,6 +94,10 @@ def export(checkpoint: str, out: Path, *, dtype: torch.dtype = torch.float32, fi
     groups = list(_groups({name: shapes[name] for name in names}, dtype, file_bytes))
     config = {**described.get("config", {}), "dtype": str(dtype).removeprefix("torch.")}
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for name, path in described.get("files", {}).items():
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{path}, the model's {name}, is not on this machine. Export where it can be read.")
+        shutil.copyfile(path, out / Path(name).name)
     file_of: dict[str, str] = {}
     num_bytes = 0
     for number, group in enumerate(groups, 1):

@@ -64,4 +64,4 @@ def test_what_was_found_is_said_in_words() -> None:
     }
     text = describe("digits:Classifier", found)
     assert "1,234 parameters" in text and "0.0123 s per micro-batch of 4 samples" in text
-    assert "loss 2.5 in the first step, 2.25 in the third\n  note: compile is not tried." in text
+    assert "loss 2.5000 in the first step, 2.2500 in the third\n  note: compile is not tried." in text

@@ -52,6 +52,17 @@ def checkpoint(tmp_path: Path) -> Any:
     return make
 
 
+def test_the_files_that_the_task_names_are_copied(checkpoint: Any, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text('{"a tokenizer": 1}')
+    source = checkpoint({"export": {**EXPORT, "files": {"tokenizer.json": str(kept)}}})
+    export(source, tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == '{"a tokenizer": 1}'
+    kept.unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json, is not on this machine"):
+        export(source, tmp_path / "again")
+
+
 def test_names_and_values_are_those_of_the_task(checkpoint: Any, tmp_path: Path) -> None:
     done = export(checkpoint({"export": EXPORT}), tmp_path / "out")
     assert done.files == ("model.safetensors",)

@@ -17,12 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal_workers.contract.model.hf import CONFIG_NAME, PREFIX, HuggingFaceConfig, plan_of_hugging_face
-from shoal_workers.contract.model.lm import TextDataConfig
+from shoal_workers.contract.model.hf import (
+    CONFIG_NAME,
+    PREFIX,
+    TOKENIZER_NAME,
+    HuggingFaceConfig,
+    plan_of_hugging_face,
+)
+from shoal_workers.contract.model.lm import BYTE_TOKENIZER, TextDataConfig
 from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.tasks.text import TextTask
 
-_TOKENIZER_NAME = "tokenizer.json"
+_TOKENIZER_FILES = (
+    *(TOKENIZER_NAME, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("vocab.json", "merges.txt", "tokenizer.model"),
+)
+"""What transformers keeps of a tokenizer in a model's directory."""
 
 
 class HuggingFaceLM(TextTask):
@@ -31,7 +41,7 @@ class HuggingFaceLM(TextTask):
 
     def __init__(self, model: dict[str, Any], data: dict[str, Any], seed: int) -> None:
         self.settings = HuggingFaceConfig.model_validate(model)
-        own = Path(self.settings.path).expanduser() / _TOKENIZER_NAME if self.settings.path else None
+        own = Path(self.settings.path).expanduser() / TOKENIZER_NAME if self.settings.path else None
         given = {"tokenizer": str(own), **data} if own is not None and own.is_file() else data
         super().__init__(TextDataConfig.model_validate(given), self.settings.seq_len)
         self.seed = seed
@@ -73,7 +83,16 @@ class HuggingFaceLM(TextTask):
         assert isinstance(model, CausalLM)
         config = json.loads(model.network.config.to_json_string())
         config |= {"architectures": [type(model.network).__name__]}
-        return {"config": config, "renames": [[f"^{PREFIX}", ""]]}
+        return {"config": config, "renames": [[f"^{PREFIX}", ""]], "files": self._tokenizer_files()}
+
+    def _tokenizer_files(self) -> dict[str, str]:
+        """The tokenizer that the text is read with: name in an export -> path. Bytes have none."""
+        if self.text.tokenizer == BYTE_TOKENIZER:
+            return {}
+        own = Path(self.text.tokenizer).expanduser().resolve()
+        if self.settings.path is None or own.parent != Path(self.settings.path).expanduser().resolve():
+            return {TOKENIZER_NAME: str(own)}
+        return {name: str(own.parent / name) for name in _TOKENIZER_FILES if (own.parent / name).is_file()}
 
     def _network(self) -> Any:
         try:

@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from shoal_workers.contract.checks.remarks import remarks
+from shoal_workers.contract.checks.spec_errors import SpecError, parse_spec
 from shoal_workers.contract.model.hf import (
+    HF_TASK,
     NORMED_HEADS,
     PREFIX,
     TIED_BY_DEFAULT,
@@ -17,6 +20,7 @@ from shoal_workers.contract.model.hf import (
     plan_of_hugging_face,
 )
 from shoal_workers.contract.model.plan import TensorStyle
+from shoal_workers.data.tokenizer import load_tokenizer
 from shoal_workers.engine.parallel.names import matching
 from shoal_workers.tasks.hf import CausalLM, HuggingFaceLM
 
@@ -98,3 +102,47 @@ def test_a_directorys_own_tokenizer_reads_the_text_unless_another_is_named(tmp_p
     data = {"corpus": "python-stdlib"}
     assert HuggingFaceLM({"path": str(tmp_path)}, data, 0).text.tokenizer == str(tokenizer)
     assert HuggingFaceLM({"path": str(tmp_path)}, {**data, "tokenizer": "bytes"}, 0).text.tokenizer == "bytes"
+
+
+def _with_tokenizer(directory: Path) -> Path:
+    """A model's directory with a tokenizer of words, as `save_pretrained` writes it."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"[UNK]": 0, "the": 1, "fish": 2}
+    own = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=own, unk_token="[UNK]").save_pretrained(directory)
+    config = transformers.AutoConfig.for_model("llama", **SIZES)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+def test_the_tokenizer_of_the_directory_is_used_and_named_for_the_export(tmp_path: Path) -> None:
+    task = _task(path=str(_with_tokenizer(tmp_path)))
+    assert load_tokenizer(task.text.tokenizer).encode(b"the fish").tolist() == [1, 2]
+    files = task.export_config(task.build_model())["files"]
+    assert {"tokenizer.json", "tokenizer_config.json"} <= set(files)
+    assert all(Path(path) == tmp_path / name for name, path in files.items())
+    assert _task(config={"model_type": "llama", **SIZES})._tokenizer_files() == {}, "bytes have no tokenizer"
+
+
+def test_a_directory_without_a_tokenizer_is_remarked_at_submit(tmp_path: Path) -> None:
+    directory = _with_tokenizer(tmp_path)
+
+    def remarked(**data: Any) -> list[str]:
+        model = {"path": str(directory), "seq_len": 16}
+        document = {"task": HF_TASK, "model": model, "data": {"corpus": "python-stdlib", **data}, "stop": {"steps": 2}}
+        return [remark for remark in remarks(parse_spec(document)) if "tokenizer" in remark]
+
+    assert remarked() == []
+    (directory / "tokenizer.json").unlink()
+    [remark] = remarked()
+    assert str(directory) in remark and "data.tokenizer" in remark
+    assert remarked(tokenizer="bytes") == [], "on purpose"
+
+
+@pytest.mark.parametrize(("axis", "words"), [("tp", "these have: cohere, "), ("cp", "none has")])
+def test_the_refusal_of_an_axis_names_the_architecture_and_those_that_have_it(axis: str, words: str) -> None:
+    model = {"config": {"model_type": "gpt2"}, "seq_len": 16}
+    document = {"task": HF_TASK, "model": model, "data": {"corpus": "python-stdlib"}, "stop": {"steps": 2}}
+    with pytest.raises(SpecError, match=f"'gpt2' has no plan for {axis}.*{words}"):
+        parse_spec({**document, "parallelism": {axis: 2}, "elasticity": {"max_workers": 2}})

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from shoal_workers.contract.base import Frozen
 from shoal_workers.contract.layout import ContextMethod, Layout, Schedule
-from shoal_workers.contract.model.hf import dropout_of, hugging_face_of
+from shoal_workers.contract.model.hf import TIED_BY_DEFAULT, architecture_of, dropout_of, hugging_face_of
 from shoal_workers.contract.model.lm import LM_TASK
 from shoal_workers.contract.model.plan import ParallelPlan
 from shoal_workers.contract.pipeline_feed import MAX_PADDING, longest_share, micro_batches_fed, num_stages
@@ -143,12 +143,28 @@ def _missing_plan(layout: Layout, spec: JobSpec, plan: ParallelPlan | None) -> I
         if degree == 1 or (plan is not None and is_there(plan)):
             continue
         why = f"task {spec.task!r} declares no plan" if plan is None else f"the plan has no {section}"
+        hugging_face = hugging_face_of(spec.task, spec.model) if spec.plan is None else None
+        if hugging_face is not None:
+            yield _architecture(axis, degree, architecture_of(hugging_face))
+            continue
         yield Violation(
             rule=Rule.NEEDS_PLAN,
             axis=axis,
             message=f"{axis} is {degree}, but {why}, which says how the model may be split. Set {axis} to 1, or "
             f"declare plan.{section.replace(', ', ', plan.').replace(' and ', ' and plan.')} (docs/parallelism.md).",
         )
+
+
+def _architecture(axis: str, degree: int, architecture: str) -> Violation:
+    """A Hugging Face model whose architecture Shoal cannot split along this axis."""
+    name = f"the architecture {architecture!r}" if architecture else "this model"
+    known = "none has" if axis == "cp" else f"these have: {', '.join(sorted(TIED_BY_DEFAULT))}"
+    return Violation(
+        rule=Rule.NEEDS_PLAN,
+        axis=axis,
+        message=f"{axis} is {degree}, but {name} has no plan for {axis} ({known}). Set {axis} to 1, or declare a plan "
+        "(docs/parallelism.md).",
+    )
 
 
 def _tensor(layout: Layout, plan: ParallelPlan) -> Iterator[Violation]:

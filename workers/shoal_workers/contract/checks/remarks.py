@@ -1,4 +1,5 @@
-"""What is probably not meant in a spec that is valid. A remark never refuses it. Pure.
+"""What is probably not meant in a spec that is valid. A remark never refuses it. Pure, except that it looks
+for the tokenizer in a Hugging Face model's directory.
 
 Said by `shoal validate`, and by the note of a job that was submitted.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from shoal_workers.contract.model.hf import TOKENIZER_NAME, hugging_face_of, lacks_tokenizer
 from shoal_workers.contract.spec import JobSpec, WorkerSpec
 
 
@@ -22,6 +24,12 @@ def remarks(spec: JobSpec) -> Iterator[str]:
         yield (
             "checkpoint.every_steps and checkpoint.every_s are both null: the only durable checkpoints are those of a "
             "pause and of the end. If the whole cluster is lost, the job starts from step 0."
+        )
+    hugging_face = hugging_face_of(spec.task, spec.model)
+    if hugging_face is not None and "tokenizer" not in spec.data and lacks_tokenizer(hugging_face):
+        yield (
+            f"model.path {hugging_face.path!r} has no {TOKENIZER_NAME}, so the text is read as bytes, which the model "
+            "was not trained on: name its tokenizer in data.tokenizer, or save it there with save_pretrained()."
         )
 
 

@@ -22,6 +22,7 @@ HF_TASK = "shoal_workers.tasks.hf:HuggingFaceLM"
 PREFIX = "network."
 """Prefix of module and parameter names: transformers' model is a child of our module, which returns its logits."""
 CONFIG_NAME = "config.json"
+TOKENIZER_NAME = "tokenizer.json"
 _MAX_CONFIG_BYTES = 1 << 20
 
 TIED_BY_DEFAULT = {
@@ -116,6 +117,20 @@ def read_config(path: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def lacks_tokenizer(settings: HuggingFaceConfig) -> bool:
+    """The model's directory is here and has no tokenizer that can be read."""
+    if settings.path is None:
+        return False
+    directory = Path(settings.path).expanduser()
+    return (directory / CONFIG_NAME).is_file() and not (directory / TOKENIZER_NAME).is_file()
+
+
+def architecture_of(settings: HuggingFaceConfig) -> str:
+    """`model_type` of the config; empty if the config cannot be read here."""
+    config = settings.config if settings.config is not None else read_config(settings.path or "")
+    return str(config.get("model_type", ""))
 
 
 def dropout_of(settings: HuggingFaceConfig) -> tuple[str, float] | None:
