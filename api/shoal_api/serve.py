@@ -20,7 +20,7 @@ import uvicorn
 
 from shoal_api.console import JobConsole
 from shoal_api.http.app import create_app
-from shoal_api.http.serving import make_server
+from shoal_api.http.serving import Wire, make_server
 from shoal_api.process_memory import hide_process
 from shoal_api.stopping import SavingProgress, StopRequest
 from shoal_service.clock import SystemClock
@@ -128,7 +128,8 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
     )
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
-        server = make_server(app, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
+        wire = Wire(settings.tls_cert, settings.tls_key, settings.trusted_proxies)
+        server = make_server(app, wire=wire, host=host, port=port, log_requests=settings.log_level is LogLevel.DEBUG)
         _stop_on_signals(server, stop)
 
         async def act() -> None:
@@ -144,7 +145,7 @@ async def _serve(settings: Settings, lock: StateLock) -> None:
         collecting = asyncio.create_task(retention.run(stop.now, lambda: control.lease))
         stopping = asyncio.create_task(_stop(server, stop, acting, settings.stop_s))
         lock.listens_at(f"http://{host}:{port}")
-        _say(f"listening on http://{host}:{port}")
+        _say(f"listening on {wire.scheme}://{host}:{port}")
         console.start()
         try:
             await server.serve(sockets=[listener])

@@ -90,6 +90,36 @@ class Whoami(Frozen):
     """Only with a session's cookie: the header X-CSRF-Token of every change."""
 
 
+class AuditEvent(Frozen):
+    """Something that was done through the API, or was refused."""
+
+    number: int
+    """Larger for later ones."""
+    at: float
+    actor: str
+    """Name of the principal."""
+    role: str
+    token_id: str
+    """Empty: it has shown a JWT of the issuer."""
+    address: str
+    """Where the request came from."""
+    operation: str
+    """Method and route."""
+    path: str
+    job_id: str
+    """The job that it was about; empty: none."""
+    outcome: str
+    """`done`, or the code of the problem with which it was refused."""
+
+
+class AuditPage(Frozen):
+    """Newest first."""
+
+    items: tuple[AuditEvent, ...]
+    next_before: int | None
+    """`before` of the next page; null: this is the last one."""
+
+
 class SessionRequest(Frozen):
     """How a session of the page begins: with a token, or with the code of a link."""
 

@@ -5,6 +5,7 @@ The only file of the service that reads the environment. Made once by `shoal ser
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Any, Self
@@ -46,7 +47,15 @@ class Settings(BaseSettings):
     database_url: str = Field(default_factory=lambda given: f"sqlite:///{_below_state(given, 'shoal.db')}")
     """sqlite:////absolute/path or postgresql://user@host/database. Default: shoal.db in state_dir."""
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on. One beyond loopback needs tls_cert and tls_key, or allow_plain_http."""
+    tls_cert: Path | None = None
+    """File with the certificate of the server, and those that lead to its authority, in PEM. With tls_key: HTTPS."""
+    tls_key: Path | None = None
+    """File with the private key of the certificate."""
+    allow_plain_http: bool = False
+    """Listen beyond loopback without TLS, because a proxy or the network encrypts. Tokens travel as they are."""
+    trusted_proxies: str = ""
+    """Addresses of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas."""
     port: int = Field(8470, ge=0, le=65535)
     """0: a free port."""
     allowed_hosts: str = ""
@@ -167,6 +176,21 @@ class Settings(BaseSettings):
         return absolute(url, Path.cwd())
 
     @model_validator(mode="after")
+    def _tokens_are_encrypted(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError(f"tls_cert {self.tls_cert} and tls_key {self.tls_key}: give both, or neither.")
+        for name, path in (("tls_cert", self.tls_cert), ("tls_key", self.tls_key)):
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name} {path}: there is no such file.")
+        if self.tls_cert is None and not self.allow_plain_http and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host!r} is beyond loopback, where tokens would travel without encryption. Give tls_cert "
+                "and tls_key (--tls-cert, --tls-key), or set allow_plain_http (--allow-plain-http, "
+                "SHOAL_ALLOW_PLAIN_HTTP=true) if a proxy or the network encrypts."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_cluster(self) -> Self:
         if self.ray_address is not None and (self.num_cpus is not None or self.num_gpus or self.nodes != 1):
             raise ValueError(
@@ -174,6 +198,16 @@ class Settings(BaseSettings):
                 "that is started without it. Give one or the other."
             )
         return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def load_settings(**given: object) -> Settings:

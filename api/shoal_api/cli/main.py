@@ -104,6 +104,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "token create": tokens.create,
         "token list": tokens.list_tokens,
         "token revoke": tokens.revoke,
+        "audit": login.audit,
         "demo": check.demo,
         "doctor": check.doctor,
         "version": check.version,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
+
 import httpx
+
+from shoal_api.client.credentials import find_ca_file
 
 
 def waits_for(url: str) -> str | None:
@@ -28,4 +32,6 @@ def warns_of(url: str) -> tuple[str, ...]:
 
 
 def _get(url: str) -> httpx.Response:
-    return httpx.get(f"{url.rstrip('/')}/readyz", timeout=5.0, trust_env=False)
+    ca_file = find_ca_file()
+    verify = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    return httpx.get(f"{url.rstrip('/')}/readyz", timeout=5.0, trust_env=False, verify=verify)

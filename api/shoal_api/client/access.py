@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from shoal_api.client.endpoint import JSON_CONTENT, Endpoint
-from shoal_service.access_views import NewToken, SessionLink, TokenRequest, TokenView, Whoami
+from shoal_service.access_views import AuditPage, NewToken, SessionLink, TokenRequest, TokenView, Whoami
 from shoal_service.views import Page
 
 
@@ -30,6 +30,13 @@ class Access(Endpoint):
     def tokens(self) -> tuple[TokenView, ...]:
         """Newest first, with those that have ended."""
         return self._get("/v1/tokens", Page[TokenView]).items
+
+    def audit(
+        self, *, job_id: str | None = None, actor: str | None = None, before: int | None = None, limit: int = 100
+    ) -> AuditPage:
+        """Who changed what through the API, newest first."""
+        params = {"job": job_id, "actor": actor, "before": before, "limit": limit}
+        return self._get("/v1/audit", AuditPage, params)
 
     def revoke_token(self, token_id: str) -> TokenView:
         """Idempotent."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from shoal_api.answers import SpecCheck
 from shoal_api.client.access import Access
 from shoal_api.client.checkpoint_url import with_absolute_checkpoint
-from shoal_api.client.credentials import find_token
+from shoal_api.client.credentials import find_ca_file, find_token
 from shoal_api.client.endpoint import JSON_CONTENT, job_path
 from shoal_api.client.errors import WaitTimeout
 from shoal_api.client.histories import Histories
@@ -30,7 +30,7 @@ from shoal_api.client.login import with_user
 from shoal_api.client.operations import Operations
 from shoal_api.client.profiles import Profiles
 from shoal_api.client.scheduling import Scheduling
-from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Transport
+from shoal_api.client.transport import DEFAULT_RETRY, RetryPolicy, Shown, Transport
 from shoal_service.control.code_archive import pack
 from shoal_service.control.spec_io import SpecFormat, decode
 from shoal_service.views import (
@@ -59,11 +59,14 @@ class Client(Histories, Operations, Scheduling, Profiles, Access):
         base_url: str = DEFAULT_URL,
         *,
         token: str | None = None,
+        ca_file: str | Path | None = None,
         timeout_s: float = 30.0,
         retry: RetryPolicy = DEFAULT_RETRY,
     ) -> None:
-        """`token`: None: the one that `credentials.find_token` finds for this address."""
-        super().__init__(Transport(base_url, timeout_s, retry, token or find_token(base_url)))
+        """`token`: None: the one that `credentials.find_token` finds for this address. `ca_file`: in PEM, the
+        certificates of authorities that the server's may come from; None: SHOAL_CA_FILE, else the usual ones."""
+        shown = Shown(token or find_token(base_url), Path(ca_file) if ca_file is not None else find_ca_file())
+        super().__init__(Transport(base_url, timeout_s, retry, shown))
 
     @property
     def base_url(self) -> str:

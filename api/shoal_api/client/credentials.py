@@ -32,6 +32,12 @@ def find_token(url: str) -> str | None:
         return None
 
 
+def find_ca_file() -> Path | None:
+    """The certificates of authorities that a server's certificate may come from (SHOAL_CA_FILE); None: the usual."""
+    given = os.environ.get("SHOAL_CA_FILE")
+    return Path(given).expanduser() if given else None
+
+
 def read_token_file(path: Path) -> str | None:
     """None: there is no such file, or it may not be read."""
     try:

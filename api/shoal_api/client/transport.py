@@ -8,10 +8,12 @@ token to the base URL alone: redirects are not followed. Thread-safe, as httpx.C
 from __future__ import annotations
 
 import random
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,13 +43,25 @@ class RetryPolicy:
 DEFAULT_RETRY = RetryPolicy()
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a client and the server show each other."""
+
+    token: str | None
+    ca_file: Path | None
+    """None: the usual authorities."""
+
+
 class Transport:
-    def __init__(self, base_url: str, timeout_s: float, retry: RetryPolicy, token: str | None) -> None:
+    def __init__(self, base_url: str, timeout_s: float, retry: RetryPolicy, shown: Shown) -> None:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
         self._retry = retry
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx.Client(base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers)
+        headers = {"Authorization": f"Bearer {shown.token}"} if shown.token else {}
+        verify = True if shown.ca_file is None else ssl.create_default_context(cafile=shown.ca_file)
+        self._http = httpx.Client(
+            base_url=self.base_url, timeout=timeout_s, trust_env=False, headers=headers, verify=verify
+        )
         self._closed = threading.Event()
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ from shoal_api.http.routes import (
     series,
     users,
 )
-from shoal_api.http.routes.access import sessions, tokens
+from shoal_api.http.routes.access import audit, sessions, tokens
 from shoal_api.http.routes.lifecycle import routes as lifecycle
 from shoal_api.http.routes.profiles import routes as job_profiles
 from shoal_api.http.routes.retention import routes as retention_routes
@@ -145,6 +145,7 @@ def create_app(
         retention_routes.routes(context),
         sessions.routes(context),
         tokens.routes(context),
+        audit.routes(context),
     )
     shell = pages.routes(context)
     app.state.declarations = declarations((*routers, shell))

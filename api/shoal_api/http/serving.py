@@ -7,6 +7,8 @@ indefinitely. `shoal serve` and tests use `make_server`; `uvicorn --factory` nee
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,8 +19,28 @@ _GRACE_S = 5
 _BACKLOG = 2048
 
 
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How the server speaks to its clients."""
+
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    trusted_proxies: str = ""
+    """Whose X-Forwarded-For and X-Forwarded-Proto are believed; empty: nobody's."""
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_cert is None else "https"
+
+
 def make_server(
-    app: FastAPI, *, host: str, port: int, log_requests: bool = False, grace_s: int = _GRACE_S
+    app: FastAPI,
+    *,
+    host: str,
+    port: int,
+    log_requests: bool = False,
+    grace_s: int = _GRACE_S,
+    wire: Wire = Wire(),
 ) -> uvicorn.Server:
     """A server for an application made by `create_app`; `run()` it on the main thread, or await `serve()`.
 
@@ -36,6 +58,10 @@ def make_server(
         timeout_graceful_shutdown=grace_s,
         lifespan="on",
         ws="none",
+        ssl_certfile=wire.tls_cert,
+        ssl_keyfile=wire.tls_key,
+        proxy_headers=bool(wire.trusted_proxies),
+        forwarded_allow_ips=wire.trusted_proxies,
     )
     return _Server(config, app.state.changes)
 

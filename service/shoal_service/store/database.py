@@ -23,6 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError
 from sqlalchemy.exc import TimeoutError as SqlTimeoutError
 
+from shoal_service.store.access import audit
 from shoal_service.store.errors import StoreUnavailable
 from shoal_service.store.tables import events
 from shoal_service.telemetry.service_metrics import DATABASE_SECONDS
@@ -66,9 +67,16 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """One transaction: committed at the end of the block, rolled back if it raises."""
+        """One transaction: committed at the end of the block, rolled back if it raises. The first one of a request of
+        the API also records it in the audit."""
+        deed = audit.CURRENT.get()
+        records = deed is not None and not deed.is_recorded
         with self._timed("write"), self._queue, self._writing.begin() as connection:
             yield connection
+            if deed is not None and records:
+                audit.record(connection, deed)
+        if deed is not None and records:
+            deed.is_recorded = True
 
     def announce(self, name: str) -> bool:
         """Lets other processes see that this one lives, by a lock that PostgreSQL keeps as long as the connection does.

@@ -16,6 +16,7 @@ from sqlalchemy import insert as plain_insert
 from shoal_service.core.desired import Desired
 from shoal_service.core.events.job import JobCreated, JobPatched, JobRequested
 from shoal_service.core.job_machine import Requested, step
+from shoal_service.store.access import audit
 from shoal_service.store.database import insert
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import (
@@ -109,7 +110,9 @@ def create(
         labels = [{"job_num": num, "key": key, "value": value} for key, value in spec.labels.items()]
         connection.execute(plain_insert(job_labels), labels)
     cursors.begin(connection, num, len(spec.webhooks))
+    audit.about(job_id)
     event = JobCreated(
+        **audit.by(),
         name=spec.name,
         spec_version=1,
         from_job=origin.job if origin is not None else None,
@@ -184,7 +187,7 @@ def patch(connection: Connection, job_id: str, changes: JobPatch, *, if_match: s
         if job.state is JobState.QUEUED:
             edit.book()  # until now the job requested the old number of workers
         edit.set(spec_version=version, priority=after.priority)
-        edit.event(JobPatched(spec_version=version, **_changed(changes)))
+        edit.event(JobPatched(spec_version=version, **audit.by(), **_changed(changes)))
         edit.save()
     return load_view(connection, job_id)
 
@@ -199,7 +202,7 @@ def request(connection: Connection, job_id: str, desired: Desired, *, now: float
     changed = standing != job.standing
     if changed:
         edit = JobEdit(connection, job, now)
-        edit.event(JobRequested(desired=desired))
+        edit.event(JobRequested(desired=desired, **audit.by()))
         edit.move(standing, "requested", _DONE[desired] if standing.state is not job.state else "")
         edit.save()
     return load_view(connection, job_id), changed

@@ -13,6 +13,14 @@ from shoal_api.cli.session import DEFAULT_URL, command
 def serve(
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="Certificate in PEM; with --tls-key: HTTPS.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Private key of the certificate.")] = None,
+    allow_plain_http: Annotated[
+        bool | None,
+        typer.Option("--allow-plain-http", help="Listen beyond loopback without TLS: a proxy encrypts."),
+    ] = None,
     state_dir: Annotated[
         Path | None, typer.Option("--state-dir", help="Directory of the database, checkpoints and code archives.")
     ] = None,
@@ -48,6 +56,9 @@ def serve(
         given = {
             "host": host,
             "port": port,
+            "tls_cert": tls_cert,
+            "tls_key": tls_key,
+            "allow_plain_http": allow_plain_http,
             "state_dir": state_dir,
             "database_url": database_url,
             "ray_address": ray_address,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from shoal_api.cli.render.tables import new_table
-from shoal_service.access_views import TokenView
+from shoal_service.access_views import AuditEvent, TokenView
 
 
 def is_valid(token: TokenView, now: float) -> bool:
@@ -27,6 +27,16 @@ def tokens_table(tokens: Sequence[TokenView], now: float) -> Table:
             _end(one, now),
             "never" if one.last_used_at is None else _time(one.last_used_at),
             one.created_by,
+        )
+    return made
+
+
+def audit_table(events: Sequence[AuditEvent]) -> Table:
+    """One row per event, as they are given."""
+    made = new_table("time", "who", "role", "token", "from", "what", "job", "outcome")
+    for one in events:
+        made.add_row(
+            _time(one.at), one.actor, one.role, one.token_id, one.address, one.operation, one.job_id, one.outcome
         )
     return made
 

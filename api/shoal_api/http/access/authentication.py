@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal_api.http.access.cookies import csrf_token_of, session_of
 from shoal_api.http.problem_types import Kind
@@ -26,11 +26,14 @@ from shoal_api.http.problems import ProblemError, problem_response
 from shoal_service.core.access.roles import Principal
 from shoal_service.core.access.tokens import hash_of, id_of
 from shoal_service.store import Store
+from shoal_service.store.access.audit import CURRENT, DONE, Deed
 from shoal_service.store.errors import StoreUnavailable
 
 PRINCIPAL = "shoal.principal"
 CSRF_TOKEN = "shoal.csrf_token"
 """Keys of the scope. The second one is there if the principal comes from a cookie."""
+CHANGES = "shoal.changes"
+"""Key of the scope: the route changes something, also if it writes no row."""
 SESSION_PATH = "/v1/session"
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CACHE_S = 5.0
@@ -72,6 +75,13 @@ class Authenticator:
     def forget(self) -> None:
         """A token has changed: read all again."""
         self._known.clear()
+
+    async def note(self, deed: Deed, outcome: str) -> None:
+        """In the audit. Never raises: what was asked is answered already."""
+        try:
+            await run_in_threadpool(self._store.note_refusal, deed, outcome)
+        except StoreUnavailable:
+            _log.warning("access.not_audited", extra={"operation": deed.operation, "actor": deed.actor})
 
     async def write_uses(self) -> None:
         """At most once a minute, and when the server stops. Never raises."""
@@ -117,7 +127,7 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                scope[PRINCIPAL] = await self._principal(scope)
+                principal = scope[PRINCIPAL] = await self._principal(scope)
             except ProblemError as error:
                 refusal = problem_response(
                     error.kind, detail=error.detail, instance=scope["path"], headers=error.headers
@@ -128,7 +138,33 @@ class Authentication:
                 refusal = problem_response(Kind.STORE_UNAVAILABLE, detail=str(error), instance=scope["path"])
                 await refusal(scope, receive, send)
                 return
+            if scope["method"] not in SAFE_METHODS:
+                await self._audited(scope, receive, send, principal)
+                return
         await self._app(scope, receive, send)
+
+    async def _audited(self, scope: Scope, receive: Receive, send: Send, principal: Principal | None) -> None:
+        """Serve a request that may change something, as a deed of the principal."""
+        client = scope.get("client")
+        operation = f"{scope['method']} {scope['path']}"[:200]  # until its route is known, see needs.py
+        deed = Deed(at=time.time(), address=client[0] if client else "", operation=operation, path=scope["path"])
+        if principal is not None:
+            deed.by(principal)
+        status = 0
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        token = CURRENT.set(deed)
+        try:
+            await self._app(scope, receive, send_noted)
+        finally:
+            CURRENT.reset(token)
+            if not deed.is_recorded and deed.actor and (status == 403 or (status < 300 and scope.get(CHANGES, False))):
+                await self._authenticator.note(deed, "forbidden" if status == 403 else DONE)
 
     async def _principal(self, scope: Scope) -> Principal | None:
         headers = dict(scope["headers"])

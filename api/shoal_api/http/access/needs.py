@@ -17,10 +17,11 @@ from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from shoal_api.http.access.authentication import PRINCIPAL, principal_of
+from shoal_api.http.access.authentication import CHANGES, PRINCIPAL, principal_of
 from shoal_api.http.problem_types import Kind
 from shoal_api.http.problems import ProblemError
 from shoal_service.core.access.roles import Permission, refusal_of
+from shoal_service.store.access.audit import CURRENT
 from shoal_service.store.errors import JobNotFound
 
 
@@ -31,6 +32,11 @@ class Needs:
         self.permission = permission
 
     async def __call__(self, request: Request) -> None:
+        deed = CURRENT.get()
+        if deed is not None:
+            deed.operation = f"{request.method} {request.scope['route'].path}"
+            deed.job_id = request.path_params.get("job_id", "")
+        request.scope[CHANGES] = self.permission is not Permission.SPECS_CHECK
         if self.permission is None:
             return
         principal = principal_of(request)

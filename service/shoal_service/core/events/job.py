@@ -32,6 +32,8 @@ class JobCreated(JobEvent):
     """The job whose checkpoint it goes on from."""
     from_step: int | None = None
     """Completed steps of that checkpoint."""
+    by: str | None = None
+    """Name of the one who asked through the API."""
 
     def words(self) -> str:
         origin = f", goes on from {self.from_job} after step {self.from_step}" if self.from_job else ""
@@ -82,9 +84,11 @@ class JobRequested(JobEvent):
     severity: ClassVar[Severity] = Severity.INFO
 
     desired: Desired
+    by: str | None = None
+    """Name of the one who asked through the API."""
 
     def words(self) -> str:
-        return f"a user asked to {_REQUESTS[self.desired]} the job"
+        return f"{self.by or 'a user'} asked to {_REQUESTS[self.desired]} the job"
 
 
 class JobExtended(JobEvent):
@@ -100,6 +104,8 @@ class JobExtended(JobEvent):
     """Completed so far."""
     reopened: bool
     """It had ended, and returned to the queue."""
+    by: str | None = None
+    """Name of the one who asked through the API."""
 
     def words(self) -> str:
         return f"extended to {self.steps} steps, {self.done} are done" + (", goes on in place" if self.reopened else "")
@@ -115,6 +121,8 @@ class JobRetried(JobEvent):
     """Completed steps when it failed."""
     reason: str
     """Why it had failed."""
+    by: str | None = None
+    """Name of the one who asked through the API."""
 
     def words(self) -> str:
         return f"tried again after {self.reason} at step {self.done}"
@@ -137,6 +145,8 @@ class JobPatched(JobEvent):
     """Only the keys that were changed; `validation` and `optimizer` too."""
     validation: dict[str, str | int | float | None] | None = None
     optimizer: dict[str, float] | None = None
+    by: str | None = None
+    """Name of the one who asked through the API."""
 
     def words(self) -> str:
         keys = ("elasticity", "parallelism", "priority", "finish_by", "stop", "schedule", "validation", "optimizer")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from sqlalchemy import select
 
-from shoal_service.access_views import NewToken, TokenRequest, TokenView
+from shoal_service.access_views import AuditEvent, NewToken, TokenRequest, TokenView
 from shoal_service.core.access.roles import Principal
 from shoal_service.core.access.tokens import hash_of, new_token
-from shoal_service.store.access import sessions, tokens
+from shoal_service.store.access import audit, sessions, tokens
 from shoal_service.store.database import Database
 from shoal_service.store.errors import JobNotFound
 from shoal_service.store.tables import deletions, jobs
@@ -73,6 +73,17 @@ class AccessMethods:
         """Idempotent."""
         with self._database.write() as tx:
             sessions.end(tx, secret)
+
+    def note_refusal(self, deed: audit.Deed, outcome: str) -> None:
+        """A request that changed no row, or was refused: its code."""
+        deed.is_recorded = True
+        with self._database.write() as tx:
+            audit.record(tx, deed, outcome)
+
+    def audit_events(self, query: audit.AuditQuery) -> list[AuditEvent]:
+        """Newest first."""
+        with self._database.read() as tx:
+            return audit.read(tx, query)
 
     def project_of(self, job_id: str) -> str:
         """Also of a job that is deleted, while its deletion is listed. Raises JobNotFound."""

@@ -9,6 +9,7 @@ from shoal_service.core.events.base import JobEvent
 from shoal_service.core.events.job import JobExtended, JobRetried
 from shoal_service.core.job_machine import Reopened, step
 from shoal_service.core.lifecycle.reopening import Answer, Course, extension, retrial
+from shoal_service.store.access import audit
 from shoal_service.store.edit import JobEdit
 from shoal_service.store.errors import LifecycleConflict, RequestConflict
 from shoal_service.store.lifecycle import continuing
@@ -34,7 +35,7 @@ def extend(connection: Connection, job_id: str, *, steps: int, now: float) -> Jo
     connection.execute(plain_insert(job_specs), row)
     edit = JobEdit(connection, job, now)
     edit.set(spec_version=version)
-    event = JobExtended(spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens)
+    event = JobExtended(spec_version=version, steps=steps, done=job.status.step, reopened=answer.reopens, **audit.by())
     if answer.reopens:
         _reopen(edit, after, event, "Extended on request.")
     else:
@@ -49,7 +50,8 @@ def retry(connection: Connection, job_id: str, *, now: float) -> JobView:
     spec = _readable(connection, job)
     _granted(job, retrial(_course(connection, job, spec)))
     edit = JobEdit(connection, job, now)
-    _reopen(edit, spec, JobRetried(done=job.status.step, reason=job.status.reason), "Tried again on request.")
+    retried = JobRetried(done=job.status.step, reason=job.status.reason, **audit.by())
+    _reopen(edit, spec, retried, "Tried again on request.")
     return load_view(connection, job_id)
 
 

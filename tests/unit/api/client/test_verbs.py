@@ -70,6 +70,7 @@ METHODS = {
     "POST /v1/tokens": "create_token",
     "GET /v1/tokens": "tokens",
     "DELETE /v1/tokens/{token_id}": "revoke_token",
+    "GET /v1/audit": "audit",
     "GET /healthz": "health",
     "GET /readyz": "ready",
     "GET /metrics": "metrics",

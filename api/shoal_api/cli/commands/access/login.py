@@ -1,4 +1,4 @@
-"""Commands about one's own access: open, login, logout, whoami."""
+"""Commands about access: open, login, logout, whoami; audit."""
 
 from __future__ import annotations
 
@@ -71,6 +71,22 @@ def whoami(url: UrlOption = DEFAULT_URL, as_json: JsonFlag = False) -> None:
         with session.open_client() as client:
             found = client.whoami()
         session.output.document(found, lambda: [_words(found), f"may: {', '.join(found.permissions)}"])
+
+
+def audit(
+    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only what was done to this job.")] = None,
+    actor: Annotated[str | None, typer.Option("--actor", metavar="NAME", help="Only what they did.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="The newest ones.")] = 50,
+    url: UrlOption = DEFAULT_URL,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show who changed what through the API, and from where. Newest first."""
+    with command(url, as_json) as session:
+        from shoal_api.cli.render.access_page import audit_table
+
+        with session.open_client() as client:
+            found = client.audit(job_id=job, actor=actor, limit=limit).items
+        session.output.document(found, lambda: audit_table(found))
 
 
 def _words(me: Whoami) -> str:

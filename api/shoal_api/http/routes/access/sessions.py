@@ -16,6 +16,7 @@ from shoal_api.http.documents import JSON_TYPES, read_model
 from shoal_api.http.openapi import body_of
 from shoal_service.access_views import SessionLink, SessionRequest, Whoami
 from shoal_service.core.access.roles import PERMISSIONS, Permission, Principal, refusal_of
+from shoal_service.store.access.audit import CURRENT
 
 _LINK_S = 120.0
 
@@ -54,6 +55,9 @@ def routes(context: Context) -> APIRouter:
                 if body.token
                 else "The link has been used, or is too old. `shoal open` makes a new one."
             )
+        deed = CURRENT.get()
+        if deed is not None:
+            deed.by(principal)
         secret = secrets.token_urlsafe(32)
         ends_at = min(now + context.session_s, principal.expires_at or now + context.session_s)
         await run_in_threadpool(store.begin_session, secret, principal, now=now, ends_at=ends_at)

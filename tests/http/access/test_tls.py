@@ -1,0 +1,108 @@
+"""TLS by certificate files, with a certificate made here; and no address beyond loopback without it."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from doubles.fake_cluster_source import FakeClusterSource
+from shoal_api.client import Client, Disconnected
+from shoal_api.client.transport import RetryPolicy
+from shoal_api.http.app import create_app
+from shoal_api.http.serving import Wire, make_server
+from shoal_service.control.access.admin_token import ensure_admin_token
+from shoal_service.settings import SettingsError, load_settings
+from shoal_service.store import Store
+
+ONCE = RetryPolicy(num_retries=0)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of 127.0.0.1, signed by itself: the certificate and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    (folder / "key.pem").write_bytes(pem)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.fixture
+def https(store: Store, state_dir: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
+    ensure_admin_token(store, state_dir, now=time.time())
+    app = create_app(store=store, cluster=FakeClusterSource(), scrape=lambda accept: (b"", "text/plain"), version="1")
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = make_server(app, host="127.0.0.1", port=0, wire=Wire(*certificate))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    yield f"https://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(20)
+    listener.close()
+
+
+def test_a_client_takes_the_file_of_the_authority(
+    https: str, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(https, ca_file=certificate[0]) as client:
+        assert client.whoami().role == "admin"
+    with Client(https, retry=ONCE) as client, pytest.raises(Disconnected, match="CERTIFICATE_VERIFY_FAILED"):
+        client.whoami()
+    monkeypatch.setenv("SHOAL_CA_FILE", str(certificate[0]))
+    with Client(https) as client:
+        assert client.whoami().role == "admin"
+        code = client.session_link().code
+    context = ssl.create_default_context(cafile=certificate[0])
+    answer = httpx.post(f"{https}/v1/session", json={"code": code}, verify=context, trust_env=False)
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Secure" in cookie
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "::", "shoal.example"])
+def test_an_address_beyond_loopback_needs_tls_or_a_word(
+    host: str, tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    given: dict[str, Any] = {"state_dir": tmp_path, "host": host}
+    with pytest.raises(SettingsError, match=r"beyond loopback.*--tls-cert.*SHOAL_ALLOW_PLAIN_HTTP"):
+        load_settings(**given)
+    assert load_settings(**given, allow_plain_http=True).host == host
+    assert load_settings(**given, tls_cert=certificate[0], tls_key=certificate[1]).host == host
+    with pytest.raises(SettingsError, match="give both, or neither"):
+        load_settings(**given, tls_cert=certificate[0])
+    with pytest.raises(SettingsError, match="no such file"):
+        load_settings(**given, tls_cert=certificate[0], tls_key=tmp_path / "none")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_loopback_needs_neither(host: str, tmp_path: Path) -> None:
+    assert load_settings(state_dir=tmp_path, host=host).host == host
