@@ -4,6 +4,7 @@
     +-- DamagedCheckpoint     a file is missing, short, long or altered: fall back to an older checkpoint
     +-- StateMismatch         the checkpoint is intact, but its tensors do not fit the state to load
     +-- CommitConflict        another supervisor has committed this checkpoint with other files
+    +-- InitialWeightsUnusable    `init_from` cannot be read, or does not fit the model
     +-- StorageUnusable       the URL cannot be used for checkpoints: the user must change the configuration
 
 Imports no torch, since the service uses these errors too. They survive pickling, since they cross process boundaries.
@@ -60,6 +61,23 @@ class StateMismatch(CheckpointError):
         return (
             f"Checkpoint {self.directory} does not fit this model and optimizer: {shown}{more}. "
             "Resume with the model and optimizer that it was saved from, or start a job without this checkpoint."
+        )
+
+
+class InitialWeightsUnusable(CheckpointError):
+    """The weights at `url` cannot begin this job."""
+
+    code = "initial_weights_unusable"
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(url, problem)
+        self.url = url
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"init_from {self.url!r} cannot be used: {self.problem}. Name a safetensors file of the same model, or a "
+            "directory with one, that every node can reach."
         )
 
 

@@ -298,6 +298,9 @@ class JobSpec(Frozen):
     continue_from: ContinueFrom | None = None
     """Go on from a checkpoint of another job; null: begin at step 0. The steps count on from there, so `stop` names the
     last step of both. `shoal submit --from JOB@STEP` sets it."""
+    init_from: str | None = Field(None, min_length=1, max_length=4096)
+    """Begin with the weights of this safetensors file, or directory of them (an absolute path or fsspec URL that every
+    node can reach), instead of those that the seed draws; step 0 and a fresh optimizer. Not with `continue_from`."""
     parallelism: Literal["auto"] | ParallelismSpec = "auto"
     """"auto": the planner chooses the layout for every world size. Or fixed degrees."""
     plan: ParallelPlan | None = None

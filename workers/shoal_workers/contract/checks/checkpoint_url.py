@@ -30,7 +30,10 @@ def absolute(url: str, base: Path) -> str:
 
 
 def check_checkpoint_url(spec: JobSpec) -> None:
-    """Raises SpecError."""
+    """Also `init_from`. Raises SpecError."""
+    if spec.init_from is not None and is_relative(spec.init_from):
+        message = f"init_from {spec.init_from!r} is relative; give an absolute path or a URL that every node can reach"
+        raise SpecError((SpecProblem(path="init_from", message=message),))
     url = spec.checkpoint.url
     if url is not None and is_relative(url):
         message = (

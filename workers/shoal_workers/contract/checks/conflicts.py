@@ -31,6 +31,12 @@ def conflicts(spec: JobSpec) -> Iterator[Conflict]:
     """Every setting of `spec` that another setting, or the model, rules out."""
     if spec.deterministic:
         yield from _with_deterministic(spec)
+    if spec.init_from is not None and spec.continue_from is not None:
+        yield Conflict(
+            "init_from",
+            "init_from begins a job with weights alone, and continue_from goes on from a whole checkpoint. Set one of "
+            "them.",
+        )
     url = spec.checkpoint.url
     if spec.checkpoint.tensorboard and url is not None and "://" in url.removeprefix("file://"):
         yield Conflict(

@@ -12,6 +12,7 @@ import torch
 
 from shoal_workers.engine.model.build_progress import noted
 from shoal_workers.engine.model.fast_build import build_for_restore
+from shoal_workers.engine.model.initial_weights import load_initial_weights
 from shoal_workers.engine.model.runtime import ModelRuntime
 from shoal_workers.engine.parallel.assemble import assemble
 from shoal_workers.engine.state.double_buffered_state import DoubleBufferedState
@@ -31,6 +32,9 @@ def build_runtime(generation: Generation) -> ModelRuntime:
     _choose_kernels(deterministic=spec.deterministic)
     with generation.user_code, noted(generation.position.note):
         model = build_for_restore(task.build_model) if is_restoring(assignment) else task.build_model()
+    if spec.init_from is not None and not is_restoring(assignment):
+        load_initial_weights(model, spec.init_from, task.export, generation.position.note)
+    with generation.user_code, noted(generation.position.note):
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
         calls = ModelCalls(task.evaluate, model)
         assembly = assemble(model, spec, generation.plan, generation.meshes, task.shard_units)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shoal_workers.checkpoint.errors import DamagedCheckpoint, StateMismatch, StorageUnusable
+from shoal_workers.checkpoint.errors import DamagedCheckpoint, InitialWeightsUnusable, StateMismatch, StorageUnusable
 from shoal_workers.contract.errors.classes import ErrorClass, Origin
 from shoal_workers.contract.errors.mistakes import REFUSED
 from shoal_workers.contract.marker import CheckpointName
@@ -55,7 +55,7 @@ def classify(error: BaseException, phase: Phase, *, is_fenced: bool, is_formed: 
 
 def _kind(error: Exception, report: ErrorReport, phase: Phase, *, is_formed: bool) -> ExitKind:
     match error:
-        case StateMismatch():
+        case StateMismatch() | InitialWeightsUnusable():
             return ExitKind.USER_ERROR
         case TaskFailed():
             is_storage = report.error_class is ErrorClass.SYSTEM and report.origin is Origin.ENGINE

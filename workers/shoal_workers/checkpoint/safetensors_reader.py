@@ -1,0 +1,115 @@
+"""Reads tensors of safetensors files by name: `init_from`. Nothing is unpickled, and no library is needed.
+
+    8 bytes   length of the header, little endian
+    header    JSON: name -> {dtype, shape, data_offsets}
+    data      row-major, without gaps
+
+The format is described at https://huggingface.co/docs/safetensors. Called by `engine/model/initial_weights.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from shoal_workers.checkpoint.errors import InitialWeightsUnusable
+from shoal_workers.checkpoint.storage import Directory, open_directory
+
+_INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor lies."""
+
+    file: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class SafetensorsReader:
+    """`url`: a `.safetensors` file, or a directory with `model.safetensors` or the index of several files.
+
+    Raises InitialWeightsUnusable, here and in `read`: there is no such file, or it is not a valid one.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        is_file = self._url.endswith(".safetensors")
+        folder, _, name = self._url.rpartition("/")
+        self._place: Directory = open_directory(folder if is_file else self._url)
+        self.tensors: dict[str, StoredTensor] = {}
+        try:
+            for file in (name,) if is_file else self._files():
+                self.tensors |= self._header(file)
+        except OSError as error:
+            raise InitialWeightsUnusable(self._url, f"it cannot be read: {type(error).__name__}: {error}") from error
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            raise InitialWeightsUnusable(self._url, f"it is not a valid safetensors file: {error}") from error
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, in its stored dtype."""
+        stored = self.tensors[name]
+        data = bytearray(stored.num_bytes)
+        try:
+            num_read = self._place.read_into(stored.file, stored.offset, memoryview(data)) if data else 0
+        except OSError as error:
+            raise InitialWeightsUnusable(self._url, f"it cannot be read: {type(error).__name__}: {error}") from error
+        if num_read != stored.num_bytes:
+            raise InitialWeightsUnusable(self._url, f"{stored.file} ends within {name}")
+        if not data:
+            return torch.empty(stored.shape, dtype=stored.dtype)
+        return torch.frombuffer(data, dtype=stored.dtype).view(stored.shape)
+
+    def _files(self) -> list[str]:
+        there = self._place.files()
+        if _INDEX in there:
+            return sorted(set(json.loads(self._place.read(_INDEX))["weight_map"].values()))
+        found = sorted(name for name in there if name.endswith(".safetensors"))
+        if len(found) != 1:
+            raise ValueError(f"it holds {len(found)} .safetensors files and no {_INDEX}; name one file")
+        return found
+
+    def _header(self, file: str) -> dict[str, StoredTensor]:
+        prefix = bytearray(8)
+        self._place.read_into(file, 0, memoryview(prefix))
+        (length,) = struct.unpack("<Q", prefix)
+        if length > _MAX_HEADER_BYTES:
+            raise ValueError(f"the header of {file} would have {length} bytes")
+        header = bytearray(length)
+        self._place.read_into(file, 8, memoryview(header))
+        found = {}
+        for name, entry in json.loads(header.decode()).items():
+            if name == "__metadata__":
+                continue
+            dtype = _DTYPES.get(entry["dtype"])
+            if dtype is None:
+                raise ValueError(f"{name} has the dtype {entry['dtype']}, which is not supported")
+            begin, end = entry["data_offsets"]
+            stored = StoredTensor(file, dtype, tuple(map(int, entry["shape"])), 8 + length + int(begin))
+            if stored.num_bytes != end - begin:
+                raise ValueError(f"{name} has {end - begin} bytes for {entry['dtype']} of {list(stored.shape)}")
+            found[name] = stored
+        return found
