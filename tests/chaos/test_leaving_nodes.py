@@ -14,6 +14,7 @@ from shoal_service.core.nodes import DrainSource
 from shoal_service.node_views import WindowRequest
 
 _HOLDS = [{"at": "step", "rank": 0, "n": n, "do": "hold"} for n in (5, 16)]
+_BLOCKED_IP = "127.0.0.4"
 _AHEAD_S = 3.0
 """The drain for the maintenance window begins so much later than the window is planned."""
 
@@ -104,6 +105,29 @@ def test_a_job_leaves_a_machine_whose_cloud_announces_its_end(client: Client, su
         _leave_during_step_5(client, run, leaver.node_id)
     finally:
         assert client.undo_drain(leaver.node_id).drain is None
+
+
+@pytest.mark.matrix
+def test_a_job_leaves_a_node_whose_ray_start_receives_sigterm(client: Client, arena, submit) -> None:
+    """As on spot instances and in pods. Ray drains the node, and ends it once it is idle, within 30 s by default."""
+    arena.nodes.remove(_BLOCKED_IP)
+    arena.nodes.add(_BLOCKED_IP, num_cpus=2, block=True)
+    arena.mend()
+    run = submit(to=client, workers=6, min_workers=1, steps=24, strikes=_HOLDS)
+    run.wait_at("step-5-0")
+    [leaver] = {worker.node_id for worker in client.workers(run.id) if worker.node_ip == _BLOCKED_IP}
+    arena.nodes.terminate(_BLOCKED_IP)
+    drain = until(lambda: client.node(leaver).drain, "the drain is seen")
+    assert drain.source is DrainSource.RAY and drain.deadline is not None
+    run.wait_for_event("generation.switching")
+    run.release("step-5-0")
+    run.wait_at("step-16-0")
+    assert run.world_sizes() == [6, 4] and leaver not in _nodes_of(client, run)
+    until(lambda: not arena.nodes.is_alive(_BLOCKED_IP), "the node has ended by itself")
+    run.release("step-16-0")
+    job = run.finish()
+    assert job.status.steps_lost == 0 and client.incidents(run.id) == ()
+    run.assert_undisturbed_losses()
 
 
 def _window(address: str, *, begins_at: float) -> WindowRequest:

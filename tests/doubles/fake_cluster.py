@@ -91,6 +91,8 @@ class FakeCluster:
         self.supervisors: dict[tuple[str, int], FakeSupervisor] = {}
         self.avoided: list[frozenset[str]] = []
         """`avoid_nodes` of each supervisor that was started."""
+        self.places: dict[str, dict[str, int]] = {}
+        """Where workers of each job were expected when its supervisor was started."""
         self.reaped: list[tuple[str, int]] = []
         self.silent_node = ""
         """Of the supervisors, if their hosts do not answer."""
@@ -133,14 +135,20 @@ class FakeCluster:
         self.num_reconnects += 1
         self.error = None
 
-    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> FakeSupervisor:
+    def start_supervisor(
+        self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
+    ) -> FakeSupervisor:
         self.avoided.append(avoid_nodes)
+        self.places[config.job_id] = dict(places)
         key = config.job_id, config.attempt
         if key not in self.supervisors:
             self.supervisors[key] = FakeSupervisor(
                 config, Outbox(config.attempt), epoch=config.epoch, _error=self.start_error
             )
         return self.supervisors[key]
+
+    def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
+        pass
 
     def find_supervisor(self, job_id: str, attempt: int) -> FakeSupervisor | None:
         return self.supervisors.get((job_id, attempt))
@@ -151,7 +159,7 @@ class FakeCluster:
     def replace_supervisor(self, job_id: str, attempt: int, silent_node: str) -> bool:
         """The successor continues with the predecessor's reports, as one does that reads the journal."""
         old = self.supervisors.pop((job_id, attempt))
-        new = self.start_supervisor(old.config, avoid_nodes=frozenset({silent_node}))
+        new = self.start_supervisor(old.config, avoid_nodes=frozenset({silent_node}), places={})
         new.outbox, self.silent_node = old.outbox, ""
         return True
 

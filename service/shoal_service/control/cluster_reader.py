@@ -15,7 +15,7 @@ from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
 from shoal_service.control.market import maintenance
 from shoal_service.control.market.foreign import ForeignUse
-from shoal_service.control.protocols import Cluster, ClusterSnapshot
+from shoal_service.control.protocols import Cluster, ClusterSnapshot, Reservation
 from shoal_service.core import nodes as node_rules
 from shoal_service.core.nodes import Drain, Node, NodeSuspicion
 from shoal_service.core.scheduling.market import WorkerNeed
@@ -47,6 +47,8 @@ class ClusterReader:
         """What others than Shoal's jobs have reserved, by node id."""
         self.workers: dict[str, dict[str, int]] = {}
         """Workers that are alive, by job and node."""
+        self.reservations: tuple[Reservation, ...] = ()
+        """Of the workers of all jobs."""
         self.view = ClusterView(
             connected=False,
             address=cluster.address,
@@ -83,7 +85,7 @@ class ClusterReader:
                 self.view = self.view.model_copy(update={"connected": False})
                 return False
             self._snapshot, self._read_mono = snapshot, mono
-            self.workers = _by_job(snapshot)
+            self.workers, self.reservations = _by_job(snapshot), snapshot.reservations
             self.foreign = self._foreign_use.observe(snapshot, job_ids, mono)
         nodes = await asyncio.to_thread(self._described, self._snapshot, lease)
         lease = lease or await asyncio.to_thread(self._store.current_lease)

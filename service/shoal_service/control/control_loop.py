@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, ConnectionStale
@@ -28,6 +28,7 @@ from shoal_service.control.market.build import MarketBuilder, market_nodes, stan
 from shoal_service.control.market.cramped import without_room
 from shoal_service.control.market.demand import RoomKind, demand
 from shoal_service.control.market.drain_times import DrainTimes
+from shoal_service.control.market.freed import freed_places
 from shoal_service.control.ownership import is_gone
 from shoal_service.control.protocols import Cluster
 from shoal_service.core import nodes as node_rules
@@ -269,9 +270,13 @@ class ControlLoop:
         changes = changes_of(decisions)
         await self._writer.write(changes, by_id, epoch=lease.epoch, now=now)
         self._decided_for, self._decided_mono = (None if changes else standing), mono
-        self._drive_all(await self._readable_jobs(lease) if changes else rows, lease)
+        grants = {row.id: row.granted_workers for row in rows}
+        places = freed_places(changes, grants, self._reader.reservations) if changes else {}
+        self._drive_all(await self._readable_jobs(lease) if changes else rows, lease, places)
         await self._writer.explain(state, decisions, by_id, epoch=lease.epoch, now=now)
         await self._scale_out(state, decisions, mono)
+        avoided = frozenset(node.node_id for node in self._reader.view.nodes if node.drain or node.suspected)
+        await asyncio.to_thread(self._cluster.keep_ready, avoided)
 
     def _decide(self, state: MarketState, now: float) -> Sequence[Decision]:
         with paused_collector():
@@ -292,7 +297,10 @@ class ControlLoop:
             rows, reader.view.nodes, reader.foreign, reader.workers, store.projects(), store.users(), now
         )
 
-    def _drive_all(self, rows: list[DriveRow], lease: Lease) -> None:
+    def _drive_all(
+        self, rows: list[DriveRow], lease: Lease, places: Mapping[str, Mapping[str, int]] | None = None
+    ) -> None:
+        """`places`: where workers of jobs that start are expected, by job and node."""
         nodes, with_attempt = self._reader.view.nodes, [row for row in rows if row.state is not JobState.QUEUED]
         capacity = market_nodes(nodes, [row.id for row in rows], self._reader.foreign)
         cramped = (
@@ -302,13 +310,14 @@ class ControlLoop:
             avoid = node_rules.avoided(nodes, row.id)
             if row.id in cramped:
                 avoid = tuple(node.model_copy(update={"is_replaceable": False}) for node in avoid)
-            self._drive(row, lease, avoid)
+            self._drive(row, lease, avoid, (places or {}).get(row.id, {}))
 
-    def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...]) -> None:
+    def _drive(self, row: DriveRow, lease: Lease, avoid: tuple[AvoidedNode, ...], places: Mapping[str, int]) -> None:
         """One driver per attempt; an existing one gets the newest row."""
         key = (row.id, row.attempt)
         if key not in self._drivers:
             driver = Driver(self._store, self._cluster, self._clock, self._config, row, epoch=lease.epoch)
+            driver.expect(places)
             driver.update(row, avoid, server_stops=self._show_saving is not None)
             task = asyncio.get_running_loop().create_task(driver.run(), name=f"drive {row.id}")
             self._drivers[key] = (driver, task)

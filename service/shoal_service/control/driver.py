@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 
 from shoal_service.clock import Clock
 from shoal_service.cluster.errors import ClusterUnreachable, SupervisorGone, SupervisorUnavailable
@@ -66,6 +67,7 @@ class Driver:
         self._epoch = epoch
         self._avoid: tuple[AvoidedNode, ...] = ()
         self._server_stops = False
+        self._places: Mapping[str, int] = {}
         self._sent: Directive | None = None
         """The last directive that the supervisor received."""
         self._changed = asyncio.Event()
@@ -83,6 +85,10 @@ class Driver:
         if self._supervisor is None:
             return None
         return await self._supervisor.stacks(rank, native, self._epoch)
+
+    def expect(self, places: Mapping[str, int]) -> None:
+        """Before `run`: how many workers are expected on which node, once others have given these places back."""
+        self._places = places
 
     def update(self, row: DriveRow, avoid: tuple[AvoidedNode, ...], *, server_stops: bool = False) -> None:
         """The newest row of the store, the nodes that must not be used, and whether the attempt has to save and end."""
@@ -165,7 +171,8 @@ class Driver:
             raise SupervisorGone("no actor of that name is in the cluster")
         config = await asyncio.to_thread(self._supervisor_config)
         avoid = frozenset(node.node_id for node in self._avoid)
-        return await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid)
+        places, self._places = self._places, {}
+        return await asyncio.to_thread(self._cluster.start_supervisor, config, avoid_nodes=avoid, places=places)
 
     async def _follow(self, supervisor: SupervisorHandle) -> None:
         while True:

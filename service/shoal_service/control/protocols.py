@@ -73,8 +73,15 @@ class Cluster(Protocol):
     def reconnect(self) -> None:
         """Makes a new connection. Handles from the old one must not be used any more."""
 
-    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> SupervisorHandle:
-        """Idempotent: an attempt has one supervisor. It is kept off `avoid_nodes` if there are other nodes."""
+    def start_supervisor(
+        self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
+    ) -> SupervisorHandle:
+        """Idempotent: an attempt has one supervisor. It is kept off `avoid_nodes` if there are other nodes. `places`:
+        how many of its workers are expected on which node, once others have given these places back; their processes
+        may start at once."""
+
+    def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
+        """Called again and again: has a process started, now and then, in which the next supervisor begins at once."""
 
     def find_supervisor(self, job_id: str, attempt: int) -> SupervisorHandle | None: ...
 

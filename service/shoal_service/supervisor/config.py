@@ -60,6 +60,11 @@ class SupervisorConfig(Frozen):
     lost: LostAttempt | None = None
     """The attempt before, if it was lost with its cluster and no step was completed since."""
 
+    @property
+    def forks_workers(self) -> bool:
+        """Not with GPUs: see `workers/processes.py`."""
+        return self.fork_workers and not self.spec.worker.gpus
+
 
 class Directive(Frozen):
     """All that the control plane wants. Each one is complete, so a repeated or late one does no harm."""

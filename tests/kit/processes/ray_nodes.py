@@ -102,14 +102,19 @@ class Nodes:
         for session in self.sessions(ip):
             end_session(session)
 
-    def add(self, ip: str, *, num_cpus: int) -> float:
-        """Start a node, also at the address of one that is gone; returns the time at which it was up."""
+    def add(self, ip: str, *, num_cpus: int, block: bool = False) -> float:
+        """Start a node, also at the address of one that is gone; returns the time at which it was up.
+
+        Args:
+            block: `ray start` stays, as the main process of a machine or pod, and is not waited for.
+        """
         command: Sequence[str] = [
             *(str(self._python), "-m", "ray.scripts.scripts", "start", f"--node-ip-address={ip}"),
             # As IPv6: Ray replaces the IPv4 address by the host's own address, on which the head does not listen.
             *(f"--address=[::ffff:127.0.0.1]:{self.address.rpartition(':')[2]}", f"--num-cpus={num_cpus}"),
             *("--object-store-memory=104857600", "--dashboard-agent-listen-port=0", "--include-log-monitor=false"),
             "--disable-usage-stats",
+            *(["--block"] if block else []),
         ]
         environment = {**os.environ, **self.environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
         log_path = self._state_dir / f"added-{ip}.log"
@@ -118,9 +123,13 @@ class Nodes:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
             )
         self._added[ip] = process.pid
-        if process.wait(_START_TIMEOUT_S) != 0:
+        if not block and process.wait(_START_TIMEOUT_S) != 0:
             raise RuntimeError(f"node {ip} did not start:\n{log_path.read_text(errors='replace')[-2000:]}")
         return time.time()
+
+    def terminate(self, ip: str) -> None:
+        """Send SIGTERM to the `ray start` of a node that was added with `block`, as its platform does."""
+        os.kill(self._added[ip], signal.SIGTERM)
 
     def end_added(self) -> None:
         for session in self._added.values():

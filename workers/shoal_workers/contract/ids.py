@@ -33,6 +33,12 @@ def job_of_worker(name: str) -> str | None:
     return parts[1] if len(parts) == 4 and parts[0] == "shoal" and parts[3].startswith("worker-") else None
 
 
+def index_of_worker(name: str) -> int:
+    """The index in the name of a worker; -1: there is none."""
+    index = name.rpartition("-")[2]
+    return int(index) if index.isdecimal() else -1
+
+
 def next_generation(last: int, life: int) -> int:
     """The number of the next generation that a supervisor of this life forms; `last`: of any life so far."""
     return max(last, (life - 1) * GENERATIONS_PER_LIFE) + 1

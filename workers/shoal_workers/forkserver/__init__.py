@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from shoal_workers.forkserver.idle import PATIENCE as PATIENCE
+from shoal_workers.forkserver.idle import PATIENCE_S as PATIENCE_S
 from shoal_workers.forkserver.launch import IF_WARM, code_version
 from shoal_workers.forkserver.launch import PRELOAD as PRELOAD
 

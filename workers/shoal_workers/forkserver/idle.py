@@ -15,13 +15,17 @@ import threading
 import time
 
 PATIENCE_S = 20.0
+PATIENCE = "SHOAL_IDLE_S"
+"""Names another time, for processes that wait for an actor on purpose."""
 _NUM_CHECKS = 10
 _TITLE_FILE = "/proc/self/cmdline"
 _IDLE = b"ray::IDLE"
 
 
-def end_when_idle(patience_s: float = PATIENCE_S) -> None:
+def end_when_idle(patience_s: float | None = None) -> None:
     """Call once, from any thread. The process ends if it was unused at `_NUM_CHECKS` consecutive checks."""
+    if patience_s is None:
+        patience_s = float(os.environ.get(PATIENCE, PATIENCE_S))
     threading.Thread(target=_watch, args=(patience_s,), name="shoal-idle", daemon=True).start()
 
 

@@ -11,7 +11,7 @@ export function showHead(job) {
   $("message").textContent = [status.message, status.note].filter(Boolean).join(" ");
   $("facts").replaceChildren(...facts([["Id", job.id], ["User", job.spec.user], ["Project", job.spec.project], ["Priority", job.spec.priority], ...queue(job.queue), ["Step", steps(status)],
     ["Loss", number(status.loss)], ["Validation loss", number(status.val_loss)], ["Validation bits/byte", number(status.val_bits_per_byte)],
-    ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ["Layout", status.layout || "–"], ["Remaining", seconds(status.eta_s)],
+    ["Tokens/s", number(status.tokens_per_s)], ["Workers", `${status.workers} of ${status.desired_workers} granted`], ...heldBack(status.held_back), ["Layout", status.layout || "–"], ["Remaining", seconds(status.eta_s)],
     ["Incidents", whole(status.incidents)], ["Steps lost", whole(status.steps_lost)], ["Goodput", status.goodput ? percent(status.goodput.ratio) : "–"],
     ["Snapshots", snapshots(status)], ["A lost node costs", nodeLoss(status)], ["Checkpoint at step", whole(status.checkpoint_step)], ["Parameters", number(status.num_parameters)],
     ["Attempt, generation", `${status.attempt}, ${status.generation}`], ["Submitted", moment(job.created_at)], ...(job.ended_at ? [["Ended", moment(job.ended_at)]] : []),
@@ -22,6 +22,7 @@ export function showHead(job) {
 
 const queue = (place) => !place ? [] : [["Position in the queue", place.position], ["Expected start", place.expected_at === null ? "not known" : moment(place.expected_at)],
   ["Who holds what it waits for", place.holders.join(", ") || "–"]];
+const heldBack = (answer) => !answer ? [] : [["Why not more workers", answer.reason]];
 const snapshots = (status) => status.snapshot_every_steps === null ? "–"
   : `every ${status.snapshot_every_steps === 1 ? "step" : `${number(status.snapshot_every_steps)} steps`}, ${percent(status.snapshot_share)}`;
 const nodeLoss = ({ node_loss: bound }) => !bound ? "–"

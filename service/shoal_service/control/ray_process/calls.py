@@ -52,6 +52,11 @@ class TakeSnapshot(Frozen):
 class StartSupervisor(Frozen):
     config: SupervisorConfig
     avoid_nodes: frozenset[str]
+    places: dict[str, int]
+
+
+class KeepReady(Frozen):
+    avoid_nodes: frozenset[str]
 
 
 class OfAttempt(Frozen):
@@ -123,6 +128,7 @@ ANSWERS: Mapping[type[Frozen], TypeAdapter[Any]] = {
     Disconnect: TypeAdapter(None),
     TakeSnapshot: TypeAdapter(ClusterSnapshot),
     StartSupervisor: TypeAdapter(None),
+    KeepReady: TypeAdapter(None),
     FindSupervisor: TypeAdapter(bool),
     SilentSupervisor: TypeAdapter(Words),
     ReplaceSupervisor: TypeAdapter(bool),

@@ -33,7 +33,9 @@ from shoal_service.cluster.errors import (
 )
 from shoal_service.cluster.node_test import fault_of_node
 from shoal_service.cluster.node_watch import GcsNodeWatch
+from shoal_service.cluster.prestart import prestart
 from shoal_service.cluster.process_sessions import listens
+from shoal_service.cluster.reserve import SupervisorReserve
 from shoal_service.control.market.demand import RoomKind
 from shoal_service.control.protocols import ClusterSnapshot, Reservation
 from shoal_service.core import reachability
@@ -45,9 +47,15 @@ from shoal_service.supervisor.config import Directive, SupervisorConfig
 from shoal_service.supervisor.copies.code_package import CodePackage, package_uri
 from shoal_service.supervisor.copies.stored_config import StoredConfig
 from shoal_service.supervisor.journal import JOURNAL_NAMESPACE, GcsJournal, num_lives
-from shoal_service.supervisor.workers.processes import supervisor_environment
+from shoal_service.supervisor.workers.processes import (
+    RESERVED_S,
+    serialized_supervisor_environment,
+    serialized_worker_environment,
+    supervisor_environment,
+)
 from shoal_workers.contract.ids import NAMESPACE, job_of_worker, supervisor_name
 from shoal_workers.contract.messages import Stacks
+from shoal_workers.forkserver import PATIENCE_S
 
 _GIB = 1 << 30
 _NODE_LABEL = "ray.io/node-id"
@@ -94,6 +102,7 @@ class RayCluster:
         """The node of the raylet that this driver is attached to."""
         self._unanswered_since_mono: float | None = None
         """Since when the head has accepted connections without answering."""
+        self._reserve = SupervisorReserve(RESERVED_S)
 
     def connect(self, address: str) -> None:
         """Become a driver of the cluster. The token of a protected one comes from the environment, as Ray reads it."""
@@ -111,6 +120,7 @@ class RayCluster:
             raise ClusterUnreachable(f"no Ray cluster answers at {self.address}: {error}") from error
         self._node_id = ray.get_runtime_context().get_node_id()
         self._unanswered_since_mono = None
+        self._reserve = SupervisorReserve(RESERVED_S)  # Ray uses processes only for the driver that requested them
 
     def disconnect(self) -> None:
         ray.shutdown()
@@ -179,17 +189,28 @@ class RayCluster:
         since = self._unanswered_since_mono
         return since is not None and time.monotonic() - since > _UNANSWERED_S
 
-    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> RaySupervisorHandle:
+    def start_supervisor(
+        self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
+    ) -> RaySupervisorHandle:
         """Also kept off the head's node if there are others, since it should survive the head's death, and off the
         nodes of control planes, which have no CPU to give, may have no torch, and come and go with their server."""
         try:
             stored = StoredConfig(gcs.GcsKeyValueStore(JOURNAL_NAMESPACE), config.job_id, config.attempt)
-            return self._start_supervisor(stored.first(config), avoid_nodes)
+            handle = self._start_supervisor(stored.first(config), avoid_nodes)
+            if places and config.forks_workers:
+                self._prestart_workers(config, places)
+            return handle
         except GcsUnavailable as error:
             raise ClusterUnreachable(str(error)) from error
 
     def _start_supervisor(self, config: SupervisorConfig, avoid_nodes: frozenset[str]) -> RaySupervisorHandle:
-        others = {node.node_id for node in gcs.nodes() if node.is_head or not _offers_work(node)}
+        nodes = gcs.nodes()
+        others = {node.node_id for node in nodes if node.is_head or not _offers_work(node)}
+        selectors = [{_NODE_LABEL: f"!in({','.join(sorted({*others, *avoid_nodes}))})"}, {_NODE_LABEL: "!in(none)"}]
+        usable = {node.node_id for node in nodes if node.is_alive} - avoid_nodes
+        ready = self._reserve.take(serialized_supervisor_environment(config), usable, time.monotonic())
+        if ready:
+            selectors.insert(0, {_NODE_LABEL: ready})
         actor_class = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(SupervisorActor)
         actor = actor_class.options(
             name=supervisor_name(config.job_id, config.attempt),
@@ -200,10 +221,28 @@ class RayCluster:
             max_restarts=-1,
             max_task_retries=-1,
             runtime_env=supervisor_environment(config),
-            label_selector={_NODE_LABEL: f"!in({','.join(sorted({*others, *avoid_nodes}))})"},
-            fallback_strategy=[{"label_selector": {_NODE_LABEL: "!in(none)"}}],
+            label_selector=selectors[0],
+            fallback_strategy=[{"label_selector": selector} for selector in selectors[1:]],
         ).remote(config)
         return RaySupervisorHandle(actor)
+
+    def _prestart_workers(self, config: SupervisorConfig, places: Mapping[str, int]) -> None:
+        environment = serialized_worker_environment(config)
+        for node in gcs.nodes():
+            if node.is_alive and (number := places.get(node.node_id, 0)):
+                prestart(node, environment, number=number, keep_s=PATIENCE_S, working_dir=config.code_uri)
+
+    def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
+        if not self._reserve.is_due(time.monotonic()):
+            return
+        try:
+            nodes = {node.node_id: node for node in gcs.nodes() if node.is_alive and node.node_id not in avoid_nodes}
+        except GcsUnavailable as error:
+            raise ClusterUnreachable(str(error)) from error
+        usable = [name for name, node in nodes.items() if not node.is_head and _offers_work(node)] or [*nodes]
+        if (due := self._reserve.renew(usable, time.monotonic())) is not None:
+            node_id, environment = due
+            prestart(nodes[node_id], environment, number=1, keep_s=RESERVED_S)
 
     def find_supervisor(self, job_id: str, attempt: int) -> RaySupervisorHandle | None:
         try:

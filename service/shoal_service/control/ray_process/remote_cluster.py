@@ -133,9 +133,14 @@ class RemoteCluster:
             raise ClusterUnreachable(f"Ray did not connect anew within {_RECONNECT_S:g} s") from None
         process.is_connected = True
 
-    def start_supervisor(self, config: SupervisorConfig, *, avoid_nodes: frozenset[str]) -> RemoteSupervisorHandle:
-        self._block(calls.StartSupervisor(config=config, avoid_nodes=avoid_nodes))
+    def start_supervisor(
+        self, config: SupervisorConfig, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
+    ) -> RemoteSupervisorHandle:
+        self._block(calls.StartSupervisor(config=config, avoid_nodes=avoid_nodes, places=dict(places)))
         return RemoteSupervisorHandle(self, config.job_id, config.attempt)
+
+    def keep_ready(self, avoid_nodes: frozenset[str]) -> None:
+        self._block(calls.KeepReady(avoid_nodes=avoid_nodes))
 
     def find_supervisor(self, job_id: str, attempt: int) -> RemoteSupervisorHandle | None:
         is_there = self._block(calls.FindSupervisor(job_id=job_id, attempt=attempt))

@@ -95,7 +95,9 @@ class Responder:
             case calls.StartSupervisor():
                 config = request.config
                 started = await self._blocking(
-                    lambda: self._cluster.start_supervisor(config, avoid_nodes=request.avoid_nodes)
+                    lambda: self._cluster.start_supervisor(
+                        config, avoid_nodes=request.avoid_nodes, places=request.places
+                    )
                 )
                 self._handles[config.job_id, config.attempt] = started
                 return None
@@ -128,6 +130,8 @@ class Responder:
                 return cluster.reap(request.job_id, request.attempt)
             case calls.UploadCode():
                 return cluster.upload_code(request.job_id, request.attempt, body)
+            case calls.KeepReady():
+                return cluster.keep_ready(request.avoid_nodes)
             case calls.RequestRoom():
                 return cluster.request_room(dict(request.workers))
             case _:

@@ -7,16 +7,21 @@ settings of libraries, because a node has one fork server for each combination o
 
 from __future__ import annotations
 
+import json
 import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ray.runtime_env import RuntimeEnv
+
 import shoal_service
 from shoal_service.supervisor.config import SupervisorConfig
-from shoal_workers.forkserver import PRELOAD, preload, py_executable
+from shoal_workers.forkserver import PATIENCE, PATIENCE_S, PRELOAD, preload, py_executable
 
 _SUPERVISOR = "shoal_service.supervisor.actor"
+RESERVED_S = 600.0
+"""A process waits this long for the next supervisor."""
 _TUNABLES = "GLIBC_TUNABLES"
 _COPY_PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold=0x10000"
 """A snapshot consists of some hundred copies of this size or more, which are not read soon. Copying past the cache
@@ -26,7 +31,9 @@ takes less time."""
 def supervisor_environment(config: SupervisorConfig) -> dict[str, Any]:
     """Also forked if the workers have GPUs: a supervisor uses no device. The first one of a node starts the fork
     server, and does not wait for it."""
-    return _environment(config, threads=1, fork=True, if_warm=True)
+    found = _environment(config, threads=1, fork=True, if_warm=True)
+    found["env_vars"][PATIENCE] = f"{RESERVED_S:g}"
+    return found
 
 
 def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
@@ -37,9 +44,22 @@ def worker_environment(config: SupervisorConfig) -> dict[str, Any]:
     """
     worker = config.spec.worker
     found = _environment(config, threads=max(1, int(worker.cpus)), fork=not worker.gpus)
+    found["env_vars"][PATIENCE] = f"{PATIENCE_S:g}"
     if config.code_uri is not None:
         found["working_dir"] = config.code_uri
     return found
+
+
+def serialized_supervisor_environment(config: SupervisorConfig) -> str:
+    """As Ray writes it for the actor: a process that is started in advance has exactly this one."""
+    return str(RuntimeEnv(**supervisor_environment(config)).serialize())
+
+
+def serialized_worker_environment(config: SupervisorConfig) -> str:
+    """The same of a worker. Ray's core writes it without spaces, from the environments of supervisor and worker."""
+    of_supervisor, of_worker = supervisor_environment(config), worker_environment(config)
+    merged = {**of_supervisor, **of_worker, "env_vars": {**of_supervisor["env_vars"], **of_worker["env_vars"]}}
+    return json.dumps(merged, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _environment(config: SupervisorConfig, *, threads: int, fork: bool, if_warm: bool = False) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from sqlalchemy import insert, select
 from doubles.control_bench import ControlBench, node
 from doubles.event_loop import run, settle
 from shoal_service.control.market.demand import RoomKind
+from shoal_service.control.protocols import Reservation
 from shoal_service.core.desired import Desired
 from shoal_service.core.endings import AttemptEnd
 from shoal_service.core.scheduling.decide import decide
@@ -16,6 +17,7 @@ from shoal_service.reports import PendingEvent
 from shoal_service.store.store import Store
 from shoal_service.store.tables import job_specs, jobs
 from shoal_service.views import ElasticityPatch, JobPatch, JobStatus
+from shoal_workers.contract.ids import worker_name
 from shoal_workers.contract.job import EndReason, JobState
 
 
@@ -266,5 +268,24 @@ def test_a_scale_up_that_does_not_pay_is_refused_with_the_reason_in_history_stat
             [event] = [event for event in store.events(job_id) if event.type == "job.held_back"]
             assert event.message == f"stays at 1 of 4 workers: {event.data['reason']}"
             assert [one.job_id for one in store.queue().held_back] == [job_id]
+
+    run(main())
+
+
+def test_processes_are_expected_where_another_job_gives_workers_back(store: Store) -> None:
+    async def main() -> None:
+        bench = ControlBench(store, node(cpus=2.0), node("n2", cpus=2.0))
+        holder = bench.submit(elasticity={"min_workers": 1, "max_workers": 4})
+        async with bench.running():
+            assert bench.cluster.places[holder] == {}, "the nodes were free"
+            bench.cluster.reservations = [
+                Reservation(worker_name(holder, 1, index), holder, f"n{index // 2 + 1}", WorkerNeed(cpus=1.0))
+                for index in range(4)
+            ]
+            await bench.clock.advance(3.0)
+            urgent = bench.submit(elasticity={"min_workers": 2, "max_workers": 2}, priority=50)
+            await bench.clock.advance(3.0)
+            assert bench.state(urgent) is JobState.STARTING
+            assert bench.cluster.places[urgent] == {"n2": 2}
 
     run(main())

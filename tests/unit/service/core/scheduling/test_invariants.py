@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kit.market import NOW, carried_out, grants, market
 from shoal_service.core.scheduling.curves import ThroughputCurve
 from shoal_service.core.scheduling.decide import after, decide
+from shoal_service.core.scheduling.estimates import MAX_OVERTAKEN_S
 from shoal_service.core.scheduling.explaining.held_back import held_back
 from shoal_service.core.scheduling.market import (
     CapacityKind,
@@ -31,7 +32,7 @@ from shoal_service.core.scheduling.market import (
 )
 
 NEEDS = [WorkerNeed(cpus=1.0), WorkerNeed(cpus=2.0), WorkerNeed(cpus=1.0, gpus=1.0)]
-EXAMPLES, MANY_EXAMPLES = 60, 500
+EXAMPLES, MANY_EXAMPLES = 20, 500
 Change = Start | Resize | Preempt
 
 BUSY = MarketJob(
@@ -286,11 +287,11 @@ INVARIANTS = [
 ]
 
 
+@pytest.mark.parametrize("holds", INVARIANTS, ids=lambda one: one.__name__)
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
-@given(markets())
-def test_every_invariant_holds(state: MarketState) -> None:
-    for holds in INVARIANTS:
-        holds(state)
+@given(state=markets())
+def test_every_invariant_holds(holds: Callable[[MarketState], None], state: MarketState) -> None:
+    holds(state)
 
 
 @pytest.mark.matrix
@@ -309,35 +310,33 @@ def test_repetition_changes_nothing_where_jobs_share_without_quotas_and_prioriti
     assert decide(after, NOW) == [] and decide(after, NOW + 0.5) == [] and decide(after, NOW + 60) == []
 
 
-def test_no_job_starves_while_shorter_ones_of_its_priority_keep_arriving() -> None:
-    """Minutes-long jobs arrive as fast as they end; a long one that needs the whole cluster starts within a bound."""
-    curve = ThroughputCurve((1,), (1.0,))
+@settings(max_examples=5, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(
+    least=st.integers(1, 4), least_of_short=st.integers(1, 2), periods=st.integers(1, 6), every_s=st.integers(90, 200)
+)
+def test_no_job_starves_while_shorter_ones_of_its_priority_keep_arriving(
+    least: int, least_of_short: int, periods: int, every_s: int
+) -> None:
+    """Only the jobs of the first hour may overtake a long one, however many follow. It starts once these have run."""
+    num_cpus, curve, short_s = 4, ThroughputCurve((1,), (1.0,)), periods * every_s
     big = MarketJob(
-        job_id="big", submitted_at=0.0, min_workers=4, max_workers=4, need=NEEDS[0], curve=curve, left=1e6, granted=0
+        job_id="big", submitted_at=0.0, min_workers=least, max_workers=least, need=NEEDS[0], curve=curve, left=1e7
     )
-    cluster = [MarketNode(node_id="node", cpus=4.0)]
-    alive: list[MarketJob] = [big]
-    for at in range(0, 3 * 3600, 80):
-        alive = [replace(one, left=(one.left or 0) - 80 * (one.granted > 0)) for one in alive]
+    short = replace(big, min_workers=least_of_short, max_workers=least_of_short, left=float(short_s))
+    of_first_hour_s = MAX_OVERTAKEN_S / every_s * short_s * least_of_short / num_cpus
+    bound_s = max(MAX_OVERTAKEN_S, of_first_hour_s) + 2 * (short_s + every_s)
+    alive: list[MarketJob] = [replace(short, job_id=f"before-{at}") for at in range(num_cpus)] + [big]
+    for at in range(0, int(bound_s) + every_s, every_s):
+        alive = [replace(one, left=(one.left or 0) - every_s * (one.granted > 0)) for one in alive]
         alive = [one for one in alive if (one.left or 0) > 0]
-        alive.append(
-            MarketJob(
-                job_id=f"short-{at:06}",
-                submitted_at=float(at),
-                min_workers=1,
-                max_workers=1,
-                need=NEEDS[0],
-                curve=curve,
-                left=300.0,
-            )
-        )
-        state = market(alive, cluster)
+        alive.append(replace(short, job_id=f"short-{at:06}", submitted_at=float(at)))
+        state = market(alive, [MarketNode(node_id="node", cpus=float(num_cpus))])
         after = carried_out(state, decide(state, float(at)), float(at))
         alive = list(after.jobs)
         if grants(after).get("big"):
             break
-    assert grants(after).get("big") == 4
-    assert at <= 3600 + 600
+    assert grants(after).get("big") == least
+    assert at <= bound_s
 
 
 def test_a_job_whose_places_are_not_known_yet_leaves_the_others_theirs() -> None:
