@@ -55,14 +55,13 @@ class Admission:
 
 def keep_minima(plan: Plan) -> list[Entry]:
     """Book the minimum of every running job. Returns the jobs that their project's limit no longer allows."""
-    for entry in plan.leaving:
-        job = entry.job
-        workers = max(job.granted, job.held)
-        if workers:
-            plan.keep(entry, plan.stay(entry, workers), workers)
     above_limit: list[Entry] = []
-    for entry in _known_places_first(plan.running):
+    for entry in _known_places_first([*plan.leaving, *plan.running]):
         job = entry.job
+        if job.is_leaving:
+            if workers := max(job.granted, job.held):
+                plan.keep(entry, plan.stay(entry, workers), workers)
+            continue
         floor = job.min_workers if job.min_workers < job.granted else job.granted
         if entry.share.has_limits and entry.share.room() < floor:
             above_limit.append(entry)
