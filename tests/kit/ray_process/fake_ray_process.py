@@ -37,9 +37,13 @@ class Served(FakeCluster):
         pass
 
     def start_supervisor(self, config: Any, *, avoid_nodes: frozenset[str]) -> FakeSupervisor:
-        supervisor = super().start_supervisor(config, avoid_nodes=avoid_nodes)
+        supervisor = super().start_supervisor(config, avoid_nodes=avoid_nodes, places=places)
         fixed = {"at": 1.0, "grad_norm": float("inf"), "lr": 0.1, "tokens_per_s": 1.0, "step_s": 1.0}
-        supervisor.report(PendingEvent(at=1.0, type="of.a.newer.release", data={"avoided": sorted(avoid_nodes)}))
+        supervisor.report(
+            PendingEvent(
+                at=1.0, type="of.a.newer.release", data={"avoided": sorted(avoid_nodes), "places": dict(places)}
+            )
+        )
         supervisor.report(SeriesPoint(step=1, loss=float("nan"), world_size=2, generation=1, **fixed))
         return supervisor
 

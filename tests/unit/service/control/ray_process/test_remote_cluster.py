@@ -63,10 +63,11 @@ def test_every_call_has_the_answer_of_the_cluster(make: Make) -> None:
     need = WorkerNeed(cpus=2.0, memory_gib=1.0)
     assert cluster.snapshot() == ClusterSnapshot(nodes=(NODE,), free={"a": need})
     assert cluster.find_supervisor("j", 1) is None
-    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset({"b", "c"}))
+    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset({"b", "c"}), places={"a": 2})
     assert cluster.find_supervisor("j", 1) is not None
     assert cluster.silent_supervisor("j", 1) == ""
     assert cluster.unrecorded_starts("j", 1) == 0
+    cluster.keep_ready(frozenset({"b"}))
     cluster.request_room({RoomKind(need, (("zone", "x"),)): 3})
     changed = threading.Event()
     unwatch = cluster.watch(changed.set)
@@ -77,7 +78,7 @@ def test_every_call_has_the_answer_of_the_cluster(make: Make) -> None:
     async def of_the_supervisor() -> None:
         reports = await supervisor.pull(0, 0.0, 3)
         [event], [point] = reports.events, reports.series
-        assert (event.type, event.data) == ("of.a.newer.release", {"avoided": ["b", "c"]})
+        assert (event.type, event.data) == ("of.a.newer.release", {"avoided": ["b", "c"], "places": {"a": 2}})
         assert math.isnan(point.loss) and math.isinf(point.grad_norm), "they are not made null"
         await supervisor.direct(DIRECTIVE)
         stacks = await supervisor.stacks(1, True, 3)
@@ -96,7 +97,7 @@ def test_every_call_has_the_answer_of_the_cluster(make: Make) -> None:
 
 def test_after_the_death_of_its_process_the_next_reconnect_starts_another(make: Make) -> None:
     cluster = make("serve")
-    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset())
+    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset(), places={})
     first = cluster.pid
     assert first is not None
 
@@ -122,7 +123,7 @@ def test_after_the_death_of_its_process_the_next_reconnect_starts_another(make: 
 
 def test_a_call_that_nobody_waits_for_does_not_hold_up_others(make: Make) -> None:
     cluster = make("serve")
-    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset())
+    supervisor = cluster.start_supervisor(CONFIG, avoid_nodes=frozenset(), places={})
 
     async def cancel() -> None:
         waiting = asyncio.ensure_future(supervisor.pull(2, 60.0, 3))
