@@ -1,7 +1,7 @@
 """SupervisorReserve: on which node one process waits for the next supervisor. Pure; the times are passed in.
 
 A new process is started a while after the last supervisor was, so that it takes no time from that job's own start. It
-is on another node each time, so that the supervisors of many jobs are not on one. Called by `control/ray_process/ray_cluster.py`.
+is on another node each time, so that the supervisors of many jobs are not on one. Called by RayCluster.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ class Served(FakeCluster):
     def disconnect(self) -> None:
         pass
 
-    def start_supervisor(self, config: Any, *, avoid_nodes: frozenset[str]) -> FakeSupervisor:
+    def start_supervisor(
+        self, config: Any, *, avoid_nodes: frozenset[str], places: Mapping[str, int]
+    ) -> FakeSupervisor:
         supervisor = super().start_supervisor(config, avoid_nodes=avoid_nodes, places=places)
         fixed = {"at": 1.0, "grad_norm": float("inf"), "lr": 0.1, "tokens_per_s": 1.0, "step_s": 1.0}
         supervisor.report(
